@@ -1,0 +1,223 @@
+"""The values that flow through slimstate; each checks itself once, when it is made.
+
+A mixer is one linear-attention layer. Its axis is the key/query channel axis: H heads of D channels (the width),
+of which K (the key dim) are kept. A slot says which rows of a parameter belong to which channel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimstate.errors import DataError, PlanError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """Rows of one parameter that hold the channels of an axis.
+
+    The row of (head h, channel c) along `dim` is `start + h * head_stride + c`; without a head stride the heads lie
+    side by side. The whole pattern stands `copies` times, `copy_stride` rows apart.
+    """
+
+    parameter: str
+    dim: int = 0
+    start: int = 0
+    head_stride: int | None = None
+    copies: int = 1
+    copy_stride: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """H heads of D channels, and every place in the parameters where a channel lives."""
+
+    heads: int
+    width: int
+    slots: tuple[Slot, ...]
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.width < 1:
+            raise ValueError(f"an axis of {self.heads} heads of {self.width} channels")
+        if not self.slots:
+            raise ValueError("an axis without slots: nothing would be cut")
+
+    def rows(self, slot: Slot, channels: Tensor) -> Tensor:
+        """The rows of `slot` that hold `channels` [H, n], as [copies, H, n]."""
+        stride = self.width if slot.head_stride is None else slot.head_stride
+        heads = torch.arange(self.heads).view(1, -1, 1) * stride
+        copies = torch.arange(slot.copies).view(-1, 1, 1) * slot.copy_stride
+        return slot.start + copies + heads + channels.unsqueeze(0)
+
+    def all_rows(self, slot: Slot) -> Tensor:
+        return self.rows(slot, torch.arange(self.width).expand(self.heads, -1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tap:
+    """Where the queries and keys of a mixer can be seen as they enter the state: after convolution and activation.
+
+    `operators` are names in `module` that the layer calls with `q=` and `k=` [B, T, H, D]. Where the layer normalises
+    them itself first, `normaliser` names the function it calls with the queries and then with the keys.
+    """
+
+    module: str
+    operators: tuple[str, ...]
+    normaliser: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixer:
+    """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state."""
+
+    layer: int
+    path: str
+    axis: Axis
+    query: Slot
+    key: Slot
+    tap: Tap
+    input_size: int
+    value_heads: int
+    value_dim: int
+
+    @property
+    def state_elements(self) -> int:
+        return self.value_heads * self.value_dim * self.axis.width
+
+    def name_of(self, slot: Slot) -> str:
+        return f"{self.path}.{slot.parameter}"
+
+
+GRAMS = ("query_gram", "key_gram")
+GRADIENTS = ("query_gradient", "key_gradient")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Sums over calibration tokens for one mixer. Sums merge: across batches, processes and machines.
+
+    query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. input_square [input size]: sum of squares
+    of the mixer's input. query_gradient, key_gradient [H, D, input size]: gradient of the summed language-model loss
+    by the projection weights. What a method does not need is None.
+    """
+
+    tokens: int
+    query_gram: Tensor | None = None
+    key_gram: Tensor | None = None
+    input_square: Tensor | None = None
+    query_gradient: Tensor | None = None
+    key_gradient: Tensor | None = None
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                yield item.name, value
+
+    def merged(self, other: Evidence) -> Evidence:
+        """The evidence of both sets of tokens."""
+        mine, theirs = dict(self.tensors()), dict(other.tensors())
+        if mine.keys() != theirs.keys():
+            raise DataError(f"evidence of different kinds: {sorted(mine)} and {sorted(theirs)}")
+        sums = {name: tensor + theirs[name] for name, tensor in mine.items()}
+        return Evidence(tokens=self.tokens + other.tokens, **sums)
+
+    def extended(self, other: Evidence) -> Evidence:
+        """This evidence with what `other` adds to it, both from the same tokens."""
+        if self.tokens != other.tokens:
+            raise DataError(f"evidence of {self.tokens} and {other.tokens} tokens cannot be joined")
+        return replace(self, **dict(other.tensors()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The channels kept in one mixer: `keep` [H, K], ascending. `certificate` holds one list over heads per claim."""
+
+    keep: Tensor
+    certificate: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.keep.ndim != 2 or self.keep.dtype != torch.long:
+            raise ValueError(f"keep must be [heads, kept] of int64, not {list(self.keep.shape)} of {self.keep.dtype}")
+        if self.keep.numel() == 0 or bool((self.keep < 0).any()) or bool((self.keep.diff(dim=1) <= 0).any()):
+            raise ValueError("keep must be non-empty, non-negative and ascending in every head")
+
+    def check(self, axis: Axis) -> None:
+        heads, kept = self.keep.shape
+        if heads != axis.heads or kept > axis.width or int(self.keep.max()) >= axis.width:
+            raise PlanError(
+                f"a selection of {heads} x {kept} channels up to {int(self.keep.max())} "
+                f"does not fit {axis.heads} heads of {axis.width}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which channels every mixer keeps, and all it takes to repeat or to trust that choice."""
+
+    model_type: str
+    width: int
+    key_dim: int
+    method: str
+    score: str
+    seed: int
+    options: Mapping[str, Any]
+    model: Mapping[str, Any]
+    calibration: Mapping[str, Any] | None
+    versions: Mapping[str, str]
+    selections: Mapping[int, Selection]
+    parent: Mapping[str, Any] | None = None
+
+    FORMAT = 1
+
+    @property
+    def compression(self) -> float:
+        return 1 - self.key_dim / self.width
+
+    def summary(self) -> dict[str, float | None]:
+        """The certificate of the whole model: the worst head, and for counts the sum."""
+        claims: dict[str, list[float | None]] = {}
+        for selection in self.selections.values():
+            for name, values in selection.certificate.items():
+                claims.setdefault(name, []).extend(values)
+        return {
+            name: None if None in values else (sum if name == "swaps" else max)(value or 0.0 for value in values)
+            for name, values in claims.items()
+        }
+
+    def to_json(self) -> str:
+        plain = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("selections", "parent")
+        }
+        layers = {
+            str(layer): {"keep": selection.keep.tolist(), **selection.certificate}
+            for layer, selection in self.selections.items()
+        }
+        certificate = {"compression": self.compression, "certificate": self.summary()}
+        whole = {"format": self.FORMAT, **plain, **certificate, "layers": layers, "parent": self.parent}
+        return json.dumps(whole, indent=1, default=dict)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        try:
+            data = json.loads(text)
+            if data["format"] != cls.FORMAT:
+                raise PlanError(f"a plan of format {data['format']}; this version reads format {cls.FORMAT}")
+            names = {item.name for item in fields(cls)} - {"selections"}
+            selections = {int(layer): _selection(entry) for layer, entry in data["layers"].items()}
+            return cls(selections=selections, **{name: data[name] for name in names})
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise PlanError(f"not a slimstate plan: {type(error).__name__} {error}") from error
+
+
+def _selection(entry: dict[str, Any]) -> Selection:
+    keep = torch.tensor(entry["keep"], dtype=torch.long)
+    return Selection(keep=keep, certificate={name: values for name, values in entry.items() if name != "keep"})
+
+
+__all__ = ["GRADIENTS", "GRAMS", "Axis", "Evidence", "Mixer", "Plan", "Selection", "Slot", "Tap", "asdict"]

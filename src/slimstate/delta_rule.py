@@ -1,0 +1,104 @@
+"""The delta rule, gated or not, in plain PyTorch: the recurrence to read, and the chunked form to run.
+
+B batch, T time, H query/key heads, G value heads (a multiple of H), K key dim, V value dim.
+q, k [B, T, H, K]; v [B, T, G, V]; beta, g [B, T, G], g the logarithm of the decay; state [B, G, K, V].
+
+    S_t = e^{g_t} S_{t-1} + k_t u_t',   u_t = beta_t (v_t - e^{g_t} S_{t-1}' k_t),   o_t = scale S_t' q_t
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def recurrence(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, *, scale: float, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One token after the other, as the definition says."""
+    q, k = _per_value_head(q, v), _per_value_head(k, v)
+    if state is None:
+        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    outputs = []
+    for t in range(q.shape[1]):
+        if g is not None:
+            state = state * g[:, t].exp()[..., None, None]
+        recalled = torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+        update = beta[:, t].unsqueeze(-1) * (v[:, t] - recalled)
+        state = state + k[:, t].unsqueeze(-1) * update.unsqueeze(-2)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * scale)
+    return torch.stack(outputs, dim=1), state
+
+
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    *,
+    scale: float,
+    state: Tensor | None = None,
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """The same function, C tokens at a time.
+
+    Within a chunk with cumulated decay b, the updates solve a unit triangular system,
+    (I + A) u = beta (v - e^b K S_0),  A_ts = beta_t e^{b_t - b_s} k_t'k_s for s < t: for all chunks at once, up to S_0,
+    which is carried from chunk to chunk.
+    """
+    batch, time, heads, value_dim = v.shape
+    key_dim = k.shape[-1]
+    chunk = min(chunk, time)
+    q, k, v = (_in_chunks(x, chunk) for x in (_per_value_head(q, v) * scale, _per_value_head(k, v), v))
+    beta = _in_chunks(beta.unsqueeze(-1), chunk)
+    keys_in, queries_in, keys_out = k, q, k
+    scores, gram = q @ k.mT, k @ k.mT
+    decay = None
+    if g is not None:
+        total = _in_chunks(g.unsqueeze(-1), chunk).cumsum(-2)
+        between = (total - total.mT).masked_fill(~_lower(chunk, 0, v.device), -torch.inf).exp()
+        scores, gram = scores * between, gram * between
+        keys_in, queries_in = k * total.exp(), q * total.exp()
+        last = total[..., -1:, :]
+        keys_out, decay = k * (last - total).exp(), last.exp()
+    scores = scores.masked_fill(~_lower(chunk, 0, v.device), 0.0)
+    system = (beta * gram).masked_fill(~_lower(chunk, -1, v.device), 0.0)
+    solved = torch.linalg.solve_triangular(
+        system, torch.diag_embed(beta.squeeze(-1)), upper=False, unitriangular=True
+    )
+    values, erased = solved @ v, solved @ keys_in
+    if state is None:
+        state = v.new_zeros(batch, heads, key_dim, value_dim)
+    outputs = []
+    for n in range(v.shape[2]):
+        update = values[:, :, n] - erased[:, :, n] @ state
+        outputs.append(queries_in[:, :, n] @ state + scores[:, :, n] @ update)
+        carried = state if decay is None else state * decay[:, :, n]
+        state = carried + keys_out[:, :, n].mT @ update
+    joined = torch.stack(outputs, dim=2).flatten(2, 3)
+    return joined[:, :, :time].transpose(1, 2), state
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, *, scale: float, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Whichever form is faster for this length."""
+    form = recurrence if q.shape[1] == 1 else chunked
+    return form(q, k, v, beta, g, scale=scale, state=state)
+
+
+def _per_value_head(x: Tensor, v: Tensor) -> Tensor:
+    """Queries or keys repeated for the value heads that share them."""
+    return x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) if x.shape[2] != v.shape[2] else x
+
+
+def _in_chunks(x: Tensor, chunk: int) -> Tensor:
+    """[B, T, H, D] to [B, H, N, C, D]; the zeros that fill the last chunk leave the state as it is."""
+    missing = -x.shape[1] % chunk
+    x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
+    return x.unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+
+
+def _lower(size: int, diagonal: int, device: torch.device) -> Tensor:
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril(diagonal)

@@ -1,0 +1,24 @@
+"""What can go wrong because of what was asked or given: one line a person can act on.
+
+The command prints such an error as one line and exits with 2; everything else is a bug and keeps its traceback.
+"""
+
+
+class SlimstateError(Exception):
+    """The request or its input is at fault, and nothing was written."""
+
+
+class ModelError(SlimstateError):
+    """The model folder or hub id is missing, broken, or not of a supported family."""
+
+
+class DataError(SlimstateError):
+    """The text is missing, unreadable or too short, or evidence does not belong to this model or text."""
+
+
+class PlanError(SlimstateError):
+    """The cut that was asked for cannot be made."""
+
+
+class OutputError(SlimstateError):
+    """The result cannot be written."""

@@ -1,0 +1,47 @@
+"""DeltaNet of flash-linear-attention. The config stores the key width as a ratio to the hidden size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slimstate.axes import Mixer, Tap
+from slimstate.errors import ModelError
+from slimstate.families import fla_layout
+from slimstate.families.fla_layout import Config, ratio_for
+
+model_type = "delta_net"
+softmax_layers = fla_layout.softmax_layers
+DEFAULTS = {"hidden_size": 2048, "num_heads": 16, "expand_k": 1.0, "expand_v": 1.0, "num_hidden_layers": 24, "qk_norm": "l2"}
+
+
+def mixers(config: Config) -> tuple[Mixer, ...]:
+    known = {**DEFAULTS, **config}
+    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
+    return fla_layout.mixers(
+        config,
+        layers=int(known["num_hidden_layers"]),
+        heads=heads,
+        width=_per_head(hidden, known["expand_k"], heads, "expand_k"),
+        value_heads=heads,
+        value_dim=_per_head(hidden, known["expand_v"], heads, "expand_v"),
+        input_size=hidden,
+        tap=Tap(
+            module="fla.layers.delta_net",
+            operators=("chunk_delta_rule", "fused_recurrent_delta_rule"),
+            normaliser="sum_norm" if known["qk_norm"] == "sum" else None,
+        ),
+    )
+
+
+def resize(config: Config, key_dim: int) -> dict[str, Any]:
+    """The config of the same model with `key_dim` channels per head."""
+    known = {**DEFAULTS, **config}
+    ratio = ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))
+    return {**config, "expand_k": ratio}
+
+
+def _per_head(hidden: int, ratio: float, heads: int, name: str) -> int:
+    total = round(hidden * ratio)
+    if heads < 1 or total % heads:
+        raise ModelError(f"config.json: {name} {ratio} of hidden size {hidden} is not a multiple of {heads} heads")
+    return total // heads

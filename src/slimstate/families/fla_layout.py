@@ -1,0 +1,64 @@
+"""What the DeltaNet families of flash-linear-attention share: rows by head, optional convolutions, softmax layers by index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from slimstate.axes import Axis, Mixer, Slot, Tap
+from slimstate.errors import ModelError
+
+Config = Mapping[str, Any]
+
+
+def softmax_layers(config: Config) -> frozenset[int]:
+    """Layers that the config gives to softmax attention; they have no state to cut."""
+    attention = config.get("attn")
+    if attention is None:
+        return frozenset()
+    specs = [attention] if isinstance(attention, Mapping) else attention
+    return frozenset(int(layer) for spec in specs for layer in spec["layers"])
+
+
+def mixers(
+    config: Config, *, layers: int, heads: int, width: int, value_heads: int, value_dim: int, input_size: int, tap: Tap
+) -> tuple[Mixer, ...]:
+    """One mixer for each layer that is not softmax attention."""
+    if min(layers, heads, width, value_heads, value_dim) < 1:
+        raise ModelError(f"config.json describes {layers} layers of {heads} heads with key dim {width}, value dim {value_dim}")
+    query, key = Slot(parameter="q_proj.weight"), Slot(parameter="k_proj.weight")
+    axis = Axis(heads=heads, width=width, slots=(query, key, *_convolution_slots(config)))
+    softmax = softmax_layers(config)
+    return tuple(
+        Mixer(
+            layer=layer,
+            path=f"model.layers.{layer}.attn",
+            axis=axis,
+            query=query,
+            key=key,
+            tap=tap,
+            input_size=input_size,
+            value_heads=value_heads,
+            value_dim=value_dim,
+        )
+        for layer in range(layers)
+        if layer not in softmax
+    )
+
+
+def _convolution_slots(config: Config) -> tuple[Slot, ...]:
+    if not config.get("use_short_conv", True):
+        return ()
+    parameters = ["weight"] + ["bias"] * bool(config.get("conv_bias", False))
+    return tuple(Slot(parameter=f"{name}_conv1d.{parameter}") for name in "qk" for parameter in parameters)
+
+
+def ratio_for(numerator: int, denominator: int) -> float:
+    """The float r whose product with `denominator` gives `numerator`, truncated or rounded."""
+    ratio = numerator / denominator
+    if int(denominator * ratio) < numerator:
+        ratio = math.nextafter(ratio, math.inf)  # 49 * (64 / 49) truncates to 63
+    if int(denominator * ratio) != numerator or round(denominator * ratio) != numerator:
+        raise ModelError(f"no float ratio stores {numerator} / {denominator}")
+    return ratio

@@ -1,0 +1,41 @@
+"""Gated DeltaNet of flash-linear-attention. The value width hangs on the key width by a ratio, so both fields change together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slimstate.axes import Mixer, Tap
+from slimstate.families import fla_layout
+from slimstate.families.fla_layout import Config, ratio_for
+
+model_type = "gated_deltanet"
+softmax_layers = fla_layout.softmax_layers
+DEFAULTS = {"hidden_size": 2048, "num_heads": 6, "num_v_heads": None, "head_dim": 256, "expand_v": 2.0, "num_hidden_layers": 21}
+
+
+def mixers(config: Config) -> tuple[Mixer, ...]:
+    known = {**DEFAULTS, **config}
+    heads = int(known["num_heads"])
+    return fla_layout.mixers(
+        config,
+        layers=int(known["num_hidden_layers"]),
+        heads=heads,
+        width=int(known["head_dim"]),
+        value_heads=heads if known["num_v_heads"] is None else int(known["num_v_heads"]),
+        value_dim=_value_dim(config),
+        input_size=int(known["hidden_size"]),
+        tap=Tap(
+            module="fla.layers.gated_deltanet",
+            operators=("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+        ),
+    )
+
+
+def resize(config: Config, key_dim: int) -> dict[str, Any]:
+    """The config of the same model with `key_dim` channels per head and the value width it had."""
+    return {**config, "head_dim": key_dim, "expand_v": ratio_for(_value_dim(config), key_dim)}
+
+
+def _value_dim(config: Config) -> int:
+    known = {**DEFAULTS, **config}
+    return int(int(known["head_dim"]) * float(known["expand_v"]))

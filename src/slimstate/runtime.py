@@ -1,0 +1,107 @@
+"""Load a model so that it runs on the device at hand: fla's kernels on a GPU, PyTorch ones on a CPU."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from slimstate.errors import ModelError, PlanError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """A model and its tokenizer, ready to run; `kernels` says in words what runs."""
+
+    model: nn.Module
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+    kernels: str
+
+
+def pick_device(name: str | None) -> torch.device:
+    """`cpu`, `cuda`, or by default the GPU where there is one."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise PlanError(f"unknown device {name!r}; there are cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PlanError("no CUDA device here; use --device cpu")
+    return torch.device(name)
+
+
+def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    """bfloat16 on a GPU and float32 on a CPU unless said otherwise."""
+    if name is None:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise PlanError(f"unknown dtype {name!r}; there are {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def describe_kernels(device: torch.device, dtype: torch.dtype) -> str:
+    precision = str(dtype).removeprefix("torch.")
+    if device.type == "cpu":
+        return f"PyTorch {torch.__version__} on the CPU, {precision}"
+    import fla
+    import triton
+
+    return f"fla {fla.__version__} (Triton {triton.__version__}) on {torch.cuda.get_device_name(device)}, {precision}"
+
+
+def prepare_fla() -> None:
+    """Import fla and make its models run on this machine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fla remarks on missing GPUs and flash-attn, which the PyTorch kernels cover
+        logging.getLogger("fla").setLevel(logging.ERROR)
+        try:
+            import fla  # noqa: F401
+        except ImportError as error:
+            raise ModelError(f"flash-linear-attention cannot be imported: {error}") from error
+        from slimstate.torch_kernels import install
+
+        install()
+
+
+def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -> Runtime:
+    """The stock model class on the device, in evaluation mode, with its tokenizer."""
+    where = pick_device(device)
+    precision = pick_dtype(dtype, where)
+    prepare_fla()
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=precision, trust_remote_code=False, output_loading_info=True
+        )
+    wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+    if wrong:
+        raise ModelError(f"{folder}: the stock class does not load {len(wrong)} tensors, such as {wrong[0]}")
+    return Runtime(
+        model=model.to(where).eval(),
+        tokenizer=load_tokenizer(folder),
+        device=where,
+        dtype=precision,
+        kernels=describe_kernels(where, precision),
+    )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder} has no usable tokenizer: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,60 @@
+"""What a selector is given and what it must say about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from slimstate.axes import Evidence, Selection
+
+Score = Literal["kq", "k", "q"]
+Need = Literal["weight", "gram", "input", "gradient"]
+SCORES: tuple[Score, ...] = get_args(Score)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """All that is known of the channels of one mixer. Weights are [H, D, input size]."""
+
+    heads: int
+    width: int
+    query_weight: Tensor | None = None
+    key_weight: Tensor | None = None
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """How many channels to keep in every head, judged by keys, queries or both."""
+
+    keep: int
+    score: Score = "kq"
+    seed: int = 0
+    f: float = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selector:
+    """A way to choose channels. `needs` says what must be collected for it; `choose` sees the mixers one by one."""
+
+    name: str
+    summary: str
+    needs: frozenset[Need]
+    choose: Callable[[Iterable[Case], Request], list[Selection]]
+    options: tuple[str, ...] = ()
+
+    @property
+    def calibrated(self) -> bool:
+        return bool(self.needs - {"weight"})
+
+
+def scored(score: Score, query: Tensor | None, key: Tensor | None) -> list[Tensor]:
+    """The tensors that `score` asks for, out of the query's and the key's."""
+    wanted = {"kq": [query, key], "k": [key], "q": [query]}[score]
+    found = [tensor for tensor in wanted if tensor is not None]
+    if len(found) < len(wanted):
+        raise ValueError("a case without what its selector needs")
+    return found

@@ -1,0 +1,177 @@
+"""Choose the K channels per head that span the rest best: DRRQR, a strong rank-revealing QR of the activations.
+
+Let M [tokens, D] be the activations of one head, S the kept columns, R the others, M_S = Q A and Q'M_R = B, with C
+what of M_R lies outside the span of M_S. Exchanging i of S with j of R multiplies the volume |det A| by
+
+    rho_ij = sqrt( U_ij^2 + (gamma_j / omega_i)^2 ),   U = A^-1 B,  gamma_j = |C e_j|,  1 / omega_i = |e_i' A^-1|.
+
+The start is QR with column pivoting; columns are exchanged until no rho exceeds f. All of it depends on M only through
+its Gram matrix G = M'M, through the table that sweeping G on S makes (symmetric, [D, D]):
+
+    [ -G_SS^-1        U    ]        rho_ij^2 = T_ij^2 - T_ii T_jj
+    [    U'      G_RR - B'B ]
+
+An exchange is two principal pivots of that table: O(D^2). N heads go through every step together. The table is made
+afresh from G after every D exchanges and before any result is believed, so rounding cannot pile up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slimstate.axes import Selection
+from slimstate.selectors.contract import Case, Request, Selector, scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pivoting:
+    """Kept columns [N, K], ascending; the largest rho left and the number of exchanges made, [N]."""
+
+    keep: Tensor
+    rho: Tensor
+    swaps: Tensor
+
+
+def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5) -> Pivoting:
+    """Strong rank-revealing QR of every M with M'M = gram [N, D, D], down to rho <= f."""
+    count, width, _ = gram.shape
+    gram = _conditioned(gram)
+    chosen = pivoted_columns(gram, keep)
+    swaps = torch.zeros(count, dtype=torch.long, device=gram.device)
+    rho = torch.ones(count, dtype=gram.dtype, device=gram.device)
+    volume = torch.full_like(rho, -torch.inf)
+    active = torch.arange(count, device=gram.device)
+    while len(active) and keep < width:
+        table, log_volume = _swept(gram[active], chosen[active])
+        worst, _, _ = _best_exchange(table, chosen[active])
+        rho[active] = worst
+        # without a larger volume since the last table, what is left above f is rounding
+        unfinished = (worst > f) & (log_volume > volume[active])
+        volume[active] = log_volume
+        active, table = active[unfinished], table[unfinished]
+        _exchange(table, chosen, active, swaps, f)
+    kept = chosen.nonzero()[:, 1].view(count, keep)
+    return Pivoting(keep=kept, rho=rho, swaps=swaps)
+
+
+def _conditioned(gram: Tensor) -> Tensor:
+    """G scaled to a largest diagonal of one, plus the rounding of its own sum: every head then has full rank.
+
+    Dependent and dead columns keep a residual of about that rounding, so they are exchanged out like any other.
+    """
+    gram = gram.double()
+    gram = (gram + gram.mT) / 2
+    width = gram.shape[-1]
+    scale = gram.diagonal(dim1=-2, dim2=-1).amax(-1)
+    gram = gram / torch.where(scale > 0, scale, torch.ones_like(scale)).view(-1, 1, 1)
+    floor = width**2 * torch.finfo(gram.dtype).eps
+    return gram + floor * torch.eye(width, dtype=gram.dtype, device=gram.device)
+
+
+def pivoted_columns(gram: Tensor, keep: int) -> Tensor:
+    """The columns that QR with column pivoting takes first, as a mask [N, D].
+
+    Cholesky of G with diagonal pivoting: step t takes the column with the largest residual and needs one new row of R.
+    """
+    count, width, _ = gram.shape
+    every = torch.arange(count, device=gram.device)
+    residual = gram.diagonal(dim1=-2, dim2=-1).clone()
+    chosen = torch.zeros(count, width, dtype=torch.bool, device=gram.device)
+    rows = gram.new_zeros(count, keep, width)
+    for step in range(keep):
+        pivot = residual.masked_fill(chosen, -torch.inf).argmax(-1)
+        done = rows[:, :step]
+        row = gram[every, pivot] - (done[every, :, pivot].unsqueeze(1) @ done).squeeze(1)
+        row = row / row[every, pivot].clamp_min(torch.finfo(row.dtype).tiny).sqrt().unsqueeze(-1)
+        rows[:, step] = row
+        residual -= row.square()
+        chosen[every, pivot] = True
+    return chosen
+
+
+def _swept(gram: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The table of G swept on the chosen columns, and log det G_SS."""
+    inside = (chosen.unsqueeze(-1) & chosen.unsqueeze(-2)).to(gram.dtype)
+    outside = torch.diag_embed((~chosen).to(gram.dtype))
+    factor = torch.linalg.cholesky(gram * inside + outside)
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
+    inverse = torch.linalg.solve_triangular(factor, identity, upper=False) * chosen.unsqueeze(-2)
+    coefficients = inverse @ (gram * chosen.unsqueeze(-1))
+    loadings = inverse.mT @ coefficients
+    schur = gram - coefficients.mT @ coefficients
+    rows, columns = chosen.unsqueeze(-1), chosen.unsqueeze(-2)
+    table = torch.where(rows, torch.where(columns, -(inverse.mT @ inverse), loadings), torch.where(columns, loadings.mT, schur))
+    log_volume = (factor.diagonal(dim1=-2, dim2=-1).log() * chosen).sum(-1) * 2
+    return table, log_volume
+
+
+def _best_exchange(table: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest rho of every head [n], the column that leaves and the one that enters."""
+    diagonal = table.diagonal(dim1=-2, dim2=-1)
+    lever = torch.where(chosen, -diagonal, 0.0)
+    slack = torch.where(chosen, 0.0, diagonal).clamp_min(0.0)
+    squares = table.square().addcmul_(lever.unsqueeze(-1), slack.unsqueeze(-2))
+    squares = squares.mul_(chosen.unsqueeze(-1)).mul_((~chosen).unsqueeze(-2))
+    best, where = squares.flatten(1).max(-1)
+    width = table.shape[-1]
+    return best.sqrt(), where // width, where % width
+
+
+def _exchange(table: Tensor, chosen: Tensor, active: Tensor, swaps: Tensor, f: float) -> None:
+    """Exchange columns of the active heads until no rho exceeds f or the table has grown old; updates the last three."""
+    width = table.shape[-1]
+    for _ in range(width):
+        if not len(active):
+            return
+        rho, leaving, entering = _best_exchange(table, chosen[active])
+        go = rho > f
+        if not bool(go.all()):
+            active, table, rho, leaving, entering = active[go], table[go], rho[go], leaving[go], entering[go]
+        _pivot(table, leaving, -1.0)
+        _pivot(table, entering, 1.0)
+        chosen[active, leaving] = False
+        chosen[active, entering] = True
+        swaps[active] += 1
+        # an exchange this large leaves a table of rounding errors: wait for a fresh one
+        sound = rho < 1e5
+        if not bool(sound.all()):
+            active, table = active[sound], table[sound]
+
+
+def _pivot(table: Tensor, column: Tensor, sign: float) -> None:
+    """Sweep `column` of every table into (sign 1) or out of (sign -1) the chosen set, in place."""
+    every = torch.arange(len(table), device=table.device)
+    values = table[every, :, column]
+    pivot = values[every, column].unsqueeze(-1)
+    table.baddbmm_((values / -pivot).unsqueeze(-1), values.unsqueeze(-2))
+    table[every, :, column] = table[every, column, :] = sign * values / pivot
+    table[every, column, column] = -1 / pivot.squeeze(-1)
+
+
+def choose_drrqr(cases: Iterable[Case], request: Request) -> list[Selection]:
+    """All heads of all mixers in one batch."""
+    grams, heads = [], []
+    for case in cases:
+        if case.evidence is None:
+            raise ValueError("DRRQR without Gram matrices")
+        grams.append(torch.stack(scored(request.score, case.evidence.query_gram, case.evidence.key_gram)).sum(0))
+        heads.append(case.heads)
+    result = strong_rrqr(torch.cat(grams), request.keep, request.f)
+    parts = zip(result.keep.split(heads), result.rho.split(heads), result.swaps.split(heads), strict=True)
+    return [
+        Selection(keep=keep.cpu(), certificate={"rho": rho.tolist(), "swaps": swaps.tolist()})
+        for keep, rho, swaps in parts
+    ]
+
+
+DRRQR = Selector(
+    name="drrqr",
+    summary="strong rank-revealing QR of keys and queries",
+    needs=frozenset({"gram"}),
+    choose=choose_drrqr,
+    options=("f",),
+)
