@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -92,9 +92,10 @@ class Mixer:
     def name_of(self, slot: Slot) -> str:
         return f"{self.path}.{slot.parameter}"
 
-
-GRAMS = ("query_gram", "key_gram")
-GRADIENTS = ("query_gradient", "key_gradient")
+    def by_channel(self, slot: Slot, weight: Tensor) -> Tensor:
+        """A projection, or its gradient, as [H, D, input size]."""
+        rows = self.axis.all_rows(slot)[0]
+        return weight.index_select(slot.dim, rows.flatten().to(weight.device)).unflatten(slot.dim, tuple(rows.shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +219,3 @@ class Plan:
 def _selection(entry: dict[str, Any]) -> Selection:
     keep = torch.tensor(entry["keep"], dtype=torch.long)
     return Selection(keep=keep, certificate={name: values for name, values in entry.items() if name != "keep"})
-
-
-__all__ = ["GRADIENTS", "GRAMS", "Axis", "Evidence", "Mixer", "Plan", "Selection", "Slot", "Tap", "asdict"]

@@ -64,9 +64,7 @@ def chunked(
         keys_out, decay = k * (last - total).exp(), last.exp()
     scores = scores.masked_fill(~_lower(chunk, 0, v.device), 0.0)
     system = (beta * gram).masked_fill(~_lower(chunk, -1, v.device), 0.0)
-    solved = torch.linalg.solve_triangular(
-        system, torch.diag_embed(beta.squeeze(-1)), upper=False, unitriangular=True
-    )
+    solved = torch.linalg.solve_triangular(system, torch.diag_embed(beta.squeeze(-1)), upper=False, unitriangular=True)
     values, erased = solved @ v, solved @ keys_in
     if state is None:
         state = v.new_zeros(batch, heads, key_dim, value_dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,25 @@ def prepare_fla() -> None:
         from slimstate.torch_kernels import install
 
         install()
+
+
+def stock_shapes(config: Mapping[str, Any]) -> tuple[dict[str, list[int]], frozenset[str]]:
+    """The parameters that the stock class makes of a config, and those it can do without; nothing is allocated."""
+    prepare_fla()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type = str(config["model_type"])
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        settings = AutoConfig.for_model(
+            model_type, **{key: value for key, value in config.items() if key != "model_type"}
+        )
+        try:
+            model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+        except (ValueError, AssertionError, TypeError, RuntimeError) as error:
+            raise ModelError(f"the stock class refuses this config: {error}") from error
+    tied = frozenset(model._tied_weights_keys or ()) if settings.tie_word_embeddings else frozenset()
+    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}, tied
 
 
 def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -> Runtime:

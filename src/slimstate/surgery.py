@@ -53,7 +53,9 @@ def dropped_channels(width: int, keep: Tensor) -> Tensor:
     return (~stays).nonzero()[:, 1].view(keep.shape[0], width - keep.shape[1])
 
 
-def cut(tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Selection]) -> dict[str, Tensor]:
+def cut(
+    tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Selection]
+) -> dict[str, Tensor]:
     """All parameters of a model after the cut."""
     cutter = Cutter(mixers, selections)
     return {name: cutter.cut(name, tensor) for name, tensor in tensors.items()}

@@ -338,7 +338,10 @@ def on_cpu(*args: Any, **kwargs: Any) -> bool:
 
 def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
     """fla's chunked delta rule takes half precision only."""
-    return on_cpu(*args, **kwargs) or next(iter(_tensors((*args, *kwargs.values())))).dtype in (torch.float32, torch.float64)
+    return on_cpu(*args, **kwargs) or next(iter(_tensors((*args, *kwargs.values())))).dtype in (
+        torch.float32,
+        torch.float64,
+    )
 
 
 def gated_backward_refused() -> bool:
@@ -430,5 +433,3 @@ def install() -> None:
     # None where flash-attn is not installed; then these run on every device
     for name, version in (("flash_attn_func", attention), ("flash_attn_varlen_func", packed_attention)):
         _substitute(fla.layers.attn, name, version)
-
-

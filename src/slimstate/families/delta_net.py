@@ -11,7 +11,14 @@ from slimstate.families.fla_layout import Config, ratio_for
 
 model_type = "delta_net"
 softmax_layers = fla_layout.softmax_layers
-DEFAULTS = {"hidden_size": 2048, "num_heads": 16, "expand_k": 1.0, "expand_v": 1.0, "num_hidden_layers": 24, "qk_norm": "l2"}
+DEFAULTS = {
+    "hidden_size": 2048,
+    "num_heads": 16,
+    "expand_k": 1.0,
+    "expand_v": 1.0,
+    "num_hidden_layers": 24,
+    "qk_norm": "l2",
+}
 
 
 def mixers(config: Config) -> tuple[Mixer, ...]:

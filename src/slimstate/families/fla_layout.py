@@ -26,7 +26,9 @@ def mixers(
 ) -> tuple[Mixer, ...]:
     """One mixer for each layer that is not softmax attention."""
     if min(layers, heads, width, value_heads, value_dim) < 1:
-        raise ModelError(f"config.json describes {layers} layers of {heads} heads with key dim {width}, value dim {value_dim}")
+        raise ModelError(
+            f"config.json describes {layers} layers of {heads} heads with key dim {width}, value dim {value_dim}"
+        )
     query, key = Slot(parameter="q_proj.weight"), Slot(parameter="k_proj.weight")
     axis = Axis(heads=heads, width=width, slots=(query, key, *_convolution_slots(config)))
     softmax = softmax_layers(config)

@@ -10,7 +10,14 @@ from slimstate.families.fla_layout import Config, ratio_for
 
 model_type = "gated_deltanet"
 softmax_layers = fla_layout.softmax_layers
-DEFAULTS = {"hidden_size": 2048, "num_heads": 6, "num_v_heads": None, "head_dim": 256, "expand_v": 2.0, "num_hidden_layers": 21}
+DEFAULTS = {
+    "hidden_size": 2048,
+    "num_heads": 6,
+    "num_v_heads": None,
+    "head_dim": 256,
+    "expand_v": 2.0,
+    "num_hidden_layers": 21,
+}
 
 
 def mixers(config: Config) -> tuple[Mixer, ...]:

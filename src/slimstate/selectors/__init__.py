@@ -38,7 +38,9 @@ def choose(name: str, cases: Iterable[Case], request: Request) -> list[Selection
     selections = selector_named(name).choose(noted(), request)
     for (heads, width), selection in zip(sizes, selections, strict=True):
         if tuple(selection.keep.shape) != (heads, request.keep) or int(selection.keep.max()) >= width:
-            raise AssertionError(f"{name} returned {tuple(selection.keep.shape)} for {heads} heads keeping {request.keep}")
+            raise AssertionError(
+                f"{name} returned {tuple(selection.keep.shape)} for {heads} heads keeping {request.keep}"
+            )
     return selections
 
 

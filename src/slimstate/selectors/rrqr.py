@@ -104,7 +104,9 @@ def _swept(gram: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     loadings = inverse.mT @ coefficients
     schur = gram - coefficients.mT @ coefficients
     rows, columns = chosen.unsqueeze(-1), chosen.unsqueeze(-2)
-    table = torch.where(rows, torch.where(columns, -(inverse.mT @ inverse), loadings), torch.where(columns, loadings.mT, schur))
+    table = torch.where(
+        rows, torch.where(columns, -(inverse.mT @ inverse), loadings), torch.where(columns, loadings.mT, schur)
+    )
     log_volume = (factor.diagonal(dim1=-2, dim2=-1).log() * chosen).sum(-1) * 2
     return table, log_volume
 

@@ -56,18 +56,19 @@ def saliency(case: Case, request: Request) -> Tensor:
         raise ValueError("Grad without gradients")
     weights = scored(request.score, case.query_weight, case.key_weight)
     gradients = scored(request.score, case.evidence.query_gradient, case.evidence.key_gradient)
-    terms = [(weight.double() * gradient.double()).abs().sum(-1) for weight, gradient in zip(weights, gradients, strict=True)]
+    terms = [
+        (weight.double() * gradient.double()).abs().sum(-1) for weight, gradient in zip(weights, gradients, strict=True)
+    ]
     return torch.stack(terms).sum(0)
 
 
-RANDOM = Selector(
-    name="random", summary="random channels, the control", needs=frozenset(), choose=choose_random
-)
-L1 = Selector(
-    name="l1", summary="largest weights", needs=frozenset({"weight"}), choose=_best_of(magnitude)
-)
+RANDOM = Selector(name="random", summary="random channels, the control", needs=frozenset(), choose=choose_random)
+L1 = Selector(name="l1", summary="largest weights", needs=frozenset({"weight"}), choose=_best_of(magnitude))
 S_WANDA = Selector(
-    name="s-wanda", summary="largest weights times input norms", needs=frozenset({"weight", "input"}), choose=_best_of(wanda)
+    name="s-wanda",
+    summary="largest weights times input norms",
+    needs=frozenset({"weight", "input"}),
+    choose=_best_of(wanda),
 )
 GRAD = Selector(
     name="grad",

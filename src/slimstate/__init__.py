@@ -1,0 +1,13 @@
+"""slimstate makes the recurrent state of trained linear-attention language models smaller.
+
+The verbs of the command are functions here: `inspect`, `prune`, `evaluate`.
+"""
+
+from slimstate.errors import SlimstateError
+from slimstate.evaluate import evaluate
+from slimstate.overview import inspect
+from slimstate.prune import prune
+from slimstate.runtime import prepare_fla
+
+__version__ = "0.1.0"
+__all__ = ["SlimstateError", "__version__", "evaluate", "inspect", "prepare_fla", "prune"]

@@ -1,0 +1,125 @@
+"""Run token windows through a model and sum up what flows through its key and query channels.
+
+Only what is needed is collected, and only sums are kept: memory does not grow with the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slimstate.axes import Evidence, Mixer
+from slimstate.errors import ModelError
+from slimstate.reporter import SILENT, Reporter
+from slimstate.runtime import Runtime
+from slimstate.selectors import Need
+from slimstate.taps import Role, tapped
+
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
+
+
+class Sums:
+    """Running sums of one mixer, on the model's device."""
+
+    def __init__(self, mixer: Mixer, device: torch.device, needs: frozenset[Need]) -> None:
+        heads, width, size = mixer.axis.heads, mixer.axis.width, mixer.input_size
+        self.tokens = 0
+        self.tensors: dict[str, Tensor] = {}
+        if "gram" in needs:
+            for role in ("query", "key"):
+                self.tensors[f"{role}_gram"] = torch.zeros(heads, width, width, dtype=torch.float64, device=device)
+        if "input" in needs:
+            self.tensors["input_square"] = torch.zeros(size, dtype=torch.float64, device=device)
+        if "gradient" in needs:
+            for role in ("query", "key"):
+                self.tensors[f"{role}_gradient"] = torch.zeros(heads, width, size, dtype=torch.float32, device=device)
+
+    def add_activations(self, role: Role, x: Tensor) -> None:
+        """x [B, T, H, D]"""
+        by_head = x.detach().flatten(0, 1).transpose(0, 1).double()
+        self.tensors[f"{role}_gram"].baddbmm_(by_head.mT, by_head)
+
+    def add_input(self, x: Tensor) -> None:
+        """x [..., input size]"""
+        self.tensors["input_square"] += x.detach().flatten(0, -2).double().square().sum(0)
+
+    def evidence(self) -> Evidence:
+        return Evidence(tokens=self.tokens, **{name: tensor.cpu() for name, tensor in self.tensors.items()})
+
+
+def calibrate(
+    runtime: Runtime,
+    mixers: Sequence[Mixer],
+    tokens: Tensor,
+    needs: frozenset[Need],
+    reporter: Reporter = SILENT,
+) -> dict[int, Evidence]:
+    """The evidence of every mixer, by layer, from windows `tokens` [samples, length]."""
+    sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
+    batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
+    batches = tokens.split(batch)
+    with _watched(runtime.model, mixers, sums, needs):
+        for number, ids in enumerate(reporter.track(batches, "calibrating", len(batches))):
+            ids = ids.to(runtime.device, torch.long)
+            if "gradient" in needs:
+                _backward(runtime.model, mixers, sums, ids)
+            else:
+                with torch.inference_mode():
+                    runtime.model.base_model(input_ids=ids, use_cache=False)
+            for entry in sums.values():
+                entry.tokens += ids.numel()
+            if number == 0:
+                _check_finite(mixers, sums)
+    _check_finite(mixers, sums)
+    return {layer: entry.evidence() for layer, entry in sums.items()}
+
+
+@contextmanager
+def _watched(
+    model: nn.Module, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]
+) -> Iterator[None]:
+    def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
+        sums[mixer.layer].add_activations(role, x)
+        return x
+
+    def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sums[mixer.layer].add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+
+    with ExitStack() as stack:
+        if "gram" in needs:
+            stack.enter_context(tapped(model, mixers, see))
+        if "input" in needs:
+            for mixer in mixers:
+                handle = model.get_submodule(mixer.path).register_forward_pre_hook(
+                    lambda _, args, kwargs, mixer=mixer: note_input(mixer, args, kwargs), with_kwargs=True
+                )
+                stack.callback(handle.remove)
+        yield
+
+
+def _backward(model: nn.Module, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor) -> None:
+    """Add the gradient of the summed next-token loss by the query and key projections."""
+    places = [(mixer, role, slot) for mixer in mixers for role, slot in (("query", mixer.query), ("key", mixer.key))]
+    weights = [model.get_parameter(mixer.name_of(slot)) for mixer, _, slot in places]
+    model.requires_grad_(False)
+    for weight in weights:
+        weight.requires_grad_(True)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+    loss = F.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction="sum")
+    for (mixer, role, slot), gradient in zip(places, torch.autograd.grad(loss, weights), strict=True):
+        sums[mixer.layer].tensors[f"{role}_gradient"] += mixer.by_channel(slot, gradient).float()
+
+
+def _check_finite(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> None:
+    for mixer in mixers:
+        for name, tensor in sums[mixer.layer].tensors.items():
+            bad = ~tensor.isfinite()
+            if bool(bad.any()):
+                what = {"query_gram": "queries", "key_gram": "keys", "input_square": "inputs"}.get(name, "gradients")
+                head = "" if name == "input_square" else f", head {int(bad.nonzero()[0, 0])}"
+                raise ModelError(f"layer {mixer.layer}{head}: NaN or infinite {what} while calibrating")

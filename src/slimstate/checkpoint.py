@@ -1,0 +1,339 @@
+"""Model folders: found, read without loading them, and written so that a half-written one can never be taken for whole.
+
+This is the only module that reads or writes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from slimstate.axes import Mixer, Slot
+from slimstate.errors import ModelError, OutputError
+from slimstate.families import Family, family_of
+from slimstate.reporter import SILENT, Reporter
+from slimstate.surgery import Cutter
+from slimstate.tensor_files import TensorFile, TensorInfo, write_cut
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PLAN = "slimstate_plan.json"
+CARD = "README.md"
+BASE_CARD = "README.base.md"
+# weights in other formats would be stale beside the cut ones
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".index"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model folder opened by its config and its tensor headers; no tensor is in memory."""
+
+    source: str
+    folder: Path
+    config: Mapping[str, Any]
+    files: Mapping[str, TensorFile]
+    index: Mapping[str, Any] | None
+
+    @classmethod
+    def open(cls, source: str | Path) -> Checkpoint:
+        """A folder, or a hub id, which is downloaded."""
+        folder = locate(source)
+        config = _read_json(folder / "config.json")
+        family_of(config)
+        index = _read_json(folder / INDEX) if (folder / INDEX).exists() else None
+        names = _shard_names(folder, index)
+        files = {name: TensorFile.open(folder / name) for name in names}
+        return cls(source=str(source), folder=folder, config=config, files=files, index=index)
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        return {name: info for file in self.files.values() for name, info in file.tensors.items()}
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.config)
+
+    @cached_property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixers of this model; every slot was found with the size the config says."""
+        mixers = described_mixers(self.config)
+        check_shapes(self.tensors, mixers, str(self.folder))
+        return mixers
+
+    @property
+    def parameters(self) -> int:
+        return sum(info.elements for info in self.tensors.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the config and of every byte of the weights."""
+        with ThreadPoolExecutor() as pool:
+            digests = list(pool.map(lambda name: _digest(self.folder / name), sorted(self.files)))
+        whole = json.dumps([self.config, sorted(self.files), digests], sort_keys=True)
+        return "sha256:" + hashlib.sha256(whole.encode()).hexdigest()
+
+    def read(self, name: str) -> Tensor:
+        return next(file for file in self.files.values() if name in file.tensors).read(name)
+
+    def read_rows(self, mixer: Mixer, slot: Slot) -> Tensor:
+        """The rows of a projection by channel: [H, D, input size]."""
+        weight = mixer.by_channel(slot, self.read(mixer.name_of(slot)))
+        healthy = weight.isfinite().flatten(1).all(1)
+        if not bool(healthy.all()):
+            head = int((~healthy).nonzero()[0])
+            raise ModelError(f"layer {mixer.layer}, head {head}: {mixer.name_of(slot)} holds NaN or infinite weights")
+        return weight
+
+
+def locate(source: str | Path) -> Path:
+    """The folder of a model: as it stands, or downloaded from the hub."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} is not a model folder: it has no config.json")
+        return path
+    if path.exists():
+        raise ModelError(f"{path} is a file; give the folder of a model")
+    if not _looks_like_hub_id(str(source)):
+        raise ModelError(f"no model at {source}")
+    return download(str(source))
+
+
+def _looks_like_hub_id(source: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(source)
+    except HFValidationError:
+        return False
+    return source.count("/") == 1 and not source.startswith(("/", "./", "../", "~"))
+
+
+def download(repository: str) -> Path:
+    """A snapshot of a hub repository, without weights in other formats."""
+    from huggingface_hub import snapshot_download
+
+    skipped = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
+    try:
+        return Path(snapshot_download(repository, ignore_patterns=skipped))
+    except Exception as error:  # the hub client raises many kinds: offline, missing, private, out of disk
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"no folder {repository}, and it cannot be had from the hub: {reason}") from error
+
+
+def described_mixers(config: Mapping[str, Any]) -> tuple[Mixer, ...]:
+    """The mixers that a config describes, none of them looked up in the weights."""
+    try:
+        mixers = family_of(config).mixers(config)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"config.json cannot be understood: {type(error).__name__} {error}") from error
+    if not mixers:
+        raise ModelError("config.json gives every layer to softmax attention: there is no state to cut")
+    return mixers
+
+
+def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], where: str) -> None:
+    """Every slot is there, with as many rows as its channels need."""
+    for mixer in mixers:
+        for slot in mixer.axis.slots:
+            name = mixer.name_of(slot)
+            if name not in tensors:
+                raise ModelError(f"{where} has no tensor {name}, which its config asks for")
+            rows, needed = tensors[name].shape[slot.dim], int(mixer.axis.all_rows(slot).max()) + 1
+            if rows < needed:
+                raise ModelError(f"{where}: {name} has {rows} rows where the config needs {needed}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return data
+
+
+def _shard_names(folder: Path, index: Mapping[str, Any] | None) -> list[str]:
+    if index is not None:
+        names = sorted(set(index.get("weight_map", {}).values()))
+        for name in names:
+            if not (folder / name).is_file():
+                raise ModelError(f"{folder}: shard {name} is missing")
+        return names
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    found = f"only {', '.join(others[:3])}; save it as safetensors first" if others else "no weights at all"
+    raise ModelError(f"{folder} has no {SINGLE}: {found}")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest_of(file)
+
+
+def _digest_of(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(2**20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
+    """Refuse an output folder that is taken, or that would swallow the model it is made from."""
+    model, target = checkpoint.folder.resolve(), out.resolve()
+    if target == model or model in target.parents or target in model.parents:
+        raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} is a file")
+    if out.exists() and not force:
+        raise OutputError(f"{out} exists already; choose another place or use --force")
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    cutter: Cutter,
+    config: Mapping[str, Any],
+    documents: Mapping[str, str],
+    out: Path,
+    *,
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> list[str]:
+    """The cut model as a new folder, which appears whole or not at all. Returns the files that were left out."""
+    check_output(checkpoint, out, force)
+    left_out: list[str] = []
+    with _staged(out, force) as folder:
+        _check_space(checkpoint, cutter, folder)
+        left_out = _copy_other_files(checkpoint, folder)
+        total = sum(info.size for info in checkpoint.tensors.values())
+        for file in reporter.track(
+            checkpoint.files.values(), f"writing {total / 2**20:,.0f} MiB", len(checkpoint.files)
+        ):
+            write_cut(file, folder / file.path.name, cutter.shape, cutter.cut)
+        if checkpoint.index is not None:
+            _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, cutter), indent=2) + "\n")
+        for name, text in documents.items():
+            _write_text(folder / name, text)
+        # last, because nothing loads a folder without it
+        _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        for path in folder.rglob("*"):
+            _flush_to_disk(path)
+    return left_out
+
+
+@contextmanager
+def _staged(out: Path, force: bool) -> Iterator[Path]:
+    """A hidden sibling of `out` that becomes `out` in one step when the block ends well, and vanishes when it does not."""
+    out = Path(os.path.abspath(out))
+    staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(out)
+        staging.mkdir()
+        yield staging
+        if force and out.exists():
+            _exchange(staging, out)
+        else:
+            staging.rename(out)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError(f"no space left for {out}; nothing was written") from error
+        raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders in one step where the system can; else the old one steps aside first."""
+    exchange, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None and rename(here, os.fsencode(new), here, os.fsencode(old), exchange) == 0:
+        return
+    aside = new.with_name(new.name + "-old")
+    old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Staging folders that a killed run of this machine left behind."""
+    prefix = f".{out.name}.partial-{socket.gethostname()}-"
+    for path in out.parent.glob(f"{prefix}*"):
+        owner = path.name.removeprefix(prefix).removesuffix("-old")
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_space(checkpoint: Checkpoint, cutter: Cutter, folder: Path) -> None:
+    needed = sum(info.resized(cutter.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OutputError(
+            f"no space left: the cut model needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
+        )
+
+
+def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
+    """Everything that is not a weight; what is written anew is copied first and replaced later."""
+    left_out = []
+    for path in sorted(checkpoint.folder.rglob("*")):
+        name = path.relative_to(checkpoint.folder)
+        if path.is_dir() or any(part in (".git", ".cache", "__pycache__") for part in name.parts):
+            continue
+        if str(name) in (*checkpoint.files, INDEX, "config.json"):
+            continue
+        if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
+            left_out.append(str(name))
+            continue
+        target = folder / name
+        if str(name) == CARD and checkpoint.config.get("slimstate") is None:
+            target = folder / BASE_CARD
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return left_out
+
+
+def _resized_index(checkpoint: Checkpoint, cutter: Cutter) -> dict[str, Any]:
+    assert checkpoint.index is not None
+    shapes = {name: cutter.shape(name, info.shape) for name, info in checkpoint.tensors.items()}
+    size = sum(info.resized(shapes[name]) for name, info in checkpoint.tensors.items())
+    metadata = {**checkpoint.index.get("metadata", {}), "total_size": size}
+    if "total_parameters" in metadata:
+        dropped = sum(
+            info.elements - info.resized(shapes[name]) * info.elements // info.size
+            for name, info in checkpoint.tensors.items()
+            if info.size
+        )
+        metadata["total_parameters"] -= dropped
+    return {**checkpoint.index, "metadata": metadata}
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

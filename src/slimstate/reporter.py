@@ -1,0 +1,22 @@
+"""How long work speaks to whoever started it. Silent unless the caller gives another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Reporter:
+    """Says lines and follows loops; this one does neither."""
+
+    def say(self, line: str) -> None:
+        """One line a person should know of."""
+
+    def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+        """The same items, with progress shown."""
+        yield from items
+
+
+SILENT = Reporter()

@@ -1,0 +1,159 @@
+"""Safetensors files read and written one tensor at a time, so that memory holds a tensor and never a shard.
+
+A file is: the length of the header (8 bytes, little endian), the header (JSON: name to dtype, shape, data offsets), the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from slimstate.errors import ModelError
+
+BLOCK = 16 * 2**20
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """One tensor as the header describes it; `start` counts from the beginning of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def resized(self, shape: list[int]) -> int:
+        """Bytes of a tensor of the same dtype and another shape."""
+        return self.size // self.elements * math.prod(shape) if self.elements else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorFile:
+    """The header of one safetensors file: tensors in the order of their data, and the file's own metadata."""
+
+    path: Path
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str] | None
+
+    @classmethod
+    def open(cls, path: Path) -> TensorFile:
+        try:
+            total = path.stat().st_size
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if total < 8 or length > total - 8:
+                    raise ModelError(f"{path} is truncated: {total} bytes, shorter than its own header")
+                header = json.loads(file.read(length))
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ModelError(f"{path} is not a safetensors file: {error}") from error
+        metadata = header.pop("__metadata__", None)
+        tensors = {name: _info(entry, 8 + length) for name, entry in header.items()}
+        end = max((info.start + info.size for info in tensors.values()), default=8 + length)
+        if end != total:
+            what = "truncated" if end > total else "longer than its header says"
+            raise ModelError(f"{path} is {what}: {total} bytes where the header describes {end}")
+        ordered = dict(sorted(tensors.items(), key=lambda item: item[1].start))
+        return cls(path=path, tensors=ordered, metadata=metadata)
+
+    def read(self, name: str) -> Tensor:
+        info = self.tensors[name]
+        if info.dtype not in DTYPES:
+            raise ModelError(f"{self.path}: {name} is of dtype {info.dtype}, which cannot be cut")
+        buffer = bytearray(info.size)
+        with self.path.open("rb") as file:
+            file.seek(info.start)
+            file.readinto(buffer)
+        if not buffer:
+            return torch.empty(info.shape, dtype=DTYPES[info.dtype])
+        return torch.frombuffer(buffer, dtype=DTYPES[info.dtype]).view(info.shape)
+
+    def blocks(self, name: str) -> Iterator[bytearray]:
+        """The raw bytes of a tensor, a piece at a time."""
+        info = self.tensors[name]
+        with self.path.open("rb") as file:
+            file.seek(info.start)
+            left = info.size
+            while left:
+                buffer = bytearray(min(BLOCK, left))
+                file.readinto(buffer)
+                left -= len(buffer)
+                yield buffer
+
+
+def _info(entry: dict[str, Any], base: int) -> TensorInfo:
+    begin, end = entry["data_offsets"]
+    return TensorInfo(dtype=entry["dtype"], shape=tuple(entry["shape"]), start=base + begin, size=end - begin)
+
+
+def write_cut(
+    source: TensorFile,
+    target: Path,
+    shape_of: Callable[[str, tuple[int, ...]], list[int]],
+    cut: Callable[[str, Tensor], Tensor],
+) -> None:
+    """Write `source` to `target` with some tensors cut: those whose `shape_of` differs go through `cut`, the rest are copied."""
+    shapes = {name: shape_of(name, info.shape) for name, info in source.tensors.items()}
+    with target.open("wb") as file:
+        _write_header(file, source, shapes)
+        for name, info in source.tensors.items():
+            if shapes[name] == list(info.shape):
+                for block in source.blocks(name):
+                    _check_finite(block, info.dtype, name)
+                    file.write(block)
+            else:
+                tensor = source.read(name)
+                _check_finite(tensor, info.dtype, name)
+                file.write(_bytes(cut(name, tensor)))
+        file.flush()
+
+
+def _write_header(file: BinaryIO, source: TensorFile, shapes: Mapping[str, list[int]]) -> None:
+    header: dict[str, Any] = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}
+    offset = 0
+    for name, info in source.tensors.items():
+        size = info.resized(shapes[name])
+        header[name] = {"dtype": info.dtype, "shape": shapes[name], "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(torch.uint8).numpy()).cast("B")
+
+
+def _check_finite(data: bytearray | Tensor, dtype: str, name: str) -> None:
+    if dtype not in FLOATS:
+        return
+    values = data if isinstance(data, Tensor) else torch.frombuffer(data, dtype=DTYPES[dtype])
+    if not bool(values.isfinite().all()):
+        raise ModelError(f"{name} holds NaN or infinite weights")
