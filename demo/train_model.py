@@ -56,7 +56,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int, folder: Path) -> None
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = {key: END_OF_TEXT for key in ("bos_token", "eos_token", "pad_token")}
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 2048, **special}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -102,9 +102,9 @@ class Mixer:
 class Evidence:
     """Sums over calibration tokens for one mixer. Sums merge: across batches, processes and machines.
 
-    query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. input_square [input size]: sum of squares
-    of the mixer's input. query_gradient, key_gradient [H, D, input size]: gradient of the summed language-model loss
-    by the projection weights. What a method does not need is None.
+    query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. input_square [input size]: sum
+    of squares of the mixer's input. query_gradient, key_gradient [H, D, input size]: gradient of the summed
+    language-model loss by the projection weights. What a method does not need is None.
     """
 
     tokens: int
@@ -132,7 +132,7 @@ class Evidence:
         """This evidence with what `other` adds to it, both from the same tokens."""
         if self.tokens != other.tokens:
             raise DataError(f"evidence of {self.tokens} and {other.tokens} tokens cannot be joined")
-        return replace(self, **dict(other.tensors()))
+        return Evidence(tokens=self.tokens, **{**dict(self.tensors()), **dict(other.tensors())})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,8 +64,8 @@ def calibrate(
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
     batches = tokens.split(batch)
     with _watched(runtime.model, mixers, sums, needs):
-        for number, ids in enumerate(reporter.track(batches, "calibrating", len(batches))):
-            ids = ids.to(runtime.device, torch.long)
+        for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
+            ids = windows.to(runtime.device, torch.long)
             if "gradient" in needs:
                 _backward(runtime.model, mixers, sums, ids)
             else:
@@ -80,9 +80,7 @@ def calibrate(
 
 
 @contextmanager
-def _watched(
-    model: nn.Module, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]
-) -> Iterator[None]:
+def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
     def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
         sums[mixer.layer].add_activations(role, x)
         return x

@@ -18,8 +18,8 @@ pipeline_tag: text-generation
 
 # {name}: key dim {key_dim} instead of {width}
 
-Cut by [slimstate](https://pypi.org/project/slimstate/) from `{source}`: every head of every linear-attention layer keeps {key_dim} of its
-{width} key/query channels. Nothing was retrained, and no other weight was changed.
+Cut by slimstate from `{source}`: every head of every linear-attention layer keeps {key_dim} of its {width}
+key/query channels. Nothing was retrained, and no other weight was changed.
 
 | | before | after |
 |---|---|---|
@@ -28,7 +28,11 @@ Cut by [slimstate](https://pypi.org/project/slimstate/) from `{source}`: every h
 | parameters | {parameters_before:,} | {parameters_after:,} |
 
 Method: `{method}` (score `{score}`, seed {seed}). {calibration}The kept channels of every head, the options and the
-fingerprint of the base model are in `slimstate_plan.json`; `slimstate prune {source} --apply slimstate_plan.json --out DIR` repeats the cut.
+fingerprint of the base model are in `slimstate_plan.json`; this repeats the cut:
+
+```
+slimstate prune {source} --apply slimstate_plan.json --out DIR
+```
 {history}
 ## Load it
 

@@ -242,7 +242,7 @@ def write_checkpoint(
 
 @contextmanager
 def _staged(out: Path, force: bool) -> Iterator[Path]:
-    """A hidden sibling of `out` that becomes `out` in one step when the block ends well, and vanishes when it does not."""
+    """A hidden sibling of `out` that becomes `out` in one step when all went well, and vanishes when it did not."""
     out = Path(os.path.abspath(out))
     staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
     try:

@@ -79,9 +79,8 @@ def inspect(model: Model, as_json: Json = False) -> None:
     shared = f" ({record['value_heads']} value heads)" if record["value_heads"] != record["heads"] else ""
     state = record["state_bytes"]
     console.print(f"{record['model']}: {record['model_type']}, {record['parameters']:,} parameters", markup=False)
-    console.print(
-        f"{record['mixers']} linear layers{softmax}, {record['heads']} heads{shared}, key dim {record['key_dim']}, value dim {record['value_dim']}"
-    )
+    dims = f"key dim {record['key_dim']}, value dim {record['value_dim']}"
+    console.print(f"{record['mixers']} linear layers{softmax}, {record['heads']} heads{shared}, {dims}")
     console.print(f"recurrent state per sequence: {_mib(state['fp32'])} in fp32, {_mib(state['bf16'])} in bf16")
     if record["already_cut"]:
         cut = record["already_cut"]
@@ -219,9 +218,8 @@ def evaluate(
     console.print(
         f"perplexity {record['perplexity']:.3f} per token ({record['windows']} windows of {record['length']} tokens)"
     )
-    console.print(
-        f"{record['nats_per_token']:.4f} nats per token, {record['nats_per_byte']:.4f} nats and {record['bits_per_byte']:.4f} bits per byte"
-    )
+    per_byte = f"{record['nats_per_byte']:.4f} nats and {record['bits_per_byte']:.4f} bits per byte"
+    console.print(f"{record['nats_per_token']:.4f} nats per token, {per_byte}")
 
 
 @app.callback(invoke_without_command=True)

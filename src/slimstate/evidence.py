@@ -26,7 +26,7 @@ FORMAT = "1"
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceFile:
-    """The evidence of every mixer by layer, what model it is of, and which tokens (data, samples, length, seed, digest)."""
+    """The evidence of every mixer by layer, and the model and the tokens it is of."""
 
     model: str
     calibration: Mapping[str, Any]
@@ -80,10 +80,8 @@ class EvidenceFile:
     def check(self, path: Path, model: str, digest: str | None) -> None:
         """Refuse evidence of another model, or of other tokens where the tokens were given again."""
         if self.model != model:
-            raise DataError(
-                f"{path} is evidence of another model ({self.model[:19]}…, this one is {model[:19]}…): collect it again"
-            )
+            seen, here = self.model[:19], model[:19]
+            raise DataError(f"{path} is evidence of another model ({seen}…, this one is {here}…): collect it again")
         if digest is not None and self.calibration["digest"] != digest:
-            raise DataError(
-                f"{path} was collected on other tokens ({self.calibration['data']}): collect it again or leave out --data"
-            )
+            other = self.calibration["data"]
+            raise DataError(f"{path} was collected on other tokens ({other}): collect it again or leave out --data")

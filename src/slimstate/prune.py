@@ -5,6 +5,7 @@ Everything before `Plan` decides; everything after it executes.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -92,9 +93,7 @@ def prune(
         check_output(checkpoint, Path(out), force)
     if checkpoint.config.get("slimstate") is not None:
         earlier = checkpoint.config["slimstate"]
-        reporter.say(
-            f"this model was cut before, from key dim {earlier['width']} to {earlier['key_dim']}; both cuts are recorded"
-        )
+        reporter.say(f"cut before, from key dim {earlier['width']} to {earlier['key_dim']}; both cuts are recorded")
     check_stock_shapes(checkpoint)
     kernels = None
     if apply is not None:
@@ -142,7 +141,7 @@ def gather_evidence(
     path: Path | None,
     reporter: Reporter,
 ) -> tuple[EvidenceFile, str | None] | None:
-    """What the selector needs, from a file or from running the model; with the kernels that ran. None for data-free methods."""
+    """What the selector needs, from a file or by running the model, and the kernels that ran; None if it needs none."""
     needs = frozenset(selector.needs - {"weight"})
     pick_dtype(dtype, pick_device(device))
     if not needs:
@@ -155,14 +154,12 @@ def gather_evidence(
         found.check(path, checkpoint.fingerprint, None if windows is None else windows.digest)
         needs = frozenset(needs & set(found.missing(needs)))  # type: ignore[arg-type]
         if not needs:
-            reporter.say(
-                f"evidence: {path}, {found.calibration['samples']} x {found.calibration['length']} tokens, no forward pass"
-            )
+            size = f"{found.calibration['samples']} x {found.calibration['length']} tokens"
+            reporter.say(f"evidence: {path}, {size}; no forward pass")
             return found, None
         if windows is None:
-            raise DataError(
-                f"{path} holds no {' and '.join(sorted(needs))} evidence, which {selector.name} needs: give --data too"
-            )
+            lacking = " and ".join(sorted(needs))
+            raise DataError(f"{path} holds no {lacking} evidence, which {selector.name} needs: give --data too")
     if windows is None:
         raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with --data")
     if path is not None and found is None:
@@ -248,8 +245,6 @@ def _parent_plan(checkpoint: Checkpoint) -> dict[str, Any] | None:
     path = checkpoint.folder / PLAN
     if checkpoint.config.get("slimstate") is None or not path.is_file():
         return None
-    import json
-
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 

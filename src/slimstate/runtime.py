@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from slimstate.errors import ModelError, PlanError
 
@@ -21,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Runtime:
     """A model and its tokenizer, ready to run; `kernels` says in words what runs."""
 
-    model: nn.Module
+    model: Any
     tokenizer: Any
     device: torch.device
     dtype: torch.dtype

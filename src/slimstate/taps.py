@@ -19,7 +19,7 @@ See = Callable[[Mixer, Role, Tensor], Tensor]
 
 @contextmanager
 def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | None = None) -> Iterator[None]:
-    """While open, queries and keys [B, T, H, D] of every mixer are what `see` returns, and the query scale is `scale`."""
+    """While open, the queries and keys [B, T, H, D] of every mixer are what `see` returns, scaled by `scale`."""
     running: list[Mixer] = []
     with ExitStack() as stack:
         for mixer in mixers:

@@ -1,6 +1,7 @@
 """Safetensors files read and written one tensor at a time, so that memory holds a tensor and never a shard.
 
-A file is: the length of the header (8 bytes, little endian), the header (JSON: name to dtype, shape, data offsets), the data.
+A file is: the length of the header (8 bytes, little endian), the header (JSON: name to dtype, shape and data
+offsets), the data.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def write_cut(
     shape_of: Callable[[str, tuple[int, ...]], list[int]],
     cut: Callable[[str, Tensor], Tensor],
 ) -> None:
-    """Write `source` to `target` with some tensors cut: those whose `shape_of` differs go through `cut`, the rest are copied."""
+    """Write `source` to `target`; tensors whose `shape_of` differs go through `cut`, the rest are copied."""
     shapes = {name: shape_of(name, info.shape) for name, info in source.tensors.items()}
     with target.open("wb") as file:
         _write_header(file, source, shapes)
@@ -148,7 +149,7 @@ def _write_header(file: BinaryIO, source: TensorFile, shapes: Mapping[str, list[
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(torch.uint8).numpy()).cast("B")
+    return tensor.contiguous().view(torch.uint8).numpy().data.cast("B")
 
 
 def _check_finite(data: bytearray | Tensor, dtype: str, name: str) -> None:

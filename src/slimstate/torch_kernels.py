@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ def cross_entropy(criterion: Any, logits: Tensor, target: Tensor) -> Tensor:
     """The forward of fla's FusedCrossEntropyLoss, for the options its language models use."""
     if criterion.lse_square_scale or criterion.return_z_loss or criterion.process_group is not None:
         raise NotImplementedError("z-loss and sharded vocabularies need fla's Triton kernels")
-    logits = logits.float() * criterion.logit_scale
+    logits = _wide(logits) * criterion.logit_scale
     if criterion.logit_softcapping is not None:
         logits = criterion.logit_softcapping * torch.tanh(logits / criterion.logit_softcapping)
     return F.cross_entropy(
@@ -181,7 +182,7 @@ def linear_cross_entropy(
 ) -> Tensor:
     from fla.modules.l2warp import l2_warp
 
-    logits = F.linear(x, weight, bias).float() * logit_scale
+    logits = _wide(F.linear(x, weight, bias)) * logit_scale
     loss = F.cross_entropy(
         logits, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )
@@ -241,11 +242,8 @@ def packed_attention(
     **options: Any,
 ) -> Tensor:
     """flash_attn_varlen_func: sequences end to end [total, H, D]."""
-    queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    parts = [
-        attention(*(x[a:b].unsqueeze(0) for x, a, b in ((q, *at), (k, *to), (v, *to))), **options).squeeze(0)
-        for at, to in zip(zip(queries, queries[1:]), zip(keys, keys[1:]), strict=True)
-    ]
+    spans = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
+    parts = [attention(q[None, a:b], k[None, c:d], v[None, c:d], **options).squeeze(0) for (a, b), (c, d) in spans]
     return torch.cat(parts)
 
 
@@ -386,7 +384,7 @@ def install() -> None:
     from fla.modules.rotary import ops as rotary_ops
     from fla.ops.attnres.naive import naive_attnres
 
-    class TorchBackend(BaseBackend):
+    class TorchBackend(BaseBackend):  # type: ignore[misc]
         backend_type = "slimstate_torch"
         priority = -1
 

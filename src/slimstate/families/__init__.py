@@ -30,11 +30,14 @@ class Family(Protocol):
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (delta_net, gated_deltanet)}
 
 # linear-attention architectures that a later version may cut
-NOT_YET = frozenset(
-    """bailing_hybrid bamba comba falcon_h1 gated_deltaproduct gdn2 gla glm5_next granitemoehybrid kda kimi_linear
-    linear_attn mamba2 mesa_net minimax nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text
-    qwen3_next qwen4_exp qwen4_exp_text retnet rwkv7 zamba2""".split()
-)
+# fmt: off
+NOT_YET = frozenset((
+    "bailing_hybrid", "bamba", "comba", "falcon_h1", "gated_deltaproduct", "gdn2", "gla", "glm5_next",
+    "granitemoehybrid", "kda", "kimi_linear", "linear_attn", "mamba2", "mesa_net", "minimax", "nemotron_h",
+    "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp",
+    "qwen4_exp_text", "retnet", "rwkv7", "zamba2",
+))
+# fmt: on
 
 
 def family_of(config: Config) -> Family:

@@ -1,4 +1,4 @@
-"""What the DeltaNet families of flash-linear-attention share: rows by head, optional convolutions, softmax layers by index."""
+"""What the families of flash-linear-attention share: rows by head, optional convolutions, softmax layers by index."""
 
 from __future__ import annotations
 

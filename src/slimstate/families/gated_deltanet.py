@@ -1,4 +1,4 @@
-"""Gated DeltaNet of flash-linear-attention. The value width hangs on the key width by a ratio, so both fields change together."""
+"""Gated DeltaNet of flash-linear-attention. The value width is stored as a ratio to the key width: both change."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _best_exchange(table: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _exchange(table: Tensor, chosen: Tensor, active: Tensor, swaps: Tensor, f: float) -> None:
-    """Exchange columns of the active heads until no rho exceeds f or the table has grown old; updates the last three."""
+    """Exchange columns of the active heads until no rho exceeds f or the table has grown old."""
     width = table.shape[-1]
     for _ in range(width):
         if not len(active):

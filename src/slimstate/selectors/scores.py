@@ -1,7 +1,7 @@
-"""Selectors that give every channel a number and keep the best: random, L1, S-Wanda and Grad, as the paper defines them.
+"""Selectors that give every channel a number and keep the best: random, L1, S-Wanda and Grad, as in the paper.
 
-W_q and W_k are [H, D, I] here: one row of input weights per channel. X is the mixer's input over all calibration tokens,
-L the summed language-model loss.
+W_q and W_k are [H, D, I] here: one row of input weights per channel. X is the mixer's input over all calibration
+tokens, L the summed language-model loss.
 """
 
 from __future__ import annotations

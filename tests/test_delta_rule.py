@@ -1,0 +1,60 @@
+"""The chunked form is the recurrence: values, final state and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slimstate.delta_rule import chunked, delta_rule, recurrence
+
+
+def inputs(batch, time, heads, groups, key_dim, value_dim, gated, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    q, k = draw(batch, time, heads, key_dim), draw(batch, time, heads, key_dim)
+    k = torch.nn.functional.normalize(k, dim=-1)
+    v, beta = draw(batch, time, heads * groups, value_dim), 2 * draw(batch, time, heads * groups).sigmoid()
+    g = -draw(batch, time, heads * groups).exp() if gated else None
+    state = draw(batch, heads * groups, key_dim, value_dim)
+    return [x.requires_grad_() for x in (q, k, v, beta, *([g] if gated else []))], state.requires_grad_()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("time", "chunk"), [(1, 64), (5, 64), (64, 64), (130, 64), (33, 16)])
+def test_chunks_give_the_values_and_gradients_of_the_recurrence(gated, time, chunk):
+    tensors, state = inputs(2, time, 2, 2, 6, 5, gated)
+    expected = recurrence(*tensors, scale=0.4, state=state)
+    found = chunked(*tensors, scale=0.4, state=state, chunk=chunk)
+    weights = [torch.randn_like(x) for x in expected]
+    gradients = [
+        torch.autograd.grad(sum((x * w).sum() for x, w in zip(pair, weights, strict=True)), [*tensors, state])
+        for pair in (expected, found)
+    ]
+    for a, b in zip((*expected, *gradients[0]), (*found, *gradients[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    time=st.integers(1, 90), cut=st.integers(1, 89), gated=st.booleans(), groups=st.integers(1, 3), seed=st.integers(0, 99)
+)
+def test_a_state_carries_a_sequence_across_any_cut(time, cut, gated, groups, seed):
+    tensors, _ = inputs(1, time + cut, 2, groups, 4, 3, gated, seed)
+    whole, last = delta_rule(*tensors, scale=1.0)
+    first, state = delta_rule(*(x[:, :cut] for x in tensors), scale=1.0)
+    second, end = delta_rule(*(x[:, cut:] for x in tensors), scale=1.0, state=state)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(end, last, rtol=1e-10, atol=1e-10)
+
+
+def test_strong_decay_does_not_overflow():
+    tensors, _ = inputs(1, 100, 1, 1, 4, 4, True)
+    tensors[4] = torch.full_like(tensors[4], -80.0)
+    for a, b in zip(chunked(*tensors, scale=1.0), recurrence(*tensors, scale=1.0), strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
