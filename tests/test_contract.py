@@ -1,0 +1,224 @@
+"""What holds for every family with every option, and for every selector. A new family or selector is swept in by itself."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+import slimstate
+from slimstate.axes import Evidence, Plan, Selection
+from slimstate.checkpoint import PLAN, Checkpoint, described_mixers
+from slimstate.families import FAMILIES
+from slimstate.families.fla_layout import ratio_for
+from slimstate.runtime import load
+from slimstate.selectors import SELECTORS, Case, Request, choose
+from slimstate.surgery import cut
+from slimstate.taps import masked
+
+NAMES = sorted(tiny.VARIANTS)
+INFORMED = sorted(set(SELECTORS) - {"random"})  # random looks at nothing, so nothing it sees can change its choice
+KEY_DIM = 8
+
+
+@pytest.fixture(scope="module")
+def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Every variant saved, and cut at random; then reloaded and run in one fresh process."""
+    root = tmp_path_factory.mktemp("contract")
+    pairs = {}
+    for name in NAMES:
+        original = tiny.save(tiny.build(tiny.VARIANTS[name]), root / name)
+        slimstate.prune(original, root / f"{name}-cut", method="random", key_dim=KEY_DIM)
+        pairs[name] = (original, root / f"{name}-cut")
+    torch.save(tiny.token_ids(), root / "ids.pt")
+    script = Path(__file__).with_name("reload_stock.py")
+    command = [sys.executable, str(script), str(root / "ids.pt"), *(str(cut) for _, cut in pairs.values())]
+    subprocess.run(command, check=True, capture_output=True)
+    return pairs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, cut_folders):
+    original, folder = cut_folders[name]
+    checkpoint, runtime = Checkpoint.open(original), load(original, device="cpu")
+    plan = Plan.from_json((folder / PLAN).read_text())
+    with masked(runtime.model, checkpoint.mixers, plan.selections), torch.inference_mode():
+        expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
+    found = torch.load(folder / "logits.pt")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    with torch.inference_mode():
+        uncut = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
+    assert (uncut - expected).abs().max() > 1e-2  # the mask was felt
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_key_channels_change(name, cut_folders):
+    original, folder = (Checkpoint.open(path) for path in cut_folders[name])
+    slots = {mixer.name_of(slot) for mixer in original.mixers for slot in mixer.axis.slots}
+    assert original.tensors.keys() == folder.tensors.keys()
+    for tensor in original.tensors.keys() - slots:
+        assert torch.equal(original.read(tensor), folder.read(tensor))
+    assert folder.mixers[0].axis.width == KEY_DIM
+    assert [m.layer for m in folder.mixers] == [m.layer for m in original.mixers]
+    assert folder.mixers[0].value_dim == original.mixers[0].value_dim
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keeping_all_is_the_identity(name, cut_folders):
+    checkpoint = Checkpoint.open(cut_folders[name][0])
+    axis = checkpoint.mixers[0].axis
+    everything = Selection(keep=torch.arange(axis.width).expand(axis.heads, -1))
+    tensors = {tensor: checkpoint.read(tensor) for tensor in checkpoint.tensors}
+    same = cut(tensors, checkpoint.mixers, {mixer.layer: everything for mixer in checkpoint.mixers})
+    assert all(torch.equal(tensors[tensor], same[tensor]) for tensor in tensors)
+    resized = checkpoint.family.resize(checkpoint.config, axis.width)
+    assert described_mixers(resized) == checkpoint.mixers
+
+
+@pytest.mark.parametrize("method", sorted(SELECTORS))
+@pytest.mark.parametrize("name", tiny.PLAIN)
+def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folders, text_file, tmp_path):
+    options = {"method": method, "key_dim": KEY_DIM, "data": str(text_file), "samples": 4, "length": 80}
+    slimstate.prune(folders[name], tmp_path / "cut", device="cpu", **options)
+    checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
+    plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
+    with torch.inference_mode():
+        with masked(runtime.model, checkpoint.mixers, plan.selections):
+            expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
+        found = load(tmp_path / "cut", device="cpu").model(input_ids=tiny.token_ids(), use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", sorted(SELECTORS))
+def test_the_same_seed_gives_the_same_bytes(method, folders, text_file, tmp_path):
+    for place in "ab":
+        slimstate.prune(
+            folders[tiny.PLAIN[0]],
+            tmp_path / place / "cut",
+            method=method,
+            compression=0.5,
+            data=str(text_file),
+            samples=2,
+            length=64,
+            seed=3,
+        )
+    first, second = (sorted((tmp_path / place / "cut").rglob("*")) for place in "ab")
+    for a, b in zip(first, second, strict=True):
+        assert a.name == b.name
+        assert a.is_dir() or a.read_bytes() == b.read_bytes()
+
+
+def case(heads: int = 3, width: int = 12, size: int = 20, seed: int = 0) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    queries, keys = draw(heads, 60, width), draw(heads, 60, width)
+    evidence = Evidence(
+        tokens=60,
+        query_gram=queries.mT @ queries,
+        key_gram=keys.mT @ keys,
+        input_square=draw(size).square(),
+        query_gradient=draw(heads, width, size),
+        key_gradient=draw(heads, width, size),
+    )
+    weights = draw(heads, width, size), draw(heads, width, size)
+    return Case(heads=heads, width=width, query_weight=weights[0], key_weight=weights[1], evidence=evidence)
+
+
+def changed(original: Case, by_channel) -> Case:
+    """The case with its channels passed through a [H, D, n] -> [H, D, n] function, on both sides of a Gram matrix."""
+    evidence = original.evidence
+    assert evidence is not None
+    grams = (by_channel(by_channel(gram).mT).mT for gram in (evidence.query_gram, evidence.key_gram))
+    gradients = (by_channel(gradient) for gradient in (evidence.query_gradient, evidence.key_gradient))
+    weights = (by_channel(weight) for weight in (original.query_weight, original.key_weight))
+    return Case(
+        heads=original.heads,
+        width=original.width,
+        **dict(zip(("query_weight", "key_weight"), weights, strict=True)),
+        evidence=Evidence(
+            tokens=evidence.tokens,
+            input_square=evidence.input_square,
+            **dict(zip(("query_gram", "key_gram"), grams, strict=True)),
+            **dict(zip(("query_gradient", "key_gradient"), gradients, strict=True)),
+        ),
+    )
+
+
+def kept(method: str, *cases: Case, keep: int = 5, score: str = "kq") -> list[list[list[int]]]:
+    return [selection.keep.tolist() for selection in choose(method, cases, Request(keep=keep, score=score))]
+
+
+@pytest.mark.parametrize("score", ["kq", "k", "q"])
+@pytest.mark.parametrize("method", INFORMED)
+def test_dead_channels_are_the_ones_dropped(method, score):
+    live = [1, 2, 4, 7, 11]
+    mask = torch.zeros(12, dtype=torch.float64)
+    mask[live] = 1
+    assert kept(method, changed(case(), lambda x: x * mask.view(1, -1, 1)), score=score) == [[live] * 3]
+
+
+@pytest.mark.parametrize("method", INFORMED)
+def test_relabelling_channels_relabels_the_choice(method):
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    relabelled = kept(method, changed(case(), lambda x: x[:, order]))[0]
+    assert [sorted(order[head].tolist()) for head in relabelled] == kept(method, case())[0]
+
+
+@pytest.mark.parametrize("scale", [1e-5, 7.0, 1e5])
+@pytest.mark.parametrize("method", sorted(SELECTORS))
+def test_scaling_the_evidence_changes_nothing(method, scale):
+    assert kept(method, changed(case(), lambda x: x * scale)) == kept(method, case())
+
+
+@pytest.mark.parametrize("method", sorted(SELECTORS))
+def test_every_mixer_is_judged_by_itself(method):
+    if method != "random":
+        assert kept(method, case(seed=1), case(seed=2)) == kept(method, case(seed=1)) + kept(method, case(seed=2))
+    together = kept(method, case(seed=1), case(seed=2))
+    assert together[0] != together[1]
+
+
+@pytest.mark.parametrize("method", INFORMED)
+def test_keys_and_queries_can_be_judged_apart(method):
+    choices = {score: kept(method, case(), score=score)[0] for score in ("kq", "k", "q")}
+    assert choices["k"] != choices["q"]
+
+
+def test_defaults_are_those_of_the_stock_configs():
+    from transformers import AutoConfig
+
+    for model_type, family in FAMILIES.items():
+        stock = AutoConfig.for_model(model_type).to_dict()
+        assert {name: stock[name] for name in family.DEFAULTS} == family.DEFAULTS
+
+
+@pytest.mark.parametrize("value_dim", [24, 64, 96, 100, 128, 192, 256, 512])
+def test_gated_deltanet_configs_are_exact_for_every_key_dim(value_dim):
+    family = FAMILIES["gated_deltanet"]
+    config = {"model_type": "gated_deltanet", "head_dim": 256, "expand_v": ratio_for(value_dim, 256), "num_heads": 3}
+    for key_dim in range(1, 257):
+        resized = family.resize(config, key_dim)
+        mixer = family.mixers(resized)[0]
+        assert (mixer.axis.width, mixer.value_dim) == (key_dim, value_dim)
+        # what the stock layer computes and checks
+        assert int(resized["head_dim"] * resized["expand_v"]) == value_dim
+        assert math.isclose(3 * resized["head_dim"] * resized["expand_v"], 3 * value_dim, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(512, 4), (768, 6), (1000, 5), (1024, 8), (2048, 16), (2560, 20), (4096, 7)])
+def test_delta_net_configs_are_exact_for_every_key_dim(hidden, heads):
+    family = FAMILIES["delta_net"]
+    for key_dim in range(1, 257):
+        resized = family.resize({"hidden_size": hidden, "num_heads": heads, "expand_v": heads * 8 / hidden}, key_dim)
+        assert family.mixers(resized)[0].axis.width == key_dim
+        # the stock layer rounds, older ones truncate
+        assert round(hidden * resized["expand_k"]) == int(hidden * resized["expand_k"]) == key_dim * heads
+        assert math.isclose(hidden * resized["expand_k"], key_dim * heads)
