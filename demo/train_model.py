@@ -24,11 +24,11 @@ END_OF_TEXT = "<|endoftext|>"
 CONFIG = {
     "vocab_size": 4096,
     "hidden_size": 256,
-    "intermediate_size": 768,
+    "intermediate_size": 640,
     "num_hidden_layers": 4,
-    "num_heads": 2,  # key width 128, value width 128
-    "expand_k": 1.0,
-    "expand_v": 1.0,
+    "num_heads": 4,
+    "expand_k": 2.0,  # key width 128
+    "expand_v": 1.0,  # value width 64
     "tie_word_embeddings": True,
     "bos_token_id": 0,
     "eos_token_id": 0,

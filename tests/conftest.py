@@ -3,8 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
+
+import tiny
 
 torch.set_num_threads(1)
 

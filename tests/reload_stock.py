@@ -1,4 +1,4 @@
-"""Run in a fresh process: load each folder with the stock class and save its logits. No slimstate until they are loaded.
+"""Run in a fresh process: load each folder with the stock class, save its logits. No slimstate until they are loaded.
 
 Hybrid models are the exception: fla's softmax layer asks for flash-attn when it is made, which a CPU does not have.
 """

@@ -1,4 +1,4 @@
-"""What holds for every family with every option, and for every selector. A new family or selector is swept in by itself."""
+"""What holds for every family with every option, and for every selector; new ones are swept in by themselves."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 
 import slimstate
+import tiny
 from slimstate.axes import Evidence, Plan, Selection
 from slimstate.checkpoint import PLAN, Checkpoint, described_mixers
 from slimstate.families import FAMILIES
@@ -213,7 +213,10 @@ def test_gated_deltanet_configs_are_exact_for_every_key_dim(value_dim):
         assert math.isclose(3 * resized["head_dim"] * resized["expand_v"], 3 * value_dim, rel_tol=1e-5)
 
 
-@pytest.mark.parametrize(("hidden", "heads"), [(512, 4), (768, 6), (1000, 5), (1024, 8), (2048, 16), (2560, 20), (4096, 7)])
+SIZES = [(512, 4), (768, 6), (1000, 5), (1024, 8), (2048, 16), (2560, 20), (4096, 7)]
+
+
+@pytest.mark.parametrize(("hidden", "heads"), SIZES)
 def test_delta_net_configs_are_exact_for_every_key_dim(hidden, heads):
     family = FAMILIES["delta_net"]
     for key_dim in range(1, 257):

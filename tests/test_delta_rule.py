@@ -40,9 +40,7 @@ def test_chunks_give_the_values_and_gradients_of_the_recurrence(gated, time, chu
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    time=st.integers(1, 90), cut=st.integers(1, 89), gated=st.booleans(), groups=st.integers(1, 3), seed=st.integers(0, 99)
-)
+@given(st.integers(1, 90), st.integers(1, 89), st.booleans(), st.integers(1, 3), st.integers(0, 99))
 def test_a_state_carries_a_sequence_across_any_cut(time, cut, gated, groups, seed):
     tensors, _ = inputs(1, time + cut, 2, groups, 4, 3, gated, seed)
     whole, last = delta_rule(*tensors, scale=1.0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
 
+import tiny
 from slimstate import torch_kernels as kernels
 from slimstate.delta_rule import recurrence
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_delta_rule import inputs
 
 from slimstate.axes import Axis, Selection, Slot
 from slimstate.delta_rule import recurrence
 from slimstate.surgery import dropped_channels
 from slimstate.torch_kernels import short_convolution
+from test_delta_rule import inputs
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_orthogonal_invariance(gated):
-    """(k, q) -> (T k, T q) with T orthogonal leaves the output of the delta rule unchanged, and turns the state by T."""
+    """(k, q) -> (T k, T q) with T orthogonal leaves the output of the delta rule as it is and turns the state by T."""
     (q, k, *rest), _ = inputs(2, 40, 3, 1, 6, 5, gated)
     turn = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
     o, state = recurrence(q, k, *rest, scale=1.0)

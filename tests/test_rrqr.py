@@ -47,7 +47,10 @@ def volume(matrix: np.ndarray, keep) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    width=st.integers(2, 12), data=st.data(), f=st.sampled_from([1.0, 1.1, 1.5, 3.0]), seed=st.integers(0, 9999),
+    width=st.integers(2, 12),
+    data=st.data(),
+    f=st.sampled_from([1.0, 1.1, 1.5, 3.0]),
+    seed=st.integers(0, 9999),
     spread=st.sampled_from([0.0, 2.0]),
 )
 def test_no_exchange_is_left_that_grows_the_volume_more_than_f(width, data, f, seed, spread):

@@ -7,7 +7,8 @@ from slimstate.errors import SlimstateError
 from slimstate.evaluate import evaluate
 from slimstate.overview import inspect
 from slimstate.prune import prune
+from slimstate.reporter import Reporter
 from slimstate.runtime import prepare_fla
 
 __version__ = "0.1.0"
-__all__ = ["SlimstateError", "__version__", "evaluate", "inspect", "prepare_fla", "prune"]
+__all__ = ["Reporter", "SlimstateError", "__version__", "evaluate", "inspect", "prepare_fla", "prune"]

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -30,6 +29,8 @@ Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16; by default bfloat16 on a GPU, float32 on a CPU.")
 ]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub id.")]
+# typer carries its own copy of click in some versions, so the class is taken from where typer raises it
+USAGE_ERROR: Any = typer.BadParameter.__base__
 METHODS = "; ".join(f"{selector.name}: {selector.summary}" for selector in SELECTORS.values())
 
 
@@ -237,9 +238,9 @@ def main() -> None:
         code = app(standalone_mode=False)
     except SlimstateError as error:
         code = _complain(str(error))
-    except click.ClickException as error:
+    except USAGE_ERROR as error:
         code = _complain(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("stopped; nothing was written", file=sys.stderr)
         code = 130
     sys.exit(code)

@@ -103,9 +103,7 @@ def prune(
         width = checkpoint.mixers[0].axis.width
         keep, line = resolve_key_dim(width, compression, key_dim)
         reporter.say(line)
-        if score not in ("kq", "k", "q"):
-            raise PlanError(f"unknown score {score!r}; there are kq, k, q")
-        request = Request(keep=keep, score=score, seed=seed, f=f)  # type: ignore[arg-type]
+        request = Request(keep=keep, score=score, seed=seed, f=f)
         gathered = gather_evidence(
             checkpoint,
             selector_named(method),

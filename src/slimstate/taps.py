@@ -20,7 +20,7 @@ See = Callable[[Mixer, Role, Tensor], Tensor]
 @contextmanager
 def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | None = None) -> Iterator[None]:
     """While open, the queries and keys [B, T, H, D] of every mixer are what `see` returns, scaled by `scale`."""
-    running: list[Mixer] = []
+    running: list[Mixer] = []  # the mixer whose forward is under way, if it is one of these
     with ExitStack() as stack:
         for mixer in mixers:
             module = model.get_submodule(mixer.path)
@@ -55,17 +55,18 @@ def _patched(tap: Tap, running: list[Mixer], see: See, scale: float | None) -> I
 
     def watched(operator: Callable[..., Any]) -> Callable[..., Any]:
         def call(*, q: Tensor, k: Tensor, **options: Any) -> Any:
-            if tap.normaliser is None:
-                q, k = see(running[-1], "query", q), see(running[-1], "key", k)
-            if scale is not None:
-                options["scale"] = scale
+            for mixer in running:
+                if tap.normaliser is None:
+                    q, k = see(mixer, "query", q), see(mixer, "key", k)
+                if scale is not None:
+                    options["scale"] = scale
             return operator(q=q, k=k, **options)
 
         return call
 
     def watched_normaliser(normalise: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         roles: Iterator[Role] = itertools.cycle(("query", "key"))
-        return lambda x: normalise(see(running[-1], next(roles), x))
+        return lambda x: normalise(see(running[0], next(roles), x) if running else x)
 
     replaced = {name: watched(getattr(module, name)) for name in tap.operators}
     if tap.normaliser is not None:

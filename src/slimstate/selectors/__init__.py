@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from slimstate.axes import Selection
 from slimstate.errors import PlanError
-from slimstate.selectors.contract import SCORES, Case, Need, Request, Score, Selector
+from slimstate.selectors.contract import SCORES, Case, Need, Request, Selector
 from slimstate.selectors.rrqr import DRRQR
 from slimstate.selectors.scores import GRAD, L1, RANDOM, S_WANDA
 
@@ -24,10 +24,6 @@ def selector_named(name: str) -> Selector:
 
 def choose(name: str, cases: Iterable[Case], request: Request) -> list[Selection]:
     """The channels every case keeps, by the method of that name."""
-    if request.score not in SCORES:
-        raise PlanError(f"unknown score {request.score!r}; there are {', '.join(SCORES)}")
-    if not request.f >= 1:
-        raise PlanError(f"f = {request.f}: strong RRQR needs f >= 1")
     sizes: list[tuple[int, int]] = []
 
     def noted() -> Iterable[Case]:
@@ -44,4 +40,4 @@ def choose(name: str, cases: Iterable[Case], request: Request) -> list[Selection
     return selections
 
 
-__all__ = ["SCORES", "SELECTORS", "Case", "Need", "Request", "Score", "Selector", "choose", "selector_named"]
+__all__ = ["SCORES", "SELECTORS", "Case", "Need", "Request", "Selector", "choose", "selector_named"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
 from slimstate.axes import Evidence, Selection
+from slimstate.errors import PlanError
 
-Score = Literal["kq", "k", "q"]
 Need = Literal["weight", "gram", "input", "gradient"]
-SCORES: tuple[Score, ...] = get_args(Score)
+SCORES = ("kq", "k", "q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,15 @@ class Request:
     """How many channels to keep in every head, judged by keys, queries or both."""
 
     keep: int
-    score: Score = "kq"
+    score: str = "kq"
     seed: int = 0
     f: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.score not in SCORES:
+            raise PlanError(f"unknown score {self.score!r}; there are {', '.join(SCORES)}")
+        if not self.f >= 1:
+            raise PlanError(f"f = {self.f}: strong RRQR needs f >= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +57,7 @@ class Selector:
         return bool(self.needs - {"weight"})
 
 
-def scored(score: Score, query: Tensor | None, key: Tensor | None) -> list[Tensor]:
+def scored(score: str, query: Tensor | None, key: Tensor | None) -> list[Tensor]:
     """The tensors that `score` asks for, out of the query's and the key's."""
     wanted = {"kq": [query, key], "k": [key], "q": [query]}[score]
     found = [tensor for tensor in wanted if tensor is not None]

@@ -1,0 +1,117 @@
+"""Evidence is what the definitions say, however the tokens are split, and only what is needed is collected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tiny
+from slimstate import calibration
+from slimstate.calibration import calibrate
+from slimstate.checkpoint import Checkpoint
+from slimstate.errors import DataError, ModelError
+from slimstate.evidence import EvidenceFile
+from slimstate.runtime import load
+
+EVERYTHING = frozenset({"gram", "input", "gradient"})
+TOKENS = tiny.token_ids(10, 48)
+
+
+@pytest.fixture(params=tiny.PLAIN)
+def prepared(request, folders):
+    folder = folders[request.param]
+    return load(folder, device="cpu"), Checkpoint.open(folder).mixers
+
+
+def close(a, b):
+    for (name, x), (other, y) in zip(a.tensors(), b.tensors(), strict=True):
+        assert name == other
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()))
+
+
+def test_one_batch_is_ten_batches_is_two_merged_halves(prepared, monkeypatch):
+    runtime, mixers = prepared
+    whole = calibrate(runtime, mixers, TOKENS, EVERYTHING)
+    monkeypatch.setitem(calibration.TOKENS_AT_ONCE, "cpu", 48)
+    tenths = calibrate(runtime, mixers, TOKENS, EVERYTHING)
+    halves = [calibrate(runtime, mixers, part, EVERYTHING) for part in TOKENS.split(5)]
+    for layer in whole:
+        assert whole[layer].tokens == tenths[layer].tokens == TOKENS.numel()
+        close(whole[layer], tenths[layer])
+        close(whole[layer], halves[0][layer].merged(halves[1][layer]))
+
+
+def test_grams_and_norms_are_those_of_the_post_convolution_activations(prepared):
+    runtime, mixers = prepared
+    inputs = []
+    layer = runtime.model.get_submodule(mixers[0].path)
+    handle = layer.register_forward_pre_hook(lambda *call: inputs.append(call[2]["hidden_states"]), with_kwargs=True)
+    evidence = calibrate(runtime, mixers[:1], TOKENS, frozenset({"gram", "input"}))[0]
+    handle.remove()
+    x = torch.cat(inputs)
+    for role, projection, convolution in (("query", "q_proj", "q_conv1d"), ("key", "k_proj", "k_conv1d")):
+        flat = getattr(layer, projection)(x).mT
+        taps = getattr(layer, convolution).weight
+        y = F.silu(F.conv1d(F.pad(flat, (3, 0)), taps, groups=taps.shape[0])).mT
+        by_head = y.detach().double().unflatten(-1, (2, -1)).flatten(0, 1)
+        expected = torch.einsum("nhc,nhd->hcd", by_head, by_head)
+        torch.testing.assert_close(getattr(evidence, f"{role}_gram"), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(evidence.input_square, x.double().square().sum((0, 1)), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_are_those_of_the_summed_loss(prepared):
+    runtime, mixers = prepared
+    evidence = calibrate(runtime, mixers, TOKENS, frozenset({"gradient"}))
+    names = [mixer.name_of(slot) for mixer in mixers for slot in (mixer.query, mixer.key)]
+    weights = [runtime.model.get_parameter(name).requires_grad_() for name in names]
+    logits = runtime.model(input_ids=TOKENS, use_cache=False).logits[:, :-1]
+    loss = F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten(), reduction="sum")
+    found = [g for m in mixers for g in (evidence[m.layer].query_gradient, evidence[m.layer].key_gradient)]
+    for gradient, expected in zip(found, torch.autograd.grad(loss, weights), strict=True):
+        torch.testing.assert_close(gradient.flatten(0, 1), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("need", sorted(EVERYTHING))
+def test_only_what_is_needed_is_collected(prepared, need):
+    runtime, mixers = prepared
+    evidence = calibrate(runtime, mixers, TOKENS[:2], frozenset({need}))[0]
+    assert all(need in name for name, _ in evidence.tensors())
+
+
+def test_infinite_activations_name_their_layer_and_head(prepared):
+    runtime, mixers = prepared
+    with torch.no_grad():
+        runtime.model.get_parameter(mixers[1].name_of(mixers[1].key))[mixers[1].axis.width].fill_(torch.inf)
+    with pytest.raises(ModelError, match="layer 1, head 1: NaN or infinite keys"):
+        calibrate(runtime, mixers, TOKENS[:2], frozenset({"gram"}))
+
+
+def test_evidence_survives_its_file_and_refuses_strangers(prepared, tmp_path):
+    runtime, mixers = prepared
+    evidence = calibrate(runtime, mixers, TOKENS[:2], frozenset({"gram", "input"}))
+    about = {"data": "x.txt", "samples": 2, "length": 48, "seed": 0, "digest": "d"}
+    path = tmp_path / "deep" / "evidence.safetensors"
+    EvidenceFile(model="m", calibration=about, evidence=evidence).save(path)
+    back = EvidenceFile.open(path)
+    for layer in evidence:
+        assert back.evidence[layer].tokens == evidence[layer].tokens
+        pairs = zip(back.evidence[layer].tensors(), evidence[layer].tensors(), strict=True)
+        assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+    assert back.missing(EVERYTHING | {"weight"}) == ["gradient"]
+    back.check(path, "m", "d")
+    back.check(path, "m", None)
+    with pytest.raises(DataError, match="another model"):
+        back.check(path, "n", None)
+    with pytest.raises(DataError, match="other tokens"):
+        back.check(path, "m", "e")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_evidence_of_different_kinds_does_not_merge(prepared):
+    runtime, mixers = prepared
+    evidence = calibrate(runtime, mixers, TOKENS[:2], frozenset({"gram", "input"}))[0]
+    with pytest.raises(DataError, match="different kinds"):
+        evidence.merged(replace(evidence, input_square=None))

@@ -1,0 +1,252 @@
+"""A folder is written whole or not at all, keeps what it should, and remembers where it came from."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import slimstate
+import tiny
+from slimstate import checkpoint as checkpoints
+from slimstate.axes import Plan
+from slimstate.checkpoint import INDEX, PLAN, Checkpoint
+from slimstate.errors import ModelError, OutputError, PlanError
+from slimstate.runtime import load
+
+NAME = tiny.PLAIN[0]
+
+
+def cut(folder: Path, out: Path, **options) -> dict:
+    return slimstate.prune(folder, out, **{"method": "l1", "key_dim": 8, **options})
+
+
+def test_shards_dtypes_and_other_files_are_kept(folders, tmp_path):
+    model = tiny.build(tiny.VARIANTS[NAME]).to(torch.bfloat16)
+    folder = tiny.save(model, tmp_path / "model", "60KB")
+    (folder / "README.md").write_text("the card of the base model")
+    (folder / "pytorch_model.bin").write_bytes(b"stale")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "x").write_text("x")
+    record = cut(folder, tmp_path / "cut")
+    before, after = Checkpoint.open(folder), Checkpoint.open(tmp_path / "cut")
+    assert len(before.files) > 1
+    assert {name: list(file.tensors) for name, file in before.files.items()} == {
+        name: list(file.tensors) for name, file in after.files.items()
+    }
+    assert {info.dtype for info in after.tensors.values()} == {info.dtype for info in before.tensors.values()}
+    assert after.index["weight_map"] == before.index["weight_map"]
+    assert after.index["metadata"]["total_size"] == sum(info.size for info in after.tensors.values())
+    same = "tokenizer.json tokenizer_config.json chat_template.jinja generation_config.json notes/origin.md"
+    for name in same.split():
+        assert (folder / name).read_bytes() == (tmp_path / "cut" / name).read_bytes()
+    assert (tmp_path / "cut" / "README.base.md").read_text() == "the card of the base model"
+    assert "key dim 8 instead of 24" in (tmp_path / "cut" / "README.md").read_text()
+    assert record["left_out"] == ["pytorch_model.bin"]
+    assert not (tmp_path / "cut" / "pytorch_model.bin").exists()
+    assert not (tmp_path / "cut" / ".cache").exists()
+
+
+def test_a_single_file_is_written_as_safetensors_itself_would(tmp_path):
+    folder = tiny.save(tiny.build(tiny.VARIANTS[NAME]), tmp_path / "model")
+    cut(folder, tmp_path / "cut")
+    written = tmp_path / "cut" / "model.safetensors"
+    save_file(load_file(written), tmp_path / "again.safetensors", {"format": "pt"})
+    assert written.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
+
+
+def test_the_plan_alone_repeats_the_cut(folders, text_file, tmp_path):
+    options = {"method": "drrqr", "data": str(text_file), "samples": 4, "length": 64, "key_dim": 10}
+    cut(folders[NAME], tmp_path / "a" / "cut", **options)
+    slimstate.prune(folders[NAME], tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut" / PLAN)
+    for path in (tmp_path / "a" / "cut").rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "b" / "cut" / path.relative_to(tmp_path / "a" / "cut")).read_bytes()
+
+
+def test_a_plan_for_another_model_is_refused(folders, tmp_path):
+    cut(folders[NAME], tmp_path / "cut")
+    with pytest.raises(PlanError, match="another model"):
+        slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "other", apply=tmp_path / "cut" / PLAN)
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(PlanError, match="not a slimstate plan"):
+        slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
+    with pytest.raises(PlanError, match="cannot read plan"):
+        slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_plan_carries_its_certificate(folders, text_file, tmp_path):
+    cut(folders[NAME], tmp_path / "cut", method="drrqr", data=str(text_file), samples=4, length=64)
+    plan = json.loads((tmp_path / "cut" / PLAN).read_text())
+    for layer in plan["layers"].values():
+        assert all(rho <= 1.5 for rho in layer["rho"])
+        assert {"keep", "rho", "swaps", "condition_before", "condition_after"} == layer.keys()
+    assert plan["options"] == {"f": 1.5}
+    assert plan["calibration"]["samples"] == 4
+    assert plan["model"]["fingerprint"] == Checkpoint.open(folders[NAME]).fingerprint
+
+
+def test_cuts_chain(folders, tmp_path):
+    cut(folders[NAME], tmp_path / "once", key_dim=12)
+    cut(tmp_path / "once", tmp_path / "twice", key_dim=6)
+    config = json.loads((tmp_path / "twice" / "config.json").read_text())["slimstate"]
+    assert (config["width"], config["key_dim"]) == (12, 6)
+    assert [(entry["width"], entry["key_dim"]) for entry in config["history"]] == [(24, 12)]
+    plan = Plan.from_json((tmp_path / "twice" / PLAN).read_text())
+    assert plan.parent["key_dim"] == 12
+    assert plan.parent["model"]["source"] == str(folders[NAME])
+    model = load(tmp_path / "twice", device="cpu").model
+    assert model(input_ids=tiny.token_ids()).logits.isfinite().all()
+
+
+def full_disk(*_) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp_path, monkeypatch):
+    out = tmp_path / "cut"
+    out.mkdir()
+    (out / "precious").write_text("x")
+    with pytest.raises(OutputError, match="exists already"):
+        cut(folders[NAME], out)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "write_cut", full_disk)
+        with pytest.raises(OutputError, match="no space left"):
+            cut(folders[NAME], out, force=True)
+    assert (out / "precious").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+    cut(folders[NAME], out, force=True)
+    assert not (out / "precious").exists()
+    assert Checkpoint.open(out).mixers[0].axis.width == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+def test_force_works_where_folders_cannot_be_exchanged(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints.ctypes, "CDLL", lambda *_, **__: object())
+    for key_dim in (8, 6):
+        cut(folders[NAME], tmp_path / "cut", key_dim=key_dim, force=True)
+    assert Checkpoint.open(tmp_path / "cut").mixers[0].axis.width == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+def test_the_model_itself_is_never_the_output(folders):
+    for out in (folders[NAME], folders[NAME] / "inside", folders[NAME].parent):
+        with pytest.raises(OutputError, match="model folder itself"):
+            cut(folders[NAME], out, force=True)
+
+
+def test_a_dry_run_writes_nothing(folders, tmp_path):
+    record = cut(folders[NAME], tmp_path / "cut", dry_run=True)
+    assert record["key_dim"] == 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def damaged(folder: Path, out: Path, name: str, change) -> Path:
+    """A copy of a model with one tensor changed."""
+    import shutil
+
+    shutil.copytree(folder, out)
+    shard = json.loads((out / INDEX).read_text())["weight_map"][name]
+    tensors = load_file(out / shard)
+    tensors[name] = change(tensors[name])
+    save_file(tensors, out / shard, {"format": "pt"})
+    return out
+
+
+def one_row_of_nan(weight: torch.Tensor) -> torch.Tensor:
+    return weight.index_fill(0, torch.tensor([30]), torch.nan)
+
+
+LAYERS = "model.layers"
+DAMAGE = {
+    f"{LAYERS}.1.attn.k_proj.weight": (one_row_of_nan, "layer 1, head 1: .*NaN"),
+    f"{LAYERS}.0.mlp.up_proj.weight": (lambda x: x * torch.inf, "layers.0.mlp.up_proj.weight holds NaN"),
+    f"{LAYERS}.0.attn.q_proj.weight": (lambda x: x[:-1].clone(), r"\[47, 64\] where the config says \[48, 64\]"),
+    f"{LAYERS}.1.mlp.up_proj.weight": (lambda x: x[:-1].clone(), r"\[95, 64\] where the config says \[96, 64\]"),
+}
+
+
+@pytest.mark.parametrize("tensor", sorted(DAMAGE))
+def test_damaged_weights_are_named_and_nothing_is_written(tensor, folders, tmp_path):
+    change, message = DAMAGE[tensor]
+    folder = damaged(folders[NAME], tmp_path / "model", tensor, change)
+    with pytest.raises(ModelError, match=message):
+        cut(folder, tmp_path / "cut")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_missing_or_truncated_shard_is_named(folders, tmp_path):
+    import shutil
+
+    shutil.copytree(folders[NAME], tmp_path / "model")
+    shard = sorted((tmp_path / "model").glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=f"{shard.name} is truncated"):
+        cut(tmp_path / "model", tmp_path / "cut")
+    shard.write_bytes(b"abc")
+    with pytest.raises(ModelError, match=f"{shard.name} is truncated"):
+        cut(tmp_path / "model", tmp_path / "cut")
+    shard.unlink()
+    with pytest.raises(ModelError, match=f"shard {shard.name} is missing"):
+        cut(tmp_path / "model", tmp_path / "cut")
+
+
+def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_path, monkeypatch):
+    file = tmp_path / "evidence.safetensors"
+    data = {"data": str(text_file), "samples": 4, "length": 64}
+    first = cut(folders[NAME], tmp_path / "a", method="drrqr", evidence=file, **data)
+    monkeypatch.setattr(importlib.import_module("slimstate.prune"), "load", None)  # no model may be loaded any more
+    again = cut(folders[NAME], tmp_path / "b", method="drrqr", evidence=file)
+    assert first["certificate"] == again["certificate"]
+    cut(folders[NAME], tmp_path / "c", method="s-wanda", evidence=file)
+    with pytest.raises(slimstate.SlimstateError, match="no gradient evidence"):
+        cut(folders[NAME], tmp_path / "d", method="grad", evidence=file)
+    with pytest.raises(slimstate.SlimstateError, match="another model"):
+        cut(folders[tiny.PLAIN[1]], tmp_path / "d", method="drrqr", evidence=file)
+    with pytest.raises(slimstate.SlimstateError, match="other tokens"):
+        cut(folders[NAME], tmp_path / "d", method="drrqr", evidence=file, **{**data, "samples": 3})
+    monkeypatch.undo()
+    cut(folders[NAME], tmp_path / "d", method="grad", evidence=file, **data)
+    cut(folders[NAME], tmp_path / "e", method="drrqr", evidence=file)
+
+
+def test_a_killed_prune_leaves_nothing_that_looks_finished(folders, tmp_path):
+    """kill -9 at random moments of the writing; then a rerun works and clears up."""
+    script = (
+        "import sys, time, slimstate, slimstate.checkpoint as c; write = c.write_cut\n"
+        "def slow(*a): print('writing', flush=True); time.sleep(0.02); write(*a)\n"
+        "c.write_cut = slow\n"
+        "slimstate.prepare_fla(); print('ready', flush=True); sys.stdin.readline()\n"
+        f"slimstate.prune({str(folders[NAME])!r}, {str(tmp_path / 'cut')!r}, method='l1', key_dim=8)\n"
+    )
+    generator = random.Random(0)
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"ready\n"
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        time.sleep(generator.uniform(0, 0.15))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        if (tmp_path / "cut").exists():
+            assert Checkpoint.open(tmp_path / "cut").mixers[0].axis.width == 8
+            assert len(list((tmp_path / "cut").iterdir())) == len(list(folders[NAME].iterdir())) + 2
+        for path in (tmp_path / "cut", *tmp_path.glob(".cut*")):
+            if path.exists() and not (path / "config.json").exists():
+                with pytest.raises(ModelError):
+                    Checkpoint.open(path)
+    cut(folders[NAME], tmp_path / "cut", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]

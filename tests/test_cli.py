@@ -1,0 +1,173 @@
+"""The command itself: its verbs, its JSON, and one clear line with exit code 2 for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tiny
+from slimstate import cli
+from slimstate.runtime import load
+
+COMMAND = Path(sys.executable).with_name("slimstate")
+NAME = tiny.PLAIN[0]
+
+
+def run(capsys, monkeypatch, *arguments: object) -> tuple[int, str, str]:
+    """The command in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["slimstate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    captured = capsys.readouterr()
+    return stop.value.code or 0, captured.out, captured.err
+
+
+def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):
+    out = tmp_path / "cut"
+    calibration = ["--data", text_file, "--samples", "4", "--length", "64"]
+    prune = subprocess.run(
+        [COMMAND, "prune", folders[NAME], "--out", out, "--compression", "0.4", *calibration, "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    record = json.loads(prune.stdout)
+    assert (record["width"], record["key_dim"], record["out"]) == (24, 16, str(out))
+    assert record["state_bytes"]["after"]["fp32"] * 24 == record["state_bytes"]["before"]["fp32"] * 16
+    assert "rounded to key dim 16" in prune.stderr
+    assert "kernels: PyTorch" in prune.stderr
+    assert "\r" not in prune.stderr  # no progress bar where there is no terminal
+    windows = ["--length", "128", "--max-tokens", "1024"]
+    found = subprocess.run(
+        [COMMAND, "eval", out, "--text", text_file, *windows, "--json"], capture_output=True, text=True, check=True
+    )
+    measured = json.loads(found.stdout)
+    runtime = load(out, device="cpu")
+    ids = torch.tensor(runtime.tokenizer(text_file.read_text())["input_ids"][:1024]).view(8, 128)
+    with torch.inference_mode():
+        logits = runtime.model(input_ids=ids, use_cache=False).logits
+    nats = float(F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+    assert measured["perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
+    assert measured["bits_per_byte"] == pytest.approx(nats / math.log(2), rel=1e-4)  # one token per byte
+
+
+@pytest.mark.parametrize("name", tiny.PLAIN)
+def test_inspect_says_what_the_model_is(name, folders, capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, "inspect", folders[name], "--json")
+    record = json.loads(out)
+    model = load(folders[name], device="cpu").model
+    assert code == 0
+    assert record["model_type"] == name.split("-")[0]
+    assert (record["mixers"], record["heads"], record["key_dim"]) == (2, 2, 24)
+    assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    state = model(input_ids=tiny.token_ids(1, 8), use_cache=True).past_key_values[0]["recurrent_state"]
+    assert record["state_bytes"] == {"fp32": 2 * state.numel() * 4, "bf16": 2 * state.numel() * 2}
+    assert record["value_dim"] * 24 == state[0, 0].numel()
+    code, out, _ = run(capsys, monkeypatch, "inspect", folders[name])
+    assert code == 0
+    assert "recurrent state per sequence" in out
+
+
+def test_data_free_methods_say_that_nothing_ran(folders, tmp_path, capsys, monkeypatch):
+    first, second = tmp_path / "cut", tmp_path / "again"
+    code, out, err = run(capsys, monkeypatch, "prune", folders[NAME], "--out", first, *L1, "--key-dim", 8)
+    assert code == 0
+    assert "kernels: none ran" in out
+    assert "key dim 8 of 24" in err
+    code, _, err = run(capsys, monkeypatch, "prune", first, "--out", second, *L1, "--key-dim", 4)
+    assert code == 0
+    assert "cut before, from key dim 24 to 8" in err
+
+
+def test_compressions_are_rounded_and_announced():
+    from slimstate.prune import resolve_key_dim
+
+    kept = {c: resolve_key_dim(128, c, None)[0] for c in (0.3, 0.4, 0.5, 0.75, 0.875, 0.01, 0.999)}
+    assert kept == {0.3: 96, 0.4: 80, 0.5: 64, 0.75: 32, 0.875: 16, 0.01: 112, 0.999: 16}
+    assert resolve_key_dim(80, 0.8, None) == (16, "compression 0.8 of 80 channels keeps 16")
+    assert resolve_key_dim(128, None, 77)[0] == 77
+    assert resolve_key_dim(16, 0.5, None)[0] == 8
+    assert "rounded to key dim 96" in resolve_key_dim(128, 0.3, None)[1]
+
+
+L1 = ("--method", "l1")
+BAD = {
+    "no such folder": (["/nowhere/model", *L1, "--key-dim", "8"], "no model at /nowhere/model"),
+    "no such hub id": (["nobody/nothing-here", *L1, "--key-dim", "8"], "cannot be had from the hub"),
+    "key dim 0": (["MODEL", *L1, "--key-dim", "0"], "key dim 0: it must be at least 1 and less than the width 24"),
+    "key dim negative": (["MODEL", *L1, "--key-dim", "-3"], "key dim -3"),
+    "key dim too large": (["MODEL", *L1, "--key-dim", "500"], "key dim 500"),
+    "key dim is the width": (["MODEL", *L1, "--key-dim", "24"], "nothing to cut"),
+    "compression 0": (["MODEL", *L1, "--compression", "0"], "compression 0.0: it must lie between 0 and 1"),
+    "compression 1": (["MODEL", *L1, "--compression", "1"], "compression 1.0"),
+    "compression nan": (["MODEL", *L1, "--compression", "nan"], "compression nan"),
+    "both": (["MODEL", *L1, "--compression", "0.5", "--key-dim", "8"], "either --compression or --key-dim"),
+    "neither": (["MODEL", *L1], "either --compression or --key-dim"),
+    "method": (["MODEL", "--method", "magic", "--key-dim", "8"], "there are random, l1, s-wanda, grad, drrqr"),
+    "score": (["MODEL", *L1, "--score", "v", "--key-dim", "8"], "unknown score 'v'; there are kq, k, q"),
+    "device": (["MODEL", *L1, "--device", "tpu", "--key-dim", "8"], "unknown device 'tpu'"),
+    "dtype": (["MODEL", *L1, "--dtype", "int4", "--key-dim", "8"], "unknown dtype 'int4'"),
+    "no data": (["MODEL", "--key-dim", "8"], "give text to calibrate on with --data"),
+    "missing data": (["MODEL", "--key-dim", "8", "--data", "/nowhere/x.txt"], "no data at /nowhere/x.txt"),
+    "short data": (["MODEL", "--key-dim", "8", "--data", "TEXT"], "samples of 2048 need 262,144"),
+    "f": (["MODEL", "--key-dim", "8", "--rrqr-f", "0.5"], "f >= 1"),
+    "not a number": (["MODEL", "--key-dim", "many"], "Invalid value for '--key-dim'"),
+    "no such option": (["MODEL", "--keydim", "8"], "No such option"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_bad_input_gets_one_line_and_writes_nothing(name, folders, text_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments, message = BAD[name]
+    places = {"MODEL": folders[NAME], "TEXT": text_file}
+    arguments = [places.get(argument, argument) for argument in arguments]
+    code, out, err = run(capsys, monkeypatch, "prune", *arguments, "--out", tmp_path / "cut")
+    assert code == 2
+    assert out == ""
+    complaint = err.strip().splitlines()[-1]
+    assert complaint.startswith("slimstate: ")
+    assert message in complaint
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            '{"model_type": "llama"}',
+            "llama is not a linear-attention model that slimstate knows; the families are",
+        ),
+        ('{"model_type": "qwen3_next"}', "qwen3_next is a linear-attention model that is not supported yet"),
+        ("{}", "names no model_type"),
+        ("not json", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"model_type": "delta_net"}', "no weights at all"),
+        (None, "has no config.json"),
+    ],
+)
+def test_what_is_not_a_supported_model_is_refused(config, message, tmp_path, capsys, monkeypatch):
+    (tmp_path / "model").mkdir()
+    if config is not None:
+        (tmp_path / "model" / "config.json").write_text(config)
+    for verb in ("inspect", "prune"):
+        options = [] if verb == "inspect" else ["--key-dim", "8", "--out", tmp_path / "cut", *L1]
+        code, _, err = run(capsys, monkeypatch, verb, tmp_path / "model", *options)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert message in err
+
+
+def test_help_and_version(capsys, monkeypatch):
+    import slimstate
+
+    assert run(capsys, monkeypatch, "--version")[1].strip() == slimstate.__version__
+    for verb in ("inspect", "prune", "eval"):
+        code, out, _ = run(capsys, monkeypatch, verb, "--help")
+        assert code == 0
+        assert "MODEL" in out

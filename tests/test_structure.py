@@ -1,0 +1,44 @@
+"""Imports point one way: a module knows only those of lower ranks; selectors and families are of one rank."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import slimstate
+
+ROOT = Path(slimstate.__file__).parent
+RANKS = [
+    {"errors", "reporter", "record"},
+    {"axes"},
+    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card"},
+    {"torch_kernels", "taps", "checkpoint", "evidence"},
+    {"runtime", "overview"},
+    {"calibration"},
+    {"prune", "evaluate"},
+    {"__init__", "cli"},
+]
+RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
+
+
+def imports(path: Path) -> set[str]:
+    """The slimstate modules a file imports, by their first name under the package."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names |= {module.split(".")[1] for module in modules if module.startswith("slimstate.")}
+    return names
+
+
+def test_imports_point_one_way():
+    for path in ROOT.rglob("*.py"):
+        name = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        upward = {other for other in imports(path) - {name} if RANK[other] >= RANK[name]}
+        assert not upward, f"{path.name} imports {upward} from its own rank or above"
+
+
+def test_every_module_has_a_rank_and_states_its_idea():
+    for path in ROOT.rglob("*.py"):
+        assert path.relative_to(ROOT).parts[0].removesuffix(".py") in RANK
+        assert ast.get_docstring(ast.parse(path.read_text())), path
