@@ -2,7 +2,8 @@
 
     python benchmarks/calibration.py --model MODEL --data TEXT [--samples 16 --length 1024 --device cpu]
 
-Forward and calibration take turns in one process, so that a noisy machine slows both. Peak memory is read in fresh processes.
+Forward and calibration take turns in one process, so that a noisy machine slows both. Peak memory is read in fresh
+processes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python benchmarks/selection.py [--heads 384 --width 128 --keep 64 --rows 5000]
 
 The paper's procedure for one head: QR with column pivoting of its sampled activations in float32, then exchanges, each
-followed by a full QR of the exchanged columns, until no rho exceeds f. Ours: strong RRQR of the Gram matrices of all heads.
+followed by a full QR of the exchanged columns, until no rho exceeds f. Ours: strong RRQR of the Gram matrices of all
+heads.
 """
 
 from __future__ import annotations

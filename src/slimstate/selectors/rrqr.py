@@ -6,7 +6,7 @@ what of M_R lies outside the span of M_S. Exchanging i of S with j of R multipli
     rho_ij = sqrt( U_ij^2 + (gamma_j / omega_i)^2 ),   U = A^-1 B,  gamma_j = |C e_j|,  1 / omega_i = |e_i' A^-1|.
 
 The start is QR with column pivoting; columns are exchanged until no rho exceeds f. All of it depends on M only through
-its Gram matrix G = M'M, through the table that sweeping G on S makes (symmetric, [D, D]):
+its Gram matrix G = M'M, through the table that sweeping G on S makes (symmetric, [D, D], kept columns first):
 
     [ -G_SS^-1        U    ]        rho_ij^2 = T_ij^2 - T_ii T_jj
     [    U'      G_RR - B'B ]
@@ -40,22 +40,21 @@ def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5) -> Pivoting:
     """Strong rank-revealing QR of every M with M'M = gram [N, D, D], down to rho <= f."""
     count, width, _ = gram.shape
     gram = _conditioned(gram)
-    chosen = pivoted_columns(gram, keep)
+    order = pivoted_order(gram, keep)
     swaps = torch.zeros(count, dtype=torch.long, device=gram.device)
     rho = torch.ones(count, dtype=gram.dtype, device=gram.device)
     volume = torch.full_like(rho, -torch.inf)
     active = torch.arange(count, device=gram.device)
     while len(active) and keep < width:
-        table, log_volume = _swept(gram[active], chosen[active])
-        worst, _, _ = _best_exchange(table, chosen[active])
+        table, log_volume = _swept(gram[active], order[active], keep)
+        worst, _, _ = _best_exchange(table, keep)
         rho[active] = worst
         # without a larger volume since the last table, what is left above f is rounding
         unfinished = (worst > f) & (log_volume > volume[active])
         volume[active] = log_volume
         active, table = active[unfinished], table[unfinished]
-        _exchange(table, chosen, active, swaps, f)
-    kept = chosen.nonzero()[:, 1].view(count, keep)
-    return Pivoting(keep=kept, rho=rho, swaps=swaps)
+        _exchange(table, order, active, swaps, keep, f)
+    return Pivoting(keep=order[:, :keep].sort(-1).values, rho=rho, swaps=swaps)
 
 
 def _conditioned(gram: Tensor) -> Tensor:
@@ -72,71 +71,68 @@ def _conditioned(gram: Tensor) -> Tensor:
     return gram + floor * torch.eye(width, dtype=gram.dtype, device=gram.device)
 
 
-def pivoted_columns(gram: Tensor, keep: int) -> Tensor:
-    """The columns that QR with column pivoting takes first, as a mask [N, D].
+def pivoted_order(gram: Tensor, keep: int) -> Tensor:
+    """The columns [N, D] with those first that QR with column pivoting takes in `keep` steps.
 
     Cholesky of G with diagonal pivoting: step t takes the column with the largest residual and needs one new row of R.
     """
     count, width, _ = gram.shape
     every = torch.arange(count, device=gram.device)
     residual = gram.diagonal(dim1=-2, dim2=-1).clone()
-    chosen = torch.zeros(count, width, dtype=torch.bool, device=gram.device)
+    taken_at = torch.full((count, width), keep, device=gram.device)
     rows = gram.new_zeros(count, keep, width)
     for step in range(keep):
-        pivot = residual.masked_fill(chosen, -torch.inf).argmax(-1)
+        pivot = residual.argmax(-1)
         done = rows[:, :step]
         row = gram[every, pivot] - (done[every, :, pivot].unsqueeze(1) @ done).squeeze(1)
         row = row / row[every, pivot].clamp_min(torch.finfo(row.dtype).tiny).sqrt().unsqueeze(-1)
         rows[:, step] = row
         residual -= row.square()
-        chosen[every, pivot] = True
-    return chosen
+        residual[every, pivot] = -torch.inf
+        taken_at[every, pivot] = step
+    return taken_at.argsort(dim=-1, stable=True)
 
 
-def _swept(gram: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The table of G swept on the chosen columns, and log det G_SS."""
-    inside = (chosen.unsqueeze(-1) & chosen.unsqueeze(-2)).to(gram.dtype)
-    outside = torch.diag_embed((~chosen).to(gram.dtype))
-    factor = torch.linalg.cholesky(gram * inside + outside)
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
-    inverse = torch.linalg.solve_triangular(factor, identity, upper=False) * chosen.unsqueeze(-2)
-    coefficients = inverse @ (gram * chosen.unsqueeze(-1))
+def _swept(gram: Tensor, order: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """The table of G swept on the first `keep` columns of `order`, in that order, and log det G_SS."""
+    gram = gram.gather(1, order.unsqueeze(-1).expand_as(gram)).gather(2, order.unsqueeze(-2).expand_as(gram))
+    factor = torch.linalg.cholesky(gram[:, :keep, :keep])
+    identity = torch.eye(keep, dtype=gram.dtype, device=gram.device).expand_as(factor)
+    inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+    coefficients = inverse @ gram[:, :keep, keep:]
     loadings = inverse.mT @ coefficients
-    schur = gram - coefficients.mT @ coefficients
-    rows, columns = chosen.unsqueeze(-1), chosen.unsqueeze(-2)
-    table = torch.where(
-        rows, torch.where(columns, -(inverse.mT @ inverse), loadings), torch.where(columns, loadings.mT, schur)
-    )
-    log_volume = (factor.diagonal(dim1=-2, dim2=-1).log() * chosen).sum(-1) * 2
-    return table, log_volume
+    gram[:, :keep, :keep] = -(inverse.mT @ inverse)
+    gram[:, :keep, keep:] = loadings
+    gram[:, keep:, :keep] = loadings.mT
+    gram[:, keep:, keep:] -= coefficients.mT @ coefficients
+    return gram, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def _best_exchange(table: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest rho of every head [n], the column that leaves and the one that enters."""
+def _best_exchange(table: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest rho of every head [n], and the places of the column that leaves and of the one that enters."""
     diagonal = table.diagonal(dim1=-2, dim2=-1)
-    lever = torch.where(chosen, -diagonal, 0.0)
-    slack = torch.where(chosen, 0.0, diagonal).clamp_min(0.0)
-    squares = table.square().addcmul_(lever.unsqueeze(-1), slack.unsqueeze(-2))
-    squares = squares.mul_(chosen.unsqueeze(-1)).mul_((~chosen).unsqueeze(-2))
+    lever, slack = -diagonal[:, :keep], diagonal[:, keep:].clamp_min(0.0)
+    squares = table[:, :keep, keep:].square().addcmul_(lever.unsqueeze(-1), slack.unsqueeze(-2))
     best, where = squares.flatten(1).max(-1)
-    width = table.shape[-1]
-    return best.sqrt(), where // width, where % width
+    others = table.shape[-1] - keep
+    return best.sqrt(), where // others, keep + where % others
 
 
-def _exchange(table: Tensor, chosen: Tensor, active: Tensor, swaps: Tensor, f: float) -> None:
+def _exchange(table: Tensor, order: Tensor, active: Tensor, swaps: Tensor, keep: int, f: float) -> None:
     """Exchange columns of the active heads until no rho exceeds f or the table has grown old."""
-    width = table.shape[-1]
-    for _ in range(width):
+    for _ in range(table.shape[-1]):
         if not len(active):
             return
-        rho, leaving, entering = _best_exchange(table, chosen[active])
+        rho, leaving, entering = _best_exchange(table, keep)
         go = rho > f
         if not bool(go.all()):
             active, table, rho, leaving, entering = active[go], table[go], rho[go], leaving[go], entering[go]
         _pivot(table, leaving, -1.0)
         _pivot(table, entering, 1.0)
-        chosen[active, leaving] = False
-        chosen[active, entering] = True
+        every = torch.arange(len(active), device=table.device)
+        table[every, leaving], table[every, entering] = table[every, entering], table[every, leaving]
+        table[every, :, leaving], table[every, :, entering] = table[every, :, entering], table[every, :, leaving]
+        order[active, leaving], order[active, entering] = order[active, entering], order[active, leaving]
         swaps[active] += 1
         # an exchange this large leaves a table of rounding errors: wait for a fresh one
         sound = rho < 1e5
