@@ -100,7 +100,7 @@ def test_evidence_survives_its_file_and_refuses_strangers(prepared, tmp_path):
         assert back.evidence[layer].tokens == evidence[layer].tokens
         pairs = zip(back.evidence[layer].tensors(), evidence[layer].tensors(), strict=True)
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
-    assert back.missing(EVERYTHING | {"weight"}) == ["gradient"]
+    assert back.missing(EVERYTHING | {"weight"}) == {"gradient"}
     back.check(path, "m", "d")
     back.check(path, "m", None)
     with pytest.raises(DataError, match="another model"):

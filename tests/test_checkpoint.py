@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,7 +135,7 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp
 
 
 def test_force_works_where_folders_cannot_be_exchanged(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints.ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr("slimstate.staging.ctypes.CDLL", lambda *_, **__: object())
     for key_dim in (8, 6):
         cut(folders[NAME], tmp_path / "cut", key_dim=key_dim, force=True)
     assert Checkpoint.open(tmp_path / "cut").mixers[0].axis.width == 6
@@ -173,7 +174,7 @@ LAYERS = "model.layers"
 DAMAGE = {
     f"{LAYERS}.1.attn.k_proj.weight": (one_row_of_nan, "layer 1, head 1: .*NaN"),
     f"{LAYERS}.0.mlp.up_proj.weight": (lambda x: x * torch.inf, "layers.0.mlp.up_proj.weight holds NaN"),
-    f"{LAYERS}.0.attn.q_proj.weight": (lambda x: x[:-1].clone(), r"\[47, 64\] where the config says \[48, 64\]"),
+    f"{LAYERS}.0.attn.q_proj.weight": (lambda x: x[:-1].clone(), "q_proj.weight has 47 rows where the config needs 48"),
     f"{LAYERS}.1.mlp.up_proj.weight": (lambda x: x[:-1].clone(), r"\[95, 64\] where the config says \[96, 64\]"),
 }
 
@@ -207,7 +208,7 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
     file = tmp_path / "evidence.safetensors"
     data = {"data": str(text_file), "samples": 4, "length": 64}
     first = cut(folders[NAME], tmp_path / "a", method="drrqr", evidence=file, **data)
-    monkeypatch.setattr(importlib.import_module("slimstate.prune"), "load", None)  # no model may be loaded any more
+    monkeypatch.setattr(importlib.import_module("slimstate.planning"), "load", None)  # no model may be loaded any more
     again = cut(folders[NAME], tmp_path / "b", method="drrqr", evidence=file)
     assert first["certificate"] == again["certificate"]
     cut(folders[NAME], tmp_path / "c", method="s-wanda", evidence=file)
@@ -250,3 +251,20 @@ def test_a_killed_prune_leaves_nothing_that_looks_finished(folders, tmp_path):
                     Checkpoint.open(path)
     cut(folders[NAME], tmp_path / "cut", force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+def test_a_hub_model_is_inspected_by_its_headers_alone(folders, monkeypatch):
+    import huggingface_hub
+
+    def get_safetensors_metadata(_, repository):
+        folder = Checkpoint.open(folders[NAME])
+        tensors = {
+            name: SimpleNamespace(dtype=info.dtype, shape=list(info.shape), data_offsets=(0, info.size))
+            for name, info in folder.tensors.items()
+        }
+        return SimpleNamespace(files_metadata={"model.safetensors": SimpleNamespace(tensors=tensors, metadata={})})
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda _, name: folders[NAME] / name)
+    monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", get_safetensors_metadata)
+    remote, local = slimstate.inspect("someone/model"), slimstate.inspect(folders[NAME])
+    assert remote == {**local, "model": "someone/model"}

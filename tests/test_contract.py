@@ -192,6 +192,35 @@ def test_keys_and_queries_can_be_judged_apart(method):
     assert choices["k"] != choices["q"]
 
 
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_convolution_biases_are_cut_with_their_channels(model_type):
+    """fla's layers have them, its model configs do not pass them on: so this is one layer, cut and masked."""
+    slimstate.prepare_fla()
+    from fla.layers import DeltaNet, GatedDeltaNet
+
+    layer_class = {"delta_net": DeltaNet, "gated_deltanet": GatedDeltaNet}[model_type]
+    config = {"hidden_size": 48, "num_heads": 2, "num_hidden_layers": 1, "conv_bias": True, "expand_v": 1.0}
+    config |= {"expand_k": 0.5} if model_type == "delta_net" else {"head_dim": 12}
+    mixer = FAMILIES[model_type].mixers(config)[0]
+    torch.manual_seed(0)
+    layer = layer_class(**config, layer_idx=0).eval()
+    torch.nn.init.normal_(layer.q_conv1d.bias)
+    torch.nn.init.normal_(layer.k_conv1d.bias)
+    selection = {0: Selection(keep=torch.tensor([[0, 3, 4, 9], [1, 2, 10, 11]]))}
+    named = {f"{mixer.path}.{name}": tensor for name, tensor in layer.state_dict().items()}
+    small = layer_class(**{**config, **FAMILIES[model_type].resize(config, 4)}, layer_idx=0).eval()
+    small.load_state_dict(
+        {name.removeprefix(mixer.path + "."): x for name, x in cut(named, [mixer], selection).items()}
+    )
+    model = torch.nn.Module()
+    model.get_submodule = lambda path: layer  # the layer stands for the whole model
+    x = torch.randn(2, 70, 48)
+    with torch.inference_mode():
+        with masked(model, [mixer], selection):
+            expected = layer(hidden_states=x)[0]
+        torch.testing.assert_close(small(hidden_states=x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_defaults_are_those_of_the_stock_configs():
     from transformers import AutoConfig
 

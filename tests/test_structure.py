@@ -11,11 +11,12 @@ ROOT = Path(slimstate.__file__).parent
 RANKS = [
     {"errors", "reporter", "record"},
     {"axes"},
-    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card"},
+    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "staging"},
     {"torch_kernels", "taps", "checkpoint", "evidence"},
     {"runtime", "overview"},
     {"calibration"},
-    {"prune", "evaluate"},
+    {"planning", "evaluate"},
+    {"prune"},
     {"__init__", "cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}

@@ -5,13 +5,9 @@ This is the only module that reads or writes them.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import hashlib
 import json
-import os
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,9 +19,10 @@ from typing import Any
 from torch import Tensor
 
 from slimstate.axes import Mixer, Slot
-from slimstate.errors import ModelError, OutputError
+from slimstate.errors import ModelError, OutputError, SlimstateError
 from slimstate.families import Family, family_of
 from slimstate.reporter import SILENT, Reporter
+from slimstate.staging import staged
 from slimstate.surgery import Cutter
 from slimstate.tensor_files import TensorFile, TensorInfo, write_cut
 
@@ -35,7 +32,7 @@ PLAN = "slimstate_plan.json"
 CARD = "README.md"
 BASE_CARD = "README.base.md"
 # weights in other formats would be stale beside the cut ones
-WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".index"}
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +126,43 @@ def download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
     skipped = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
-    try:
+    with _hub_errors(repository):
         return Path(snapshot_download(repository, ignore_patterns=skipped))
-    except Exception as error:  # the hub client raises many kinds: offline, missing, private, out of disk
+
+
+def open_headers(source: str) -> Checkpoint:
+    """A model by its config and headers alone: of a hub repository nothing else is downloaded."""
+    if Path(source).expanduser().exists() or not _looks_like_hub_id(source):
+        return Checkpoint.open(source)
+    from huggingface_hub import HfApi, hf_hub_download
+
+    with _hub_errors(source):
+        config = _read_json(Path(hf_hub_download(source, "config.json")))
+        family_of(config)
+        remote = HfApi().get_safetensors_metadata(source)
+    files = {}
+    for name, file in remote.files_metadata.items():
+        tensors = {
+            tensor: TensorInfo(
+                dtype=info.dtype,
+                shape=tuple(info.shape),
+                start=info.data_offsets[0],
+                size=info.data_offsets[1] - info.data_offsets[0],
+            )
+            for tensor, info in file.tensors.items()
+        }
+        files[name] = TensorFile(path=Path(source) / name, tensors=tensors, metadata=file.metadata)
+    return Checkpoint(source=source, folder=Path(source), config=config, files=files, index=None)
+
+
+@contextmanager
+def _hub_errors(repository: str) -> Iterator[None]:
+    """The many ways in which the hub client fails (offline, missing, private, out of disk), as one line."""
+    try:
+        yield
+    except SlimstateError:
+        raise
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"no folder {repository}, and it cannot be had from the hub: {reason}") from error
 
@@ -221,7 +252,7 @@ def write_checkpoint(
     """The cut model as a new folder, which appears whole or not at all. Returns the files that were left out."""
     check_output(checkpoint, out, force)
     left_out: list[str] = []
-    with _staged(out, force) as folder:
+    with staged(out, force) as folder:
         _check_space(checkpoint, cutter, folder)
         left_out = _copy_other_files(checkpoint, folder)
         total = sum(info.size for info in checkpoint.tensors.values())
@@ -235,52 +266,7 @@ def write_checkpoint(
             _write_text(folder / name, text)
         # last, because nothing loads a folder without it
         _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-        for path in folder.rglob("*"):
-            _flush_to_disk(path)
     return left_out
-
-
-@contextmanager
-def _staged(out: Path, force: bool) -> Iterator[Path]:
-    """A hidden sibling of `out` that becomes `out` in one step when all went well, and vanishes when it did not."""
-    out = Path(os.path.abspath(out))
-    staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(out)
-        staging.mkdir()
-        yield staging
-        if force and out.exists():
-            _exchange(staging, out)
-        else:
-            staging.rename(out)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutputError(f"no space left for {out}; nothing was written") from error
-        raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders in one step where the system can; else the old one steps aside first."""
-    exchange, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is not None and rename(here, os.fsencode(new), here, os.fsencode(old), exchange) == 0:
-        return
-    aside = new.with_name(new.name + "-old")
-    old.rename(aside)
-    new.rename(old)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_abandoned(out: Path) -> None:
-    """Staging folders that a killed run of this machine left behind."""
-    prefix = f".{out.name}.partial-{socket.gethostname()}-"
-    for path in out.parent.glob(f"{prefix}*"):
-        owner = path.name.removeprefix(prefix).removesuffix("-old")
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _check_space(checkpoint: Checkpoint, cutter: Cutter, folder: Path) -> None:
@@ -329,11 +315,3 @@ def _resized_index(checkpoint: Checkpoint, cutter: Cutter) -> dict[str, Any]:
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-
-
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

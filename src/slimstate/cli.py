@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -56,6 +57,9 @@ class TerminalReporter(Reporter):
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
             yield from progress.track(items, total=total, description=label)
+
+    def waiting(self, label: str) -> AbstractContextManager[object]:
+        return self.console.status(label) if self.console.is_terminal else nullcontext()
 
 
 def _print_json(record: dict[str, Any]) -> None:

@@ -36,7 +36,8 @@ def evaluate(
     """Perplexity per token of `text`, with nats and bits per byte, as a record."""
     started = time.perf_counter()
     checkpoint = Checkpoint.open(model)
-    runtime = load(checkpoint.folder, device=device, dtype=dtype)
+    with reporter.waiting("loading the model"):
+        runtime = load(checkpoint.folder, device=device, dtype=dtype)
     reporter.say(f"kernels: {runtime.kernels}")
     tokens = evaluation_windows(runtime.tokenizer, str(text), length, max_tokens)
     nats = mean_nats(runtime, tokens, reporter)

@@ -32,10 +32,10 @@ class EvidenceFile:
     calibration: Mapping[str, Any]
     evidence: Mapping[int, Evidence]
 
-    def missing(self, needs: frozenset[Need]) -> list[str]:
+    def missing(self, needs: frozenset[Need]) -> frozenset[Need]:
         """What of `needs` was not collected."""
         held = {name for entry in self.evidence.values() for name, _ in entry.tensors()}
-        return sorted(need for need in needs - {"weight"} if not set(FIELDS[need]) <= held)
+        return frozenset(need for need in needs if need in FIELDS and not set(FIELDS[need]) <= held)
 
     def extended(self, other: EvidenceFile) -> EvidenceFile:
         joined = {layer: entry.extended(other.evidence[layer]) for layer, entry in self.evidence.items()}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slimstate.axes import Mixer
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoint import Checkpoint, open_headers
 
 BYTES = {"fp32": 4, "bf16": 2}
 
@@ -44,9 +45,9 @@ def key_dims_worth_choosing(width: int) -> list[int]:
     return [width >> shift for shift in range(1, width.bit_length()) if width >> shift]
 
 
-def inspect(model: str) -> dict[str, Any]:
+def inspect(model: str | Path) -> dict[str, Any]:
     """The shape of a model and its state, and the key dims worth choosing."""
-    checkpoint = Checkpoint.open(model)
+    checkpoint = open_headers(str(model))
     mixers = checkpoint.mixers
     first = mixers[0]
     options = [

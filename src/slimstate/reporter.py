@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 class Reporter:
-    """Says lines and follows loops; this one does neither."""
+    """Says lines, follows loops and waits with you; this one is silent."""
 
     def say(self, line: str) -> None:
         """One line a person should know of."""
@@ -17,6 +18,10 @@ class Reporter:
     def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
         """The same items, with progress shown."""
         yield from items
+
+    def waiting(self, label: str) -> AbstractContextManager[object]:
+        """Work that takes a while and has no steps to count."""
+        return nullcontext()
 
 
 SILENT = Reporter()

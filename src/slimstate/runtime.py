@@ -54,7 +54,11 @@ def describe_kernels(device: torch.device, dtype: torch.dtype) -> str:
     import fla
     import triton
 
-    return f"fla {fla.__version__} (Triton {triton.__version__}) on {torch.cuda.get_device_name(device)}, {precision}"
+    from slimstate.torch_kernels import gated_backward_refused
+
+    gated = "; the gated backward in PyTorch, which fla refuses here" if gated_backward_refused() else ""
+    card = torch.cuda.get_device_name(device)
+    return f"fla {fla.__version__} (Triton {triton.__version__}) on {card}, {precision}{gated}"
 
 
 def prepare_fla() -> None:

@@ -20,7 +20,7 @@ def keep_best(scores: Tensor, keep: int) -> Tensor:
     return scores.argsort(dim=-1, descending=True, stable=True)[..., :keep].sort(dim=-1).values
 
 
-def _best_of(score: Callable[[Case, Request], Tensor]) -> Callable[[Iterable[Case], Request], list[Selection]]:
+def best_of(score: Callable[[Case, Request], Tensor]) -> Callable[[Iterable[Case], Request], list[Selection]]:
     def choose(cases: Iterable[Case], request: Request) -> list[Selection]:
         return [Selection(keep=keep_best(score(case, request), request.keep)) for case in cases]
 
@@ -63,16 +63,16 @@ def saliency(case: Case, request: Request) -> Tensor:
 
 
 RANDOM = Selector(name="random", summary="random channels, the control", needs=frozenset(), choose=choose_random)
-L1 = Selector(name="l1", summary="largest weights", needs=frozenset({"weight"}), choose=_best_of(magnitude))
+L1 = Selector(name="l1", summary="largest weights", needs=frozenset({"weight"}), choose=best_of(magnitude))
 S_WANDA = Selector(
     name="s-wanda",
     summary="largest weights times input norms",
     needs=frozenset({"weight", "input"}),
-    choose=_best_of(wanda),
+    choose=best_of(wanda),
 )
 GRAD = Selector(
     name="grad",
     summary="largest first-order effect on the loss",
     needs=frozenset({"weight", "gradient"}),
-    choose=_best_of(saliency),
+    choose=best_of(saliency),
 )

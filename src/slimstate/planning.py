@@ -1,0 +1,223 @@
+"""Decide what to keep: how many channels, on what evidence, and which ones. Ends in a `Plan`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimstate.axes import Evidence, Plan, Selection
+from slimstate.calibration import calibrate
+from slimstate.checkpoint import PLAN, Checkpoint
+from slimstate.data import Windows, sample_windows
+from slimstate.errors import DataError, PlanError
+from slimstate.evidence import EvidenceFile
+from slimstate.record import versions
+from slimstate.reporter import SILENT, Reporter
+from slimstate.runtime import load, load_tokenizer, pick_device, pick_dtype
+from slimstate.selectors import Case, Need, Request, Selector, choose, selector_named
+
+ALIGNMENT = 16
+
+
+def resolve_key_dim(width: int, compression: float | None, key_dim: int | None) -> tuple[int, str]:
+    """The key dim that was asked for, and a line on how it came about."""
+    if (compression is None) == (key_dim is None):
+        raise PlanError("give either --compression or --key-dim")
+    if key_dim is not None:
+        if key_dim == width:
+            raise PlanError(f"key dim {key_dim} is the width the model has: nothing to cut")
+        if not 0 < key_dim < width:
+            raise PlanError(f"key dim {key_dim}: it must be at least 1 and less than the width {width}")
+        return key_dim, f"key dim {key_dim} of {width}"
+    assert compression is not None
+    if not 0 < compression < 1:
+        raise PlanError(f"compression {compression}: it must lie between 0 and 1; 0.5 removes half of the channels")
+    exact = width * (1 - Fraction(str(compression)))
+    asked = f"compression {compression:g} of {width} channels keeps {float(exact):g}"
+    if width <= ALIGNMENT:
+        kept = min(max(1, math.floor(exact + Fraction(1, 2))), width - 1)
+        if not 0 < kept < width:
+            raise PlanError(f"a width of {width} cannot be cut")
+        return kept, f"{asked}; key dim {kept}, too narrow for a multiple of {ALIGNMENT}"
+    nearest = math.floor(exact / ALIGNMENT + Fraction(1, 2)) * ALIGNMENT
+    kept = min(max(nearest, ALIGNMENT), (width - 1) // ALIGNMENT * ALIGNMENT)
+    return (
+        kept,
+        asked
+        if kept == exact
+        else f"{asked}, rounded to key dim {kept}, a multiple of {ALIGNMENT} (--key-dim sets it exactly)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Which text to run through the model, where and how, and the file that keeps or holds the result."""
+
+    data: str | None = None
+    samples: int = 128
+    length: int = 2048
+    seed: int = 0
+    device: str | None = None
+    dtype: str | None = None
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        pick_dtype(self.dtype, pick_device(self.device))
+
+
+def gather_evidence(
+    checkpoint: Checkpoint, selector: Selector, calibration: Calibration, reporter: Reporter = SILENT
+) -> tuple[EvidenceFile | None, str | None]:
+    """What the selector needs, from a file or by running the model, and the kernels that ran, if any did."""
+    needs = frozenset(selector.needs - {"weight"})
+    path = calibration.path
+    if not needs:
+        return None, None
+    found = EvidenceFile.open(path) if path is not None and path.exists() else None
+    windows = _windows(checkpoint, calibration, reporter)
+    if found is not None and path is not None:
+        with reporter.waiting("reading the weights for their fingerprint"):
+            found.check(path, checkpoint.fingerprint, None if windows is None else windows.digest)
+        needs = found.missing(needs)
+        if not needs:
+            size = f"{found.calibration['samples']} x {found.calibration['length']} tokens"
+            reporter.say(f"evidence: {path}, {size}; no forward pass")
+            return found, None
+        if windows is None:
+            lacking = " and ".join(sorted(needs))
+            raise DataError(f"{path} holds no {lacking} evidence, which {selector.name} needs: give --data too")
+    if windows is None:
+        raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with --data")
+    if path is not None and found is None:
+        needs |= {"gram", "input"}  # cheap in the same pass, and the file then serves the other methods too
+    with reporter.waiting("loading the model"):
+        runtime = load(checkpoint.folder, device=calibration.device, dtype=calibration.dtype)
+    reporter.say(f"kernels: {runtime.kernels}")
+    evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)
+    with reporter.waiting("reading the weights for their fingerprint"):
+        fresh = EvidenceFile(model=checkpoint.fingerprint, calibration=windows.describe(), evidence=evidence)
+    whole = fresh if found is None else found.extended(fresh)
+    if path is not None:
+        whole.save(path)
+        reporter.say(f"evidence saved to {path}")
+    return whole, runtime.kernels
+
+
+def _windows(checkpoint: Checkpoint, calibration: Calibration, reporter: Reporter) -> Windows | None:
+    if calibration.data is None:
+        return None
+    with reporter.waiting(f"reading {calibration.data}"):
+        return sample_windows(
+            load_tokenizer(checkpoint.folder),
+            calibration.data,
+            samples=calibration.samples,
+            length=calibration.length,
+            seed=calibration.seed,
+        )
+
+
+def make_plan(
+    checkpoint: Checkpoint,
+    method: str,
+    request: Request,
+    gathered: EvidenceFile | None = None,
+    reporter: Reporter = SILENT,
+) -> Plan:
+    """The channels every mixer keeps, with all it takes to repeat and to judge the choice."""
+    selector = selector_named(method)
+    evidence = {} if gathered is None else gathered.evidence
+    cases = reporter.track(_cases(checkpoint, selector.needs, evidence), "choosing", len(checkpoint.mixers))
+    selections = choose(method, cases, request)
+    with reporter.waiting("reading the weights for their fingerprint"):
+        fingerprint = checkpoint.fingerprint
+    chosen = {
+        mixer.layer: _certified(selection, evidence.get(mixer.layer))
+        for mixer, selection in zip(checkpoint.mixers, selections, strict=True)
+    }
+    return Plan(
+        model_type=checkpoint.family.model_type,
+        width=checkpoint.mixers[0].axis.width,
+        key_dim=request.keep,
+        method=method,
+        score=request.score,
+        seed=request.seed,
+        options={name: getattr(request, name) for name in selector.options},
+        model={"source": checkpoint.source, "fingerprint": fingerprint},
+        calibration=None if gathered is None else dict(gathered.calibration),
+        versions=versions(),
+        selections=chosen,
+        parent=_parent_plan(checkpoint),
+    )
+
+
+def _cases(checkpoint: Checkpoint, needs: frozenset[Need], evidence: Mapping[int, Evidence]) -> Iterator[Case]:
+    for mixer in checkpoint.mixers:
+        weights = (
+            [checkpoint.read_rows(mixer, slot) for slot in (mixer.query, mixer.key)]
+            if "weight" in needs
+            else [None, None]
+        )
+        yield Case(
+            heads=mixer.axis.heads,
+            width=mixer.axis.width,
+            query_weight=weights[0],
+            key_weight=weights[1],
+            evidence=evidence.get(mixer.layer),
+        )
+
+
+def _certified(selection: Selection, evidence: Evidence | None) -> Selection:
+    """With the condition number of the keys before and after, where their Gram matrix is known."""
+    if evidence is None or evidence.key_gram is None:
+        return selection
+    claims = {
+        "condition_before": condition_numbers(evidence.key_gram),
+        "condition_after": condition_numbers(_kept(evidence.key_gram, selection.keep)),
+    }
+    return Selection(keep=selection.keep, certificate={**selection.certificate, **claims})
+
+
+def _kept(gram: Tensor, keep: Tensor) -> Tensor:
+    rows = gram.gather(1, keep.unsqueeze(2).expand(-1, -1, gram.shape[2]))
+    return rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))
+
+
+def condition_numbers(gram: Tensor) -> list[float | None]:
+    """kappa of the matrix behind each Gram matrix [H, D, D]; None where it is singular to working precision."""
+    values = torch.linalg.eigvalsh(gram.double())
+    smallest, largest = values[:, 0], values[:, -1]
+    singular = smallest <= largest * gram.shape[-1] * torch.finfo(torch.float64).eps
+    kappa = (largest / smallest.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
+    return [None if bad else float(k) for bad, k in zip(singular.tolist(), kappa.tolist(), strict=True)]
+
+
+def _parent_plan(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    path = checkpoint.folder / PLAN
+    if checkpoint.config.get("slimstate") is None or not path.is_file():
+        return None
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
+    """A plan from a file or from the folder of a cut model; it must be for this very model."""
+    path = path / PLAN if path.is_dir() else path
+    try:
+        plan = Plan.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read plan {path}: {error}") from error
+    if plan.model["fingerprint"] != checkpoint.fingerprint:
+        raise PlanError(
+            f"{path} is a plan for another model: {plan.model['source']}, {plan.model['fingerprint'][:19]}…"
+        )
+    layers = {mixer.layer for mixer in checkpoint.mixers}
+    if plan.selections.keys() != layers:
+        raise PlanError(f"{path} covers layers {sorted(plan.selections)}, the model has {sorted(layers)}")
+    return plan

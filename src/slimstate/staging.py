@@ -1,0 +1,67 @@
+"""Folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slimstate.errors import OutputError
+
+
+@contextmanager
+def staged(out: Path, force: bool) -> Iterator[Path]:
+    """A hidden sibling of `out` that becomes `out` in one step when all went well, and vanishes when it did not."""
+    out = Path(os.path.abspath(out))
+    staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(out)
+        staging.mkdir()
+        yield staging
+        for path in staging.rglob("*"):
+            _flush_to_disk(path)
+        if force and out.exists():
+            _exchange(staging, out)
+        else:
+            staging.rename(out)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError(f"no space left for {out}; nothing was written") from error
+        raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders in one step where the system can; else the old one steps aside first."""
+    exchange, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None and rename(here, os.fsencode(new), here, os.fsencode(old), exchange) == 0:
+        return
+    aside = new.with_name(new.name + "-old")
+    old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Staging folders that a killed run of this machine left behind."""
+    prefix = f".{out.name}.partial-{socket.gethostname()}-"
+    for path in out.parent.glob(f"{prefix}*"):
+        owner = path.name.removeprefix(prefix).removesuffix("-old")
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
