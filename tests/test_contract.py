@@ -18,7 +18,7 @@ from slimstate.families import FAMILIES
 from slimstate.families.fla_layout import ratio_for
 from slimstate.runtime import load
 from slimstate.selectors import SELECTORS, Case, Request, choose
-from slimstate.surgery import cut
+from slimstate.surgery import cut, dropped_channels
 from slimstate.taps import masked
 
 NAMES = sorted(tiny.VARIANTS)
@@ -27,14 +27,16 @@ KEY_DIM = 8
 
 
 @pytest.fixture(scope="module")
-def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    """Every variant saved, and cut at random; then reloaded and run in one fresh process."""
+def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[Path, Path]]:
+    """Every variant saved, and cut at random, with and without correction; then run in one fresh process."""
     root = tmp_path_factory.mktemp("contract")
     pairs = {}
     for name in NAMES:
         original = tiny.save(tiny.build(tiny.VARIANTS[name]), root / name)
-        slimstate.prune(original, root / f"{name}-cut", method="random", key_dim=KEY_DIM)
-        pairs[name] = (original, root / f"{name}-cut")
+        for kind, keep_norm_eps in (("cut", False), ("rescaled", True)):
+            out = root / f"{name}-{kind}"
+            slimstate.prune(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=keep_norm_eps)
+            pairs[name, kind] = (original, out)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = Path(__file__).with_name("reload_stock.py")
     command = [sys.executable, str(script), str(root / "ids.pt"), *(str(cut) for _, cut in pairs.values())]
@@ -42,15 +44,19 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pat
     return pairs
 
 
+@pytest.mark.parametrize("kind", ["cut", "rescaled"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, cut_folders):
-    original, folder = cut_folders[name]
+def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, kind, cut_folders):
+    original, folder = cut_folders[name, kind]
     checkpoint, runtime = Checkpoint.open(original), load(original, device="cpu")
     plan = Plan.from_json((folder / PLAN).read_text())
-    with masked(runtime.model, checkpoint.mixers, plan.selections), torch.inference_mode():
+    mask = masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=kind == "rescaled")
+    with mask, torch.inference_mode():
         expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
     found = torch.load(folder / "logits.pt")
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    # the correction also reaches the norms that need none, and these random models are small enough to feel it
+    tolerance = {"rescaled": 1e-4, "cut": 1e-3}[kind]
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     with torch.inference_mode():
         uncut = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
     assert (uncut - expected).abs().max() > 1e-2  # the mask was felt
@@ -58,7 +64,7 @@ def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, cut_folders
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_key_channels_change(name, cut_folders):
-    original, folder = (Checkpoint.open(path) for path in cut_folders[name])
+    original, folder = (Checkpoint.open(path) for path in cut_folders[name, "cut"])
     slots = {mixer.name_of(slot) for mixer in original.mixers for slot in mixer.axis.slots}
     assert original.tensors.keys() == folder.tensors.keys()
     for tensor in original.tensors.keys() - slots:
@@ -70,7 +76,7 @@ def test_only_key_channels_change(name, cut_folders):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keeping_all_is_the_identity(name, cut_folders):
-    checkpoint = Checkpoint.open(cut_folders[name][0])
+    checkpoint = Checkpoint.open(cut_folders[name, "cut"][0])
     axis = checkpoint.mixers[0].axis
     everything = Selection(keep=torch.arange(axis.width).expand(axis.heads, -1))
     tensors = {tensor: checkpoint.read(tensor) for tensor in checkpoint.tensors}
@@ -78,6 +84,23 @@ def test_keeping_all_is_the_identity(name, cut_folders):
     assert all(torch.equal(tensors[tensor], same[tensor]) for tensor in tensors)
     resized = checkpoint.family.resize(checkpoint.config, axis.width)
     assert described_mixers(resized) == checkpoint.mixers
+
+
+@pytest.mark.parametrize("name", tiny.PLAIN)
+def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
+    """The way the paper's tables can be had without cutting; SiLU(0) = 0 carries the zeros through the convolution."""
+    checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
+    axis = checkpoint.mixers[0].axis
+    selection = Selection(keep=torch.arange(0, axis.width, 3).expand(axis.heads, -1))
+    with torch.inference_mode():
+        with masked(runtime.model, checkpoint.mixers, {m.layer: selection for m in checkpoint.mixers}):
+            expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
+        for mixer in checkpoint.mixers:
+            for slot in (mixer.query, mixer.key):
+                rows = axis.rows(slot, dropped_channels(axis.width, selection.keep)).flatten()
+                runtime.model.get_parameter(mixer.name_of(slot))[rows] = 0
+        found = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", sorted(SELECTORS))
@@ -216,7 +239,7 @@ def test_convolution_biases_are_cut_with_their_channels(model_type):
     model.get_submodule = lambda path: layer  # the layer stands for the whole model
     x = torch.randn(2, 70, 48)
     with torch.inference_mode():
-        with masked(model, [mixer], selection):
+        with masked(model, [mixer], selection, rescaled=True):
             expected = layer(hidden_states=x)[0]
         torch.testing.assert_close(small(hidden_states=x)[0], expected, rtol=1e-4, atol=1e-4)
 

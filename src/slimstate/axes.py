@@ -159,7 +159,10 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which channels every mixer keeps, and all it takes to repeat or to trust that choice."""
+    """Which channels every mixer keeps, and all it takes to repeat or to trust that choice.
+
+    `corrected` says that the new config also makes up for the query scale that comes with the key dim.
+    """
 
     model_type: str
     width: int
@@ -167,6 +170,7 @@ class Plan:
     method: str
     score: str
     seed: int
+    corrected: bool
     options: Mapping[str, Any]
     model: Mapping[str, Any]
     calibration: Mapping[str, Any] | None

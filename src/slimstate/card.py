@@ -19,7 +19,7 @@ pipeline_tag: text-generation
 # {name}: key dim {key_dim} instead of {width}
 
 Cut by slimstate from `{source}`: every head of every linear-attention layer keeps {key_dim} of its {width}
-key/query channels. Nothing was retrained, and no other weight was changed.
+key/query channels. Nothing was retrained, and no other weight was changed.{correction}
 
 | | before | after |
 |---|---|---|
@@ -66,10 +66,15 @@ def write_card(
     earlier = "".join(
         f"\nCut before: key dim {entry['width']} to {entry['key_dim']} by `{entry['method']}`." for entry in history
     )
+    correction = (
+        f" `norm_eps` in the config was multiplied by {plan.width}/{plan.key_dim}, which makes up for the query scale"
+        " that comes with the key dim: the model computes what the uncut one does with the dropped channels zeroed."
+    )
     hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
     return TEMPLATE.format(
         base=f"base_model: {source}\n" if hub_id else "",
         name=name,
+        correction=correction if plan.corrected else "",
         model_type=plan.model_type,
         source=source,
         key_dim=plan.key_dim,

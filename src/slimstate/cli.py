@@ -135,6 +135,10 @@ def prune(
     ] = 1.5,
     device: Device = None,
     dtype: Dtype = None,
+    keep_norm_eps: Annotated[
+        bool,
+        typer.Option("--keep-norm-eps", help="Leave norm_eps alone, though the key dim sets the query scale."),
+    ] = False,
     evidence: Annotated[
         Path | None, typer.Option(help="File to keep calibration results in, or to take them from.")
     ] = None,
@@ -164,6 +168,7 @@ def prune(
         f=rrqr_f,
         device=device,
         dtype=dtype,
+        keep_norm_eps=keep_norm_eps,
         evidence=evidence,
         apply=apply,
         dry_run=dry_run,

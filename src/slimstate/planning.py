@@ -129,6 +129,8 @@ def make_plan(
     method: str,
     request: Request,
     gathered: EvidenceFile | None = None,
+    *,
+    corrected: bool = True,
     reporter: Reporter = SILENT,
 ) -> Plan:
     """The channels every mixer keeps, with all it takes to repeat and to judge the choice."""
@@ -149,6 +151,7 @@ def make_plan(
         method=method,
         score=request.score,
         seed=request.seed,
+        corrected=corrected,
         options={name: getattr(request, name) for name in selector.options},
         model={"source": checkpoint.source, "fingerprint": fingerprint},
         calibration=None if gathered is None else dict(gathered.calibration),

@@ -37,6 +37,7 @@ def prune(
     f: float = 1.5,
     device: str | None = None,
     dtype: str | None = None,
+    keep_norm_eps: bool = False,
     evidence: str | Path | None = None,
     apply: str | Path | None = None,
     dry_run: bool = False,
@@ -67,7 +68,7 @@ def prune(
         reporter.say(line)
         check_stock_shapes(checkpoint, reporter)
         gathered, kernels = gather_evidence(checkpoint, selector, calibration, reporter)
-        plan = make_plan(checkpoint, method, request, gathered, reporter)
+        plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
     record = describe(checkpoint, plan)
     record |= {"kernels": kernels, "out": None if dry_run or out is None else str(out)}
     if not dry_run and out is not None:
@@ -92,7 +93,7 @@ def check_stock_shapes(checkpoint: Checkpoint, reporter: Reporter = SILENT) -> N
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
     """The config of the cut model, with what was done under the key `slimstate`."""
-    config = checkpoint.family.resize(checkpoint.config, plan.key_dim)
+    config = checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected)
     previous = checkpoint.config.get("slimstate")
     config["slimstate"] = {
         "version": plan.versions.get("slimstate"),
@@ -102,6 +103,7 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "score": plan.score,
         "width": plan.width,
         "key_dim": plan.key_dim,
+        "corrected": plan.corrected,
         "history": [] if previous is None else [*previous.get("history", []), _without_history(previous)],
     }
     return config
@@ -151,6 +153,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "width": plan.width,
         "key_dim": plan.key_dim,
         "compression": plan.compression,
+        "corrected": plan.corrected,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
         "calibration": plan.calibration,

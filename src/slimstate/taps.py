@@ -34,9 +34,12 @@ def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
 
 
 def masked(
-    model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Selection]
+    model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Selection], *, rescaled: bool = False
 ) -> AbstractContextManager[None]:
-    """The cut model without cutting it: dropped channels are zero before the norm, the scale is that of the key dim."""
+    """The cut model without cutting it: dropped channels are zero before the norm.
+
+    `rescaled` also sets the query scale to that of the key dim, as a cut does whose norm epsilon is kept.
+    """
     masks = {
         mixer.layer: torch.zeros(mixer.axis.heads, mixer.axis.width).scatter_(1, selections[mixer.layer].keep, 1.0)
         for mixer in mixers
@@ -46,7 +49,7 @@ def masked(
     def mask(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
         return x * masks[mixer.layer].to(x)
 
-    return tapped(model, mixers, mask, scale=key_dim**-0.5)
+    return tapped(model, mixers, mask, scale=key_dim**-0.5 if rescaled else None)
 
 
 @contextmanager

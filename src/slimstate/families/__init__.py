@@ -1,6 +1,6 @@
 """The registry of architectures. A family is a module that reads a config and says where every key channel lives.
 
-A new family is one module with the three names of the `Family` contract, listed in FAMILIES below; the contract tests
+A new family is one module with the names of the `Family` contract, listed in FAMILIES below; the contract tests
 then run on it by themselves.
 """
 
@@ -23,8 +23,11 @@ class Family(Protocol):
     def softmax_layers(self, config: Config) -> frozenset[int]:
         """The layers that are left alone."""
 
-    def resize(self, config: Config, key_dim: int) -> dict[str, Any]:
-        """The config of the same model with `key_dim` channels per head, all else equal."""
+    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
+        """The config of the same model with `key_dim` channels per head.
+
+        `corrected` also changes what must change for the layers to give out what they gave with channels zeroed.
+        """
 
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (delta_net, gated_deltanet)}

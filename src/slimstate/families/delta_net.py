@@ -7,7 +7,7 @@ from typing import Any
 from slimstate.axes import Mixer, Tap
 from slimstate.errors import ModelError
 from slimstate.families import fla_layout
-from slimstate.families.fla_layout import Config, ratio_for
+from slimstate.families.fla_layout import Config, corrected_norm, ratio_for
 
 model_type = "delta_net"
 softmax_layers = fla_layout.softmax_layers
@@ -40,11 +40,12 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
     )
 
 
-def resize(config: Config, key_dim: int) -> dict[str, Any]:
+def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
     """The config of the same model with `key_dim` channels per head."""
     known = {**DEFAULTS, **config}
     ratio = ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))
-    return {**config, "expand_k": ratio}
+    norm = corrected_norm(config, mixers(config)[0].axis.width, key_dim) if corrected else {}
+    return {**config, "expand_k": ratio, **norm}
 
 
 def _per_head(hidden: int, ratio: float, heads: int, name: str) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
-from slimstate.families.fla_layout import Config, ratio_for
+from slimstate.families.fla_layout import Config, corrected_norm, ratio_for
 
 model_type = "gated_deltanet"
 softmax_layers = fla_layout.softmax_layers
@@ -38,9 +38,10 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
     )
 
 
-def resize(config: Config, key_dim: int) -> dict[str, Any]:
+def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
     """The config of the same model with `key_dim` channels per head and the value width it had."""
-    return {**config, "head_dim": key_dim, "expand_v": ratio_for(_value_dim(config), key_dim)}
+    norm = corrected_norm(config, mixers(config)[0].axis.width, key_dim) if corrected else {}
+    return {**config, "head_dim": key_dim, "expand_v": ratio_for(_value_dim(config), key_dim), **norm}
 
 
 def _value_dim(config: Config) -> int:
