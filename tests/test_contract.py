@@ -231,7 +231,7 @@ def test_convolution_biases_are_cut_with_their_channels(model_type):
     torch.nn.init.normal_(layer.k_conv1d.bias)
     selection = {0: Selection(keep=torch.tensor([[0, 3, 4, 9], [1, 2, 10, 11]]))}
     named = {f"{mixer.path}.{name}": tensor for name, tensor in layer.state_dict().items()}
-    small = layer_class(**{**config, **FAMILIES[model_type].resize(config, 4)}, layer_idx=0).eval()
+    small = layer_class(**{**config, **FAMILIES[model_type].resize(config, 4, corrected=False)}, layer_idx=0).eval()
     small.load_state_dict(
         {name.removeprefix(mixer.path + "."): x for name, x in cut(named, [mixer], selection).items()}
     )
@@ -272,7 +272,8 @@ SIZES = [(512, 4), (768, 6), (1000, 5), (1024, 8), (2048, 16), (2560, 20), (4096
 def test_delta_net_configs_are_exact_for_every_key_dim(hidden, heads):
     family = FAMILIES["delta_net"]
     for key_dim in range(1, 257):
-        resized = family.resize({"hidden_size": hidden, "num_heads": heads, "expand_v": heads * 8 / hidden}, key_dim)
+        ratios = {"expand_k": ratio_for(heads * 256, hidden), "expand_v": ratio_for(heads * 8, hidden)}
+        resized = family.resize({"hidden_size": hidden, "num_heads": heads, **ratios}, key_dim)
         assert family.mixers(resized)[0].axis.width == key_dim
         # the stock layer rounds, older ones truncate
         assert round(hidden * resized["expand_k"]) == int(hidden * resized["expand_k"]) == key_dim * heads

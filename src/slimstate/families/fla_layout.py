@@ -59,10 +59,10 @@ def _convolution_slots(config: Config) -> tuple[Slot, ...]:
 def corrected_norm(config: Config, width: int, key_dim: int) -> dict[str, float]:
     """The norm epsilon under which a cut layer gives out what it gave with the dropped channels zeroed.
 
-    The layers scale queries by d_k^-0.5, so a cut multiplies what reaches the output norm by s = sqrt(width / key_dim),
-    and s o / sqrt(s^2 mean(o^2) + s^2 eps) = o / sqrt(mean(o^2) + eps). Trained models have mean(o^2) well below eps, so
-    without it the whole layer would come out louder. The other norms share the epsilon but see values of a thousand
-    times its size or more.
+    The layers scale queries by d_k^-0.5, so a cut multiplies what reaches the output norm by s = sqrt(width / key_dim).
+    As s o / sqrt(s^2 mean(o^2) + s^2 eps) = o / sqrt(mean(o^2) + eps), an epsilon s^2 times as large takes that out.
+    Trained models have mean(o^2) well below eps, so without it the whole layer would come out louder. The other norms
+    share the epsilon but see values of a thousand times its size or more.
     """
     return {"norm_eps": float(config.get("norm_eps", 1e-6)) * width / key_dim}
 
