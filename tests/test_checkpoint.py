@@ -264,6 +264,7 @@ def test_a_hub_model_is_inspected_by_its_headers_alone(folders, monkeypatch):
         }
         return SimpleNamespace(files_metadata={"model.safetensors": SimpleNamespace(tensors=tensors, metadata={})})
 
+    monkeypatch.setattr("slimstate.hub.reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda _, name: folders[NAME] / name)
     monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", get_safetensors_metadata)
     remote, local = slimstate.inspect("someone/model"), slimstate.inspect(folders[NAME])

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from slimstate import hub
 from slimstate.axes import Mixer, Slot
 from slimstate.errors import ModelError, OutputError, SlimstateError
 from slimstate.families import Family, family_of
@@ -126,8 +127,9 @@ def download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
     skipped = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
-    with _hub_errors(repository):
-        return Path(snapshot_download(repository, ignore_patterns=skipped))
+    online = hub.reachable()
+    with _hub_errors(repository, online):
+        return Path(snapshot_download(repository, ignore_patterns=skipped, local_files_only=not online))
 
 
 def open_headers(source: str) -> Checkpoint:
@@ -136,7 +138,10 @@ def open_headers(source: str) -> Checkpoint:
         return Checkpoint.open(source)
     from huggingface_hub import HfApi, hf_hub_download
 
-    with _hub_errors(source):
+    online = hub.reachable()
+    if not online:
+        return Checkpoint.open(download(source))
+    with _hub_errors(source, online):
         config = _read_json(Path(hf_hub_download(source, "config.json")))
         family_of(config)
         remote = HfApi().get_safetensors_metadata(source)
@@ -156,13 +161,15 @@ def open_headers(source: str) -> Checkpoint:
 
 
 @contextmanager
-def _hub_errors(repository: str) -> Iterator[None]:
+def _hub_errors(repository: str, online: bool) -> Iterator[None]:
     """The many ways in which the hub client fails (offline, missing, private, out of disk), as one line."""
     try:
         yield
     except SlimstateError:
         raise
     except Exception as error:
+        if not online:
+            raise ModelError(f"no folder {repository}, and the hub cannot be reached from here") from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"no folder {repository}, and it cannot be had from the hub: {reason}") from error
 

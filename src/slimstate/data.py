@@ -19,6 +19,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from slimstate import hub
 from slimstate.errors import DataError
 
 PIECE = 2**18  # characters of plain text that are tokenised together
@@ -168,6 +169,8 @@ def _from_hub(name: str) -> Iterator[Piece]:
     """A dataset streamed from the hub: NAME or NAME:CONFIG, its train split, its `text` field."""
     from datasets import load_dataset
 
+    if not hub.reachable():
+        raise DataError(f"no file {name}, and the hub cannot be reached from here for a dataset of that name")
     repository, _, config = name.partition(":")
     try:
         for row in load_dataset(repository, config or None, split="train", streaming=True):

@@ -18,7 +18,7 @@ from slimstate.data import windows
 from slimstate.errors import DataError, ModelError
 from slimstate.record import versions
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import Runtime, load
+from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 
 WINDOWS_AT_ONCE = {"cpu": 1, "cuda": 8}
 
@@ -36,10 +36,11 @@ def evaluate(
     """Perplexity per token of `text`, with nats and bits per byte, as a record."""
     started = time.perf_counter()
     checkpoint = Checkpoint.open(model)
+    pick_dtype(dtype, pick_device(device))
+    tokens = evaluation_windows(load_tokenizer(checkpoint.folder), str(text), length, max_tokens)
     with reporter.waiting("loading the model"):
         runtime = load(checkpoint.folder, device=device, dtype=dtype)
     reporter.say(f"kernels: {runtime.kernels}")
-    tokens = evaluation_windows(runtime.tokenizer, str(text), length, max_tokens)
     nats = mean_nats(runtime, tokens, reporter)
     per_token = _bytes_per_token(runtime.tokenizer, tokens)
     return {

@@ -73,17 +73,41 @@ class Calibration:
         pick_dtype(self.dtype, pick_device(self.device))
 
 
-def gather_evidence(
+def read_windows(
     checkpoint: Checkpoint, selector: Selector, calibration: Calibration, reporter: Reporter = SILENT
+) -> Windows | None:
+    """The calibration tokens; None where no text was given and none is needed."""
+    if not selector.calibrated:
+        return None
+    if calibration.data is None:
+        if calibration.path is None or not calibration.path.exists():
+            raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with --data")
+        return None
+    with reporter.waiting(f"reading {calibration.data}"):
+        return sample_windows(
+            load_tokenizer(checkpoint.folder),
+            calibration.data,
+            samples=calibration.samples,
+            length=calibration.length,
+            seed=calibration.seed,
+        )
+
+
+def gather_evidence(
+    checkpoint: Checkpoint,
+    selector: Selector,
+    calibration: Calibration,
+    windows: Windows | None,
+    reporter: Reporter = SILENT,
 ) -> tuple[EvidenceFile | None, str | None]:
     """What the selector needs, from a file or by running the model, and the kernels that ran, if any did."""
     needs = frozenset(selector.needs - {"weight"})
     path = calibration.path
     if not needs:
         return None, None
-    found = EvidenceFile.open(path) if path is not None and path.exists() else None
-    windows = _windows(checkpoint, calibration, reporter)
-    if found is not None and path is not None:
+    found = None
+    if path is not None and path.exists():
+        found = EvidenceFile.open(path)
         with reporter.waiting("reading the weights for their fingerprint"):
             found.check(path, checkpoint.fingerprint, None if windows is None else windows.digest)
         needs = found.missing(needs)
@@ -91,13 +115,11 @@ def gather_evidence(
             size = f"{found.calibration['samples']} x {found.calibration['length']} tokens"
             reporter.say(f"evidence: {path}, {size}; no forward pass")
             return found, None
-        if windows is None:
-            lacking = " and ".join(sorted(needs))
-            raise DataError(f"{path} holds no {lacking} evidence, which {selector.name} needs: give --data too")
-    if windows is None:
-        raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with --data")
-    if path is not None and found is None:
+    elif path is not None:
         needs |= {"gram", "input"}  # cheap in the same pass, and the file then serves the other methods too
+    if windows is None:
+        lacking = " and ".join(sorted(needs))
+        raise DataError(f"{path} holds no {lacking} evidence, which {selector.name} needs: give --data too")
     with reporter.waiting("loading the model"):
         runtime = load(checkpoint.folder, device=calibration.device, dtype=calibration.dtype)
     reporter.say(f"kernels: {runtime.kernels}")
@@ -109,19 +131,6 @@ def gather_evidence(
         whole.save(path)
         reporter.say(f"evidence saved to {path}")
     return whole, runtime.kernels
-
-
-def _windows(checkpoint: Checkpoint, calibration: Calibration, reporter: Reporter) -> Windows | None:
-    if calibration.data is None:
-        return None
-    with reporter.waiting(f"reading {calibration.data}"):
-        return sample_windows(
-            load_tokenizer(checkpoint.folder),
-            calibration.data,
-            samples=calibration.samples,
-            length=calibration.length,
-            seed=calibration.seed,
-        )
 
 
 def make_plan(

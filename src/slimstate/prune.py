@@ -15,7 +15,7 @@ from slimstate.card import write_card
 from slimstate.checkpoint import CARD, PLAN, Checkpoint, check_output, write_checkpoint
 from slimstate.errors import ModelError, PlanError
 from slimstate.overview import parameters_after, state_bytes
-from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, resolve_key_dim
+from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import stock_shapes
 from slimstate.selectors import Request, selector_named
@@ -65,9 +65,10 @@ def prune(
         calibration = Calibration(
             data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=path
         )
-        reporter.say(line)
+        windows = read_windows(checkpoint, selector, calibration, reporter)
         check_stock_shapes(checkpoint, reporter)
-        gathered, kernels = gather_evidence(checkpoint, selector, calibration, reporter)
+        reporter.say(line)
+        gathered, kernels = gather_evidence(checkpoint, selector, calibration, windows, reporter)
         plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
     record = describe(checkpoint, plan)
     record |= {"kernels": kernels, "out": None if dry_run or out is None else str(out)}

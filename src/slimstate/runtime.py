@@ -100,10 +100,8 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     precision = pick_dtype(dtype, where)
     prepare_fla()
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    _quiet_transformers()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -121,9 +119,18 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     )
 
 
+def _quiet_transformers() -> None:
+    """Its progress bars and remarks are about loading, of which the reporter speaks."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
 def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
+    _quiet_transformers()
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
