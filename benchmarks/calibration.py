@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,12 @@ from slimstate.data import sample_windows
 from slimstate.runtime import Runtime, load
 
 DEMO = Path(__file__).parent.parent / "demo"
+
+
+def peak_memory_kib() -> int:
+    """Of this process since it began; getrusage would count the parent it was forked from."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
 
 
 def seconds(runtime: Runtime, work: Callable[[], object]) -> float:
@@ -64,7 +69,7 @@ def main() -> None:
     mixers = checkpoint.mixers
     if options.memory_only:
         calibrate(runtime, mixers, windows, frozenset({"gram"}))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        print(peak_memory_kib())
         return
     forward(runtime, windows[:1])
     needs = {"drrqr": frozenset({"gram"}), "s-wanda": frozenset({"input"}), "grad": frozenset({"gradient"})}
