@@ -55,8 +55,18 @@ def _remove_abandoned(out: Path) -> None:
     prefix = f".{out.name}.partial-{socket.gethostname()}-"
     for path in out.parent.glob(f"{prefix}*"):
         owner = path.name.removeprefix(prefix).removesuffix("-old")
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if owner.isdigit() and not _alive(int(owner)):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _flush_to_disk(path: Path) -> None:
