@@ -187,6 +187,9 @@ def prune(
     )
     console.print(f"state per sequence (fp32): {_mib(states['before']['fp32'])} to {_mib(states['after']['fp32'])}")
     console.print(f"parameters: {parameters['before']:,} to {parameters['after']:,}")
+    if record["corrected"]:
+        factor = record["width"] / record["key_dim"]
+        console.print(f"norm_eps times {factor:.4g}: makes up for the new query scale, so that cutting is zeroing")
     for line in _certificate_lines(record["certificate"]):
         console.print(line)
     if record.get("left_out"):

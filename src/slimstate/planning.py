@@ -49,12 +49,8 @@ def resolve_key_dim(width: int, compression: float | None, key_dim: int | None) 
         return kept, f"{asked}; key dim {kept}, too narrow for a multiple of {ALIGNMENT}"
     nearest = math.floor(exact / ALIGNMENT + Fraction(1, 2)) * ALIGNMENT
     kept = min(max(nearest, ALIGNMENT), (width - 1) // ALIGNMENT * ALIGNMENT)
-    return (
-        kept,
-        asked
-        if kept == exact
-        else f"{asked}, rounded to key dim {kept}, a multiple of {ALIGNMENT} (--key-dim sets it exactly)",
-    )
+    rounding = f", rounded to key dim {kept}, a multiple of {ALIGNMENT} (--key-dim sets it exactly)"
+    return kept, asked if kept == exact else asked + rounding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,8 @@ def prune(
     if out is not None:
         check_output(checkpoint, Path(out), force)
     if (earlier := checkpoint.config.get("slimstate")) is not None:
-        reporter.say(f"cut before, from key dim {earlier['width']} to {earlier['key_dim']}; both cuts are recorded")
+        widths = f"from key dim {earlier.get('width')} to {earlier.get('key_dim')}"
+        reporter.say(f"cut before, {widths}; both cuts are recorded")
     kernels = None
     if apply is not None:
         check_stock_shapes(checkpoint, reporter)
