@@ -40,9 +40,9 @@ class Sums:
                 self.tensors[f"{role}_gradient"] = torch.zeros(heads, width, size, dtype=torch.float32, device=device)
 
     def add_activations(self, role: Role, x: Tensor) -> None:
-        """x [B, T, H, D]"""
-        by_head = x.detach().flatten(0, 1).transpose(0, 1).double()
-        self.tensors[f"{role}_gram"].baddbmm_(by_head.mT, by_head)
+        """x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
+        by_head = x.detach().transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
+        self.tensors[f"{role}_gram"] += (by_head.mT @ by_head).sum(0)
 
     def add_input(self, x: Tensor) -> None:
         """x [..., input size]"""
