@@ -269,3 +269,17 @@ def test_a_hub_model_is_inspected_by_its_headers_alone(folders, monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", get_safetensors_metadata)
     remote, local = slimstate.inspect("someone/model"), slimstate.inspect(folders[NAME])
     assert remote == {**local, "model": "someone/model"}
+
+
+def test_shards_in_a_subfolder_stay_there(folders, tmp_path):
+    import shutil
+
+    shutil.copytree(folders[NAME], tmp_path / "model")
+    index = json.loads((tmp_path / "model" / INDEX).read_text())
+    (tmp_path / "model" / "part").mkdir()
+    for name in set(index["weight_map"].values()):
+        (tmp_path / "model" / name).rename(tmp_path / "model" / "part" / name)
+    index["weight_map"] = {tensor: f"part/{name}" for tensor, name in index["weight_map"].items()}
+    (tmp_path / "model" / INDEX).write_text(json.dumps(index))
+    cut(tmp_path / "model", tmp_path / "cut")
+    assert Checkpoint.open(tmp_path / "cut").mixers[0].axis.width == 8

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -50,9 +51,9 @@ class Checkpoint:
     def open(cls, source: str | Path) -> Checkpoint:
         """A folder, or a hub id, which is downloaded."""
         folder = locate(source)
-        config = _read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
         family_of(config)
-        index = _read_json(folder / INDEX) if (folder / INDEX).exists() else None
+        index = read_json(folder / INDEX) if (folder / INDEX).exists() else None
         names = _shard_names(folder, index)
         files = {name: TensorFile.open(folder / name) for name in names}
         return cls(source=str(source), folder=folder, config=config, files=files, index=index)
@@ -134,15 +135,12 @@ def download(repository: str) -> Path:
 
 def open_headers(source: str) -> Checkpoint:
     """A model by its config and headers alone: of a hub repository nothing else is downloaded."""
-    if Path(source).expanduser().exists() or not _looks_like_hub_id(source):
+    if Path(source).expanduser().exists() or not _looks_like_hub_id(source) or not hub.reachable():
         return Checkpoint.open(source)
     from huggingface_hub import HfApi, hf_hub_download
 
-    online = hub.reachable()
-    if not online:
-        return Checkpoint.open(download(source))
-    with _hub_errors(source, online):
-        config = _read_json(Path(hf_hub_download(source, "config.json")))
+    with _hub_errors(source, online=True):
+        config = read_json(Path(hf_hub_download(source, "config.json")))
         family_of(config)
         remote = HfApi().get_safetensors_metadata(source)
     files = {}
@@ -162,7 +160,7 @@ def open_headers(source: str) -> Checkpoint:
 
 @contextmanager
 def _hub_errors(repository: str, online: bool) -> Iterator[None]:
-    """The many ways in which the hub client fails (offline, missing, private, out of disk), as one line."""
+    """Whatever the hub client raises, as one line."""
     try:
         yield
     except SlimstateError:
@@ -170,8 +168,7 @@ def _hub_errors(repository: str, online: bool) -> Iterator[None]:
     except Exception as error:
         if not online:
             raise ModelError(f"no folder {repository}, and the hub cannot be reached from here") from error
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"no folder {repository}, and it cannot be had from the hub: {reason}") from error
+        raise ModelError(f"no folder {repository}, and it cannot be had from the hub: {hub.reason(error)}") from error
 
 
 def described_mixers(config: Mapping[str, Any]) -> tuple[Mixer, ...]:
@@ -197,7 +194,8 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
                 raise ModelError(f"{where}: {name} has {rows} rows where the config needs {needed}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that belongs to a model."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -258,15 +256,14 @@ def write_checkpoint(
 ) -> list[str]:
     """The cut model as a new folder, which appears whole or not at all. Returns the files that were left out."""
     check_output(checkpoint, out, force)
-    left_out: list[str] = []
     with staged(out, force) as folder:
         _check_space(checkpoint, cutter, folder)
         left_out = _copy_other_files(checkpoint, folder)
         total = sum(info.size for info in checkpoint.tensors.values())
-        for file in reporter.track(
-            checkpoint.files.values(), f"writing {total / 2**20:,.0f} MiB", len(checkpoint.files)
-        ):
-            write_cut(file, folder / file.path.name, cutter.shape, cutter.cut)
+        label = f"writing {total / 2**20:,.0f} MiB"
+        for name, file in reporter.track(checkpoint.files.items(), label, len(checkpoint.files)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_cut(file, folder / name, cutter.shape, cutter.cut)
         if checkpoint.index is not None:
             _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, cutter), indent=2) + "\n")
         for name, text in documents.items():
@@ -276,8 +273,12 @@ def write_checkpoint(
     return left_out
 
 
+def _bytes_after(checkpoint: Checkpoint, cutter: Cutter) -> int:
+    return sum(info.resized(cutter.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+
+
 def _check_space(checkpoint: Checkpoint, cutter: Cutter, folder: Path) -> None:
-    needed = sum(info.resized(cutter.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+    needed = _bytes_after(checkpoint, cutter)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OutputError(
@@ -307,16 +308,10 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
 
 def _resized_index(checkpoint: Checkpoint, cutter: Cutter) -> dict[str, Any]:
     assert checkpoint.index is not None
-    shapes = {name: cutter.shape(name, info.shape) for name, info in checkpoint.tensors.items()}
-    size = sum(info.resized(shapes[name]) for name, info in checkpoint.tensors.items())
-    metadata = {**checkpoint.index.get("metadata", {}), "total_size": size}
+    metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, cutter)}
     if "total_parameters" in metadata:
-        dropped = sum(
-            info.elements - info.resized(shapes[name]) * info.elements // info.size
-            for name, info in checkpoint.tensors.items()
-            if info.size
-        )
-        metadata["total_parameters"] -= dropped
+        after = sum(math.prod(cutter.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+        metadata["total_parameters"] -= checkpoint.parameters - after
     return {**checkpoint.index, "metadata": metadata}
 
 

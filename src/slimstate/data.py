@@ -175,6 +175,5 @@ def _from_hub(name: str) -> Iterator[Piece]:
     try:
         for row in load_dataset(repository, config or None, split="train", streaming=True):
             yield Piece(text=str(row["text"]), ends=True)
-    except Exception as error:  # the hub client raises many kinds: offline, missing, private, of another layout
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"no file {name}, and no dataset of that name can be had: {reason}") from error
+    except Exception as error:
+        raise DataError(f"no file {name}, and no dataset of that name can be had: {hub.reason(error)}") from error

@@ -1,10 +1,18 @@
-"""Whether the model hub can be reached, asked before its client is: that one retries for half a minute and says so."""
+"""The model hub, as far as its client is too talkative: whether it can be reached, and why it failed, in one line.
+
+The client itself, offline, retries for half a minute and says so each time.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 from urllib.parse import urlparse
+
+
+def reason(error: Exception) -> str:
+    """The first line of what the client says; it raises many kinds: offline, missing, private, out of disk."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def reachable() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from slimstate.axes import Evidence, Plan, Selection
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import PLAN, Checkpoint
+from slimstate.checkpoint import PLAN, Checkpoint, read_json
 from slimstate.data import Windows, sample_windows
 from slimstate.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
@@ -211,7 +210,7 @@ def _parent_plan(checkpoint: Checkpoint) -> dict[str, Any] | None:
     path = checkpoint.folder / PLAN
     if checkpoint.config.get("slimstate") is None or not path.is_file():
         return None
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    return read_json(path)
 
 
 def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
