@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import slimstate
-from slimstate.cli import TerminalReporter
+from slimstate.cli.terminal import TerminalReporter
 from slimstate.selectors import SELECTORS
 
 HERE = Path(__file__).parent

@@ -22,8 +22,9 @@ import slimstate
 import tiny
 from slimstate import checkpoint as checkpoints
 from slimstate.axes import Plan
-from slimstate.checkpoint import INDEX, PLAN, Checkpoint
+from slimstate.checkpoint import INDEX, Checkpoint
 from slimstate.errors import ModelError, OutputError, PlanError
+from slimstate.record import PLAN
 from slimstate.runtime import load
 
 NAME = tiny.PLAIN[0]

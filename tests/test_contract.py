@@ -13,9 +13,10 @@ import torch
 import slimstate
 import tiny
 from slimstate.axes import Evidence, Plan, Selection
-from slimstate.checkpoint import PLAN, Checkpoint, described_mixers
+from slimstate.checkpoint import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.families.fla_layout import ratio_for
+from slimstate.record import PLAN
 from slimstate.runtime import load
 from slimstate.selectors import SELECTORS, Case, Request, choose
 from slimstate.surgery import cut, dropped_channels

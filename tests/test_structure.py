@@ -9,14 +9,16 @@ import slimstate
 
 ROOT = Path(slimstate.__file__).parent
 RANKS = [
-    {"errors", "reporter", "record", "hub"},
+    {"errors", "reporter", "hub", "recall_tasks"},
+    {"record", "rank"},
     {"axes"},
     {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "staging"},
     {"torch_kernels", "taps", "checkpoint", "evidence"},
     {"runtime", "overview"},
     {"calibration"},
-    {"planning", "evaluate"},
-    {"prune"},
+    {"planning", "perplexity", "recall", "tasks", "traces"},
+    {"comparison", "tables", "plots"},
+    {"prune", "evaluate", "analyze", "sweep", "report"},
     {"__init__", "cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}

@@ -1,14 +1,26 @@
 """slimstate makes the recurrent state of trained linear-attention language models smaller.
 
-The verbs of the command are functions here: `inspect`, `prune`, `evaluate`.
+The verbs of the command are functions here: `inspect`, `prune`, `evaluate`, `analyze`, `sweep`.
 """
 
+from slimstate.analyze import analyze
 from slimstate.errors import SlimstateError
 from slimstate.evaluate import evaluate
 from slimstate.overview import inspect
 from slimstate.prune import prune
 from slimstate.reporter import Reporter
 from slimstate.runtime import prepare_fla
+from slimstate.sweep import sweep
 
 __version__ = "0.1.0"
-__all__ = ["Reporter", "SlimstateError", "__version__", "evaluate", "inspect", "prepare_fla", "prune"]
+__all__ = [
+    "Reporter",
+    "SlimstateError",
+    "__version__",
+    "analyze",
+    "evaluate",
+    "inspect",
+    "prepare_fla",
+    "prune",
+    "sweep",
+]

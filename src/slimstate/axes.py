@@ -73,7 +73,10 @@ class Tap:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer:
-    """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state."""
+    """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state.
+
+    `filters` are its convolutions by what they filter, each with an axis of one slot, to look at.
+    """
 
     layer: int
     path: str
@@ -84,6 +87,7 @@ class Mixer:
     input_size: int
     value_heads: int
     value_dim: int
+    filters: tuple[tuple[str, Axis], ...] = ()
 
     @property
     def state_elements(self) -> int:

@@ -30,7 +30,6 @@ from slimstate.tensor_files import TensorFile, TensorInfo, write_cut
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PLAN = "slimstate_plan.json"
 CARD = "README.md"
 BASE_CARD = "README.base.md"
 # weights in other formats would be stale beside the cut ones

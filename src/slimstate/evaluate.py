@@ -1,100 +1,164 @@
-"""How well a model predicts a text: perplexity over windows that do not overlap."""
+"""Measure a model: perplexity on a text, lm-eval's tasks, recall; alone or beside a baseline. One record per run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from slimstate.checkpoint import Checkpoint
-from slimstate.data import windows
-from slimstate.errors import DataError, ModelError
-from slimstate.record import versions
+from slimstate.comparison import distinct_names, identity, shared_windows
+from slimstate.data import Windows
+from slimstate.errors import PlanError
+from slimstate.perplexity import bytes_per_token, mean_nats, perplexity_of
+from slimstate.recall import associative_recall
+from slimstate.record import command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
+from slimstate.runtime import load, pick_device, pick_dtype
+from slimstate.tasks import resolve, run_tasks, sources
 
-WINDOWS_AT_ONCE = {"cpu": 1, "cuda": 8}
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """What to measure of a model."""
+
+    windows: Windows | None
+    tasks: tuple[str, ...]
+    associative: bool
+    task_data: Path | None
+    limit: int | None
+    seed: int
 
 
 def evaluate(
     model: str | Path,
-    text: str | Path,
+    text: str | Path | None = None,
     *,
     length: int = 1024,
     max_tokens: int | None = None,
+    tasks: str | None = None,
+    recall: bool = False,
+    associative: bool = False,
+    task_data: str | Path | None = None,
+    limit: int | None = None,
+    baseline: str | Path | None = None,
+    seed: int = 0,
     device: str | None = None,
     dtype: str | None = None,
+    out: str | Path | None = None,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Perplexity per token of `text`, with nats and bits per byte, as a record."""
+    """Perplexity per token of `text`, with nats and bits per byte; tasks; recall. Returns the record."""
     started = time.perf_counter()
-    checkpoint = Checkpoint.open(model)
+    if text is None and tasks is None and not recall:
+        raise PlanError("nothing to measure: give --text, --tasks or --recall")
+    if associative and text is None:
+        raise PlanError("--associative hides its pairs in a text: give --text too")
     pick_dtype(dtype, pick_device(device))
-    tokens = evaluation_windows(load_tokenizer(checkpoint.folder), str(text), length, max_tokens)
+    checkpoints = [Checkpoint.open(source) for source in (model, baseline) if source is not None]
+    names = distinct_names([checkpoint.source for checkpoint in checkpoints])
+    wanted = resolve(",".join(filter(None, (tasks, "recall" if recall else None)))) if tasks or recall else ()
+    folder = None if task_data is None else Path(task_data)
+    if wanted:
+        sources(wanted, folder)  # what cannot be had is said before a model is loaded
+    measures = Measures(
+        windows=None if text is None else shared_windows(checkpoints, str(text), length, max_tokens),
+        tasks=wanted,
+        associative=associative,
+        task_data=folder,
+        limit=limit,
+        seed=seed,
+    )
+    options = {
+        "text": text, "length": length if text else None, "max_tokens": max_tokens, "tasks": tasks, "recall": recall,
+        "associative": associative, "task_data": task_data, "limit": limit, "baseline": baseline, "seed": seed,
+        "device": device, "dtype": dtype, "out": out,
+    }  # fmt: skip
+    results = [
+        {**identity(checkpoint, name), **measure(checkpoint, measures, device, dtype, reporter)}
+        for checkpoint, name in zip(checkpoints, names, strict=True)
+    ]
+    record: dict[str, Any] = {"kind": "evaluation", **results[0]}
+    if baseline is not None:
+        record |= {"baseline": results[1], "compared": compare(results[0], results[1])}
+    record |= {
+        "seed": seed,
+        "versions": versions(),
+        "command": command("eval", [model], options),
+        "seconds": time.perf_counter() - started,
+    }
+    record = plain(record)
+    if out is not None:
+        write_record(Path(out), record)
+    return record
+
+
+def measure(
+    checkpoint: Checkpoint, measures: Measures, device: str | None, dtype: str | None, reporter: Reporter
+) -> dict[str, Any]:
+    """All the measures of one model."""
     with reporter.waiting("loading the model"):
         runtime = load(checkpoint.folder, device=device, dtype=dtype)
     reporter.say(f"kernels: {runtime.kernels}")
-    nats = mean_nats(runtime, tokens, reporter)
-    per_token = _bytes_per_token(runtime.tokenizer, tokens)
-    return {
-        "model": checkpoint.source,
-        "fingerprint": checkpoint.fingerprint,
-        "text": str(text),
-        "length": length,
-        "windows": len(tokens),
-        "tokens": tokens.numel(),
-        "perplexity": math.exp(min(nats, 700.0)),
-        "nats_per_token": nats,
-        "nats_per_byte": nats / per_token,
-        "bits_per_byte": nats / per_token / math.log(2),
-        "kernels": runtime.kernels,
-        "versions": versions(),
-        "seconds": time.perf_counter() - started,
-    }
+    found: dict[str, Any] = {"kernels": runtime.kernels}
+    if measures.windows is not None:
+        tokens = measures.windows.tokens
+        nats = mean_nats(runtime, tokens, reporter)
+        per_token = bytes_per_token(runtime.tokenizer, tokens)
+        found |= {
+            "text": measures.windows.source,
+            "digest": measures.windows.digest,
+            "length": tokens.shape[1],
+            "windows": len(tokens),
+            "tokens": tokens.numel(),
+            "perplexity": perplexity_of(nats),
+            "nats_per_token": nats,
+            "nats_per_byte": nats / per_token,
+            "bits_per_byte": nats / per_token / math.log(2),
+        }
+        if measures.associative:
+            found["associative_recall"] = associative_recall(
+                runtime, measures.windows.source, seed=measures.seed, reporter=reporter
+            )
+    if measures.tasks:
+        found["lm_eval"] = run_tasks(
+            runtime,
+            measures.tasks,
+            data=measures.task_data,
+            limit=measures.limit,
+            seed=measures.seed,
+            reporter=reporter,
+        )
+    return found
 
 
-def evaluation_windows(tokenizer: Any, text: str, length: int, max_tokens: int | None = None) -> Tensor:
-    """All whole windows of the first `max_tokens` tokens; of a text shorter than one window, that one."""
-    if length < 2:
-        raise DataError(f"windows of {length} tokens predict nothing: --length must be at least 2")
-    if max_tokens is not None and max_tokens < 2:
-        raise DataError(f"--max-tokens {max_tokens}: at least 2 are needed")
-    limit = None if max_tokens is None else -(-max_tokens // length)
-    found = list(islice(windows(tokenizer, text, length), limit))
-    if max_tokens is not None and found and sum(map(len, found)) > max_tokens:
-        found[-1] = found[-1][: len(found[-1]) - (sum(map(len, found)) - max_tokens)]
-    whole = [window for window in found if len(window) == length] or found[:1]
-    if not whole or len(whole[0]) < 2:
-        raise DataError(f"{text} has {sum(map(len, found))} tokens; at least 2 are needed")
-    return torch.stack(whole)
+def scores_of(result: Mapping[str, Any]) -> dict[str, tuple[float, bool]]:
+    """Every number of a result that can be compared, and whether more of it is better."""
+    found: dict[str, tuple[float, bool]] = {}
+    if "perplexity" in result:
+        found["perplexity"] = (result["perplexity"], False)
+    for point in result.get("associative_recall", {}).get("points", ()):
+        found[f"associative recall, {point['pairs']} pairs"] = (point["accuracy"], True)
+    tasks = result.get("lm_eval", {})
+    for task, entry in tasks.get("tasks", {}).items():
+        for metric, value in entry["metrics"].items():
+            if value is not None and metric in entry["higher_is_better"]:
+                found[f"{task} {metric}"] = (value, entry["higher_is_better"][metric])
+    for name, value in tasks.get("averages", {}).items():
+        found[f"{name.replace('_', '-')} average"] = (value, True)
+    return found
 
 
-def mean_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter = SILENT) -> float:
-    """The mean negative log likelihood of every token but the first of each window."""
-    batches = tokens.split(WINDOWS_AT_ONCE[runtime.device.type])
-    total = 0.0
-    for ids in reporter.track(batches, "evaluating", len(batches)):
-        total += sum(_window_nats(runtime, ids.to(runtime.device, torch.long)))
-    mean = total / (tokens.numel() - len(tokens))
-    if not math.isfinite(mean):
-        raise ModelError("the model's predictions are NaN or infinite")
-    return mean
-
-
-def _window_nats(runtime: Runtime, ids: Tensor) -> Iterator[float]:
-    with torch.inference_mode():
-        logits = runtime.model(input_ids=ids, use_cache=False).logits
-        for row, target in zip(logits[:, :-1], ids[:, 1:], strict=True):
-            yield float(F.cross_entropy(row.float(), target, reduction="sum").double())
-
-
-def _bytes_per_token(tokenizer: Any, tokens: Tensor) -> float:
-    sample = tokens.flatten()
-    return len(tokenizer.decode(sample.tolist(), clean_up_tokenization_spaces=False).encode()) / len(sample)
+def compare(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Both side by side. The share is what the model has of the baseline's score: 1 is all of it."""
+    theirs = scores_of(baseline)
+    rows = []
+    for name, (value, more_is_better) in scores_of(result).items():
+        reference = theirs[name][0]
+        above, below = (value, reference) if more_is_better else (reference, value)
+        share = above / below if below else None
+        rows.append({"measure": name, "model": value, "baseline": reference, "share": share})
+    return rows

@@ -9,18 +9,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from slimstate.axes import Evidence, Plan, Selection
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import PLAN, Checkpoint, read_json
+from slimstate.checkpoint import Checkpoint, read_json
 from slimstate.data import Windows, sample_windows
 from slimstate.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
-from slimstate.record import versions
+from slimstate.rank import gram_condition_number
+from slimstate.record import PLAN, plain, versions
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import load, load_tokenizer, pick_device, pick_dtype
+from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import Case, Need, Request, Selector, choose, selector_named
 
 ALIGNMENT = 16
@@ -90,14 +90,17 @@ def read_windows(
 
 def gather_evidence(
     checkpoint: Checkpoint,
-    selector: Selector,
+    needs: frozenset[Need],
     calibration: Calibration,
     windows: Windows | None,
     reporter: Reporter = SILENT,
+    runtime: Runtime | None = None,
 ) -> tuple[EvidenceFile | None, str | None]:
-    """What the selector needs, from a file or by running the model, and the kernels that ran, if any did."""
-    needs = frozenset(selector.needs - {"weight"})
-    path = calibration.path
+    """What is needed, from a file or by running the model, and the kernels that ran, if any did.
+
+    The model is loaded only where it must run and is not at hand as `runtime`.
+    """
+    needs, path = needs - {"weight"}, calibration.path
     if not needs:
         return None, None
     found = None
@@ -114,10 +117,11 @@ def gather_evidence(
         needs |= {"gram", "input"}  # cheap in the same pass, and the file then serves the other methods too
     if windows is None:
         lacking = " and ".join(sorted(needs))
-        raise DataError(f"{path} holds no {lacking} evidence, which {selector.name} needs: give --data too")
-    with reporter.waiting("loading the model"):
-        runtime = load(checkpoint.folder, device=calibration.device, dtype=calibration.dtype)
-    reporter.say(f"kernels: {runtime.kernels}")
+        raise DataError(f"{path} holds no {lacking} evidence, which is needed here: give --data too")
+    if runtime is None:
+        with reporter.waiting("loading the model"):
+            runtime = load(checkpoint.folder, device=calibration.device, dtype=calibration.dtype)
+        reporter.say(f"kernels: {runtime.kernels}")
     evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)
     with reporter.waiting("reading the weights for their fingerprint"):
         fresh = EvidenceFile(model=checkpoint.fingerprint, calibration=windows.describe(), evidence=evidence)
@@ -186,8 +190,8 @@ def _certified(selection: Selection, evidence: Evidence | None) -> Selection:
     if evidence is None or evidence.key_gram is None:
         return selection
     claims = {
-        "condition_before": condition_numbers(evidence.key_gram),
-        "condition_after": condition_numbers(_kept(evidence.key_gram, selection.keep)),
+        "condition_before": plain(gram_condition_number(evidence.key_gram)),
+        "condition_after": plain(gram_condition_number(_kept(evidence.key_gram, selection.keep))),
     }
     return Selection(keep=selection.keep, certificate={**selection.certificate, **claims})
 
@@ -195,15 +199,6 @@ def _certified(selection: Selection, evidence: Evidence | None) -> Selection:
 def _kept(gram: Tensor, keep: Tensor) -> Tensor:
     rows = gram.gather(1, keep.unsqueeze(2).expand(-1, -1, gram.shape[2]))
     return rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))
-
-
-def condition_numbers(gram: Tensor) -> list[float | None]:
-    """kappa of the matrix behind each Gram matrix [H, D, D]; None where it is singular to working precision."""
-    values = torch.linalg.eigvalsh(gram.double())
-    smallest, largest = values[:, 0], values[:, -1]
-    singular = smallest <= largest * gram.shape[-1] * torch.finfo(torch.float64).eps
-    kappa = (largest / smallest.clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
-    return [None if bad else float(k) for bad, k in zip(singular.tolist(), kappa.tolist(), strict=True)]
 
 
 def _parent_plan(checkpoint: Checkpoint) -> dict[str, Any] | None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from slimstate.axes import Plan
 from slimstate.card import write_card
-from slimstate.checkpoint import CARD, PLAN, Checkpoint, check_output, write_checkpoint
+from slimstate.checkpoint import CARD, Checkpoint, check_output, write_checkpoint
 from slimstate.errors import ModelError, PlanError
 from slimstate.overview import parameters_after, state_bytes
 from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
+from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import stock_shapes
 from slimstate.selectors import Request, selector_named
@@ -69,7 +70,7 @@ def prune(
         windows = read_windows(checkpoint, selector, calibration, reporter)
         check_stock_shapes(checkpoint, reporter)
         reporter.say(line)
-        gathered, kernels = gather_evidence(checkpoint, selector, calibration, windows, reporter)
+        gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
         plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
     record = describe(checkpoint, plan)
     record |= {"kernels": kernels, "out": None if dry_run or out is None else str(out)}

@@ -1,11 +1,27 @@
-"""What every record and plan says about the software that made it."""
+"""Records: plain JSON objects, the only thing that passes from measuring to drawing.
+
+A record says what `kind` it is, what was measured, on what, by which software, and the command that measures it again.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-PACKAGES = ("slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors")
+from slimstate.errors import DataError, OutputError
+
+PACKAGES = ("slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval")
+PLAN = "slimstate_plan.json"
+KINDS = ("sweep", "trace", "filters", "evaluation")
 
 
 def versions() -> dict[str, str]:
@@ -17,3 +33,83 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def command(verb: str, arguments: Sequence[object], options: Mapping[str, object]) -> str:
+    """The command line that does this again; options that are None or False are left out."""
+    words = ["slimstate", verb, *map(str, arguments)]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            joined = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            words += [flag, joined]
+    return shlex.join(words)
+
+
+def plain(value: Any, digits: int | None = None) -> Any:
+    """As strict JSON has it: lists and dicts, no infinities (None), floats to so many significant digits."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, digits) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, digits) for item in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Written beside and moved into place, so that a reader never sees half of it."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """One line for each field, so that a record can be looked at and two of them compared."""
+    lines = (f" {json.dumps(key)}: {json.dumps(plain(value), allow_nan=False)}" for key, value in record.items())
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A record and the file it came from."""
+
+    path: Path
+    kind: str
+    data: dict[str, Any]
+
+
+def read_records(folder: Path) -> tuple[list[Found], list[str]]:
+    """Every record under a folder, and a line on each file that looked like one and could not be read.
+
+    Of a model folder only the plan is read; JSON files that are no record are passed over.
+    """
+    if not folder.is_dir():
+        raise DataError(f"no folder {folder}")
+    found, complaints = [], []
+    for path in sorted(folder.rglob("*.json")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if hidden or ((path.parent / "config.json").exists() and path.name != PLAN):
+            continue
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            complaints.append(f"{path} was skipped: it is not JSON ({error})")
+            continue
+        kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
+        if kind == "plan" or kind in KINDS:
+            found.append(Found(path=path, kind=str(kind), data=data))
+    return found, complaints

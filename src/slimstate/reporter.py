@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
@@ -22,6 +22,10 @@ class Reporter:
     def waiting(self, label: str) -> AbstractContextManager[object]:
         """Work that takes a while and has no steps to count."""
         return nullcontext()
+
+    def table(self, columns: Sequence[str]) -> AbstractContextManager[Callable[[Sequence[str]], None]]:
+        """A table that grows while it is open: call what it gives with the cells of each new row."""
+        return nullcontext(lambda cells: None)
 
 
 SILENT = Reporter()

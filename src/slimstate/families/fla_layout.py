@@ -43,6 +43,7 @@ def mixers(
             input_size=input_size,
             value_heads=value_heads,
             value_dim=value_dim,
+            filters=_filters(config, heads, width, value_heads, value_dim),
         )
         for layer in range(layers)
         if layer not in softmax
@@ -54,6 +55,16 @@ def _convolution_slots(config: Config) -> tuple[Slot, ...]:
         return ()
     parameters = ["weight"] + ["bias"] * bool(config.get("conv_bias", False))
     return tuple(Slot(parameter=f"{name}_conv1d.{parameter}") for name in "qk" for parameter in parameters)
+
+
+def _filters(config: Config, heads: int, width: int, value_heads: int, value_dim: int) -> tuple[tuple[str, Axis], ...]:
+    if not config.get("use_short_conv", True):
+        return ()
+    sizes = {"query": (heads, width), "key": (heads, width), "value": (value_heads, value_dim)}
+    return tuple(
+        (role, Axis(heads=count, width=size, slots=(Slot(parameter=f"{role[0]}_conv1d.weight"),)))
+        for role, (count, size) in sizes.items()
+    )
 
 
 def corrected_norm(config: Config, width: int, key_dim: int) -> dict[str, float]:

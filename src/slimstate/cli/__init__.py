@@ -1,0 +1,54 @@
+"""The command `slimstate`: parse, call one function, print where the result is.
+
+Results go to standard output; everything else goes to standard error. Bad input is one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from slimstate.cli.cutting import inspect, prune
+from slimstate.cli.measuring import analyze, evaluate, report, sweep
+from slimstate.errors import SlimstateError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+# typer carries its own copy of click in some versions, so the class is taken from where typer raises it
+USAGE_ERROR: Any = typer.BadParameter.__base__
+
+app.command()(inspect)
+app.command()(prune)
+app.command(name="eval")(evaluate)
+app.command()(analyze)
+app.command()(sweep)
+app.command()(report)
+
+
+@app.callback(invoke_without_command=True)
+def about(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    """Make the recurrent state of trained linear-attention language models smaller."""
+    if version:
+        from slimstate import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    try:
+        code = app(standalone_mode=False)
+    except SlimstateError as error:
+        code = _complain(str(error))
+    except USAGE_ERROR as error:
+        code = _complain(error.format_message())
+    except (typer.Abort, KeyboardInterrupt):
+        print("stopped; nothing was written", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def _complain(message: str) -> int:
+    print("slimstate: " + " ".join(message.split()), file=sys.stderr)
+    return 2

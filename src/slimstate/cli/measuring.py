@@ -1,0 +1,232 @@
+"""The verbs that measure models and show what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.table import Table
+
+from slimstate.cli.terminal import Device, Dtype, Json, Model, TerminalReporter, Text, mebibytes, print_json, printer
+from slimstate.errors import PlanError
+from slimstate.selectors import SELECTORS
+
+T = TypeVar("T")
+Seed = Annotated[int, typer.Option(help="For everything that is drawn at random.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
+
+
+def _listed(text: str, name: str, convert: Callable[[str], T]) -> list[T]:
+    """The members of a comma list."""
+    try:
+        return [convert(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise PlanError(f"{name} {text}: give numbers with commas between them") from error
+
+
+def evaluate(
+    model: Model,
+    text: Annotated[str | None, typer.Option(help=Text.format("predict"))] = None,
+    length: Annotated[int, typer.Option(help="Tokens per window.")] = 1024,
+    max_tokens: MaxTokens = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks of lm-eval, with commas between them; paper: the seven of the paper.")
+    ] = None,
+    recall: Annotated[
+        bool, typer.Option("--recall", help="The six recall tasks: DROP, FDA, NQ, SQuAD, SWDE, TriviaQA.")
+    ] = False,
+    associative: Annotated[
+        bool, typer.Option("--associative", help="Also recall of random pairs placed in --text; needs no download.")
+    ] = False,
+    task_data: Annotated[
+        Path | None, typer.Option(help="Folder with TASK.jsonl or TASK.parquet to use in place of hub datasets.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Documents per task.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="A second model to put beside this one.")] = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[Path | None, typer.Option(help="File for the record, such as records/evaluation.json.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model: perplexity of a text over windows that do not overlap, lm-eval's tasks, recall."""
+    from slimstate.evaluate import evaluate as measure
+    from slimstate.evaluate import scores_of
+
+    record = measure(
+        model,
+        text,
+        length=length,
+        max_tokens=max_tokens,
+        tasks=tasks,
+        recall=recall,
+        associative=associative,
+        task_data=task_data,
+        limit=limit,
+        baseline=baseline,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        out=out,
+        reporter=TerminalReporter(),
+    )
+    if as_json:
+        print_json(record)
+        return
+    console = printer()
+    if "perplexity" in record:
+        windows = f"{record['windows']} windows of {record['length']} tokens"
+        console.print(f"perplexity {record['perplexity']:.3f} per token ({windows})")
+        per_byte = f"{record['nats_per_byte']:.4f} nats and {record['bits_per_byte']:.4f} bits per byte"
+        console.print(f"{record['nats_per_token']:.4f} nats per token, {per_byte}")
+    if baseline is not None:
+        table = Table("measure", record["name"], record["baseline"]["name"], "share kept")
+        for row in record["compared"]:
+            share = "" if row["share"] is None else f"{row['share']:.1%}"
+            table.add_row(row["measure"], _number(row["model"]), _number(row["baseline"]), share)
+        console.print(table)
+    elif tasks or recall or associative:
+        table = Table("measure", record["name"])
+        for name, (value, _) in scores_of(record).items():
+            table.add_row(name, _number(value))
+        console.print(table)
+    _say_where(out)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value < 1e4 else f"{value:.3g}"
+
+
+def _say_where(out: Path | None) -> None:
+    if out is not None:
+        printer().print(f"written to {out}", markup=False)
+
+
+def analyze(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Model folders or hub ids.")],
+    text: Annotated[str, typer.Option(help=Text.format("read"))],
+    out: Annotated[Path, typer.Option(help="Folder for records and figures.")],
+    length: Annotated[int, typer.Option(help="Tokens to follow the states through.")] = 1024,
+    samples: Annotated[int, typer.Option(help="Texts of that length to average over.")] = 1,
+    every: Annotated[int, typer.Option(help="Tokens between two looks at the states.")] = 16,
+    skip: Annotated[int, typer.Option(help="First tokens that spectra and maps leave out.")] = 128,
+    head: Annotated[
+        str | None, typer.Option(help="LAYER:HEAD whose spectra are drawn; by default a typical one.")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """See how much of their states models use: rank utilisation, spectra, filters, the bounds of the theory."""
+    from slimstate.analyze import analyze as look
+
+    record = look(
+        models,
+        text,
+        out,
+        length=length,
+        samples=samples,
+        every=every,
+        skip=skip,
+        seed=seed,
+        head=head,
+        device=device,
+        dtype=dtype,
+        reporter=TerminalReporter(),
+    )
+    if as_json:
+        print_json(record)
+        return
+    console = printer()
+    table = Table("model", "key dim", "rank utilisation", "effective rank", "states outside a bound")
+    for entry in record["models"]:
+        outside = f"{entry['violations']} of {entry['states']}"
+        used = f"{entry['utilisation']:.3f}"
+        table.add_row(entry["name"], str(entry["key_dim"]), used, f"{entry['effective_rank']:.2f}", outside)
+    console.print(table)
+    console.print(f"records and figures are in {out}; slimstate report {out} makes a page of them", markup=False)
+
+
+def sweep(
+    model: Model,
+    text: Annotated[str, typer.Option(help=Text.format("predict"))],
+    out: Annotated[
+        Path, typer.Option(help="Folder for records, tables and the figure; a stopped sweep goes on there.")
+    ],
+    methods: Annotated[str, typer.Option(help="With commas between them.")] = ",".join(SELECTORS),
+    compressions: Annotated[str, typer.Option(help="Shares of key channels to remove.")] = "0.3,0.4,0.5,0.75",
+    scores: Annotated[str, typer.Option(help="Judge channels by kq, k, q: keys and queries, keys, queries.")] = "kq",
+    data: Annotated[str | None, typer.Option(help=Text.format("calibrate on"))] = None,
+    samples: Annotated[int, typer.Option(help="Calibration windows.")] = 128,
+    length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 2048,
+    text_length: Annotated[int, typer.Option(help="Tokens per window of --text.")] = 1024,
+    max_tokens: MaxTokens = None,
+    max_loss: Annotated[float, typer.Option(help="Nats per token that a recommended cut may cost.")] = 0.1,
+    seed: Seed = 0,
+    rrqr_f: Annotated[float, typer.Option("--rrqr-f", help="As for prune.")] = 1.5,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """What every method would cost at every compression, from one calibration and without writing a model."""
+    from slimstate.sweep import sweep as run
+
+    record = run(
+        model,
+        out,
+        text=text,
+        data=data,
+        methods=_listed(methods, "--methods", str),
+        compressions=_listed(compressions, "--compressions", float),
+        scores=_listed(scores, "--scores", str),
+        samples=samples,
+        length=length,
+        text_length=text_length,
+        max_tokens=max_tokens,
+        max_loss=max_loss,
+        seed=seed,
+        f=rrqr_f,
+        device=device,
+        dtype=dtype,
+        reporter=TerminalReporter(),
+    )
+    if as_json:
+        print_json(record)
+        return
+    _print_sweep(record, out)
+
+
+def _print_sweep(record: dict[str, Any], out: Path) -> None:
+    console, uncut = printer(), record["uncut"]
+    keys: Sequence[tuple[int, float]] = sorted({(row["key_dim"], row["compression"]) for row in record["rows"]})[::-1]
+    table = Table("perplexity", *(f"key dim {key_dim} ({compression:g})" for key_dim, compression in keys))
+    names = dict.fromkeys((row["method"], row["score"]) for row in record["rows"])
+    for method, score in names:
+        found = {row["key_dim"]: row for row in record["rows"] if (row["method"], row["score"]) == (method, score)}
+        cells = (f"{found[key_dim]['perplexity']:.2f}" if key_dim in found else "" for key_dim, _ in keys)
+        table.add_row(f"{method} ({score})", *cells)
+    console.print(table)
+    state = mebibytes(uncut["state_bytes"])
+    console.print(f"uncut: perplexity {uncut['perplexity']:.2f}, {state} of state per sequence in fp32")
+    console.print(f"recommended: {record['recommended']['reason']}")
+    console.print(f"  {record['recommended']['command']}", markup=False)
+    console.print(f"records, tables and the figure are in {out}", markup=False)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with records of sweep, analyze, eval, prune.")],
+    out: Annotated[Path | None, typer.Option(help="The page; by default DIR/report.html.")] = None,
+    as_json: Json = False,
+) -> None:
+    """One HTML page from whatever records are in a folder: no model is loaded, no network needed to read it."""
+    from slimstate.report import write_report
+
+    record = write_report(folder, out, reporter=TerminalReporter())
+    if as_json:
+        print_json(record)
+        return
+    found = ", ".join(f"{count} {kind}" for kind, count in record["records"].items())
+    printer().print(f"{record['out']} ({record['bytes'] / 1024:.0f} KiB) from these records: {found}", markup=False)

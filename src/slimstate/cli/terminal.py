@@ -1,0 +1,92 @@
+"""What every verb shares: its common options, and how it speaks to a terminal.
+
+Results go to standard output; everything else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from slimstate.reporter import Reporter
+
+T = TypeVar("T")
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON record instead of a table.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, bfloat16 or float16; by default bfloat16 on a GPU, float32 on a CPU.")
+]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub id.")]
+Text = "Text to {}: .txt, .jsonl, .parquet, .xz or .gz of one, a folder of them, or a datasets name."
+
+
+class TerminalReporter(Reporter):
+    """Lines and progress bars on standard error; bars only where that is a terminal."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.progress: Progress | None = None  # the bar under a table that is open
+
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+    def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+        if not self.console.is_terminal:
+            yield from items
+        elif self.progress is not None:
+            task = self.progress.add_task(label, total=total)
+            yield from self.progress.track(items, task_id=task)
+            self.progress.remove_task(task)
+        else:
+            with self._bar() as progress:
+                yield from progress.track(items, total=total, description=label)
+
+    def _bar(self) -> Progress:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        return Progress(*columns, console=self.console, transient=True)
+
+    def waiting(self, label: str) -> AbstractContextManager[object]:
+        alone = self.console.is_terminal and self.progress is None
+        return self.console.status(label) if alone else nullcontext()
+
+    @contextmanager
+    def table(self, columns: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
+        """Live where there is a terminal; elsewhere a line for each row."""
+        if not self.console.is_terminal:
+            self.say("  ".join(columns))
+            yield lambda cells: self.say("  ".join(cells))
+            return
+        table = Table(*columns)
+        self.progress = self._bar()
+        try:
+            with Live(Group(table, self.progress), console=self.console, refresh_per_second=8):
+                yield lambda cells: table.add_row(*cells)
+        finally:
+            self.progress = None
+
+
+def print_json(record: dict[str, Any]) -> None:
+    print(json.dumps(record, indent=2))
+
+
+def mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.2f} MiB"
+
+
+def printer() -> Console:
+    """Standard output, with lines left as long as they are."""
+    return Console(highlight=False, soft_wrap=True)

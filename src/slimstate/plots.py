@@ -1,0 +1,367 @@
+"""Figures from records, by matplotlib. Nothing here loads a model: records are all it sees.
+
+Each function takes records and gives a figure; `save` writes it for papers and slides, `svg` for a page, where the
+colours of ink, grid and paper follow the reader's theme and every element with an id can be pointed at.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from slimstate.errors import OutputError, PlanError, SlimstateError
+
+try:
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+except ImportError as error:  # pragma: no cover
+    raise SlimstateError("figures need matplotlib: pip install 'slimstate[report]'") from error
+
+Record = Mapping[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
+INK, GRID, PAPER, MUTED = "#1d2430", "#dfe3e8", "#fefefe", "#6b7480"
+THEME = {INK: "var(--ink)", GRID: "var(--grid)", PAPER: "var(--paper)", MUTED: "var(--muted)"}
+PALETTE = ("#3b6fd4", "#d9612b", "#2a9d6e", "#a24fb5", "#c9a013", "#2aa5b8", "#c4476b", "#7a6a53")
+METHODS = {
+    "drrqr": "#3b6fd4", "grad": "#d9612b", "s-wanda": "#2a9d6e", "l1": "#a24fb5", "random": "#8a93a0",
+}  # fmt: skip
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Inter", "Helvetica", "Arial", "DejaVu Sans"],
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "slimstate",
+    "pdf.fonttype": 42,
+}
+
+
+def colour(number: int, method: str | None = None) -> str:
+    return METHODS.get(method or "", PALETTE[number % len(PALETTE)])
+
+
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
+    """Drawn in the house style, which leaves the caller's settings of matplotlib alone."""
+
+    @functools.wraps(draw)
+    def within(*args: P.args, **kwargs: P.kwargs) -> T:
+        with mpl.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return within
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+@styled
+def save(figure: Figure, path: Path) -> list[Path]:
+    """As PNG and PDF."""
+    written = []
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in (".png", ".pdf"):
+            metadata = {"CreationDate": None} if suffix == ".pdf" else None
+            figure.savefig(path.with_suffix(suffix), dpi=170, metadata=metadata)
+            written.append(path.with_suffix(suffix))
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    return written
+
+
+@styled
+def svg(figure: Figure, prefix: str) -> str:
+    """As SVG to stand in a page: its ids begin with `prefix`, its neutral colours are the page's variables."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    for colour_code, variable in THEME.items():
+        text = text.replace(colour_code, variable)
+    return re.sub(r"(\d+\.\d{2})\d+", r"\1", text)
+
+
+def label_of(record: Record) -> str:
+    """A model by its name and what was done to it."""
+    cut = record.get("cut")
+    return (
+        f"{record['name']} ({cut['method']}, {cut['key_dim']} of {cut['width']})"
+        if cut
+        else f"{record['name']} (uncut)"
+    )
+
+
+def colours_of(records: Sequence[Record]) -> list[str]:
+    """One colour per model; models that were not cut are drawn in ink, methods keep theirs while they are single."""
+    taken: list[str] = []
+    for number, record in enumerate(records):
+        cut = record.get("cut")
+        wanted = INK if not cut else colour(number, cut["method"])
+        if wanted in taken:
+            wanted = next((shade for shade in PALETTE if shade not in taken), PALETTE[number % len(PALETTE)])
+        taken.append(wanted)
+    return taken
+
+
+@styled
+def utilisation_curves(traces: Sequence[Record]) -> Figure:
+    """Rank utilisation against the token index, averaged over layers and heads, all models in one figure."""
+    figure, axes = new_figure(7, 3.8)
+    for trace, shade in zip(traces, colours_of(traces), strict=True):
+        axes.plot(trace["times"], trace["curve"], color=shade, linewidth=2, label=label_of(trace))
+    axes.set(xlabel="token index", ylabel="rank utilisation u(S)", title="How much of the state is used")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.legend()
+    return figure
+
+
+def median_head(trace: Record) -> tuple[int, int]:
+    """The position of the layer and the head whose utilisation is the median one."""
+    by_head = [(value, i, j) for i, row in enumerate(trace["utilisation_by_head"]) for j, value in enumerate(row)]
+    _, layer, head = sorted(by_head)[len(by_head) // 2]
+    return layer, head
+
+
+def find_head(trace: Record, head: str | None) -> tuple[int, int]:
+    """LAYER:HEAD as positions in the trace; without it, a typical head."""
+    if head is None:
+        return median_head(trace)
+    layer, _, number = head.partition(":")
+    if not (layer.isdigit() and number.isdigit()):
+        raise PlanError(f"--head {head}: give LAYER:HEAD, for example {trace['layers'][0]}:0")
+    if int(layer) not in trace["layers"] or int(number) >= trace["heads"]:
+        layers = f"{trace['layers'][0]} to {trace['layers'][-1]}"
+        raise PlanError(f"--head {head}: linear layers are {layers}, heads 0 to {trace['heads'] - 1}")
+    return trace["layers"].index(int(layer)), int(number)
+
+
+@styled
+def spectra(traces: Sequence[Record], head: str | None = None) -> Figure:
+    """The singular values of one head's states over all tokens but the first, as histograms one above the other."""
+    layer, number = find_head(traces[0], head)
+    figure, grid = new_figure(7, 1.1 + 1.35 * len(traces), len(traces), sharex=True, squeeze=False)
+    lows, highs = [], []
+    for axes, trace, shade in zip(grid[:, 0], traces, colours_of(traces), strict=True):
+        histogram = trace["histogram"]
+        counts = histogram["counts"][layer][number]
+        step = (histogram["high"] - histogram["low"]) / len(counts)
+        left = [histogram["low"] + step * i for i in range(len(counts))]
+        total = sum(counts)
+        filled = [x for x, count in zip(left, counts, strict=True) if count]
+        lows.append(min(filled))
+        highs.append(max(filled))
+        axes.bar(left, [count / total / step for count in counts], width=step, align="edge", color=shade, linewidth=0)
+        axes.set_ylabel("density")
+        axes.set_title(label_of(trace), fontsize=10, fontweight="normal")
+        axes.yaxis.set_major_locator(MaxNLocator(3))
+    last = grid[-1, 0]
+    last.set_xlim(max(min(lows), traces[0]["histogram"]["low"]) - 0.2, max(highs) + 0.4)
+    last.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"$10^{{{x:.0f}}}$"))
+    last.xaxis.set_major_locator(MaxNLocator(integer=True))
+    last.set_xlabel(f"singular value of the state, layer {traces[0]['layers'][layer]}, head {number}")
+    return figure
+
+
+@styled
+def ordered_spectra(traces: Sequence[Record], head: str | None = None) -> Figure:
+    """The same singular values by their rank: the geometric mean over tokens."""
+    layer, number = find_head(traces[0], head)
+    figure, axes = new_figure(7, 3.6)
+    for trace, shade in zip(traces, colours_of(traces), strict=True):
+        values = [10**x for x in trace["spectrum"][layer][number]]
+        axes.plot(range(1, len(values) + 1), values, color=shade, linewidth=2, label=label_of(trace))
+    axes.set_yscale("log")
+    axes.set(
+        xlabel=f"rank of the singular value, layer {traces[0]['layers'][layer]}, head {number}",
+        ylabel="singular value",
+        title="Spectrum of the state",
+    )
+    axes.legend()
+    return figure
+
+
+@styled
+def utilisation_maps(traces: Sequence[Record]) -> Figure:
+    """Rank utilisation by layer and head, one map for each model on one scale of colours."""
+    high = max(value for trace in traces for row in trace["utilisation_by_head"] for value in row)
+    rows, heads = max(len(trace["layers"]) for trace in traces), max(trace["heads"] for trace in traces)
+    width = 1.6 + len(traces) * max(1.6, 0.32 * heads)
+    figure, grid = new_figure(width, 1.1 + 0.28 * rows, 1, len(traces), squeeze=False)
+    for axes, trace in zip(grid[0], traces, strict=True):
+        image = axes.imshow(trace["utilisation_by_head"], aspect="auto", cmap="viridis", vmin=0, vmax=high)
+        axes.grid(visible=False)
+        axes.set_title(trace["name"], fontsize=10, fontweight="normal")
+        axes.set_xlabel("head")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_yticks(range(len(trace["layers"])), [str(layer) for layer in trace["layers"]])
+    grid[0][0].set_ylabel("layer")
+    figure.colorbar(image, ax=list(grid[0]), label="rank utilisation", shrink=0.9)
+    return figure
+
+
+@styled
+def filter_maps(record: Record) -> Figure:
+    """Convolution filters of queries, keys and values: a column for each channel, lines between heads."""
+    layers = list(record["filters"])
+    roles = list(record["filters"][layers[0]])
+    figure, grid = new_figure(8, 0.9 + 0.95 * len(layers), len(layers), len(roles), squeeze=False)
+    for row, layer in zip(grid, layers, strict=True):
+        for axes, role in zip(row, roles, strict=True):
+            by_head = record["filters"][layer][role]
+            taps = [[filters[tap] for head in by_head for filters in head] for tap in range(len(by_head[0][0]))]
+            bound = sorted(abs(value) for tap in taps for value in tap)[int(0.99 * len(taps) * len(taps[0]))] or 1.0
+            axes.imshow(taps, aspect="auto", cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
+            axes.grid(visible=False)
+            axes.set_yticks([])
+            for head in range(1, len(by_head)):
+                axes.axvline(head * len(by_head[0]) - 0.5, color=INK, linewidth=0.8)
+            if layer == layers[0]:
+                axes.set_title(role, fontsize=10, fontweight="normal")
+            if layer == layers[-1]:
+                axes.set_xlabel("channel, head by head")
+            else:
+                axes.set_xticklabels([])
+            if role == roles[0]:
+                axes.set_ylabel(f"layer {layer}\ntaps")
+    return figure
+
+
+@styled
+def retrieval(traces: Sequence[Record]) -> Figure:
+    """Measured amplification of query noise in every sampled state, between the two bounds of the theorem."""
+    figure, grid = new_figure(7, 1 + 2.4 * len(traces), len(traces), squeeze=False, sharey=True)
+    for axes, trace, shade in zip(grid[:, 0], traces, colours_of(traces), strict=True):
+        bounds = trace["bounds"]
+        order = sorted(range(bounds["states"]), key=lambda i: bounds["effective_rank"][i])
+        x = range(len(order))
+        lower, upper, found = (
+            [_finite(bounds[name][i]) for i in order]
+            for name in ("amplification_lower", "amplification_upper", "amplification")
+        )
+        axes.vlines(x, lower, upper, color=GRID, linewidth=1.4, label="between the bounds of the theorem")
+        axes.plot(x, found, ".", color=shade, markersize=4, label="measured")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(numticks=6))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylabel("error out / error in")
+        violations = bounds["violations"]
+        verdict = "none outside its bounds" if not violations else f"{violations} OUTSIDE their bounds"
+        axes.set_title(f"{label_of(trace)}: {bounds['states']} states, {verdict}", fontsize=10, fontweight="normal")
+    grid[-1][0].set_xlabel("states, by effective rank")
+    grid[0][0].legend(loc="upper left")
+    return figure
+
+
+def _finite(value: float | None) -> float:
+    return math.nan if value is None else max(value, 1e-12)
+
+
+@styled
+def pareto(sweep: Record) -> Figure:
+    """Perplexity against the bytes of state, a line for each method and score."""
+    figure, axes = new_figure(7, 4.2)
+    uncut, rows = sweep["uncut"], sweep["rows"]
+    for number, (name, members) in enumerate(sorted(_series(rows).items())):
+        members = sorted(members, key=lambda row: row["key_dim"])
+        shade = colour(number, name if name in METHODS else None)
+        points = [*((row["state_bytes"] / 2**20, row["perplexity"]) for row in members)]
+        x, y = zip(*points, (uncut["state_bytes"] / 2**20, uncut["perplexity"]), strict=True)
+        axes.plot(x, y, color=shade, linewidth=1.8, label=name)
+        for row, point in zip(members, points, strict=True):
+            axes.plot(*point, "o", color=shade, markersize=7, gid=f"point-{rows.index(row)}")
+    axes.plot(uncut["state_bytes"] / 2**20, uncut["perplexity"], "*", color=INK, markersize=13, gid="point-uncut")
+    chosen = sweep["recommended"]
+    if chosen.get("row") is not None:
+        row = rows[chosen["row"]]
+        axes.plot(
+            row["state_bytes"] / 2**20, row["perplexity"], "o", markersize=15, markerfacecolor="none",
+            markeredgecolor=INK, markeredgewidth=1.6, label="recommended",
+        )  # fmt: skip
+    axes.set_yscale("log")
+    _plain_log_ticks(axes)
+    axes.set(xlabel="state per sequence, MiB (fp32)", ylabel="perplexity", title="What a smaller state costs")
+    axes.set_xlim(left=0)
+    axes.legend()
+    return figure
+
+
+def _series(rows: Iterable[Record]) -> dict[str, list[Record]]:
+    """Rows by method, and by score where there are several."""
+    rows = list(rows)
+    several = len({row["score"] for row in rows}) > 1
+    found: dict[str, list[Record]] = {}
+    for row in rows:
+        found.setdefault(f"{row['method']} ({row['score']})" if several else row["method"], []).append(row)
+    return found
+
+
+def _plain_log_ticks(axes: Axes) -> None:
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+@styled
+def recall_curves(evaluations: Sequence[Record]) -> Figure:
+    """Accuracy of associative recall against the number of pairs to remember."""
+    figure, axes = new_figure(7, 3.6)
+    for number, (record, shade) in enumerate(zip(evaluations, colours_of(evaluations), strict=True)):
+        points = record["associative_recall"]["points"]
+        x, y = [point["pairs"] for point in points], [point["accuracy"] for point in points]
+        axes.plot(x, y, color=shade, linewidth=2, label=label_of(record))
+        for i, point in enumerate(zip(x, y, strict=True)):
+            axes.plot(*point, "o", color=shade, markersize=6, gid=f"recall-{number}-{i}")
+    chance = 1 / evaluations[0]["associative_recall"]["candidates"]
+    axes.axhline(chance, color=MUTED, linewidth=1, linestyle="--", label="chance")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_ylim(0, 1)
+    axes.set(xlabel="key-value pairs in the text", ylabel="recalled", title="Associative recall")
+    axes.legend()
+    return figure
+
+
+def draw_analysis(
+    traces: Sequence[Record], filters: Sequence[Record], folder: Path, head: str | None = None
+) -> list[Path]:
+    """All figures of an analysis, as files."""
+    figures = {
+        "utilisation": utilisation_curves(traces),
+        "spectra": spectra(traces, head),
+        "spectrum": ordered_spectra(traces, head),
+        "utilisation-by-head": utilisation_maps(traces),
+        "retrieval-error": retrieval(traces),
+        **{f"filters-{record['name']}": filter_maps(record) for record in filters},
+    }
+    return [path for name, figure in figures.items() for path in save(figure, folder / name)]

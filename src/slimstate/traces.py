@@ -1,0 +1,238 @@
+"""What the states of a model do as it reads: their spectra, how much of them is used, and the paper's bounds on them.
+
+The text is read in segments, each from the cache that the one before it left, and a state is summed up as soon as it
+is seen: memory does not grow with the length of the text. L layers, G value heads, N sampled times, K key dim,
+V value dim, d = min(K, V).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimstate.axes import Mixer
+from slimstate.errors import DataError, ModelError
+from slimstate.rank import Memory, condition_number, effective_rank, rank_utilisation, state_bound
+from slimstate.reporter import SILENT, Reporter
+from slimstate.runtime import Runtime
+from slimstate.taps import Reading, observed
+
+SEGMENT = 256  # tokens that go through the model together
+FLOAT32 = torch.finfo(torch.float32).eps  # the precision of a state, whatever the model's is
+EDGES = torch.linspace(-8, 3, 111, dtype=torch.float64)  # of the histograms, in log10 of a singular value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The states of one model over one text, by layer and head. `sampled` has one entry per reading and head.
+
+    times [N]; utilisation, kappa [L, G, N]; histogram [L, G, bins] counts singular values by their log10 between
+    EDGES, spectrum [L, G, d] is the mean of their log10 in descending order, both over the tokens after `skip`.
+    """
+
+    layers: tuple[int, ...]
+    times: tuple[int, ...]
+    skip: int
+    capacity: int
+    utilisation: Tensor
+    kappa: Tensor
+    histogram: Tensor
+    spectrum: Tensor
+    sampled: dict[str, Tensor]
+
+
+def state_spectrum(state: Tensor) -> Tensor:
+    """Singular values [..., d], descending, of float32 states [..., K, V].
+
+    By the eigenvalues of the smaller Gram matrix in float64, which keeps what of a float32 state is more than rounding
+    and takes half the time of a singular value decomposition; on a CPU, one thread for each half.
+    """
+    wide = state.double()
+    gram = wide @ wide.mT if state.shape[-2] <= state.shape[-1] else wide.mT @ wide
+    if state.device.type == "cuda":
+        squares = torch.linalg.eigvalsh(gram)
+    else:
+        flat = gram.flatten(0, -3)
+        with ThreadPoolExecutor() as pool:
+            parts = flat.tensor_split(min(len(flat), max(1, torch.get_num_threads())))
+            squares = torch.cat(list(pool.map(torch.linalg.eigvalsh, parts))).unflatten(0, gram.shape[:-2])
+    return squares.clamp_min(0).sqrt().flip(-1)
+
+
+@dataclass
+class _Layer:
+    """Running results of one mixer."""
+
+    mixer: Mixer
+    skip: int
+    waiting: list[tuple[int, Tensor]] = field(default_factory=list)
+    utilisation: list[Tensor] = field(default_factory=list)
+    kappa: list[Tensor] = field(default_factory=list)
+    histogram: Tensor | None = None
+    logarithms: Tensor | None = None
+    counted: int = 0
+    key_gram: Tensor | None = None
+    sampled: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def reduce(self) -> None:
+        """Sum up the states that wait, all at once, and let them go."""
+        if not self.waiting:
+            return
+        states = torch.stack([state for _, state in self.waiting])
+        if not bool(states.isfinite().all()):
+            raise ModelError(f"layer {self.mixer.layer}: NaN or infinite values in the state")
+        values = state_spectrum(states)  # [n, B, G, d]
+        self.utilisation.append(rank_utilisation(values).mean(1).cpu())
+        self.kappa.append(condition_number(values, FLOAT32 / values.shape[-1]).log10().mean(1).cpu())
+        late = [number for number, (time, _) in enumerate(self.waiting) if time > self.skip]
+        if late:
+            self._count(values[late].cpu())
+        self.waiting.clear()
+
+    def _count(self, values: Tensor) -> None:
+        logarithms = values.clamp_min(10.0 ** float(EDGES[0])).log10()
+        by_head = logarithms.flatten(0, 1).transpose(0, 1)  # [G, n * B, d]
+        bins = torch.bucketize(by_head.flatten(1), EDGES[1:-1].contiguous())
+        counts = torch.stack([torch.bincount(row, minlength=len(EDGES) - 1) for row in bins])
+        self.histogram = counts if self.histogram is None else self.histogram + counts
+        total = by_head.sum(1)
+        self.logarithms = total if self.logarithms is None else self.logarithms + total
+        self.counted += by_head.shape[1]
+
+    def add_keys(self, keys: Tensor) -> None:
+        """keys [B, t, H, K]"""
+        by_head = keys.double().transpose(1, 2)
+        gram = by_head.mT @ by_head
+        self.key_gram = gram if self.key_gram is None else self.key_gram + gram
+
+    def test_bounds(self, reading: Reading, time: int, generator: torch.Generator) -> None:
+        """Read the state with its own query and random noise, and keep what the theory says beside it."""
+        assert self.key_gram is not None
+        state = reading.state.mT.double().cpu()
+        groups = state.shape[1] // reading.queries.shape[2]
+        query = reading.queries[:, -1].double().cpu().repeat_interleave(groups, dim=1)
+        noise = torch.randn(query.shape, generator=generator, dtype=torch.float64)
+        memory = Memory.of(state)
+        found = {
+            "time": torch.full(query.shape[:-1], float(time)),
+            "layer": torch.full(query.shape[:-1], float(self.mixer.layer)),
+            "head": torch.arange(state.shape[1]).expand(query.shape[:-1]),
+            "effective_rank": memory.effective_rank,
+            "key_bound": state_bound(state, self.key_gram.cpu().repeat_interleave(groups, dim=1)),
+            "kappa": memory.kappa,
+            "amplification": memory.amplification(query, noise),
+            "expected": memory.expected_error(query),
+        }
+        bounds = {
+            "amplification": memory.amplification_bounds(query, noise),
+            "expected": memory.expected_bounds(query),
+        }
+        for name, pair in bounds.items():
+            found |= {f"{name}_lower": pair.lower, f"{name}_upper": pair.upper}
+        amplification, expected = found["amplification"], found["expected"]
+        found["holds"] = (
+            bounds["amplification"].hold(amplification)
+            & bounds["expected"].hold(expected)
+            & memory.condition_bounds().hold(amplification)
+            & memory.expected_condition_bounds().hold(expected)
+            & ~(found["key_bound"] > found["effective_rank"] * (1 + 1e-6))
+        )
+        self.sampled.append({name: value.flatten().double() for name, value in found.items()})
+
+
+def trace_states(
+    runtime: Runtime,
+    mixers: Sequence[Mixer],
+    tokens: Tensor,
+    *,
+    every: int = 16,
+    skip: int = 128,
+    readings: int = 0,
+    seed: int = 0,
+    reporter: Reporter = SILENT,
+) -> Trace:
+    """Follow the states of a model through tokens [B, T], looking at them after each `every` tokens.
+
+    At `readings` of those times, spread evenly, each state is also read with its own query and noise drawn by `seed`.
+    """
+    length = tokens.shape[1]
+    if not 1 <= every <= length:
+        raise DataError(f"states every {every} tokens of {length}: the stride must lie between 1 and the length")
+    if skip >= length // every * every:
+        raise DataError(f"a text of {length} tokens ends within the first {skip}, which are skipped: give more text")
+    times = tuple(range(every, length + 1, every))
+    chosen = {times[-1 - number * len(times) // readings] for number in range(readings)}
+    layers = {mixer.layer: _Layer(mixer, skip) for mixer in mixers}
+    generator = torch.Generator().manual_seed(seed)
+    segment = max(every, SEGMENT // every * every)
+    offset = 0
+
+    def see(reading: Reading) -> None:
+        layer, time = layers[reading.mixer.layer], offset + reading.time
+        if chosen:
+            layer.add_keys(reading.keys)
+        if reading.time % every == 0:
+            layer.waiting.append((time, reading.state.float()))
+        if time in chosen:
+            layer.test_bounds(reading, time, generator)
+
+    read = partial(runtime.model.base_model, use_cache=True)
+    cache: Any = None
+    with torch.inference_mode(), observed(runtime.model, mixers, see, every):
+        for ids in reporter.track(tokens.split(segment, dim=1), "following the states", -(-length // segment)):
+            cache = read(input_ids=ids.to(runtime.device, torch.long), past_key_values=cache).past_key_values
+            for layer in layers.values():
+                layer.reduce()
+            offset += ids.shape[1]
+    return _joined(list(layers.values()), times, skip)
+
+
+def _joined(layers: list[_Layer], times: tuple[int, ...], skip: int) -> Trace:
+    def stacked(name: str) -> Tensor:
+        return torch.stack([torch.cat(getattr(layer, name)).mT for layer in layers])
+
+    sampled = [entry for layer in layers for entry in layer.sampled]
+    names = sampled[0].keys() if sampled else ()
+    logarithms = [layer.logarithms / layer.counted for layer in layers if layer.logarithms is not None]
+    return Trace(
+        layers=tuple(layer.mixer.layer for layer in layers),
+        times=times,
+        skip=skip,
+        capacity=logarithms[0].shape[-1],
+        utilisation=stacked("utilisation"),
+        kappa=10 ** stacked("kappa"),
+        histogram=torch.stack([layer.histogram for layer in layers if layer.histogram is not None]),
+        spectrum=torch.stack(logarithms),
+        sampled={name: torch.cat([entry[name] for entry in sampled]) for name in names},
+    )
+
+
+class FinalUtilisation:
+    """Mean rank utilisation of the states that the first `windows` sequences of a run end in."""
+
+    def __init__(self, key_dim: int, windows: int) -> None:
+        self.key_dim, self.left = key_dim, windows
+        self.sums: dict[int, float] = {}
+        self.counts: dict[int, int] = {}
+        self.seen: dict[int, int] = {}
+
+    def see(self, reading: Reading) -> None:
+        layer = reading.mixer.layer
+        take = self.left - self.seen.get(layer, 0)
+        if take <= 0:
+            return
+        state = reading.state[:take]
+        self.seen[layer] = self.seen.get(layer, 0) + len(state)
+        ranks = effective_rank(state_spectrum(state.float())) / min(self.key_dim, state.shape[-1])
+        self.sums[layer] = self.sums.get(layer, 0.0) + float(ranks.sum())
+        self.counts[layer] = self.counts.get(layer, 0) + ranks.numel()
+
+    @property
+    def mean(self) -> float:
+        return sum(self.sums.values()) / sum(self.counts.values())

@@ -1,0 +1,179 @@
+"""analyze and eval as people use them: records and figures on disk, two models side by side, one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import slimstate
+import tiny
+from slimstate.checkpoint import Checkpoint
+from slimstate.evaluate import compare, scores_of
+from slimstate.plots import label_of, svg, utilisation_curves
+from slimstate.runtime import load
+from test_cli import run
+
+NAME = tiny.PLAIN[0]
+
+
+@pytest.fixture(scope="module")
+def cut(folders, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cut") / "slim"
+    slimstate.prune(folders[NAME], out, method="l1", key_dim=8)
+    return out
+
+
+@pytest.fixture(scope="module")
+def analysed(folders, cut, text_file, tmp_path_factory):
+    out = tmp_path_factory.mktemp("analysis") / "records"
+    slimstate.analyze([folders[NAME], cut], text_file, out, length=200, every=8, skip=40)
+    return out
+
+
+def test_an_analysis_is_records_and_figures(analysed, folders, text_file):
+    trace = json.loads((analysed / f"trace-{NAME}.json").read_text())
+    assert (trace["kind"], trace["key_dim"], trace["capacity"], trace["times"][-1]) == ("trace", 24, 24, 200)
+    assert trace["bounds"]["violations"] == 0
+    assert trace["bounds"]["states"] == 4 * 2 * 2  # readings, layers, heads
+    runtime = load(folders[NAME], device="cpu")
+    ids = torch.tensor(runtime.tokenizer(text_file.read_text())["input_ids"][:200])[None]
+    with torch.inference_mode():
+        cache = runtime.model(input_ids=ids, use_cache=True).past_key_values
+    values = torch.stack([torch.linalg.svdvals(cache[layer]["recurrent_state"][0].double()) for layer in range(2)])
+    rank = (values / values[..., :1]).square().sum(-1)
+    assert trace["effective_rank"][-1] == pytest.approx(float(rank.mean()), rel=1e-3)
+    late = [u for u, time in zip(trace["utilisation"][0][0], trace["times"], strict=True) if time > 40]
+    assert trace["utilisation_by_head"][0][0] == pytest.approx(sum(late) / len(late), rel=1e-3)
+    figures = {path.stem for path in analysed.glob("*.png")}
+    assert figures == {path.stem for path in analysed.glob("*.pdf")}
+    assert {"utilisation", "spectra", "spectrum", "utilisation-by-head", "retrieval-error"} < figures
+    assert {f"filters-{NAME}", "filters-slim"} < figures
+
+
+def test_filters_are_those_of_the_weights(analysed, folders):
+    record = json.loads((analysed / f"filters-{NAME}.json").read_text())
+    weight = Checkpoint.open(folders[NAME]).read("model.layers.1.attn.k_conv1d.weight").squeeze(1).view(2, 24, 4)
+    torch.testing.assert_close(torch.tensor(record["filters"]["1"]["key"]), weight, rtol=5e-3, atol=1e-3)
+    unit = torch.nn.functional.normalize(weight[0], dim=-1)
+    pairs = (unit @ unit.mT)[~torch.eye(24, dtype=torch.bool)]
+    assert record["likeness"]["key"]["1"][0] == pytest.approx(float(pairs.mean()), abs=2e-3)
+
+
+def test_a_figure_in_a_page_has_its_own_ids_and_the_colours_of_the_page(analysed):
+    traces = [json.loads(path.read_text()) for path in sorted(analysed.glob("trace-*.json"))]
+    text = svg(utilisation_curves(traces), "curve")
+    assert text.startswith("<svg")
+    assert "var(--ink)" in text
+    assert all(part.startswith("curve-") for part in text.split(' id="')[1:])
+    assert label_of(traces[1]) in text
+
+
+def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, capsys, monkeypatch):
+    record_file = tmp_path / "evaluation.json"
+    code, out, _ = run(
+        capsys, monkeypatch, "eval", cut, "--text", text_file, "--length", "600", "--max-tokens", "1200", "--associative",
+        "--baseline", folders[NAME], "--out", record_file,
+    )  # fmt: skip
+    assert code == 0
+    assert "share kept" in out
+    record = json.loads(record_file.read_text())
+    alone = slimstate.evaluate(folders[NAME], text_file, length=600, max_tokens=1200)
+    assert record["baseline"]["perplexity"] == alone["perplexity"]
+    row = record["compared"][0]
+    assert row["measure"] == "perplexity"
+    assert row["share"] == pytest.approx(alone["perplexity"] / record["perplexity"])
+    assert [row["measure"] for row in record["compared"][1:]] == [
+        f"associative recall, {pairs} pairs" for pairs in (2, 4, 8, 16, 32)
+    ]
+    assert record["digest"].startswith("sha256:")
+    assert record["versions"]["torch"]
+    assert record["command"].startswith("slimstate eval ")
+
+
+def test_shares_of_accuracies_and_of_perplexities():
+    def result(perplexity, accuracy):
+        tasks = {"piqa": {"metrics": {"acc": accuracy, "odd": None}, "higher_is_better": {"acc": True}}}
+        return {"perplexity": perplexity, "lm_eval": {"tasks": tasks, "averages": {"zero_shot": accuracy}}}
+
+    rows = compare(result(20.0, 0.3), result(10.0, 0.6))
+    assert [(row["measure"], row["share"]) for row in rows] == [
+        ("perplexity", 0.5),
+        ("piqa acc", 0.5),
+        ("zero-shot average", 0.5),
+    ]
+    assert compare(result(20.0, 0.3), result(10.0, 0.0))[1]["share"] is None
+    assert scores_of(result(20.0, 0.3))["perplexity"] == (20.0, False)
+
+
+BAD = {
+    "nothing to measure": (["eval", "MODEL"], "nothing to measure: give --text, --tasks or --recall"),
+    "pairs without text": (["eval", "MODEL", "--tasks", "piqa", "--associative"], "give --text too"),
+    "unknown task": (["eval", "MODEL", "--tasks", "arc_eazy"], "arc_easy"),
+    "no task data": (["eval", "MODEL", "--tasks", "piqa", "--task-data", "EMPTY"], "piqa"),
+    "hub out of reach": (["eval", "MODEL", "--recall"], "--task-data"),
+    "window longer than the text": (["eval", "MODEL", "--text", "SHORT"], "fewer than a window of 1024: use --length"),
+    "missing text": (["eval", "MODEL", "--text", "/nowhere/t.txt"], "no data at /nowhere/t.txt"),
+    "other tokenizer": (["eval", "MODEL", "--text", "TEXT", "--baseline", "OTHER"], "have different tokenizers"),
+    "itself": (["eval", "MODEL", "--text", "TEXT", "--baseline", "MODEL"], "the same model is given twice"),
+    "analyze: other tokenizer": (["analyze", "MODEL", "OTHER", "--text", "TEXT", "--out", "OUT"], "different tokenizers"),
+    "analyze: short": (["analyze", "MODEL", "--text", "SHORT", "--out", "OUT"], "fewer than a window of 1024"),
+    "analyze: stride": (["analyze", "MODEL", "--text", "TEXT", "--out", "OUT", "--every", "0"], "stride must lie"),
+    "analyze: no text": (["analyze", "MODEL", "--out", "OUT"], "Missing option '--text'"),
+    "analyze: skip": (["analyze", "MODEL", "--text", "TEXT", "--out", "OUT", "--skip", "5000"], "which are skipped"),
+    "analyze: file": (["analyze", "MODEL", "--text", "TEXT", "--out", "TEXT"], "is a file"),
+    "sweep: compression": (
+        ["sweep", "MODEL", "--text", "TEXT", "--out", "OUT", "--compressions", "0.5,2"], "compression 2.0",
+    ),
+    "sweep: words": (["sweep", "MODEL", "--text", "TEXT", "--out", "OUT", "--compressions", "half"], "give numbers"),
+    "sweep: method": (["sweep", "MODEL", "--text", "TEXT", "--out", "OUT", "--methods", "magic"], "unknown method"),
+    "sweep: score": (["sweep", "MODEL", "--text", "TEXT", "--out", "OUT", "--scores", "v"], "unknown score"),
+    "sweep: no data": (["sweep", "MODEL", "--text", "TEXT", "--out", "OUT"], "give text to calibrate on with --data"),
+    "sweep: short": (
+        ["sweep", "MODEL", "--text", "SHORT", "--out", "OUT", "--methods", "l1"], "fewer than a window of 1024",
+    ),
+    "report: no folder": (["report", "/nowhere"], "no folder /nowhere"),
+    "report: nothing there": (["report", "EMPTY"], "sweep"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_bad_input_gets_one_line_and_writes_nothing(name, folders, other, text_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("slimstate.hub.reachable", lambda: False)
+    arguments, message = BAD[name]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.txt").write_text("a short text")
+    before = sorted(tmp_path.rglob("*"))
+    places = {
+        "MODEL": folders[NAME], "OTHER": other, "TEXT": text_file, "SHORT": tmp_path / "short.txt",
+        "EMPTY": tmp_path / "empty", "OUT": tmp_path / "out",
+    }  # fmt: skip
+    code, out, err = run(capsys, monkeypatch, *(places.get(argument, argument) for argument in arguments))
+    last = err.splitlines()[-1]
+    assert code == 2
+    assert out == ""
+    assert last.startswith("slimstate: ")
+    assert message in last
+    assert "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture(scope="module")
+def other(folders, tmp_path_factory):
+    """The same model with a tokenizer that has one token more."""
+    folder = tiny.save(tiny.build(tiny.VARIANTS[NAME]), tmp_path_factory.mktemp("other") / "model")
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_tokens(["extra"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("head", ["9:0", "0:7", "x"])
+def test_a_head_that_is_not_there_is_refused(head, folders, text_file, tmp_path, capsys, monkeypatch):
+    code, _, err = run(
+        capsys, monkeypatch, "analyze", folders[NAME], "--text", text_file, "--out", tmp_path / "out",
+        "--length", "64", "--every", "8", "--skip", "0", "--head", head,
+    )  # fmt: skip
+    assert code == 2
+    assert f"--head {head}:" in err.splitlines()[-1]

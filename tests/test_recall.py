@@ -1,0 +1,107 @@
+"""Associative recall: sequences that hold what is asked, a perfect memory that finds it, and no memory that does not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tiny
+from slimstate.errors import DataError
+from slimstate.recall import CANDIDATES, QUESTIONS, associative_recall, draw_vocabulary, make_probe
+from slimstate.runtime import Runtime
+
+
+class Memory(torch.nn.Module):
+    """A model that says what followed the same token the last time, or, blind, always the same token."""
+
+    def __init__(self, blind: bool = False) -> None:
+        super().__init__()
+        self.blind = blind
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
+        logits = torch.zeros(*input_ids.shape, 258)
+        for row, ids in enumerate(input_ids.tolist()):
+            follows: dict[int, int] = {}
+            for place, token in enumerate(ids):
+                if not self.blind and token in follows:
+                    logits[row, place, follows[token]] = 1
+                if place + 1 < len(ids):
+                    follows[token] = ids[place + 1]
+        return SimpleNamespace(logits=logits)
+
+
+def runtime(blind: bool = False) -> Runtime:
+    return Runtime(
+        model=Memory(blind), tokenizer=tiny.tokenizer(), device=torch.device("cpu"), dtype=torch.float32, kernels=""
+    )
+
+
+@pytest.fixture(scope="module")
+def spaces(tmp_path_factory):
+    """Text of one letter only, so that it gives nothing away."""
+    path = tmp_path_factory.mktemp("text") / "spaces.txt"
+    path.write_text(" " * 5000)
+    return str(path)
+
+
+def test_a_memory_answers_and_the_blind_guess(spaces):
+    found = associative_recall(runtime(), spaces, pairs=(2, 8), length=256)
+    assert [point["accuracy"] for point in found["points"]] == [1, 1]
+    assert [point["exact"] for point in found["points"]] == [1, 1]
+    assert found["mean"] == 1
+    guessed = associative_recall(runtime(blind=True), spaces, pairs=(8,), length=256, sequences=64)
+    point = guessed["points"][0]
+    assert abs(point["accuracy"] - 1 / found["candidates"]) < 5 * (1 / 64 / point["questions"]) ** 0.5
+    assert point["questions"] == 64 * 8
+
+
+@pytest.mark.parametrize("pairs", [1, 5, 20])
+def test_every_question_was_answered_in_the_text(pairs, spaces):
+    tokenizer, generator = tiny.tokenizer(), torch.Generator().manual_seed(3)
+    keys, values = draw_vocabulary(tokenizer, pairs, generator)
+    assert not set(keys.tolist()) & set(values.tolist())
+    filler = torch.full((600,), 32)
+    probe = make_probe(tokenizer, filler, keys, values, pairs, 3, 400, generator)
+    assert probe.tokens.shape == (3, 400)
+    assert probe.positions.shape == probe.answers.shape == (3, min(pairs, QUESTIONS))
+    for tokens, positions, answers in zip(probe.tokens, probe.positions, probe.answers, strict=True):
+        for position, answer in zip(positions.tolist(), answers.tolist(), strict=True):
+            assert int(tokens[position + 1]) == answer
+            earlier = (tokens[:position] == tokens[position]).nonzero().flatten()
+            assert len(earlier) == 1  # said once, long before
+            assert int(tokens[earlier[0] + 1]) == answer
+
+
+def test_the_same_seed_gives_the_same_questions(spaces):
+    first, second, other = (
+        associative_recall(runtime(), spaces, pairs=(2,), length=128, seed=seed)["digest"] for seed in (0, 0, 1)
+    )
+    assert first == second != other
+
+
+def test_words_are_names_where_the_tokenizer_has_them():
+    tokenizer = SimpleNamespace(
+        all_special_ids=[0],
+        __len__=None,
+        batch_decode=lambda rows: [
+            f" Name{'a' * (row[0] % 7)}{chr(97 + row[0] % 26)}" if row[0] % 2 else "x" for row in rows
+        ],
+    )
+
+    class Names(SimpleNamespace):
+        def __len__(self) -> int:
+            return 400
+
+    keys, values = draw_vocabulary(Names(**vars(tokenizer)), 32, torch.Generator().manual_seed(0))
+    assert len(values) == CANDIDATES
+    assert all(number % 2 for number in (*keys.tolist(), *values.tolist()))
+
+
+def test_too_many_pairs_or_too_little_text_is_said(spaces, tmp_path):
+    with pytest.raises(DataError, match="30 pairs need"):
+        associative_recall(runtime(), spaces, pairs=(30,), length=128)
+    (tmp_path / "short.txt").write_text("short")
+    with pytest.raises(DataError, match="associative recall over 256 needs as many"):
+        associative_recall(runtime(), str(tmp_path / "short.txt"), pairs=(2,), length=256)

@@ -1,0 +1,60 @@
+"""Records: strict JSON that is whole or not there, found again whatever lies beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from slimstate.errors import DataError, OutputError
+from slimstate.record import command, plain, read_records, write_record
+
+
+def test_what_is_written_is_strict_json_and_reads_back(tmp_path):
+    record = {"kind": "sweep", "rows": [{"a": math.inf, "b": torch.tensor([1.5, math.nan])}], "n": 3, "x": None}
+    write_record(tmp_path / "deep" / "r.json", record)
+    text = (tmp_path / "deep" / "r.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "kind": "sweep", "rows": [{"a": None, "b": [1.5, None]}], "n": 3, "x": None,
+    }  # fmt: skip
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json"]
+
+
+def test_significant_digits():
+    assert plain([0.123456, 123456.0, True, "x"], 3) == [0.123, 123000.0, True, "x"]
+
+
+def test_a_command_can_be_pasted():
+    options = {"text": "a file.txt", "max_tokens": None, "recall": True, "force": False, "scores": ("kq", "k")}
+    assert (
+        command("eval", ["my model"], options) == "slimstate eval 'my model' --text 'a file.txt' --recall --scores kq,k"
+    )
+
+
+def test_records_are_found_and_the_rest_is_passed_over(tmp_path):
+    write_record(tmp_path / "a" / "sweep.json", {"kind": "sweep"})
+    write_record(tmp_path / "other.json", {"kind": "something else"})
+    write_record(tmp_path / ".hidden" / "trace.json", {"kind": "trace"})
+    (tmp_path / "broken.json").write_text('{"kind": ')
+    (tmp_path / "list.json").write_text("[1]")
+    model = tmp_path / "model"
+    write_record(model / "config.json", {"kind": "sweep"})
+    write_record(model / "tokenizer.json", {"kind": "trace"})
+    write_record(model / "slimstate_plan.json", {"method": "l1"})
+    found, complaints = read_records(tmp_path)
+    assert sorted((record.kind, record.path.name) for record in found) == [
+        ("plan", "slimstate_plan.json"),
+        ("sweep", "sweep.json"),
+    ]
+    assert len(complaints) == 1
+    assert "broken.json was skipped: it is not JSON" in complaints[0]
+    with pytest.raises(DataError, match="no folder"):
+        read_records(tmp_path / "nowhere")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        write_record(tmp_path / "file" / "r.json", {})

@@ -1,0 +1,200 @@
+"""Sweeps: rows that real cuts confirm, one calibration, a stop that costs one row, and tables that say the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sys
+
+import pytest
+import torch
+
+import slimstate
+import tiny
+from slimstate import sweep as verb
+from slimstate.checkpoint import Checkpoint
+from slimstate.errors import DataError, PlanError
+from slimstate.evidence import EvidenceFile
+from slimstate.rank import rank_utilisation, singular_values
+from slimstate.runtime import load
+from slimstate.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
+from slimstate.taps import observed
+
+sweeps = sys.modules["slimstate.sweep"]  # the name in the package is the verb
+OPTIONS = {"samples": 4, "length": 64, "text_length": 96, "max_tokens": 384, "compressions": (0.33, 0.7)}
+
+
+@pytest.fixture(scope="module")
+def swept(folders, text_file, tmp_path_factory):
+    """One sweep of each family: (folder of the model, folder of the sweep, record)."""
+    root = tmp_path_factory.mktemp("sweeps")
+    return {
+        name: (
+            folders[name],
+            root / name,
+            verb(
+                folders[name],
+                root / name,
+                text=text_file,
+                data=str(text_file),
+                scores=("kq", "k"),
+                **OPTIONS,
+            ),
+        )
+        for name in tiny.PLAIN
+    }
+
+
+@pytest.mark.parametrize("name", tiny.PLAIN)
+def test_every_method_score_and_key_dim_is_a_row(name, swept):
+    _, out, record = swept[name]
+    assert record == json.loads((out / "sweep.json").read_text())
+    found = {(row["method"], row["score"], row["key_dim"]) for row in record["rows"]}
+    informed = {(m, s, k) for m in ("l1", "s-wanda", "grad", "drrqr") for s in ("kq", "k") for k in (16,)}
+    assert found == informed | {("random", "kq", 16)}  # both compressions of 24 channels round to 16
+    for row in record["rows"]:
+        assert row["nats_over_uncut"] == pytest.approx(row["nats_per_token"] - record["uncut"]["nats_per_token"])
+        assert row["perplexity"] == pytest.approx(math.exp(row["nats_per_token"]))
+        assert 0 < row["rank_utilisation"] <= 1
+        assert row["kappa_worst"] >= row["kappa"] >= 1
+
+
+@pytest.mark.parametrize("name", tiny.PLAIN)
+@pytest.mark.parametrize("method", ["drrqr", "l1"])
+def test_a_row_is_what_the_cut_model_gives(name, method, swept, text_file, tmp_path):
+    """Prune for real from the sweep's evidence, reload, measure: the same perplexity and utilisation."""
+    model, out, record = swept[name]
+    row = next(row for row in record["rows"] if (row["method"], row["score"]) == (method, "kq"))
+    cut = tmp_path / "cut"
+    slimstate.prune(model, cut, method=method, key_dim=row["key_dim"], evidence=out / "evidence.safetensors")
+    measured = slimstate.evaluate(cut, text_file, length=96, max_tokens=384)
+    # cut and mask differ by the other norms' epsilon, which random models feel: see the contract tests
+    assert measured["nats_per_token"] == pytest.approx(row["nats_per_token"], rel=2e-3)
+    states, runtime = [], load(cut, device="cpu")
+    ids = torch.tensor(runtime.tokenizer(text_file.read_text())["input_ids"][:384]).view(4, 96)
+    mixers = Checkpoint.open(cut).mixers
+    with torch.inference_mode(), observed(runtime.model, mixers, lambda reading: states.append(reading.state)):
+        runtime.model(input_ids=ids)
+    utilisation = torch.stack([rank_utilisation(singular_values(state)) for state in states]).mean()
+    assert row["rank_utilisation"] == pytest.approx(float(utilisation), rel=1e-2)
+
+
+def test_the_condition_of_the_kept_keys_is_that_of_the_plan(swept, tmp_path):
+    model, out, record = swept[tiny.PLAIN[0]]
+    row = next(row for row in record["rows"] if (row["method"], row["score"]) == ("drrqr", "kq"))
+    cut = tmp_path / "cut"
+    slimstate.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
+    plan = json.loads((cut / "slimstate_plan.json").read_text())
+    kappas = sorted(kappa for layer in plan["layers"].values() for kappa in layer["condition_after"])
+    assert row["kappa"] == pytest.approx(kappas[len(kappas) // 2])
+    assert row["kappa_worst"] == pytest.approx(kappas[-1])
+
+
+def test_a_sweep_calibrates_once_and_loads_once(folders, text_file, tmp_path, monkeypatch):
+    calls = {"calibrate": 0, "load": 0, "nats": 0}
+
+    def counted(name, function):
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr("slimstate.planning.calibrate", counted("calibrate", slimstate.calibration.calibrate))
+    monkeypatch.setattr(sweeps, "load", counted("load", sweeps.load))
+    monkeypatch.setattr(sweeps, "mean_nats", counted("nats", sweeps.mean_nats))
+    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, data=str(text_file), **OPTIONS)
+    assert calls == {"calibrate": 1, "load": 1, "nats": len(record["rows"]) + 1}
+    held = EvidenceFile.open(tmp_path / "out" / "evidence.safetensors")
+    assert held.missing(frozenset({"gram", "input", "gradient"})) == frozenset()
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(folders, text_file, tmp_path, monkeypatch):
+    options = {"text": text_file, "data": str(text_file), **OPTIONS, "compressions": (0.33,)}
+    whole = verb(folders[tiny.PLAIN[0]], tmp_path / "whole", **options)
+    evaluations = []
+
+    def stop_at_the_fourth(*args, **kwargs):
+        evaluations.append(1)
+        if len(evaluations) == 4:
+            raise KeyboardInterrupt
+        return nats(*args, **kwargs)
+
+    nats = sweeps.mean_nats
+    monkeypatch.setattr(sweeps, "mean_nats", stop_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
+    assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["rows"]) == 2
+    monkeypatch.setattr("slimstate.planning.calibrate", None)  # the evidence is there
+    resumed = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
+    assert len(evaluations) == 4 + 3
+    assert resumed["rows"] == whole["rows"]
+    monkeypatch.setattr(sweeps, "load", None)  # all rows are there: nothing to load
+    assert verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)["rows"] == whole["rows"]
+
+
+def test_a_sweep_with_other_settings_is_not_mixed_in(folders, text_file, tmp_path):
+    options = {"text": text_file, "data": str(text_file), **OPTIONS, "methods": ("l1",)}
+    verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
+    with pytest.raises(DataError, match=r"another calibration, seed: choose another --out"):
+        verb(folders[tiny.PLAIN[0]], tmp_path / "out", **{**options, "seed": 1})
+    with pytest.raises(DataError, match="another text"):
+        verb(folders[tiny.PLAIN[0]], tmp_path / "out", **{**options, "max_tokens": 192})
+
+
+def test_methods_without_data_need_none(folders, text_file, tmp_path):
+    options = {"text": text_file, "methods": ("random", "l1"), "max_tokens": 192, "text_length": 96}
+    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options, compressions=(0.5,))
+    assert [row["kappa"] for row in record["rows"]] == [None, None]
+    assert "--evidence" not in record["recommended"]["command"]
+    with pytest.raises(PlanError, match="drrqr look at activations"):
+        verb(folders[tiny.PLAIN[0]], tmp_path / "two", text=text_file, methods=("l1", "drrqr"))
+
+
+def test_the_recommended_point_is_the_smallest_state_within_the_loss():
+    def row(method, key_dim, loss):
+        return {
+            "method": method, "score": "kq", "key_dim": key_dim, "state_bytes": key_dim * 10, "nats_over_uncut": loss,
+        }  # fmt: skip
+
+    record = {
+        "rows": [row("l1", 64, 0.09), row("grad", 64, 0.02), row("grad", 32, 0.3), row("drrqr", 96, 0.01)],
+        "uncut": {"state_bytes": 1280},
+        "settings": {"seed": 0, "f": 1.5, "calibration": None},
+    }
+    chosen = sweeps.recommend(record, 0.1, sweeps.Path("out"), "MODEL")
+    assert (chosen["row"], chosen["within"]) == (1, True)
+    assert "50% less state for +0.020 nats" in chosen["reason"]
+    assert "--method grad --key-dim 64" in chosen["command"]
+    none = sweeps.recommend(record, 0.001, sweeps.Path("out"), "MODEL")
+    assert (none["row"], none["within"]) == (3, False)
+    assert none["reason"].startswith("no cut stays within 0.001 nats")
+
+
+def rows_of(table):
+    """The cells of a Markdown or LaTeX table, marks taken off."""
+    lines = [line for line in table.splitlines() if "|" in line or "&" in line]
+    return [[re.sub(r"\*\*|</?u>|\\\w+\{|[{}\\]", "", cell).strip() for cell in re.split(r"[|&]", line) if cell.strip()] for line in lines]  # noqa: E501  # fmt: skip
+
+
+def test_tables_say_what_the_rows_say(swept):
+    _, out, record = swept[tiny.PLAIN[0]]
+    parsed = list(csv.DictReader((out / "sweep.csv").open()))
+    assert [float(row["perplexity"]) for row in parsed] == [row["perplexity"] for row in record["rows"]]
+    assert as_csv(record["rows"]) == (out / "sweep.csv").read_text()
+    joint = {row["method"]: row for row in record["rows"] if row["score"] == "kq"}
+    best = min(joint.values(), key=lambda row: row["perplexity"])
+    for grid, render, mark in ((main_grid(record, latex=False), as_markdown, "**"), (main_grid(record, latex=True), as_latex, r"\textbf{")):  # noqa: E501  # fmt: skip
+        text = render(grid)
+        assert f"{mark}{best['perplexity']:.2f}" in text
+        cells = {line[0]: line[1:] for line in rows_of(text)}
+        assert cells["DRRQR"][0] == f"{joint['drrqr']['perplexity']:.2f}"
+        assert cells["Baseline"][0] == f"{record['uncut']['perplexity']:.2f}"
+    assert (out / "sweep.tex").read_text().count(r"\multicolumn") == 1
+    ablation = {line[0]: line[1:] for line in rows_of((out / "ablation.md").read_text())}
+    by_keys = next(row for row in record["rows"] if (row["method"], row["score"]) == ("grad", "k"))
+    assert ablation["Grad"] == [f"{joint['grad']['perplexity']:.2f}", f"{by_keys['perplexity']:.2f}"]
+    assert "Rand" not in as_latex(ablation_grid(record, latex=True))
+    assert (out / "pareto.png").stat().st_size > 10_000

@@ -1,0 +1,379 @@
+"""Benchmarks against numbers found by hand, and against lm-eval's own command in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+import tiny
+from slimstate import tasks
+from slimstate.errors import DataError, SlimstateError
+from slimstate.recall_tasks import prompts
+from slimstate.reporter import Reporter
+from slimstate.runtime import Runtime, load
+from slimstate.tasks import PAPER, RECALL, resolve, run_tasks
+
+pytest.importorskip("lm_eval")
+
+# lm-eval's command on a stock folder; it also tells the names that lm-eval's own index knows
+DRIVER = """
+import json, pathlib, sys
+import slimstate.tasks
+assert "lm_eval" not in sys.modules
+slimstate.prepare_fla()
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.tasks import TaskManager
+index = TaskManager.__init__
+def told(self, *arguments, **options):
+    index(self, *arguments, **options)
+    pathlib.Path("names.json").write_text(json.dumps(self.all_subtasks))
+TaskManager.__init__ = told
+cli_evaluate()
+"""
+QUESTIONS = [
+    {"question": f"Which {word} is it?", "choices": {"text": ["a state", "keys", "one long row"], "label": list("ABC")}}
+    for word in ("head", "rule", "layer", "channel", "token", "row")
+]
+LISTED = [{"context": "Ada made it. Who made it?", "question": "Who made it?", "answers": ["Ada", "Countess"]}]
+KEYED = [{"text": "Device: a pump. Maker: Acme.\nmaker:", "key": "maker", "value": "Acme"}]
+DOCUMENTS: dict[str, list[dict[str, Any]]] = {
+    "wikitext": [{"page": tiny.text(700)}, {"page": tiny.text(90, seed=1)}],
+    "lambada_openai": [{"text": "the key of the head meets the query"}, {"text": "a rule with one state"}],
+    "arc_easy": [{**row, "answerKey": key} for row, key in zip(QUESTIONS, "ABCABC", strict=True)],
+    "arc_challenge": [{**row, "answerKey": key} for row, key in zip(QUESTIONS, "CABCAB", strict=True)],
+    "hellaswag": [
+        {
+            "ctx_a": "A head reads.",
+            "ctx_b": "it",
+            "activity_label": "Reading",
+            "endings": ["on", "a key", "b", "it all"],
+        }
+        | {"label": label}
+        for label in "0123"
+    ],
+    "winogrande": [
+        {
+            "sentence": "The key left the box as _ was full.",
+            "option1": "the key",
+            "option2": "the box",
+            "answer": answer,
+        }
+        for answer in "12"
+    ],
+    "piqa": [{"goal": "Open a jar", "sol1": "turn the lid", "sol2": "wait", "label": label} for label in (0, 1, 1)],
+    "recall_drop": LISTED,
+    "recall_fda": KEYED,
+    "recall_nq": LISTED,
+    "recall_squad": [{"text": "Ada made the engine. The engine was made by", "value": "Ada"}],
+    "recall_swde": KEYED,
+    "recall_triviaqa": LISTED,
+}
+
+
+class Lines(Reporter):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runtime(folders) -> Runtime:
+    return load(folders[tiny.PLAIN[0]], device="cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("task-data")
+    for name, rows in DOCUMENTS.items():
+        write(folder / f"{name}.jsonl", rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def record(runtime, data) -> dict[str, Any]:
+    return run_tasks(runtime, ("paper", "recall"), data=data)
+
+
+def log_likelihood(runtime: Runtime, context: list[int], target: list[int]) -> float:
+    """Of the target after the context, from one forward pass."""
+    ids = torch.tensor([context + target])
+    with torch.inference_mode():
+        scores = runtime.model(input_ids=ids[:, :-1]).logits[0, -len(target) :].double().log_softmax(-1)
+    return float(scores.gather(1, ids[0, -len(target) :, None]).sum())
+
+
+def tokens(runtime: Runtime, text: str) -> list[int]:
+    return list(runtime.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_multiple_choice_picks_what_the_model_finds_likeliest(runtime, record):
+    hits, normal_hits = [], []
+    for row in DOCUMENTS["arc_easy"]:
+        context = tokens(runtime, f"Question: {row['question']}\nAnswer:")
+        choices = row["choices"]["text"]
+        scores = [log_likelihood(runtime, context, tokens(runtime, f" {choice}")) for choice in choices]
+        normal = [score / len(choice) for score, choice in zip(scores, choices, strict=True)]
+        gold = "ABC".index(row["answerKey"])
+        hits.append(scores.index(max(scores)) == gold)
+        normal_hits.append(normal.index(max(normal)) == gold)
+    found = record["tasks"]["arc_easy"]
+    share = sum(hits) / 6
+    assert found["metrics"] == {"acc": share, "acc_norm": sum(normal_hits) / 6}
+    assert 0 < share < 1
+    assert found["stderr"]["acc"] == pytest.approx(math.sqrt(share * (1 - share) / 5))
+    assert found["higher_is_better"] == {"acc": True, "acc_norm": True}
+    assert found["samples"] == 6
+
+
+def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(runtime, record):
+    """Windows of 256 tokens, the model's context; each token once, the last window filled up with what came before."""
+    window, total, words = 256, 0.0, 0
+    for row in DOCUMENTS["wikitext"]:
+        ids = [runtime.tokenizer.bos_token_id, *tokens(runtime, row["page"].replace(" \n", "\n").replace("\n ", "\n"))]
+        for start in range(1, len(ids), window):
+            end = min(start + window, len(ids))
+            first = max(0, end - window - 1)
+            total += log_likelihood(runtime, ids[first:start], ids[start:end])
+        words += len(row["page"].split())
+    assert record["tasks"]["wikitext"]["metrics"]["word_perplexity"] == pytest.approx(
+        math.exp(-total / words), rel=1e-4
+    )
+    assert record["tasks"]["wikitext"]["higher_is_better"]["word_perplexity"] is False
+
+
+def written(runtime: Runtime, ids: list[int]) -> str:
+    """The line that the model writes after a prompt: alone, without padding, and without a recurrent state."""
+    prompt = torch.tensor([ids])
+    options = {
+        "max_new_tokens": 48,
+        "do_sample": False,
+        "use_cache": False,
+        "pad_token_id": runtime.tokenizer.pad_token_id,
+    }
+    whole = runtime.model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **options)
+    return runtime.tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True).split("\n")[0]
+
+
+def test_a_recall_prompt_keeps_its_last_2048_tokens_and_counts_what_is_contained(runtime, tmp_path, monkeypatch):
+    body = tiny.text(3000).replace("\n", " ").strip()
+    cut = tokens(runtime, f"{body}. Applicant name:")[-2048:]
+    text = written(runtime, cut)
+    inside = text[1 : len(text) // 2].swapcase()
+    assert len(inside) > 5
+    assert inside not in text
+    rows = [{"text": body, "key": "applicant name", "value": value} for value in (inside, "not in there")]
+    write(tmp_path / "recall_fda.jsonl", rows)
+    seen = []
+    generate = runtime.model.generate
+
+    def watched(*, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append(input_ids[0].tolist())
+        return generate(input_ids=input_ids, **options)
+
+    monkeypatch.setattr(runtime.model, "generate", watched)
+    found = run_tasks(runtime, ["recall_fda"], data=tmp_path)["tasks"]["recall_fda"]
+    assert seen == [cut, cut]
+    assert found["metrics"] == {"contains": 0.5}
+
+
+def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tmp_path, monkeypatch):
+    monkeypatch.setitem(tasks.BATCH, "cpu", 3)
+    bodies = [tiny.text(length, seed=length).replace("\n", " ").strip() for length in (300, 30, 90)]
+    answers = [written(runtime, tokens(runtime, f"{body}. Name:"))[:12] for body in bodies]
+    rows = [{"text": body, "key": "name", "value": answer} for body, answer in zip(bodies, answers, strict=True)]
+    write(tmp_path / "recall_fda.jsonl", rows)
+    assert run_tasks(runtime, ["recall_fda"], data=tmp_path)["tasks"]["recall_fda"]["metrics"] == {"contains": 1.0}
+    together = run_tasks(runtime, PAPER, data=data)["tasks"]
+    for name in PAPER:
+        assert together[name]["metrics"] == pytest.approx(record["tasks"][name]["metrics"], rel=1e-4)
+
+
+def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, record, tmp_path):
+    for name in DOCUMENTS:
+        files = dict.fromkeys(("train", "validation", "test"), str(data / f"{name}.jsonl"))
+        override = {"include": str(tasks.task_files()[name]), "task": name, "dataset_path": "json"}
+        override |= {"dataset_name": None, "dataset_kwargs": {"data_files": files}}
+        (tmp_path / "local" / f"{name}.yaml").parent.mkdir(exist_ok=True)
+        (tmp_path / "local" / f"{name}.yaml").write_text(json.dumps(override))  # JSON is YAML
+    arguments = ["--model", "hf", "--model_args", f"pretrained={folders[tiny.PLAIN[0]]},dtype=float32"]
+    arguments += ["--device", "cpu", "--batch_size", "1", "--tasks", ",".join(DOCUMENTS), "--seed", "0"]
+    arguments += ["--include_path", str(tmp_path / "local"), "--output_path", str(tmp_path / "results.json")]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", DRIVER, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert set(json.loads((tmp_path / "names.json").read_text())) == set(tasks.task_files())
+    (path,) = tmp_path.glob("results*.json")
+    results = json.loads(path.read_text())["results"]
+    for name in DOCUMENTS:
+        for metric, value in record["tasks"][name]["metrics"].items():
+            assert value == pytest.approx(results[name][f"{metric},none"], rel=1e-5), (name, metric)
+        for metric, value in record["tasks"][name]["stderr"].items():
+            assert value == pytest.approx(results[name][f"{metric}_stderr,none"]), (name, metric)
+
+
+def test_the_averages_are_the_papers_and_need_all_their_tasks(record):
+    normalised = {"arc_easy", "arc_challenge", "hellaswag", "piqa"}
+    made_up = {
+        name: {"metrics": {"acc": 2.0**n, "acc_norm": 3.0**n, "word_perplexity": 5.0, "contains": 7.0**n}}
+        for n, name in enumerate([*PAPER, *RECALL])
+    }
+    means = tasks.averages(made_up)
+    assert means["zero_shot"] == sum(3.0**n if name in normalised else 2.0**n for n, name in enumerate(PAPER) if n) / 6
+    assert means["recall"] == sum(7.0**n for n in range(7, 13)) / 6
+    assert tasks.averages({name: made_up[name] for name in PAPER[:-1]}) == {}
+    assert record["averages"] == tasks.averages(record["tasks"])
+
+
+def test_the_record_is_strict_json_and_says_what_was_read(record, data):
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert list(record["tasks"]) == [*PAPER, *RECALL]
+    assert record["tasks"]["piqa"]["data"]["path"] == str(data / "piqa.jsonl")
+    assert (record["seed"], record["limit"]) == (0, None)
+
+
+def test_a_run_is_silent_repeatable_and_limited(runtime, data, record, capfd, caplog):
+    lines = Lines()
+    again = run_tasks(runtime, ["piqa", "recall_nq", "hellaswag"], data=data, reporter=lines)
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+    assert len(lines.said) == 1
+    assert again["tasks"] == {name: record["tasks"][name] for name in ("piqa", "recall_nq", "hellaswag")}
+    assert run_tasks(runtime, ["piqa"], data=data, limit=2)["tasks"]["piqa"]["samples"] == 2
+
+
+def test_the_runtime_is_left_as_it_was(runtime, data):
+    bare = tiny.tokenizer()
+    bare.pad_token = None
+    before = {name: tensor.clone() for name, tensor in runtime.model.state_dict().items()}
+    run_tasks(dataclasses.replace(runtime, tokenizer=bare), ["recall_fda"], data=data)
+    assert bare.pad_token is None
+    after = runtime.model.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_a_changed_file_is_read_anew_even_with_the_old_date(runtime, tmp_path):
+    path = write(tmp_path / "lambada_openai.jsonl", DOCUMENTS["lambada_openai"])
+    date = path.stat().st_mtime_ns
+    first = run_tasks(runtime, ["lambada_openai"], data=tmp_path)["tasks"]["lambada_openai"]
+    write(path, DOCUMENTS["lambada_openai"][:1])
+    os.utime(path, ns=(date, date))
+    second = run_tasks(runtime, ["lambada_openai"], data=tmp_path)["tasks"]["lambada_openai"]
+    assert (first["samples"], second["samples"]) == (2, 1)
+    assert first["data"]["digest"] != second["data"]["digest"]
+
+
+def test_parquet_and_a_folder_of_splits_are_the_same_documents(runtime, record, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(DOCUMENTS["piqa"]), tmp_path / "piqa.parquet")
+    write(tmp_path / "arc_easy" / "test.jsonl", DOCUMENTS["arc_easy"])
+    write(tmp_path / "arc_easy" / "train.jsonl", DOCUMENTS["arc_easy"][:1])
+    found = run_tasks(runtime, ["piqa", "arc_easy"], data=tmp_path)["tasks"]
+    for name in ("piqa", "arc_easy"):
+        assert found[name]["metrics"] == record["tasks"][name]["metrics"]
+    (source,) = tasks.sources(["arc_easy"], tmp_path)
+    assert {split: path.name for split, path in source.files.items()} == {
+        "test": "test.jsonl", "train": "train.jsonl", "validation": "test.jsonl",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prompt", "document", "expected"),
+    [
+        (prompts.fda, {"text": "A pump.\nMaker: Acme\nmaker:", "key": "maker"}, "A pump.\nMaker: Acme. Maker:"),
+        (prompts.swde, {"text": "Film. \nSummary of information above... year:", "key": "year"}, "Film. Year:"),
+        (prompts.swde, {"text": "Film of 1999 year:", "key": "year"}, "Film of 1999. Year:"),
+        (prompts.squad, {"text": " Ada made the engine. It was made by "}, "Ada made the engine. It was made by"),
+        (prompts.question, {"context": "Ada did. WHO DID? ", "question": "Who did?"}, "Ada did. Who did?"),
+        (prompts.triviaqa, {"context": "[DOC] [TLE] Ada [PAR] did", "question": "Who?"}, "Ada  did. Who?"),
+    ],
+)
+def test_the_question_comes_last_and_once(prompt, document, expected):
+    assert prompt(document) == expected
+
+
+def test_any_answer_in_any_case_counts_and_none_does_not():
+    assert prompts.contains("It was ADA (1843).", ["nobody", "ada (1843)"]) == 1
+    assert prompts.contains("It was Ada.", ["A.a", ""]) == 0
+    assert prompts.contains("It was Ada.", []) == 0
+
+
+def test_names_are_suites_tasks_and_lists_of_both():
+    assert resolve("paper") == PAPER
+    assert resolve(["recall", "piqa, recall_nq"]) == (*RECALL, "piqa")
+    assert resolve("boolq") == ("boolq",)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("arc_easi", "no task 'arc_easi' (groups of tasks are not taken); nearest: arc_easy"),
+        ("piqa,papre", "nearest: paper"),
+        ("qqqqqqqqqqqqqqqq", "`lm_eval ls subtasks` lists them"),
+        (" , ", "no task is named"),
+    ],
+)
+def test_an_unknown_task_is_refused_with_the_nearest_names(names, message):
+    with pytest.raises(DataError) as refused:
+        resolve(names)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+BAD_DATA = {
+    "missing": ("piqa", {}, "looked for piqa.jsonl, piqa.parquet, piqa/validation.jsonl, piqa/validation.parquet"),
+    "empty": ("piqa", {"piqa.jsonl": ""}, "piqa.jsonl is empty"),
+    "not json": ("piqa", {"piqa.jsonl": "{goal"}, "cannot use"),
+    "no field": ("arc_easy", {"arc_easy.jsonl": '{"text": "a"}'}, "'question' is undefined"),
+    "a later row": ("winogrande", {"winogrande.jsonl": None}, "document 2: KeyError: 'first'"),
+    "examples": ("gsm8k", {"gsm8k.jsonl": '{"question": "1", "answer": "1"}'}, "give gsm8k/train.jsonl next to"),
+    "python": ("fda", {}, "task fda loads its dataset in Python"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(BAD_DATA))
+def test_bad_task_data_gets_one_line(case, runtime, tmp_path):
+    name, files, message = BAD_DATA[case]
+    for file, content in files.items():
+        (tmp_path / file).write_text(content or "")
+        if content is None:
+            write(tmp_path / file, [DOCUMENTS[name][0], {**DOCUMENTS[name][0], "answer": "first"}])
+    with pytest.raises(DataError) as refused:
+        run_tasks(runtime, [name], data=tmp_path)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_other_bad_requests_get_one_line(runtime, data, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="--limit 0: at least 1"):
+        run_tasks(runtime, ["piqa"], data=data, limit=0)
+    with pytest.raises(DataError, match="no folder"):
+        run_tasks(runtime, ["piqa"], data=tmp_path / "nowhere")
+    monkeypatch.setattr("slimstate.hub.reachable", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(DataError, match=r"task piqa: the hub .* for its dataset baber/piqa; give .*--task-data DIR"):
+        run_tasks(runtime, ["piqa"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SlimstateError, match=r"pip install 'slimstate\[eval\]'"):
+        resolve("paper")
