@@ -1,4 +1,4 @@
-"""analyze and eval as people use them: records and figures on disk, two models side by side, one line for what is wrong."""
+"""analyze and eval as people use them: records and figures, two models side by side, one line for what is wrong."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_a_figure_in_a_page_has_its_own_ids_and_the_colours_of_the_page(analysed
 def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, capsys, monkeypatch):
     record_file = tmp_path / "evaluation.json"
     code, out, _ = run(
-        capsys, monkeypatch, "eval", cut, "--text", text_file, "--length", "600", "--max-tokens", "1200", "--associative",
-        "--baseline", folders[NAME], "--out", record_file,
+        capsys, monkeypatch, "eval", cut, "--text", text_file, "--length", "600", "--max-tokens", "1200",
+        "--associative", "--baseline", folders[NAME], "--out", record_file,
     )  # fmt: skip
     assert code == 0
     assert "share kept" in out

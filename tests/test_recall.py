@@ -1,4 +1,4 @@
-"""Associative recall: sequences that hold what is asked, a perfect memory that finds it, and no memory that does not."""
+"""Associative recall: sequences hold what is asked; a perfect memory finds it, the blind do not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def runtime(blind: bool = False) -> Runtime:
 def spaces(tmp_path_factory):
     """Text of one letter only, so that it gives nothing away."""
     path = tmp_path_factory.mktemp("text") / "spaces.txt"
-    path.write_text(" " * 5000)
+    path.write_text("~" * 5000)
     return str(path)
 
 
@@ -62,7 +62,7 @@ def test_every_question_was_answered_in_the_text(pairs, spaces):
     tokenizer, generator = tiny.tokenizer(), torch.Generator().manual_seed(3)
     keys, values = draw_vocabulary(tokenizer, pairs, generator)
     assert not set(keys.tolist()) & set(values.tolist())
-    filler = torch.full((600,), 32)
+    filler = torch.full((600,), tokenizer("~")["input_ids"][0])
     probe = make_probe(tokenizer, filler, keys, values, pairs, 3, 400, generator)
     assert probe.tokens.shape == (3, 400)
     assert probe.positions.shape == probe.answers.shape == (3, min(pairs, QUESTIONS))
@@ -82,19 +82,21 @@ def test_the_same_seed_gives_the_same_questions(spaces):
 
 
 def test_words_are_names_where_the_tokenizer_has_them():
-    tokenizer = SimpleNamespace(
-        all_special_ids=[0],
-        __len__=None,
-        batch_decode=lambda rows: [
-            f" Name{'a' * (row[0] % 7)}{chr(97 + row[0] % 26)}" if row[0] % 2 else "x" for row in rows
-        ],
-    )
+    class Names:
+        """Every odd token is a name."""
 
-    class Names(SimpleNamespace):
-        def __len__(self) -> int:
+        all_special_ids = (0,)
+
+        def __len__(self):
             return 400
 
-    keys, values = draw_vocabulary(Names(**vars(tokenizer)), 32, torch.Generator().manual_seed(0))
+        def __call__(self, text, **_):
+            return {"input_ids": [2]}
+
+        def batch_decode(self, rows):
+            return [" Abcdefghij"[: 5 + number % 5] if number % 2 else "x" for (number,) in rows]
+
+    keys, values = draw_vocabulary(Names(), 32, torch.Generator().manual_seed(0))
     assert len(values) == CANDIDATES
     assert all(number % 2 for number in (*keys.tolist(), *values.tolist()))
 

@@ -292,8 +292,8 @@ def pareto(sweep: Record) -> Figure:
     """Perplexity against the bytes of state, a line for each method and score."""
     figure, axes = new_figure(7, 4.2)
     uncut, rows = sweep["uncut"], sweep["rows"]
-    for number, (name, members) in enumerate(sorted(_series(rows).items())):
-        members = sorted(members, key=lambda row: row["key_dim"])
+    for number, (name, unordered) in enumerate(sorted(_series(rows).items())):
+        members = sorted(unordered, key=lambda row: row["key_dim"])
         shade = colour(number, name if name in METHODS else None)
         points = [*((row["state_bytes"] / 2**20, row["perplexity"]) for row in members)]
         x, y = zip(*points, (uncut["state_bytes"] / 2**20, uncut["perplexity"]), strict=True)
