@@ -8,7 +8,8 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 import tiny
 from slimstate import tasks
@@ -27,7 +30,8 @@ from slimstate.tasks import PAPER, RECALL, resolve, run_tasks
 
 pytest.importorskip("lm_eval")
 
-# lm-eval's command on a stock folder; it also tells the names that lm-eval's own index knows
+# lm-eval's command on a stock folder, once for each list of arguments; it also tells the names that lm-eval's own index
+# knows, which takes ten seconds and is therefore done once
 DRIVER = """
 import json, pathlib, sys
 import slimstate.tasks
@@ -36,11 +40,15 @@ slimstate.prepare_fla()
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import TaskManager
 index = TaskManager.__init__
+names = pathlib.Path("names.json")
 def told(self, *arguments, **options):
-    index(self, *arguments, **options)
-    pathlib.Path("names.json").write_text(json.dumps(self.all_subtasks))
+    index(self, *arguments, **options, include_defaults=not names.exists())
+    if not names.exists():
+        names.write_text(json.dumps(self.all_subtasks))
 TaskManager.__init__ = told
-cli_evaluate()
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    cli_evaluate()
 """
 QUESTIONS = [
     {"question": f"Which {word} is it?", "choices": {"text": ["a state", "keys", "one long row"], "label": list("ABC")}}
@@ -48,6 +56,14 @@ QUESTIONS = [
 ]
 LISTED = [{"context": "Ada made it. Who made it?", "question": "Who made it?", "answers": ["Ada", "Countess"]}]
 KEYED = [{"text": "Device: a pump. Maker: Acme.\nmaker:", "key": "maker", "value": "Acme"}]
+NUMBERS = " ".join(f"n{number:04}" for number in range(1000))  # of 5999 characters
+ASKED = ". Who made it?"
+ROOM = 2048 - len(ASKED)  # for the document, at one token per character
+LONG = {"context": f"{NUMBERS[:2999]} Adalbert {NUMBERS[3000:]}", "question": "Who made it?"}
+CUT = {
+    "recall_nq": f"{LONG['context'][3000 - ROOM // 2 : 3000 + ROOM // 2].strip()}{ASKED}",
+    "recall_drop": f"{NUMBERS[:ROOM].strip()}{ASKED}",
+}
 DOCUMENTS: dict[str, list[dict[str, Any]]] = {
     "wikitext": [{"page": tiny.text(700)}, {"page": tiny.text(90, seed=1)}],
     "lambada_openai": [{"text": "the key of the head meets the query"}, {"text": "a rule with one state"}],
@@ -104,16 +120,43 @@ def runtime(folders) -> Runtime:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
+def data(runtime, tmp_path_factory) -> Path:
+    """The long documents have a second answer: what the model writes after the prompt that was cut by hand."""
     folder = tmp_path_factory.mktemp("task-data")
     for name, rows in DOCUMENTS.items():
         write(folder / f"{name}.jsonl", rows)
+    for name, text in CUT.items():
+        answer = written(runtime, tokens(runtime, text), length=8)[1:].swapcase()
+        assert len(answer) > 4
+        write(folder / f"{name}.jsonl", [*DOCUMENTS[name], {**LONG, "answers": ["Adalbert", answer]}])
     return folder
 
 
+@contextmanager
+def watched(runtime: Runtime) -> Iterator[list[str]]:
+    """The prompts that the model gets, of which some may be padded."""
+    seen: list[str] = []
+    generate = runtime.model.generate
+
+    def generate_and_tell(*, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.extend(runtime.tokenizer.batch_decode(input_ids))
+        return generate(input_ids=input_ids, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.model, "generate", generate_and_tell)
+        yield seen
+
+
 @pytest.fixture(scope="module")
-def record(runtime, data) -> dict[str, Any]:
-    return run_tasks(runtime, ("paper", "recall"), data=data)
+def run(runtime, data) -> tuple[dict[str, Any], list[str]]:
+    """All tasks: the record, and the prompts of the recall tasks."""
+    with watched(runtime) as seen:
+        return run_tasks(runtime, ("paper", "recall"), data=data), seen
+
+
+@pytest.fixture(scope="module")
+def record(run) -> dict[str, Any]:
+    return run[0]
 
 
 def log_likelihood(runtime: Runtime, context: list[int], target: list[int]) -> float:
@@ -163,11 +206,11 @@ def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(runtime, r
     assert record["tasks"]["wikitext"]["higher_is_better"]["word_perplexity"] is False
 
 
-def written(runtime: Runtime, ids: list[int]) -> str:
+def written(runtime: Runtime, ids: list[int], length: int = 48) -> str:
     """The line that the model writes after a prompt: alone, without padding, and without a recurrent state."""
     prompt = torch.tensor([ids])
     options = {
-        "max_new_tokens": 48,
+        "max_new_tokens": length,
         "do_sample": False,
         "use_cache": False,
         "pad_token_id": runtime.tokenizer.pad_token_id,
@@ -176,26 +219,129 @@ def written(runtime: Runtime, ids: list[int]) -> str:
     return runtime.tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True).split("\n")[0]
 
 
-def test_a_recall_prompt_keeps_its_last_2048_tokens_and_counts_what_is_contained(runtime, tmp_path, monkeypatch):
-    body = tiny.text(3000).replace("\n", " ").strip()
-    cut = tokens(runtime, f"{body}. Applicant name:")[-2048:]
-    text = written(runtime, cut)
-    inside = text[1 : len(text) // 2].swapcase()
-    assert len(inside) > 5
-    assert inside not in text
-    rows = [{"text": body, "key": "applicant name", "value": value} for value in (inside, "not in there")]
-    write(tmp_path / "recall_fda.jsonl", rows)
-    seen = []
-    generate = runtime.model.generate
+def test_a_long_document_is_cut_around_the_answer_or_to_its_beginning(run):
+    """Half of the documents of these two tasks are long; the model writes the second answer if the cut is right."""
+    found, seen = run
+    assert sorted(text for text in seen if len(text) > 1000) == sorted(CUT.values())
+    assert {len(text) for text in CUT.values()} == {2047}  # a space at the end of the document makes way
+    for name in CUT:
+        assert found["tasks"][name]["metrics"] == {"contains": 0.5}
 
-    def watched(*, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
-        seen.append(input_ids[0].tolist())
-        return generate(input_ids=input_ids, **options)
 
-    monkeypatch.setattr(runtime.model, "generate", watched)
-    found = run_tasks(runtime, ["recall_fda"], data=tmp_path)["tasks"]["recall_fda"]
-    assert seen == [cut, cut]
-    assert found["metrics"] == {"contains": 0.5}
+def merging() -> PreTrainedTokenizerFast:
+    """One token for " one" but three for "one", three for a Chinese character, and a special one in front of all."""
+    merges = [("Ġ", "o"), ("Ġo", "n"), ("Ġon", "e"), ("Ġ", "n"), ("0", "1"), ("5", "0")]
+    symbols = ["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    raw = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(symbols)}, merges=merges))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
+
+
+def recall_task(name: str, path: Path, **metadata: Any) -> Any:
+    """As lm-eval makes it, with local documents."""
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks.RECALL_FOLDER), include_defaults=False, metadata=metadata)
+    options = {"data_files": {"validation": str(path)}, "cache_dir": str(path.parent / "cache")}
+    member = {"task": name, "dataset_path": "json", "dataset_kwargs": options}
+    return manager.load([{"group": "local", "task": [member]}])["tasks"][name]
+
+
+SHAPES = {
+    "recall_fda": lambda body, answer: {"text": f"{body}\nmaker:", "key": "maker", "value": answer},
+    "recall_swde": lambda body, answer: {"text": f"{body} {prompts.SUMMARY} maker:", "key": "maker", "value": answer},
+    "recall_squad": lambda body, answer: {"text": f"{body}. Maker:", "value": answer},
+    "recall_nq": lambda body, answer: {"context": body, "question": "Maker:", "answers": [answer, "n0500"]},
+    "recall_drop": lambda body, answer: {"context": body, "question": "Maker:", "answers": [answer]},
+    "recall_triviaqa": lambda body, answer: {"context": f"[DOC]{body}", "question": "Maker:", "answers": [answer]},
+}
+
+
+@pytest.mark.parametrize("tokenizer", [tiny.tokenizer, merging])
+@pytest.mark.parametrize("name", RECALL)
+def test_the_question_and_the_answer_outlive_the_cut(name, tokenizer, tmp_path):
+    """The answer may lie anywhere, except in the tasks that keep the beginning."""
+    body = NUMBERS.replace("7", "é漢")
+    places = [0, 6, len(body) // 2, len(body) - 6, len(body)]
+    bodies = [f"{body[:place]}Ångström{body[place:]}" for place in places]
+    short = "n0001 Ångström n0002"
+    path = write(tmp_path / "rows.jsonl", [SHAPES[name](text, "ångström") for text in (*bodies, short)])
+    task = recall_task(name, path, tokenizer=tokenizer())
+    *cut, untouched = [task.doc_to_text(document) for document in task.eval_docs]
+    assert untouched == f"{short}. Maker:"
+    for text, whole in zip(cut, bodies, strict=True):
+        assert 2030 < len(tokenizer()(text)["input_ids"]) <= 2048
+        window = text.removesuffix(". Maker:").removesuffix(" Maker:")
+        assert window != text
+        assert window in whole
+        if name in ("recall_drop", "recall_triviaqa"):
+            assert whole.startswith(window)
+        else:
+            assert "Ångström" in window
+    if name not in ("recall_drop", "recall_triviaqa"):
+        halves = [len(tokenizer()(half)["input_ids"]) for half in cut[2].split("Ångström")]
+        assert abs(halves[0] - halves[1]) < 40
+
+
+def test_the_window_lies_where_key_or_value_comes_first_and_at_the_end_without_both(tmp_path):
+    rows = [
+        {"text": NUMBERS.replace("n0300", "Maker").replace("n0900", "Acme"), "key": "maker", "value": "acme"},
+        {"text": NUMBERS.replace("n0300", "Acme").replace("n0900", "Maker"), "key": "maker", "value": "acme"},
+        {"text": NUMBERS, "key": "maker", "value": "acme"},
+    ]
+    task = recall_task("recall_fda", write(tmp_path / "rows.jsonl", rows), tokenizer=tiny.tokenizer())
+    room = 2048 - len(". Maker:")
+    by_key, by_value, neither = [task.doc_to_text(document) for document in task.eval_docs]
+    assert by_key == f"{rows[0]['text'][1800 - room // 2 : 1800 + room // 2].strip()}. Maker:"
+    assert by_value == f"{rows[1]['text'][1800 - room // 2 : 1800 + room // 2].strip()}. Maker:"
+    assert neither == f"{NUMBERS[-room:].strip()}. Maker:"
+
+
+def test_no_window_exceeds_its_limit_wherever_its_edges_fall():
+    """Within a character, or at a word that has more tokens without the space before it."""
+    from slimstate.recall_tasks.task import prompt
+
+    tokenizer, half = merging(), "one one 漢字 one one one漢 " * 20
+    body = f"{half}Ada {half}".strip()
+    for limit in range(20, 120):
+        text = prompt(tokenizer, body, ". Maker:", ["ada"], limit)
+        assert limit - 8 < len(tokenizer(text)["input_ids"]) <= limit
+        assert text.removesuffix(". Maker:") in body
+        assert "Ada" in text
+
+
+def test_the_limit_is_exact_and_a_question_is_never_cut(tmp_path):
+    letters = NUMBERS.replace(" ", "-")
+    fits, exceeds = letters[:ROOM], letters[: ROOM + 1]
+    rows = [{"context": text, "question": "Who made it?", "answers": ["Ada"]} for text in (fits, exceeds)]
+    rows.append({"context": "Ada did", "question": NUMBERS, "answers": ["Ada"]})
+    path = write(tmp_path / "rows.jsonl", rows)
+    texts = list(map(recall_task("recall_drop", path, tokenizer=tiny.tokenizer()).doc_to_text, rows))
+    assert texts == [fits + ASKED, fits + ASKED, f". {NUMBERS}"]
+    uncut = recall_task("recall_drop", path)
+    assert uncut.doc_to_text(rows[1]) == exceeds + ASKED
+
+
+def test_what_is_too_long_for_the_task_still_does_not_reach_the_model(runtime, tmp_path):
+    write(tmp_path / "recall_drop.jsonl", [{"context": "Ada did", "question": NUMBERS, "answers": ["Ada"]}])
+    with watched(runtime) as seen:
+        run_tasks(runtime, ["recall_drop"], data=tmp_path)
+    assert seen == [NUMBERS[-2048:]]
+
+
+@pytest.mark.parametrize("name", RECALL)
+def test_documents_with_an_answer_of_one_character_are_left_out_where_it_is_looked_for(name, tmp_path):
+    rows = [SHAPES[name]("Ada is 7", answer) for answer in ("7", "Ada", "", "is")]
+    if name in ("recall_fda", "recall_swde"):
+        rows.append({**rows[1], "key": "k"})
+    if name == "recall_nq":
+        rows.append({**rows[1], "answers": []})
+    task = recall_task(name, write(tmp_path / "rows.jsonl", rows))
+    kept = (0, 1, 2, 3) if name in ("recall_drop", "recall_triviaqa") else (1, 3)
+    assert list(task.eval_docs) == [rows[row] for row in kept]
+    assert task.rows == kept
 
 
 def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tmp_path, monkeypatch):
@@ -210,28 +356,36 @@ def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tm
         assert together[name]["metrics"] == pytest.approx(record["tasks"][name]["metrics"], rel=1e-4)
 
 
-def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, record, tmp_path):
+def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_path):
+    """The recall tasks apart, as their `max_length` would change word perplexity."""
+    record, seen = run
     for name in DOCUMENTS:
         files = dict.fromkeys(("train", "validation", "test"), str(data / f"{name}.jsonl"))
         override = {"include": str(tasks.task_files()[name]), "task": name, "dataset_path": "json"}
         override |= {"dataset_name": None, "dataset_kwargs": {"data_files": files}}
         (tmp_path / "local" / f"{name}.yaml").parent.mkdir(exist_ok=True)
         (tmp_path / "local" / f"{name}.yaml").write_text(json.dumps(override))  # JSON is YAML
-    arguments = ["--model", "hf", "--model_args", f"pretrained={folders[tiny.PLAIN[0]]},dtype=float32"]
-    arguments += ["--device", "cpu", "--batch_size", "1", "--tasks", ",".join(DOCUMENTS), "--seed", "0"]
-    arguments += ["--include_path", str(tmp_path / "local"), "--output_path", str(tmp_path / "results.json")]
+    model = f"pretrained={folders[tiny.PLAIN[0]]},dtype=float32"
+    common = ["--device", "cpu", "--batch_size", "1", "--seed", "0", "--include_path", str(tmp_path / "local")]
+    common += ["--model", "hf", "--log_samples", "--output_path", str(tmp_path / "results")]
+    runs = [["--tasks", ",".join(PAPER), "--model_args", model, *common]]
+    runs += [["--tasks", ",".join(RECALL), "--model_args", f"{model},max_length=2096", *common]]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", DRIVER, *arguments]
+    command = [sys.executable, "-c", DRIVER, json.dumps(runs)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert set(json.loads((tmp_path / "names.json").read_text())) == set(tasks.task_files())
-    (path,) = tmp_path.glob("results*.json")
-    results = json.loads(path.read_text())["results"]
+    results: dict[str, Any] = {}
+    for path in (tmp_path / "results").rglob("results*.json"):
+        results |= json.loads(path.read_text())["results"]
     for name in DOCUMENTS:
         for metric, value in record["tasks"][name]["metrics"].items():
             assert value == pytest.approx(results[name][f"{metric},none"], rel=1e-5), (name, metric)
         for metric, value in record["tasks"][name]["stderr"].items():
             assert value == pytest.approx(results[name][f"{metric}_stderr,none"]), (name, metric)
+    samples = [path.read_text().splitlines() for path in (tmp_path / "results").rglob("samples_recall_*.jsonl")]
+    sent = [json.loads(line)["arguments"]["gen_args_0"]["arg_0"] for lines in samples for line in lines]
+    assert sorted(sent) == sorted(seen)
 
 
 def test_the_averages_are_the_papers_and_need_all_their_tasks(record):
@@ -256,11 +410,11 @@ def test_the_record_is_strict_json_and_says_what_was_read(record, data):
 
 def test_a_run_is_silent_repeatable_and_limited(runtime, data, record, capfd, caplog):
     lines = Lines()
-    again = run_tasks(runtime, ["piqa", "recall_nq", "hellaswag"], data=data, reporter=lines)
+    again = run_tasks(runtime, ["piqa", "recall_swde", "hellaswag"], data=data, reporter=lines)
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
     assert len(lines.said) == 1
-    assert again["tasks"] == {name: record["tasks"][name] for name in ("piqa", "recall_nq", "hellaswag")}
+    assert again["tasks"] == {name: record["tasks"][name] for name in ("piqa", "recall_swde", "hellaswag")}
     assert run_tasks(runtime, ["piqa"], data=data, limit=2)["tasks"]["piqa"]["samples"] == 2
 
 
@@ -310,7 +464,7 @@ def test_parquet_and_a_folder_of_splits_are_the_same_documents(runtime, record, 
     ],
 )
 def test_the_question_comes_last_and_once(prompt, document, expected):
-    assert prompt(document) == expected
+    assert "".join(prompt(document)) == expected
 
 
 def test_any_answer_in_any_case_counts_and_none_does_not():
@@ -341,6 +495,7 @@ def test_an_unknown_task_is_refused_with_the_nearest_names(names, message):
     assert "\n" not in str(refused.value)
 
 
+RECALL_ROWS = '{"text": "a b", "value": "a"}\n{"text": "a b", "value": "a b"}\n{"text": null, "value": "a b"}'
 BAD_DATA = {
     "missing": ("piqa", {}, "looked for piqa.jsonl, piqa.parquet, piqa/validation.jsonl, piqa/validation.parquet"),
     "empty": ("piqa", {"piqa.jsonl": ""}, "piqa.jsonl is empty"),
@@ -348,6 +503,9 @@ BAD_DATA = {
     "no field": ("arc_easy", {"arc_easy.jsonl": '{"text": "a"}'}, "'question' is undefined"),
     "a later row": ("winogrande", {"winogrande.jsonl": None}, "document 2: KeyError: 'first'"),
     "examples": ("gsm8k", {"gsm8k.jsonl": '{"question": "1", "answer": "1"}'}, "give gsm8k/train.jsonl next to"),
+    "all left out": ("recall_squad", {"recall_squad.jsonl": '{"text": "a", "value": "v"}'}, "no document has value"),
+    "no answer": ("recall_nq", {"recall_nq.jsonl": '{"context": "a", "question": "b"}'}, "answers"),
+    "after one left out": ("recall_squad", {"recall_squad.jsonl": RECALL_ROWS}, "document 3: AttributeError"),
     "python": ("fda", {}, "task fda loads its dataset in Python"),
 }
 

@@ -1,7 +1,8 @@
 """Benchmarks of lm-eval on a model that is already loaded: the paper's seven, six recall tasks, or any other by name.
 
 lm-eval owns prompts, requests and metrics. Added here: unknown tasks and missing data are refused before a model is
-loaded, local files take the place of hub datasets, recall prompts have 2K tokens, and the record is plain JSON.
+loaded, local files take the place of hub datasets, recall prompts are cut to 2K tokens with the model's tokenizer, and
+the record is plain JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from itertools import islice
+from itertools import count, islice
 from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +50,6 @@ AVERAGES = {
     "recall": dict.fromkeys(RECALL, "contains"),
 }
 RECALL_FOLDER = Path(__file__).parent / "recall_tasks"
-RECALL_PROMPT = 2048  # tokens; of a longer prompt the last ones
 BATCH = {"cpu": 1, "cuda": 8}
 READERS = {".jsonl": "json", ".parquet": "parquet"}  # what `datasets` calls them
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
@@ -130,12 +130,13 @@ def run_tasks(
     with reporter.waiting(f"running {len(names)} tasks"), _silence(), TemporaryDirectory() as folder:
         manager = _task_manager(names)
         found = _sources(manager, names, data)
-        loaded = {source.task: _load(manager, source, Path(folder)) for source in found}
+        loaded = {source.task: _load(manager, source, Path(folder), runtime.tokenizer) for source in found}
         for source in found:
             _try_documents(loaded[source.task], source, limit)
         recall = {name: task for name, task in loaded.items() if name in RECALL}
         others = {name: task for name, task in loaded.items() if name not in RECALL}
-        scores = _evaluate(runtime, others, limit, seed, None) | _evaluate(runtime, recall, limit, seed, RECALL_PROMPT)
+        scores = _evaluate(runtime, others, limit, seed)
+        scores |= _evaluate(runtime, recall, limit, seed, max_length=_longest(recall))
     tasks = {
         source.task: {**scores[source.task], "data": {"path": source.place, "digest": source.digest}}
         for source in found
@@ -237,9 +238,11 @@ def _evaluated_file(name: str, split: str, folder: Path) -> Path:
     raise DataError(f"no data for task {name} in {folder}: looked for {looked}")
 
 
-def _load(manager: Any, source: Source, folder: Path) -> Any:
+def _load(manager: Any, source: Source, folder: Path, tokenizer: Any) -> Any:
     """lm-eval's task with its documents. In a group lm-eval lets a task's config be changed."""
     member = {"task": source.task, **source.overrides(folder)}
+    if source.task in RECALL:
+        member["metadata"] = {**manager.task_index[source.task].cfg["metadata"], "tokenizer": tokenizer}
     try:
         task = manager.load([{"group": "slimstate", "task": [member]}])["tasks"][source.task]
     except Exception as error:
@@ -256,15 +259,22 @@ def _load(manager: Any, source: Source, folder: Path) -> Any:
 
 def _try_documents(task: Any, source: Source, limit: int | None) -> None:
     """Local documents may lack a field; that is said here, before the model has worked for hours."""
-    for number, document in enumerate(islice(task.eval_docs, limit) if source.files else (), start=1):
+    rows = task.rows if source.task in RECALL else count()
+    for row, document in zip(rows, islice(task.eval_docs, limit) if source.files else (), strict=False):
         try:
             task.doc_to_text(document)
             task.doc_to_target(document)
             if task.get_config("doc_to_choice") is not None:
                 task.doc_to_choice(document)
         except Exception as error:
-            where = f"{source.place}, document {number}"
+            where = f"{source.place}, document {row + 1}"
             raise DataError(f"task {source.task} cannot use {where}: {_reason(error)}") from error
+
+
+def _longest(recall: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest prompt and of what is written after it; of more lm-eval cuts the beginning off."""
+    lengths = (task.prompt_tokens + task.config.generation_kwargs["max_gen_toks"] for task in recall.values())
+    return max(lengths, default=None)
 
 
 def _reason(error: Exception) -> str:
@@ -275,7 +285,7 @@ def _reason(error: Exception) -> str:
 
 
 def _evaluate(
-    runtime: Runtime, tasks: Mapping[str, Any], limit: int | None, seed: int, prompt: int | None
+    runtime: Runtime, tasks: Mapping[str, Any], limit: int | None, seed: int, max_length: int | None = None
 ) -> dict[str, dict[str, Any]]:
     """lm-eval's own evaluation; of `simple_evaluate` only the report on the machine is missing, which runs programs."""
     if not tasks:
@@ -290,14 +300,13 @@ def _evaluate(
     for task in tasks.values():
         task.set_config("num_fewshot", task.get_config("num_fewshot") or 0)
         task.set_fewshot_seed(seed)
-    generated = max(task.config.generation_kwargs["max_gen_toks"] for task in tasks.values()) if prompt else 0
     for plant in (random.seed, numpy.random.seed, torch.manual_seed):
         plant(seed)
     model = HFLM(
         pretrained=runtime.model,
         backend="causal",
         tokenizer=copy.deepcopy(runtime.tokenizer),  # lm-eval gives it a padding token
-        max_length=prompt + generated if prompt else None,
+        max_length=max_length,
         batch_size=BATCH[runtime.device.type],
     )
     try:

@@ -51,17 +51,19 @@ def state_spectrum(state: Tensor) -> Tensor:
     """Singular values [..., d], descending, of float32 states [..., K, V].
 
     By the eigenvalues of the smaller Gram matrix in float64, which keeps what of a float32 state is more than rounding
-    and takes half the time of a singular value decomposition; on a CPU, one thread for each half.
+    and takes half the time of a singular value decomposition. On the CPU, a share for each thread: batches of small
+    matrices are solved one after the other, and no faster on a GPU.
     """
     wide = state.double()
-    gram = wide @ wide.mT if state.shape[-2] <= state.shape[-1] else wide.mT @ wide
-    if state.device.type == "cuda":
-        squares = torch.linalg.eigvalsh(gram)
-    else:
-        flat = gram.flatten(0, -3)
-        with ThreadPoolExecutor() as pool:
-            parts = flat.tensor_split(min(len(flat), max(1, torch.get_num_threads())))
+    gram = (wide @ wide.mT if state.shape[-2] <= state.shape[-1] else wide.mT @ wide).cpu()
+    flat, threads = gram.flatten(0, -3), torch.get_num_threads()
+    parts = flat.tensor_split(min(len(flat), threads))
+    try:
+        # one thread to a matrix: torch would else give all of them to each
+        with ThreadPoolExecutor(len(parts), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             squares = torch.cat(list(pool.map(torch.linalg.eigvalsh, parts))).unflatten(0, gram.shape[:-2])
+    finally:
+        torch.set_num_threads(threads)
     return squares.clamp_min(0).sqrt().flip(-1)
 
 
@@ -88,11 +90,11 @@ class _Layer:
         if not bool(states.isfinite().all()):
             raise ModelError(f"layer {self.mixer.layer}: NaN or infinite values in the state")
         values = state_spectrum(states)  # [n, B, G, d]
-        self.utilisation.append(rank_utilisation(values).mean(1).cpu())
-        self.kappa.append(condition_number(values, FLOAT32 / values.shape[-1]).log10().mean(1).cpu())
+        self.utilisation.append(rank_utilisation(values).mean(1))
+        self.kappa.append(condition_number(values, FLOAT32 / values.shape[-1]).log10().mean(1))
         late = [number for number, (time, _) in enumerate(self.waiting) if time > self.skip]
         if late:
-            self._count(values[late].cpu())
+            self._count(values[late])
         self.waiting.clear()
 
     def _count(self, values: Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Prompts and scores of the recall tasks: the document first, the question last, and is the answer in the text?"""
+"""Prompts and scores of the recall tasks: the document first, the question last, and is the answer in the text?
+
+A prompt comes as two strings, so that the document can be cut and the question cannot; joined they are the whole.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,31 @@ from typing import Any
 Document = Mapping[str, Any]
 SUMMARY = "Summary of information above..."
 MARKS = re.compile(r"\[(?:PAR|DOC|TLE)\]")  # of TriviaQA: paragraph, document, title
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*")
 
 
-def fda(document: Document) -> str:
+def fda(document: Document) -> tuple[str, str]:
     body = _before(document["text"], document["key"] + ":")
     return _ask(body.strip("\n"), _as_heading(document["key"]))
 
 
-def swde(document: Document) -> str:
+def swde(document: Document) -> tuple[str, str]:
     body = _before(document["text"].split(SUMMARY)[0], document["key"] + ":")
     return _ask(body.strip(), _as_heading(document["key"]))
 
 
-def squad(document: Document) -> str:
-    """The text ends with a statement that breaks off where the answer belongs."""
-    return str(document["text"]).strip()
+def squad(document: Document) -> tuple[str, str]:
+    """The text ends with a statement that breaks off where the answer belongs; it is the question."""
+    text = document["text"].strip()
+    start = max((end.start() for end in SENTENCE_END.finditer(text)), default=0)
+    return text[:start], text[start:]
 
 
-def question(document: Document) -> str:
+def question(document: Document) -> tuple[str, str]:
     return _question_on(document["context"].strip(), document["question"].strip())
 
 
-def triviaqa(document: Document) -> str:
+def triviaqa(document: Document) -> tuple[str, str]:
     return _question_on(MARKS.sub("", document["context"].strip()), document["question"].strip())
 
 
@@ -47,12 +53,12 @@ def contains(text: str, answers: Iterable[str]) -> int:
     return int(any(answer and re.search(re.escape(answer), text, re.IGNORECASE) for answer in answers))
 
 
-def _question_on(context: str, asked: str) -> str:
+def _question_on(context: str, asked: str) -> tuple[str, str]:
     return _ask(_before(context, asked).strip(), asked)
 
 
-def _ask(body: str, asked: str) -> str:
-    return f"{body.strip('.')}. {asked}"
+def _ask(body: str, asked: str) -> tuple[str, str]:
+    return body.strip("."), f". {asked}"
 
 
 def _as_heading(key: str) -> str:
