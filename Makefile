@@ -1,4 +1,4 @@
-# make demo: cut the bundled model with every method and look at the result.   make test: all checks.
+# make demo: sweep, cut and look into the bundled model; ends with a report.   make test: all checks.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin

@@ -13,34 +13,15 @@ import json
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from timing import DEMO, peak_memory_kib, seconds
 
 from slimstate.calibration import TOKENS_AT_ONCE, calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import sample_windows
 from slimstate.runtime import Runtime, load
-
-DEMO = Path(__file__).parent.parent / "demo"
-
-
-def peak_memory_kib() -> int:
-    """Of this process since it began; getrusage would count the parent it was forked from."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
-
-
-def seconds(runtime: Runtime, work: Callable[[], object]) -> float:
-    if runtime.device.type == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    work()
-    if runtime.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def forward(runtime: Runtime, tokens: torch.Tensor) -> None:
@@ -75,9 +56,9 @@ def main() -> None:
     needs = {"drrqr": frozenset({"gram"}), "s-wanda": frozenset({"input"}), "grad": frozenset({"gradient"})}
     times: dict[str, list[float]] = {"forward": [], **{name: [] for name in needs}}
     for _ in range(options.rounds):
-        times["forward"].append(seconds(runtime, lambda: forward(runtime, windows)))
+        times["forward"].append(seconds(runtime.device, lambda: forward(runtime, windows)))
         for name, need in needs.items():
-            times[name].append(seconds(runtime, lambda need=need: calibrate(runtime, mixers, windows, need)))
+            times[name].append(seconds(runtime.device, lambda need=need: calibrate(runtime, mixers, windows, need)))
     medians = {name: statistics.median(values) for name, values in times.items()}
     record = {
         "model": options.model,

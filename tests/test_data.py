@@ -14,7 +14,7 @@ import torch
 import tiny
 from slimstate.data import PIECE, sample_windows, token_stream
 from slimstate.errors import DataError
-from slimstate.evaluate import evaluation_windows
+from slimstate.perplexity import evaluation_windows
 
 TOKENIZER = tiny.tokenizer()
 DOCUMENTS = [tiny.text(3000, seed) for seed in range(4)]
@@ -103,7 +103,7 @@ def test_bad_data_is_named(name, content, message, tmp_path):
 
 def test_evaluation_takes_whole_windows_of_the_first_tokens(text_file):
     tokens = torch.tensor(stream(text_file))
-    found = evaluation_windows(TOKENIZER, str(text_file), 100, 950)
+    found = evaluation_windows(TOKENIZER, str(text_file), 100, 950).tokens
     assert torch.equal(found.flatten(), tokens[:900])
-    assert len(evaluation_windows(TOKENIZER, str(text_file), 100)) == len(tokens) // 100
-    assert evaluation_windows(TOKENIZER, str(text_file), 100, 30).shape == (1, 30)
+    assert len(evaluation_windows(TOKENIZER, str(text_file), 100).tokens) == len(tokens) // 100
+    assert evaluation_windows(TOKENIZER, str(text_file), 100, 30).tokens.shape == (1, 30)

@@ -117,7 +117,9 @@ BAD = {
     "missing text": (["eval", "MODEL", "--text", "/nowhere/t.txt"], "no data at /nowhere/t.txt"),
     "other tokenizer": (["eval", "MODEL", "--text", "TEXT", "--baseline", "OTHER"], "have different tokenizers"),
     "itself": (["eval", "MODEL", "--text", "TEXT", "--baseline", "MODEL"], "the same model is given twice"),
-    "analyze: other tokenizer": (["analyze", "MODEL", "OTHER", "--text", "TEXT", "--out", "OUT"], "different tokenizers"),
+    "analyze: other tokenizer": (
+        ["analyze", "MODEL", "OTHER", "--text", "TEXT", "--out", "OUT"], "different tokenizers",
+    ),
     "analyze: short": (["analyze", "MODEL", "--text", "SHORT", "--out", "OUT"], "fewer than a window of 1024"),
     "analyze: stride": (["analyze", "MODEL", "--text", "TEXT", "--out", "OUT", "--every", "0"], "stride must lie"),
     "analyze: no text": (["analyze", "MODEL", "--out", "OUT"], "Missing option '--text'"),

@@ -28,11 +28,14 @@ Record = Mapping[str, Any]
 P = ParamSpec("P")
 T = TypeVar("T")
 INK, GRID, PAPER, MUTED = "#1d2430", "#dfe3e8", "#fefefe", "#6b7480"
+COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"|(?:rotate|translate)\([^)]*\)')  # of SVG; text keeps all its digits
+STATES_DRAWN = 400  # of one model, spread evenly: more of them no eye can tell apart
 THEME = {INK: "var(--ink)", GRID: "var(--grid)", PAPER: "var(--paper)", MUTED: "var(--muted)"}
 PALETTE = ("#3b6fd4", "#d9612b", "#2a9d6e", "#a24fb5", "#c9a013", "#2aa5b8", "#c4476b", "#7a6a53")
 METHODS = {
     "drrqr": "#3b6fd4", "grad": "#d9612b", "s-wanda": "#2a9d6e", "l1": "#a24fb5", "random": "#8a93a0",
 }  # fmt: skip
+DASHES = {"kq": "-", "k": "--", "q": ":"}  # by what channels are judged
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["Inter", "Helvetica", "Arial", "DejaVu Sans"],
@@ -99,7 +102,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
 def svg(figure: Figure, prefix: str) -> str:
     """As SVG to stand in a page: its ids begin with `prefix`, its neutral colours are the page's variables."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    figure.savefig(buffer, format="svg", transparent=True, dpi=200, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -108,7 +111,7 @@ def svg(figure: Figure, prefix: str) -> str:
     text = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
     for colour_code, variable in THEME.items():
         text = text.replace(colour_code, variable)
-    return re.sub(r"(\d+\.\d{2})\d+", r"\1", text)
+    return COORDINATES.sub(lambda found: re.sub(r"(\d+\.\d{2})\d+", r"\1", found[0]), text)
 
 
 def label_of(record: Record) -> str:
@@ -119,6 +122,11 @@ def label_of(record: Record) -> str:
         if cut
         else f"{record['name']} (uncut)"
     )
+
+
+def literal(text: str) -> str:
+    """As matplotlib draws it as it is, though it may hold what starts a formula."""
+    return text.replace("$", r"\$")
 
 
 def colours_of(records: Sequence[Record]) -> list[str]:
@@ -138,7 +146,7 @@ def utilisation_curves(traces: Sequence[Record]) -> Figure:
     """Rank utilisation against the token index, averaged over layers and heads, all models in one figure."""
     figure, axes = new_figure(7, 3.8)
     for trace, shade in zip(traces, colours_of(traces), strict=True):
-        axes.plot(trace["times"], trace["curve"], color=shade, linewidth=2, label=label_of(trace))
+        axes.plot(trace["times"], trace["curve"], color=shade, linewidth=2, label=literal(label_of(trace)))
     axes.set(xlabel="token index", ylabel="rank utilisation u(S)", title="How much of the state is used")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
@@ -183,7 +191,7 @@ def spectra(traces: Sequence[Record], head: str | None = None) -> Figure:
         highs.append(max(filled))
         axes.bar(left, [count / total / step for count in counts], width=step, align="edge", color=shade, linewidth=0)
         axes.set_ylabel("density")
-        axes.set_title(label_of(trace), fontsize=10, fontweight="normal")
+        axes.set_title(literal(label_of(trace)), fontsize=10, fontweight="normal")
         axes.yaxis.set_major_locator(MaxNLocator(3))
     last = grid[-1, 0]
     last.set_xlim(max(min(lows), traces[0]["histogram"]["low"]) - 0.2, max(highs) + 0.4)
@@ -200,7 +208,7 @@ def ordered_spectra(traces: Sequence[Record], head: str | None = None) -> Figure
     figure, axes = new_figure(7, 3.6)
     for trace, shade in zip(traces, colours_of(traces), strict=True):
         values = [10**x for x in trace["spectrum"][layer][number]]
-        axes.plot(range(1, len(values) + 1), values, color=shade, linewidth=2, label=label_of(trace))
+        axes.plot(range(1, len(values) + 1), values, color=shade, linewidth=2, label=literal(label_of(trace)))
     axes.set_yscale("log")
     axes.set(
         xlabel=f"rank of the singular value, layer {traces[0]['layers'][layer]}, head {number}",
@@ -221,7 +229,7 @@ def utilisation_maps(traces: Sequence[Record]) -> Figure:
     for axes, trace in zip(grid[0], traces, strict=True):
         image = axes.imshow(trace["utilisation_by_head"], aspect="auto", cmap="viridis", vmin=0, vmax=high)
         axes.grid(visible=False)
-        axes.set_title(trace["name"], fontsize=10, fontweight="normal")
+        axes.set_title(literal(trace["name"]), fontsize=10, fontweight="normal")
         axes.set_xlabel("head")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_yticks(range(len(trace["layers"])), [str(layer) for layer in trace["layers"]])
@@ -247,37 +255,45 @@ def filter_maps(record: Record) -> Figure:
             for head in range(1, len(by_head)):
                 axes.axvline(head * len(by_head[0]) - 0.5, color=INK, linewidth=0.8)
             if layer == layers[0]:
-                axes.set_title(role, fontsize=10, fontweight="normal")
+                axes.set_title(literal(role), fontsize=10, fontweight="normal")
             if layer == layers[-1]:
                 axes.set_xlabel("channel, head by head")
             else:
                 axes.set_xticklabels([])
             if role == roles[0]:
-                axes.set_ylabel(f"layer {layer}\ntaps")
+                axes.set_ylabel(f"layer {literal(layer)}\ntaps")
     return figure
 
 
 @styled
 def retrieval(traces: Sequence[Record]) -> Figure:
-    """Measured amplification of query noise in every sampled state, between the two bounds of the theorem."""
+    """Measured amplification of query noise in sampled states, between the two bounds of the theorem.
+
+    Of many states an even share is drawn, unless one is outside its bounds: then all are.
+    """
     figure, grid = new_figure(7, 1 + 2.4 * len(traces), len(traces), squeeze=False, sharey=True)
     for axes, trace, shade in zip(grid[:, 0], traces, colours_of(traces), strict=True):
-        bounds = trace["bounds"]
+        bounds, violations = trace["bounds"], trace["bounds"]["violations"]
         order = sorted(range(bounds["states"]), key=lambda i: bounds["effective_rank"][i])
+        if not violations:
+            order = order[:: max(1, -(-len(order) // STATES_DRAWN))]
         x = range(len(order))
         lower, upper, found = (
             [_finite(bounds[name][i]) for i in order]
             for name in ("amplification_lower", "amplification_upper", "amplification")
         )
-        axes.vlines(x, lower, upper, color=GRID, linewidth=1.4, label="between the bounds of the theorem")
+        bars = [(i, end) for i in x for end in (lower[i], upper[i], math.nan)]  # one path, with a gap after each bar
+        axes.plot(
+            *zip(*bars, strict=True), color=MUTED, alpha=0.35, linewidth=1.4, label="between the bounds of the theorem"
+        )
         axes.plot(x, found, ".", color=shade, markersize=4, label="measured")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_ylabel("error out / error in")
-        violations = bounds["violations"]
         verdict = "none outside its bounds" if not violations else f"{violations} OUTSIDE their bounds"
-        axes.set_title(f"{label_of(trace)}: {bounds['states']} states, {verdict}", fontsize=10, fontweight="normal")
+        title = f"{literal(label_of(trace))}: {bounds['states']} states, {verdict}"
+        axes.set_title(title, fontsize=10, fontweight="normal")
     grid[-1][0].set_xlabel("states, by effective rank")
     grid[0][0].legend(loc="upper left")
     return figure
@@ -294,10 +310,10 @@ def pareto(sweep: Record) -> Figure:
     uncut, rows = sweep["uncut"], sweep["rows"]
     for number, (name, unordered) in enumerate(sorted(_series(rows).items())):
         members = sorted(unordered, key=lambda row: row["key_dim"])
-        shade = colour(number, name if name in METHODS else None)
+        shade = colour(number, members[0]["method"])
         points = [*((row["state_bytes"] / 2**20, row["perplexity"]) for row in members)]
         x, y = zip(*points, (uncut["state_bytes"] / 2**20, uncut["perplexity"]), strict=True)
-        axes.plot(x, y, color=shade, linewidth=1.8, label=name)
+        axes.plot(x, y, DASHES.get(members[0]["score"], "-"), color=shade, linewidth=1.8, label=literal(name))
         for row, point in zip(members, points, strict=True):
             axes.plot(*point, "o", color=shade, markersize=7, gid=f"point-{rows.index(row)}")
     axes.plot(uncut["state_bytes"] / 2**20, uncut["perplexity"], "*", color=INK, markersize=13, gid="point-uncut")
@@ -339,7 +355,7 @@ def recall_curves(evaluations: Sequence[Record]) -> Figure:
     for number, (record, shade) in enumerate(zip(evaluations, colours_of(evaluations), strict=True)):
         points = record["associative_recall"]["points"]
         x, y = [point["pairs"] for point in points], [point["accuracy"] for point in points]
-        axes.plot(x, y, color=shade, linewidth=2, label=label_of(record))
+        axes.plot(x, y, color=shade, linewidth=2, label=literal(label_of(record)))
         for i, point in enumerate(zip(x, y, strict=True)):
             axes.plot(*point, "o", color=shade, markersize=6, gid=f"recall-{number}-{i}")
     chance = 1 / evaluations[0]["associative_recall"]["candidates"]

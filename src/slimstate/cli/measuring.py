@@ -196,10 +196,10 @@ def sweep(
     if as_json:
         print_json(record)
         return
-    _print_sweep(record, out)
+    print_sweep(record, out)
 
 
-def _print_sweep(record: dict[str, Any], out: Path) -> None:
+def print_sweep(record: dict[str, Any], out: Path) -> None:
     console, uncut = printer(), record["uncut"]
     keys: Sequence[tuple[int, float]] = sorted({(row["key_dim"], row["compression"]) for row in record["rows"]})[::-1]
     table = Table("perplexity", *(f"key dim {key_dim} ({compression:g})" for key_dim, compression in keys))

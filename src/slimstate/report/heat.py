@@ -11,6 +11,7 @@ from matplotlib.colors import to_hex
 
 from slimstate.report.markup import Html, element
 
+ROOMY = 8  # heads; with more of them colours alone are shown, so that models can stand side by side
 Values = Sequence[Sequence[float | None]]
 
 
@@ -65,7 +66,7 @@ def heat_map(
         element("caption", caption),
         element("thead", element("tr", corner, *heads)),
         element("tbody", *body),
-        class_="heat",
+        class_="heat" if len(values[0]) <= ROOMY else "heat dense",
     )
     return element("div", whole, class_="scroll")
 

@@ -7,7 +7,7 @@ ARROW = " → "
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    return UNKNOWN if value is None else f"{value:,.{digits}f}"
+    return UNKNOWN if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
 
 
 def signed(value: float | None) -> str:
@@ -15,11 +15,13 @@ def signed(value: float | None) -> str:
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.{digits}f} %"
+    return UNKNOWN if share is None else f"{100 * share:.{digits}f}%"
 
 
 def mebibytes(count: float) -> str:
-    return f"{count / 2**20:,.2f} MiB"
+    """The number alone, since its unit stands in the label more often than beside it."""
+    size = count / 2**20
+    return f"{size:,.2f}" if size >= 1 else f"{size:.3g}"
 
 
 def magnitude(value: float | None) -> str:

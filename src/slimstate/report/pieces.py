@@ -30,6 +30,7 @@ class Cell:
 
     shown: object
     value: float | str | None = None
+    numeric: bool = False
 
 
 def prefix(name: str, number: int) -> str:
@@ -52,7 +53,8 @@ def drawing(figure: Figure, name: str, label: str, tips: Mapping[str, str] | Non
 
 
 def figure(picture: Html, caption: object) -> Html:
-    return element("figure", element("div", picture, class_="scroll"), element("figcaption", caption))
+    """A drawing with its caption, beside it where there is room."""
+    return element("figure", element("div", picture, class_="scroll"), element("figcaption", caption), class_="plot")
 
 
 def facts(entries: Iterable[tuple[str, object]]) -> Html:
@@ -71,7 +73,7 @@ def sortable(caption: str, columns: Sequence[str], rows: Iterable[tuple[Sequence
     body = (element("tr", *map(_cell, cells), **attributes) for cells, attributes in rows)
     whole = element(
         "table",
-        element("caption", caption),
+        element("caption", element("span", caption)),
         element("thead", element("tr", *heads)),
         element("tbody", *body),
         class_="sortable",
@@ -80,14 +82,21 @@ def sortable(caption: str, columns: Sequence[str], rows: Iterable[tuple[Sequence
 
 
 def _cell(cell: Cell) -> Html:
-    numeric = isinstance(cell.value, (int, float))
-    return element("td", cell.shown, class_="number" if numeric else None, data_value=cell.value)
+    return element("td", cell.shown, class_="number" if cell.numeric else None, data_value=cell.value)
 
 
-def listing(language: str, text: str) -> Html:
+def listing(language: str, text: object) -> Html:
     """Code with a button that copies it."""
     button = element("button", "Copy", type="button", class_="copy", aria_label=f"Copy {language}")
-    return element("div", button, element("pre", element("code", text), tabindex=0), class_="listing")
+    return element(
+        "div", button, element("pre", element("code", text), tabindex=0), class_=f"listing {language.lower()}"
+    )
+
+
+def command_lines(lines: Sequence[str]) -> Html:
+    """Commands that break before an option and nowhere else, and are plain lines when copied."""
+    words = ([element("span", word, class_="word") for word in re.split(r" (?=--)", line)] for line in lines)
+    return joined((element("span", joined(line, " "), class_="line") for line in words), "\n")
 
 
 def note(*children: object) -> Html:
@@ -103,7 +112,3 @@ def digest(text: object) -> Html:
     if not text:
         return escaped("–")
     return element("code", f"{str(text).removeprefix('sha256:')[:12]}…", title=text, data_tip=text)
-
-
-def sentence(parts: Iterable[object]) -> Html:
-    return joined(parts, " ")

@@ -50,10 +50,15 @@ TESTS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+def empty(shape: Any) -> Any:
+    """The empty value of a shape that has one."""
+    return [] if isinstance(shape, list) else {} if isinstance(shape, (dict, Each)) else None
+
+
 def misfit(value: Any, shape: Any, place: str = "") -> str | None:
     """The first place where the value is not of the shape, in words; None where it is."""
     if isinstance(shape, Maybe):
-        return None if value is None or value == [] or value == {} else misfit(value, shape.shape, place)
+        return None if value is None or value == empty(shape.shape) else misfit(value, shape.shape, place)
     if value is None:
         return f"{place} is missing"
     inner: list[tuple[str, Any, Any]]

@@ -1,0 +1,71 @@
+"""One page from records: whatever was swept, cut, traced and evaluated, in one HTML file that needs no network.
+
+Records are all it sees: nothing here loads a model. `shapes` says what a record must hold to be drawn; each section of
+the page is a module that turns records into `Html`, which escapes what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slimstate.errors import DataError
+from slimstate.record import Found, read_records, write_text
+from slimstate.report.cuts import cut_section
+from slimstate.report.evaluation import evaluation_section
+from slimstate.report.page import page
+from slimstate.report.pieces import Section
+from slimstate.report.reproduce import footer, reproduce_section
+from slimstate.report.shapes import SHAPES, complaint
+from slimstate.report.states import filter_section, state_section
+from slimstate.report.summary import head, models
+from slimstate.report.tradeoff import tradeoff_section
+from slimstate.reporter import SILENT, Reporter
+
+__all__ = ["write_report"]
+PAGE = "report.html"
+MAKERS = "`slimstate sweep`, `analyze`, `eval --out` and `prune` make them"
+
+
+def write_report(folder: str | Path, out: str | Path | None = None, *, reporter: Reporter = SILENT) -> dict[str, Any]:
+    """One self-contained HTML page from whatever records are under `folder`; by default, `report.html` in it."""
+    folder = Path(folder)
+    target = Path(out) if out is not None else folder / PAGE
+    records, skipped = usable_records(folder)
+    for line in skipped:
+        reporter.say(line)
+    if not records:
+        why = f" that can be used: {skipped[0]}" if skipped else f": {MAKERS}"
+        raise DataError(f"no record under {folder}{why}")
+    with reporter.waiting("drawing"):
+        text = render(records, skipped, folder)
+    write_text(target, text)
+    counts = {kind: len(found) for kind, found in records.items()}
+    return {"out": str(target), "records": counts, "skipped": skipped, "bytes": len(text.encode())}
+
+
+def usable_records(folder: Path) -> tuple[dict[str, list[Found]], list[str]]:
+    """Records by kind, and a line on each file that cannot be used."""
+    everything, skipped = read_records(folder)
+    records: dict[str, list[Found]] = {}
+    for found in everything:
+        if lack := complaint(found):
+            skipped.append(f"{found.path} was skipped: as a record of a {found.kind}, {lack}")
+        else:
+            records.setdefault(found.kind, []).append(found)
+    return {kind: records[kind] for kind in SHAPES if kind in records}, skipped
+
+
+def render(records: Mapping[str, Sequence[Found]], skipped: Sequence[str], folder: Path) -> str:
+    found = (
+        cut_section(records.get("plan", ())),
+        tradeoff_section(records.get("sweep", ())),
+        state_section(records.get("trace", ())),
+        filter_section(records.get("filters", ())),
+        evaluation_section(records.get("evaluation", ())),
+        reproduce_section(records),
+    )
+    sections: list[Section] = [section for section in found if section is not None]
+    title = f"slimstate report: {', '.join(models(records))}"
+    return page(title, head(records, skipped), sections, footer(records, skipped, folder))

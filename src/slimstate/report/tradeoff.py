@@ -1,0 +1,160 @@
+"""The trade-off: what a smaller state costs, from sweeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from slimstate import plots, tables
+from slimstate.record import Found
+from slimstate.report.markup import Html, element, joined
+from slimstate.report.numbers import fixed, magnitude, mebibytes, percent, signed
+from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
+
+Record = Mapping[str, Any]
+COLUMNS = (
+    "method", "score", "compression", "key dim", "state, MiB", "perplexity", "nats over uncut", "utilisation",
+    "κ, median", "κ, worst",
+)  # fmt: skip
+
+
+def tradeoff_section(sweeps: Sequence[Found]) -> Section | None:
+    if not sweeps:
+        return None
+    several = len(sweeps) > 1
+    bodies = [
+        joined([sweep_heading(found) if several else None, sweep_body(found.data, prefix("pareto", number))])
+        for number, found in enumerate(sweeps)
+    ]
+    return Section(anchor="trade-off", title="The trade-off", body=joined(bodies))
+
+
+def sweep_heading(found: Found) -> Html:
+    return element("h3", found.data["model"], " ", element("small", found.path))
+
+
+def sweep_body(sweep: Record, name: str) -> Html:
+    caption = (
+        "Perplexity (lower is better, on a logarithmic scale) against the size of the state: the star is the uncut "
+        "model, each line a method, and the flatter a line runs to the left, the less a smaller state costs."
+    )
+    picture = drawing(plots.pareto(drawable(sweep)), name, "Perplexity against state size", point_tips(sweep))
+    return joined(
+        [
+            recommendation(sweep),
+            figure(picture, caption),
+            row_table(sweep, name),
+            paper_table("In the layout of the paper", tables.main_grid(sweep, latex=False)),
+            paper_table("Perplexity by what channels are judged by", tables.ablation_grid(sweep, latex=False))
+            if several_scores(sweep)
+            else None,
+            note(
+                "u is the mean rank utilisation of the states at the end of a window; κ is the median, over heads, of "
+                "the condition number of the keys that stay. The best number of a column is bold, the second best "
+                "underlined."
+            ),
+        ]
+    )
+
+
+def several_scores(sweep: Record) -> bool:
+    return len({row["score"] for row in sweep["rows"] if row["method"] != "random"}) > 1
+
+
+def drawable(sweep: Record) -> Record:
+    """As the figure wants it: a perplexity that is not finite draws no point, and an unfinished sweep no circle."""
+    rows = [
+        {**row, "perplexity": math.nan if row.get("perplexity") is None else row["perplexity"]} for row in sweep["rows"]
+    ]
+    return {**sweep, "rows": rows, "recommended": sweep.get("recommended") or {}}
+
+
+def recommendation(sweep: Record) -> Html:
+    chosen = sweep.get("recommended") or {}
+    if chosen.get("row") is None or not chosen.get("reason"):
+        return note("This sweep is not finished, so nothing is recommended yet; the same command goes on with it.")
+    label = "Recommended" if chosen.get("within") else "Nothing is recommended"
+    return element("p", element("strong", label, class_="badge"), " ", chosen["reason"], ".", class_="recommended")
+
+
+def saved(sweep: Record, row: Record) -> float:
+    return float(1 - row["state_bytes"] / sweep["uncut"]["state_bytes"])
+
+
+def point_tips(sweep: Record) -> dict[str, str]:
+    uncut = sweep["uncut"]
+    tips = {
+        f"point-{number}": "\n".join(
+            [
+                f"{row['method']} ({row['score']}), key dim {row['key_dim']}",
+                f"perplexity {fixed(row.get('perplexity'))}, {signed(row.get('nats_over_uncut'))} nats over uncut",
+                f"state {mebibytes(row['state_bytes'])} MiB, {percent(saved(sweep, row))} less",
+            ]
+        )
+        for number, row in enumerate(sweep["rows"])
+    }
+    size = f"state {mebibytes(uncut['state_bytes'])} MiB"
+    tips["point-uncut"] = f"uncut, key dim {uncut['key_dim']}\nperplexity {fixed(uncut['perplexity'])}\n{size}"
+    return tips
+
+
+def row_table(sweep: Record, name: str) -> Html:
+    chosen = (sweep.get("recommended") or {}).get("row")
+
+    def lines() -> Iterator[tuple[Sequence[Cell], Mapping[str, object]]]:
+        for number, row in enumerate(sweep["rows"]):
+            best = number == chosen
+            yield row_cells(row, best), {"data_point": f"{name}-point-{number}", "class_": "best" if best else None}
+
+    settings = sweep.get("settings") or {}
+    text = (settings.get("text") or {}).get("data")
+    table = sortable("Every cut that was tried. Press a header to sort by it.", COLUMNS, lines())
+    return joined([table, note("Perplexity on ", code(text), ".") if text else None])
+
+
+def row_cells(row: Record, best: bool) -> list[Cell]:
+    def number(field: str, shown: str) -> Cell:
+        return Cell(shown=shown if row.get(field) is not None else "–", value=row.get(field), numeric=True)
+
+    badge = element("span", "recommended", class_="badge") if best else None
+    return [
+        Cell(shown=joined([row["method"], badge], " "), value=row["method"]),
+        Cell(shown=row["score"]),
+        number("compression", percent(row["compression"])),
+        number("key_dim", str(row["key_dim"])),
+        number("state_bytes", mebibytes(row["state_bytes"])),
+        number("perplexity", fixed(row.get("perplexity"))),
+        number("nats_over_uncut", signed(row.get("nats_over_uncut"))),
+        number("rank_utilisation", fixed(row.get("rank_utilisation"), 3)),
+        number("kappa", magnitude(row.get("kappa"))),
+        number("kappa_worst", magnitude(row.get("kappa_worst"))),
+    ]
+
+
+def paper_table(caption: str, grid: tables.Grid) -> Html:
+    """Groups of columns over columns, a line for each method, the uncut model last."""
+    groups = (element("th", name, scope="colgroup", colspan=len(titles)) for name, titles in grid.groups)
+    titles = [element("th", title, scope="col") for _, names in grid.groups for title in names]
+    lines = [*grid.lines, ("uncut", (*grid.baseline, *[""] * (len(titles) - len(grid.baseline))))]
+    body = (
+        element("tr", element("th", name, scope="row"), *(element("td", marked(cell)) for cell in cells))
+        for name, cells in lines
+    )
+    corner = element("th", "method", scope="col", rowspan=2)
+    whole = element(
+        "table",
+        element("caption", element("span", caption)),
+        element("thead", element("tr", corner, *groups), element("tr", *titles)),
+        element("tbody", *body),
+        class_="paper",
+    )
+    return element("div", whole, class_="scroll")
+
+
+def marked(cell: str) -> Html | str:
+    """Bold and underlined as in Markdown, in HTML."""
+    for before, after, name in (("**", "**", "strong"), ("<u>", "</u>", "u")):
+        if cell.startswith(before) and cell.endswith(after) and len(cell) > len(before + after):
+            return element(name, cell.removeprefix(before).removesuffix(after))
+    return cell
