@@ -33,7 +33,7 @@ from slimstate.traces import FinalUtilisation
 SWEEP, EVIDENCE = "sweep.json", "evidence.safetensors"
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 MAX_LOSS = 0.1  # nats per token that a recommended cut may cost
-STATES_OF = 4  # windows whose last states tell the utilisation
+STATES_OF = 2  # windows whose last states tell the utilisation
 COLUMNS = ("method", "score", "compression", "key dim", "perplexity", "nats over uncut", "utilisation", "kappa")
 
 
