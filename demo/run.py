@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ def step(line: str) -> None:
 
 def main() -> None:
     reporter = TerminalReporter()
+    shutil.rmtree(OUT, ignore_errors=True)
     about = slimstate.inspect(MODEL)
     console.print(
         f"The bundled model: {about['model_type']}, {about['parameters']:,} parameters, {about['mixers']} layers of "

@@ -322,7 +322,7 @@ def pareto(sweep: Record) -> Figure:
         row = rows[chosen["row"]]
         axes.plot(
             row["state_bytes"] / 2**20, row["perplexity"], "o", markersize=15, markerfacecolor="none",
-            markeredgecolor=INK, markeredgewidth=1.6, label="recommended",
+            markeredgecolor=INK, markeredgewidth=1.6, label="recommended" if chosen.get("within") else "mildest cut",
         )  # fmt: skip
     axes.set_yscale("log")
     _plain_log_ticks(axes)

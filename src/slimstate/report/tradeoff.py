@@ -100,12 +100,16 @@ def point_tips(sweep: Record) -> dict[str, str]:
 
 
 def row_table(sweep: Record, name: str) -> Html:
-    chosen = (sweep.get("recommended") or {}).get("row")
+    chosen = sweep.get("recommended") or {}
+    label = "recommended" if chosen.get("within") else "mildest"
 
     def lines() -> Iterator[tuple[Sequence[Cell], Mapping[str, object]]]:
         for number, row in enumerate(sweep["rows"]):
-            best = number == chosen
-            yield row_cells(row, best), {"data_point": f"{name}-point-{number}", "class_": "best" if best else None}
+            best = number == chosen.get("row")
+            yield (
+                row_cells(row, label if best else None),
+                {"data_point": f"{name}-point-{number}", "class_": "best" if best else None},
+            )
 
     settings = sweep.get("settings") or {}
     text = (settings.get("text") or {}).get("data")
@@ -113,11 +117,11 @@ def row_table(sweep: Record, name: str) -> Html:
     return joined([table, note("Perplexity on ", code(text), ".") if text else None])
 
 
-def row_cells(row: Record, best: bool) -> list[Cell]:
+def row_cells(row: Record, label: str | None) -> list[Cell]:
     def number(field: str, shown: str) -> Cell:
         return Cell(shown=shown if row.get(field) is not None else "–", value=row.get(field), numeric=True)
 
-    badge = element("span", "recommended", class_="badge") if best else None
+    badge = element("span", label, class_="badge") if label else None
     return [
         Cell(shown=joined([row["method"], badge], " "), value=row["method"]),
         Cell(shown=row["score"]),
