@@ -76,7 +76,7 @@ def test_a_row_is_what_the_cut_model_gives(name, method, swept, text_file, tmp_p
     ids = torch.tensor(runtime.tokenizer(text_file.read_text())["input_ids"][:384]).view(4, 96)
     mixers = Checkpoint.open(cut).mixers
     with torch.inference_mode(), observed(runtime.model, mixers, lambda reading: states.append(reading.state)):
-        runtime.model(input_ids=ids)
+        runtime.model(input_ids=ids[: sweeps.STATES_OF])
     utilisation = torch.stack([rank_utilisation(singular_values(state)) for state in states]).mean()
     assert row["rank_utilisation"] == pytest.approx(float(utilisation), rel=1e-2)
 
