@@ -250,7 +250,7 @@ def _infinite(kappas: Sequence[float | None]) -> list[float]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    kappa = "" if row["kappa"] is None else f"{row['kappa']:.3g}"
+    kappa = "" if row["kappa"] is None else f"{row['kappa']:,.0f}"
     numbers = (f"{row['perplexity']:.2f}", f"{row['nats_over_uncut']:+.3f}", f"{row['rank_utilisation']:.3f}", kappa)
     return row["method"], row["score"], f"{row['compression']:g}", str(row["key_dim"]), *numbers
 

@@ -211,8 +211,9 @@ def print_sweep(record: dict[str, Any], out: Path) -> None:
     console.print(table)
     state = mebibytes(uncut["state_bytes"])
     console.print(f"uncut: perplexity {uncut['perplexity']:.2f}, {state} of state per sequence in fp32")
-    console.print(f"recommended: {record['recommended']['reason']}")
-    console.print(f"  {record['recommended']['command']}", markup=False)
+    chosen = record["recommended"]
+    console.print(f"{'recommended: ' if chosen['within'] else ''}{chosen['reason']}")
+    console.print(f"  {chosen['command']}", markup=False)
     console.print(f"records, tables and the figure are in {out}", markup=False)
 
 
