@@ -181,6 +181,8 @@ def trace_states(
             layer.add_keys(reading.keys)
         if reading.time % every == 0:
             layer.waiting.append((time, reading.state.float()))
+        if len(layer.waiting) == segment // every:
+            layer.reduce()
         if time in chosen:
             layer.test_bounds(reading, time, generator)
 
@@ -189,9 +191,9 @@ def trace_states(
     with torch.inference_mode(), observed(runtime.model, mixers, see, every):
         for ids in reporter.track(tokens.split(segment, dim=1), "following the states", -(-length // segment)):
             cache = read(input_ids=ids.to(runtime.device, torch.long), past_key_values=cache).past_key_values
-            for layer in layers.values():
-                layer.reduce()
             offset += ids.shape[1]
+        for layer in layers.values():
+            layer.reduce()
     return _joined(list(layers.values()), times, skip)
 
 
