@@ -116,6 +116,16 @@ BAD = {
     "window longer than the text": (["eval", "MODEL", "--text", "SHORT"], "fewer than a window of 1024: use --length"),
     "missing text": (["eval", "MODEL", "--text", "/nowhere/t.txt"], "no data at /nowhere/t.txt"),
     "other tokenizer": (["eval", "MODEL", "--text", "TEXT", "--baseline", "OTHER"], "have different tokenizers"),
+    "other tokenizer, tasks": (
+        ["eval", "MODEL", "--tasks", "piqa", "--baseline", "OTHER"], "have different tokenizers",
+    ),
+    "itself by another way": (
+        ["eval", "MODEL", "--text", "TEXT", "--baseline", "MODEL/../delta_net-plain"], "the same model is given twice",
+    ),
+    "record is a folder": (["eval", "MODEL", "--text", "TEXT", "--out", "EMPTY"], "is a folder; --out is a file"),
+    "empty tasks": (["eval", "MODEL", "--tasks", ""], "nothing to measure"),
+    "limit": (["eval", "MODEL", "--tasks", "piqa", "--limit", "0"], "--limit 0: at least 1"),
+    "seed": (["eval", "MODEL", "--text", "TEXT", "--seed", "-1"], "Invalid value for '--seed'"),
     "itself": (["eval", "MODEL", "--text", "TEXT", "--baseline", "MODEL"], "the same model is given twice"),
     "analyze: other tokenizer": (
         ["analyze", "MODEL", "OTHER", "--text", "TEXT", "--out", "OUT"], "different tokenizers",
@@ -125,6 +135,20 @@ BAD = {
     "analyze: no text": (["analyze", "MODEL", "--out", "OUT"], "Missing option '--text'"),
     "analyze: skip": (["analyze", "MODEL", "--text", "TEXT", "--out", "OUT", "--skip", "5000"], "which are skipped"),
     "analyze: file": (["analyze", "MODEL", "--text", "TEXT", "--out", "TEXT"], "is a file"),
+    "analyze: under a file": (["analyze", "MODEL", "--text", "TEXT", "--out", "TEXT/x"], "is a file"),
+    "analyze: samples": (
+        ["analyze", "MODEL", "--text", "TEXT", "--out", "OUT", "--samples", "1000"], "use fewer --samples than 1000",
+    ),
+    "analyze: head": (["analyze", "MODEL", "--text", "TEXT", "--out", "OUT", "--head", "9:0"], "layers are 0, 1"),
+    "analyze: odd head": (["analyze", "MODEL", "--text", "TEXT", "--out", "OUT", "--head", "²:0"], "give LAYER:HEAD"),
+    "sweep: file": (["sweep", "MODEL", "--text", "TEXT", "--out", "TEXT", "--methods", "l1"], "is a file"),
+    "sweep: f": (
+        ["sweep", "MODEL", "--text", "TEXT", "--out", "OUT", "--methods", "l1", "--rrqr-f", "0.5"], "f >= 1",
+    ),
+    "sweep: loss": (["sweep", "MODEL", "--text", "TEXT", "--out", "OUT", "--max-loss", "nan"], "--max-loss nan"),
+    "sweep: window": (
+        ["sweep", "MODEL", "--text", "SHORT", "--out", "OUT", "--methods", "l1"], "use --text-length 13",
+    ),
     "sweep: compression": (
         ["sweep", "MODEL", "--text", "TEXT", "--out", "OUT", "--compressions", "0.5,2"], "compression 2.0",
     ),
@@ -140,6 +164,12 @@ BAD = {
 }  # fmt: skip
 
 
+def _placed(argument, places):
+    """With the place that its first part names."""
+    name, slash, rest = argument.partition("/")
+    return f"{places[name]}{slash}{rest}" if name in places else argument
+
+
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_bad_input_gets_one_line_and_writes_nothing(name, folders, other, text_file, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("slimstate.hub.reachable", lambda: False)
@@ -151,7 +181,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, folders, other, text_f
         "MODEL": folders[NAME], "OTHER": other, "TEXT": text_file, "SHORT": tmp_path / "short.txt",
         "EMPTY": tmp_path / "empty", "OUT": tmp_path / "out",
     }  # fmt: skip
-    code, out, err = run(capsys, monkeypatch, *(places.get(argument, argument) for argument in arguments))
+    code, out, err = run(capsys, monkeypatch, *(_placed(argument, places) for argument in arguments))
     last = err.splitlines()[-1]
     assert code == 2
     assert out == ""
@@ -171,11 +201,19 @@ def other(folders, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("head", ["9:0", "0:7", "x"])
-def test_a_head_that_is_not_there_is_refused(head, folders, text_file, tmp_path, capsys, monkeypatch):
-    code, _, err = run(
-        capsys, monkeypatch, "analyze", folders[NAME], "--text", text_file, "--out", tmp_path / "out",
-        "--length", "64", "--every", "8", "--skip", "0", "--head", head,
-    )  # fmt: skip
-    assert code == 2
-    assert f"--head {head}:" in err.splitlines()[-1]
+def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, text_file, tmp_path):
+    """A hybrid beside a model of one layer: spectra of the heads that both have, and a figure for each name."""
+    hybrid = tiny.save(tiny.build(tiny.VARIANTS["delta_net-hybrid"]), tmp_path / "net-1.3B")
+    single = tiny.save(tiny.build(tiny.VARIANTS[NAME], num_hidden_layers=1), tmp_path / "net-1.3B-cut")
+    out = tmp_path / "out"
+    for head in ("0:0", "2:1"):
+        slimstate.analyze([hybrid, single], text_file, out, length=64, every=8, skip=0, head=head)
+    assert {"filters-net-1.3B.png", "filters-net-1.3B-cut.png"} <= {path.name for path in out.iterdir()}
+
+
+def test_an_analysis_keeps_the_plan_of_a_cut_model_for_the_report(analysed, cut):
+    made = slimstate.report(analysed)
+    assert made["records"]["plan"] == 1
+    page = (analysed / "report.html").read_text()
+    assert "What was cut" in page
+    assert str(cut) in page

@@ -144,6 +144,36 @@ def test_a_sweep_with_other_settings_is_not_mixed_in(folders, text_file, tmp_pat
         verb(folders[tiny.PLAIN[0]], tmp_path / "out", **{**options, "max_tokens": 192})
 
 
+def test_a_text_elsewhere_with_the_same_tokens_is_the_same_text(folders, text_file, tmp_path):
+    options = {"data": str(text_file), **OPTIONS, "methods": ("l1",)}
+    verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, **options)
+    (tmp_path / "copy.txt").write_text(text_file.read_text())
+    again = {**options, "device": "cpu", "dtype": "float32", "data": str(tmp_path / "copy.txt")}
+    assert len(verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=tmp_path / "copy.txt", **again)["rows"]) == 1
+
+
+def test_rows_of_an_earlier_sweep_stay_and_are_in_the_command(folders, text_file, tmp_path):
+    """0.5 and 0.4 of 24 channels are both 16: the tables have one column for them."""
+    options = {"text": text_file, "max_tokens": 192, "text_length": 96}
+    verb(folders[tiny.PLAIN[0]], tmp_path / "out", methods=("random",), compressions=(0.5,), **options)
+    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", methods=("l1",), compressions=(0.4,), **options)
+    assert {(row["method"], row["compression"]) for row in record["rows"]} == {("random", 0.4), ("l1", 0.4)}
+    assert "--methods l1,random --compressions 0.4 --scores kq" in record["command"]
+    assert (tmp_path / "out" / "sweep.md").read_text().splitlines()[0].count("40% compression") == 3
+
+
+@pytest.mark.parametrize(
+    "damage", [{"settings": []}, {"rows": None}, {"rows": ["x"]}, {"rows": [{}]}, {"uncut": None}, {"uncut": {}}]
+)
+def test_a_damaged_sweep_is_refused_in_words(damage, folders, text_file, tmp_path):
+    options = {"text": text_file, "max_tokens": 192, "text_length": 96, "methods": ("l1",), "compressions": (0.5,)}
+    verb(folders[tiny.PLAIN[0]], tmp_path, **options)
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    with pytest.raises(DataError, match="is not a sweep that can go on"):
+        verb(folders[tiny.PLAIN[0]], tmp_path, **options)
+
+
 def test_methods_without_data_need_none(folders, text_file, tmp_path):
     options = {"text": text_file, "methods": ("random", "l1"), "max_tokens": 192, "text_length": 96}
     record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options, compressions=(0.5,))

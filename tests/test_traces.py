@@ -133,7 +133,7 @@ def test_bad_requests_and_bad_states_are_named():
     ids = tiny.token_ids(1, 40)
     with pytest.raises(DataError, match="stride must lie between 1 and the length"):
         trace_states(runtime, mixers, ids, every=0)
-    with pytest.raises(DataError, match="ends within the first 128"):
+    with pytest.raises(DataError, match="end within the first 128"):
         trace_states(runtime, mixers, ids, every=8)
     with torch.no_grad():
         runtime.model.model.layers[1].attn.v_proj.weight[0, 0] = torch.nan

@@ -11,11 +11,11 @@ import torch
 
 from slimstate.checkpoint import Checkpoint
 from slimstate.comparison import distinct_names, identity, shared_windows
-from slimstate.errors import PlanError
-from slimstate.record import command, plain, versions, write_record
+from slimstate.errors import DataError, PlanError
+from slimstate.record import check_place, command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load, pick_device, pick_dtype
-from slimstate.traces import EDGES, Trace, trace_states
+from slimstate.traces import EDGES, Trace, check_times, trace_states
 
 READINGS = 4  # times at which the bounds are tested
 
@@ -36,7 +36,7 @@ def analyze(
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Follow the states of every model through the same tokens; records and figures go to `out`."""
-    from slimstate.plots import draw_analysis  # matplotlib is an extra
+    from slimstate.plots import draw_analysis, find_head  # matplotlib is an extra
 
     started, folder = time.perf_counter(), Path(out)
     pick_dtype(dtype, pick_device(device))
@@ -44,12 +44,21 @@ def analyze(
         raise PlanError(f"--samples {samples}: at least 1 is needed")
     if not models:
         raise PlanError("give at least one model")
-    if folder.exists() and not folder.is_dir():
-        raise PlanError(f"{folder} is a file; --out is a folder for records and figures")
+    check_place(folder, folder=True)
+    check_times(length, every, skip)
     checkpoints = [Checkpoint.open(model) for model in models]
+    names = distinct_names([checkpoint.source for checkpoint in checkpoints])
+    first = checkpoints[0].mixers
+    if head is not None:
+        find_head({"layers": [mixer.layer for mixer in first], "heads": first[0].value_heads}, head)
     windows = shared_windows(checkpoints, str(text), length, samples * length)
+    if len(windows.tokens) < samples:
+        raise DataError(
+            f"{text} has {len(windows.tokens)} windows of {length} tokens: use fewer --samples than {samples}"
+        )
     options = {
         "text": text, "out": out, "length": length, "samples": samples, "every": every, "skip": skip, "seed": seed,
+        "head": head, "device": device, "dtype": dtype,
     }  # fmt: skip
     about = {
         "text": {**windows.describe(), "digest": windows.digest},
@@ -57,10 +66,10 @@ def analyze(
         "skip": skip,
         "seed": seed,
         "versions": versions(),
-        "command": command("analyze", models, {**options, "head": head}),
+        "command": command("analyze", models, options),
     }
     traces, filters = [], []
-    for name, checkpoint in zip(distinct_names([c.source for c in checkpoints]), checkpoints, strict=True):
+    for name, checkpoint in zip(names, checkpoints, strict=True):
         with reporter.waiting(f"loading {name}"):
             runtime = load(checkpoint.folder, device=device, dtype=dtype)
         reporter.say(f"{name}: kernels: {runtime.kernels}")
@@ -72,6 +81,8 @@ def analyze(
         traces.append({"kind": "trace", **whose, **describe(trace)})
         del runtime
         write_record(folder / f"trace-{name}.json", traces[-1])
+        if (plan := checkpoint.plan) is not None:
+            write_record(folder / f"plan-{name}.json", {"kind": "plan", "folder": checkpoint.source, **plan})
         if checkpoint.mixers[0].filters:
             filters.append({"kind": "filters", **whose, **read_filters(checkpoint)})
             write_record(folder / f"filters-{name}.json", filters[-1])

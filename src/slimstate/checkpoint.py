@@ -23,6 +23,7 @@ from slimstate import hub
 from slimstate.axes import Mixer, Slot
 from slimstate.errors import ModelError, OutputError, SlimstateError
 from slimstate.families import Family, family_of
+from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
 from slimstate.staging import staged
 from slimstate.surgery import Cutter
@@ -71,6 +72,12 @@ class Checkpoint:
         mixers = described_mixers(self.config)
         check_shapes(self.tensors, mixers, str(self.folder))
         return mixers
+
+    @cached_property
+    def plan(self) -> dict[str, Any] | None:
+        """The plan that this model was cut by, where it was cut."""
+        path = self.folder / PLAN
+        return read_json(path) if self.config.get("slimstate") is not None and path.is_file() else None
 
     @property
     def parameters(self) -> int:

@@ -15,17 +15,24 @@ from slimstate.runtime import load_tokenizer
 
 def shared_windows(checkpoints: Sequence[Checkpoint], text: str, length: int, max_tokens: int | None) -> Windows:
     """The same tokens for every model; models that cut text into other tokens cannot be compared."""
-    first = checkpoints[0]
-    tokenizer = load_tokenizer(first.folder)
-    windows = evaluation_windows(tokenizer, text, length, max_tokens)
-    for other in checkpoints[1:]:
-        theirs = load_tokenizer(other.folder)
-        if theirs.get_vocab() != tokenizer.get_vocab():
-            both, sizes = f"{first.source} and {other.source}", f"{len(tokenizer)} and {len(theirs)} tokens"
+    tokenizers = same_tokenizers(checkpoints)
+    first, *others = (evaluation_windows(tokenizer, text, length, max_tokens) for tokenizer in tokenizers)
+    for other, checkpoint in zip(others, checkpoints[1:], strict=True):
+        if other.digest != first.digest:
+            both = f"{checkpoints[0].source} and {checkpoint.source}"
+            raise DataError(f"{both} cut {text} into different tokens: their numbers cannot be compared")
+    return first
+
+
+def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> list[Any]:
+    """The tokenizer of every model; refused where their vocabularies differ."""
+    tokenizers = [load_tokenizer(checkpoint.folder) for checkpoint in checkpoints]
+    for theirs, other in zip(tokenizers[1:], checkpoints[1:], strict=True):
+        if theirs.get_vocab() != tokenizers[0].get_vocab():
+            both = f"{checkpoints[0].source} and {other.source}"
+            sizes = f"{len(tokenizers[0])} and {len(theirs)} tokens"
             raise DataError(f"{both} have different tokenizers ({sizes}): their numbers cannot be compared")
-        if evaluation_windows(theirs, text, length, max_tokens).digest != windows.digest:
-            raise DataError(f"{first.source} and {other.source} cut {text} into different tokens: no comparison")
-    return windows
+    return tokenizers
 
 
 def distinct_names(sources: Sequence[str]) -> list[str]:
@@ -40,7 +47,7 @@ def distinct_names(sources: Sequence[str]) -> list[str]:
 
 def _parts(source: str) -> tuple[str, ...]:
     path = Path(source).expanduser()
-    return path.absolute().parts if path.exists() else tuple(source.split("/"))
+    return path.resolve().parts if path.exists() else tuple(source.split("/"))
 
 
 def identity(checkpoint: Checkpoint, name: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoint import Checkpoint
-from slimstate.comparison import distinct_names, identity, shared_windows
+from slimstate.comparison import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.data import Windows
 from slimstate.errors import PlanError
 from slimstate.perplexity import bytes_per_token, mean_nats, perplexity_of
 from slimstate.recall import associative_recall
-from slimstate.record import command, plain, versions, write_record
+from slimstate.record import check_place, command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load, pick_device, pick_dtype
 from slimstate.tasks import resolve, run_tasks, sources
@@ -53,13 +53,18 @@ def evaluate(
 ) -> dict[str, Any]:
     """Perplexity per token of `text`, with nats and bits per byte; tasks; recall. Returns the record."""
     started = time.perf_counter()
-    if text is None and tasks is None and not recall:
-        raise PlanError("nothing to measure: give --text, --tasks or --recall")
     if associative and text is None:
-        raise PlanError("--associative hides its pairs in a text: give --text too")
+        raise PlanError("--associative hides its names in a text: give --text too")
+    if text is None and not tasks and not recall:
+        raise PlanError("nothing to measure: give --text, --tasks or --recall")
+    if limit is not None and limit < 1:
+        raise PlanError(f"--limit {limit}: at least 1 document is needed")
+    if out is not None:
+        check_place(Path(out), folder=False)
     pick_dtype(dtype, pick_device(device))
     checkpoints = [Checkpoint.open(source) for source in (model, baseline) if source is not None]
     names = distinct_names([checkpoint.source for checkpoint in checkpoints])
+    same_tokenizers(checkpoints)
     wanted = resolve(",".join(filter(None, (tasks, "recall" if recall else None)))) if tasks or recall else ()
     folder = None if task_data is None else Path(task_data)
     if wanted:

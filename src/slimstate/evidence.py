@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ class EvidenceFile:
         except (OSError, safetensors.SafetensorError) as error:
             raise OutputError(f"cannot write evidence to {path}: {error}") from error
         finally:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
 
     @classmethod
     def open(cls, path: Path) -> EvidenceFile:

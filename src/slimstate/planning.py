@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from slimstate.axes import Evidence, Plan, Selection
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import Checkpoint, read_json
+from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
 from slimstate.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
@@ -48,7 +47,7 @@ def resolve_key_dim(width: int, compression: float | None, key_dim: int | None) 
         return kept, f"{asked}; key dim {kept}, too narrow for a multiple of {ALIGNMENT}"
     nearest = math.floor(exact / ALIGNMENT + Fraction(1, 2)) * ALIGNMENT
     kept = min(max(nearest, ALIGNMENT), (width - 1) // ALIGNMENT * ALIGNMENT)
-    rounding = f", rounded to key dim {kept}, a multiple of {ALIGNMENT} (--key-dim sets it exactly)"
+    rounding = f", rounded to key dim {kept}, a multiple of {ALIGNMENT}"
     return kept, asked if kept == exact else asked + rounding
 
 
@@ -165,7 +164,7 @@ def make_plan(
         calibration=None if gathered is None else dict(gathered.calibration),
         versions=versions(),
         selections=chosen,
-        parent=_parent_plan(checkpoint),
+        parent=checkpoint.plan,
     )
 
 
@@ -199,13 +198,6 @@ def _certified(selection: Selection, evidence: Evidence | None) -> Selection:
 def _kept(gram: Tensor, keep: Tensor) -> Tensor:
     rows = gram.gather(1, keep.unsqueeze(2).expand(-1, -1, gram.shape[2]))
     return rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))
-
-
-def _parent_plan(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    path = checkpoint.folder / PLAN
-    if checkpoint.config.get("slimstate") is None or not path.is_file():
-        return None
-    return read_json(path)
 
 
 def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:

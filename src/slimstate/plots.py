@@ -91,8 +91,9 @@ def save(figure: Figure, path: Path) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".png", ".pdf"):
             metadata = {"CreationDate": None} if suffix == ".pdf" else None
-            figure.savefig(path.with_suffix(suffix), dpi=170, metadata=metadata)
-            written.append(path.with_suffix(suffix))
+            target = path.with_name(path.name + suffix)  # a model's name may hold dots
+            figure.savefig(target, dpi=170, metadata=metadata)
+            written.append(target)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
     return written
@@ -166,23 +167,33 @@ def find_head(trace: Record, head: str | None) -> tuple[int, int]:
     if head is None:
         return median_head(trace)
     layer, _, number = head.partition(":")
-    if not (layer.isdigit() and number.isdigit()):
+    if not (layer.isdecimal() and number.isdecimal()):
         raise PlanError(f"--head {head}: give LAYER:HEAD, for example {trace['layers'][0]}:0")
     if int(layer) not in trace["layers"] or int(number) >= trace["heads"]:
-        layers = f"{trace['layers'][0]} to {trace['layers'][-1]}"
+        layers = ", ".join(map(str, trace["layers"]))
         raise PlanError(f"--head {head}: linear layers are {layers}, heads 0 to {trace['heads'] - 1}")
     return trace["layers"].index(int(layer)), int(number)
 
 
+def having_head(traces: Sequence[Record], head: str | None) -> tuple[list[Record], int, int]:
+    """The traces that have this layer and head, a typical one of the first by default, and their numbers."""
+    place, number = find_head(traces[0], head)
+    layer = traces[0]["layers"][place]
+    return [trace for trace in traces if layer in trace["layers"] and number < trace["heads"]], layer, number
+
+
 @styled
 def spectra(traces: Sequence[Record], head: str | None = None) -> Figure:
-    """The singular values of one head's states over all tokens but the first, as histograms one above the other."""
-    layer, number = find_head(traces[0], head)
+    """The singular values of one head's states over all tokens but the first, as histograms one above the other.
+
+    Models that have no such head are left out.
+    """
+    traces, layer, number = having_head(traces, head)
     figure, grid = new_figure(7, 1.1 + 1.35 * len(traces), len(traces), sharex=True, squeeze=False)
     lows, highs = [], []
     for axes, trace, shade in zip(grid[:, 0], traces, colours_of(traces), strict=True):
         histogram = trace["histogram"]
-        counts = histogram["counts"][layer][number]
+        counts = histogram["counts"][trace["layers"].index(layer)][number]
         step = (histogram["high"] - histogram["low"]) / len(counts)
         left = [histogram["low"] + step * i for i in range(len(counts))]
         total = sum(counts)
@@ -197,21 +208,21 @@ def spectra(traces: Sequence[Record], head: str | None = None) -> Figure:
     last.set_xlim(max(min(lows), traces[0]["histogram"]["low"]) - 0.2, max(highs) + 0.4)
     last.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"$10^{{{x:.0f}}}$"))
     last.xaxis.set_major_locator(MaxNLocator(integer=True))
-    last.set_xlabel(f"singular value of the state, layer {traces[0]['layers'][layer]}, head {number}")
+    last.set_xlabel(f"singular value of the state, layer {layer}, head {number}")
     return figure
 
 
 @styled
 def ordered_spectra(traces: Sequence[Record], head: str | None = None) -> Figure:
     """The same singular values by their rank: the geometric mean over tokens."""
-    layer, number = find_head(traces[0], head)
+    traces, layer, number = having_head(traces, head)
     figure, axes = new_figure(7, 3.6)
     for trace, shade in zip(traces, colours_of(traces), strict=True):
-        values = [10**x for x in trace["spectrum"][layer][number]]
+        values = [10**x for x in trace["spectrum"][trace["layers"].index(layer)][number]]
         axes.plot(range(1, len(values) + 1), values, color=shade, linewidth=2, label=literal(label_of(trace)))
     axes.set_yscale("log")
     axes.set(
-        xlabel=f"rank of the singular value, layer {traces[0]['layers'][layer]}, head {number}",
+        xlabel=f"rank of the singular value, layer {layer}, head {number}",
         ylabel="singular value",
         title="Spectrum of the state",
     )

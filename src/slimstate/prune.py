@@ -69,7 +69,7 @@ def prune(
         )
         windows = read_windows(checkpoint, selector, calibration, reporter)
         check_stock_shapes(checkpoint, reporter)
-        reporter.say(line)
+        reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)
         gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
         plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
     record = describe(checkpoint, plan)

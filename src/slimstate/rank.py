@@ -158,7 +158,10 @@ class Memory:
         return Bounds(mu / self.kappa, mu * self.kappa)
 
     def query_jacobian(self, x: Tensor) -> Tensor:
-        """d o / d vec(W_Q') = x' (x) S for o = S W_Q' x, x [..., input size]. kappa(x' (x) S) = kappa(S)."""
+        """d o / d vec(W_Q') = x' (x) S for o = S W_Q' x, x [..., input size].
+
+        Its non-zero singular values are |x| times those of S, so that kappa(x' (x) S) = kappa(S) over them.
+        """
         product = x.double()[..., None, :, None] * self.state[..., :, None, :]
         return product.flatten(-2)
 

@@ -21,7 +21,7 @@ from slimstate.errors import DataError, OutputError
 
 PACKAGES = ("slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval")
 PLAN = "slimstate_plan.json"
-KINDS = ("sweep", "trace", "filters", "evaluation")
+KINDS = ("sweep", "plan", "trace", "filters", "evaluation")
 
 
 def versions() -> dict[str, str]:
@@ -61,6 +61,17 @@ def plain(value: Any, digits: int | None = None) -> Any:
             return None
         return value if digits is None else float(f"{value:.{digits}g}")
     return value
+
+
+def check_place(path: Path, *, folder: bool) -> None:
+    """Refuse a place where nothing can be written, before the work that would be lost; nothing is made there yet."""
+    if path.exists() and path.is_dir() != folder:
+        raise OutputError(f"{path} is a {'file' if folder else 'folder'}; --out is a {'folder' if folder else 'file'}")
+    above = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if above != path and not above.is_dir():
+        raise OutputError(f"cannot write {path}: {above} is a file")
+    if not os.access(above, os.W_OK):
+        raise OutputError(f"cannot write {path}: no permission in {above}")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -106,10 +117,10 @@ def read_records(folder: Path) -> tuple[list[Found], list[str]]:
             continue
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             complaints.append(f"{path} was skipped: it is not JSON ({error})")
             continue
         kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
-        if kind == "plan" or kind in KINDS:
+        if kind in KINDS:
             found.append(Found(path=path, kind=str(kind), data=data))
     return found, complaints

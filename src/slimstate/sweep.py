@@ -22,9 +22,9 @@ from slimstate.evidence import EvidenceFile
 from slimstate.overview import state_bytes
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.planning import Calibration, gather_evidence, make_plan, resolve_key_dim
-from slimstate.record import command, plain, versions, write_record
+from slimstate.record import check_place, command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import Runtime, load, load_tokenizer
+from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
 from slimstate.tables import write_tables
 from slimstate.taps import masked, observed
@@ -77,13 +77,16 @@ def sweep(
     started, folder = time.perf_counter(), Path(out)
     checkpoint = Checkpoint.open(model)
     width = checkpoint.mixers[0].axis.width
-    candidates = list(_candidates(width, methods, compressions, scores, reporter))
+    if not 0 <= max_loss < math.inf:
+        raise PlanError(f"--max-loss {max_loss}: it must be a number of nats, 0 or more")
+    check_place(folder, folder=True)
+    candidates = list(_candidates(width, methods, compressions, scores, f, reporter))
     calibration = Calibration(
         data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=folder / EVIDENCE
     )
     needs = _needs(methods, data)
     tokenizer = load_tokenizer(checkpoint.folder)
-    windows = evaluation_windows(tokenizer, str(text), text_length, max_tokens)
+    windows = evaluation_windows(tokenizer, str(text), text_length, max_tokens, "--text-length")
     drawn = _calibration_windows(tokenizer, calibration, needs)
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
@@ -93,8 +96,8 @@ def sweep(
         "text": windows.describe(),
         "f": f,
         "seed": seed,
-        "dtype": dtype,
-        "device": device,
+        "device": str(where := pick_device(device)),
+        "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."),
     }
     record: dict[str, Any] = {
         "kind": "sweep",
@@ -103,16 +106,13 @@ def sweep(
         "width": width,
         "value_dim": checkpoint.mixers[0].value_dim,
         "settings": settings,
-        "command": command("sweep", [model], {
-            "methods": methods, "compressions": compressions, "scores": scores, "data": data,
-            "samples": samples if drawn else None, "length": length if drawn else None, "text": text,
-            "text_length": text_length, "max_tokens": max_tokens, "max_loss": max_loss, "seed": seed, "rrqr_f": f,
-            "device": device, "dtype": dtype, "out": out,
-        }),
         "versions": versions(),
-    }  # fmt: skip
+    }
     earlier = _earlier(folder / SWEEP, settings)
     record |= {"kernels": earlier.get("kernels"), "uncut": earlier.get("uncut"), "rows": earlier.get("rows", [])}
+    asked = {candidate.key_dim: candidate.compression for candidate in candidates}
+    for row in record["rows"]:  # two compressions may round to one key dim: it goes by the one asked for last
+        row["compression"] = asked.get(row["key_dim"], row["compression"])
     done = {(row["method"], row["score"], row["key_dim"]): row for row in record["rows"]}
     missing = [candidate for candidate in candidates if candidate.key not in done]
     if done:
@@ -137,6 +137,16 @@ def sweep(
     wanted = {candidate.key: number for number, candidate in enumerate(candidates)}
     record["rows"].sort(key=lambda row: wanted.get((row["method"], row["score"], row["key_dim"]), len(wanted)))
     record["recommended"] = recommend(record, max_loss, folder, str(model))
+    swept = {
+        f"{name}s": list(dict.fromkeys(row[name] for row in record["rows"]))
+        for name in ("method", "compression", "score")
+    }
+    calibrated = {"data": data, "samples": samples, "length": length} if drawn else {}
+    rest = {
+        "text": text, "text_length": text_length, "max_tokens": max_tokens, "max_loss": max_loss, "seed": seed,
+        "rrqr_f": f, "device": device, "dtype": dtype, "out": out,
+    }  # fmt: skip
+    record["command"] = command("sweep", [model], {**swept, **calibrated, **rest})
     record["seconds"] = time.perf_counter() - started
     write_record(folder / SWEEP, record)
     write_tables(record, folder)
@@ -145,7 +155,12 @@ def sweep(
 
 
 def _candidates(
-    width: int, methods: Sequence[str], compressions: Sequence[float], scores: Sequence[str], reporter: Reporter
+    width: int,
+    methods: Sequence[str],
+    compressions: Sequence[float],
+    scores: Sequence[str],
+    f: float,
+    reporter: Reporter,
 ) -> Iterator[Candidate]:
     """Each once, though two compressions may round to the same key dim."""
     if not (methods and compressions and scores):
@@ -155,11 +170,12 @@ def _candidates(
         key_dim, line = resolve_key_dim(width, compression, None)
         reporter.say(line)
         key_dims.setdefault(key_dim, compression)
+    for score in scores:
+        Request(keep=1, score=score, f=f)
     for method in dict.fromkeys(methods):
         selector_named(method)
         for score in dict.fromkeys(scores) if method != "random" else ("kq",):
             for key_dim, compression in key_dims.items():
-                Request(keep=key_dim, score=score)
                 yield Candidate(method=method, score=score, compression=compression, key_dim=key_dim)
 
 
@@ -185,11 +201,42 @@ def _earlier(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {}
     found = read_json(path)
-    theirs = found.get("settings", {})
-    different = sorted(name for name, value in settings.items() if theirs.get(name) != value)
+    if not _can_go_on(found):
+        raise DataError(f"{path} is not a sweep that can go on: choose another --out or remove it")
+    theirs = found["settings"]
+    different = [
+        "model" if name == "fingerprint" else name
+        for name, value in settings.items()
+        if _essence(theirs.get(name)) != _essence(value)
+    ]
     if different:
         raise DataError(f"{path} is a sweep with another {', '.join(different)}: choose another --out or remove it")
     return found
+
+
+def _essence(setting: Any) -> Any:
+    """What of a setting decides a result: of a text its tokens, not where it lies."""
+    return setting["digest"] if isinstance(setting, dict) and "digest" in setting else setting
+
+
+def _can_go_on(found: dict[str, Any]) -> bool:
+    """Whether rows and the uncut model are of the kind that this module writes."""
+    uncut, rows = found.get("uncut"), found.get("rows")
+    if not (isinstance(found.get("settings"), dict) and isinstance(uncut, dict) and isinstance(rows, list)):
+        return False
+    measured = [uncut, *rows]
+    numbers = ("key_dim", "state_bytes", "perplexity", "nats_per_token", "rank_utilisation")
+    return all(
+        isinstance(entry, dict) and all(isinstance(entry.get(name), (int, float)) for name in numbers)
+        for entry in measured
+    ) and all(
+        isinstance(row.get("method"), str)
+        and isinstance(row.get("score"), str)
+        and isinstance(row.get("compression"), (int, float))
+        and isinstance(row.get("nats_over_uncut"), (int, float))
+        and all(isinstance(row.get(name, 0.0), (int, float, type(None))) for name in ("kappa", "kappa_worst"))
+        for row in rows
+    )
 
 
 def _plan(checkpoint: Checkpoint, candidate: Candidate, gathered: EvidenceFile | None, seed: int, f: float) -> Plan:

@@ -148,6 +148,16 @@ class _Layer:
         self.sampled.append({name: value.flatten().double() for name, value in found.items()})
 
 
+def check_times(length: int, every: int, skip: int) -> None:
+    """Refuse strides and skips that leave nothing to look at."""
+    if not 1 <= every <= length:
+        raise DataError(f"states every {every} tokens of {length}: the stride must lie between 1 and the length")
+    if not 0 <= skip < length // every * every:
+        raise DataError(
+            f"{length} tokens end within the first {skip}, which are skipped: raise --length or lower --skip"
+        )
+
+
 def trace_states(
     runtime: Runtime,
     mixers: Sequence[Mixer],
@@ -164,10 +174,7 @@ def trace_states(
     At `readings` of those times, spread evenly, each state is also read with its own query and noise drawn by `seed`.
     """
     length = tokens.shape[1]
-    if not 1 <= every <= length:
-        raise DataError(f"states every {every} tokens of {length}: the stride must lie between 1 and the length")
-    if skip >= length // every * every:
-        raise DataError(f"a text of {length} tokens ends within the first {skip}, which are skipped: give more text")
+    check_times(length, every, skip)
     times = tuple(range(every, length + 1, every))
     chosen = {times[-1 - number * len(times) // readings] for number in range(readings)}
     layers = {mixer.layer: _Layer(mixer, skip) for mixer in mixers}

@@ -44,7 +44,7 @@ def main() -> None:
     except USAGE_ERROR as error:
         code = _complain(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
-        print("stopped; nothing was written", file=sys.stderr)
+        print("slimstate: stopped; nothing is half-written, and a sweep goes on with the same command", file=sys.stderr)
         code = 130
     sys.exit(code)
 

@@ -10,7 +10,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slimstate.cli.terminal import Device, Dtype, Json, Model, TerminalReporter, Text, mebibytes, print_json, printer
+from slimstate.cli.terminal import (
+    Device,
+    Dtype,
+    Json,
+    Model,
+    Seed,
+    TerminalReporter,
+    Text,
+    mebibytes,
+    print_json,
+    printer,
+)
 from slimstate.selectors import SELECTORS
 
 METHODS = "; ".join(f"{selector.name}: {selector.summary}" for selector in SELECTORS.values())
@@ -73,7 +84,7 @@ def prune(
     score: Annotated[
         str, typer.Option(help="Judge channels by keys and queries (kq), keys (k) or queries (q).")
     ] = "kq",
-    seed: Annotated[int, typer.Option(help="For the choice of windows and for random channels.")] = 0,
+    seed: Seed = 0,
     rrqr_f: Annotated[
         float, typer.Option("--rrqr-f", help="drrqr exchanges channels until none grows the volume more than this.")
     ] = 1.5,

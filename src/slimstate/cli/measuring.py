@@ -9,12 +9,22 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.table import Table
 
-from slimstate.cli.terminal import Device, Dtype, Json, Model, TerminalReporter, Text, mebibytes, print_json, printer
+from slimstate.cli.terminal import (
+    Device,
+    Dtype,
+    Json,
+    Model,
+    Seed,
+    TerminalReporter,
+    Text,
+    mebibytes,
+    print_json,
+    printer,
+)
 from slimstate.errors import PlanError
 from slimstate.selectors import SELECTORS
 
 T = TypeVar("T")
-Seed = Annotated[int, typer.Option(help="For everything that is drawn at random.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
 
 

@@ -25,6 +25,7 @@ Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16; by default bfloat16 on a GPU, float32 on a CPU.")
 ]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub id.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For everything that is drawn at random.")]
 Text = "Text to {}: .txt, .jsonl, .parquet, .xz or .gz of one, a folder of them, or a datasets name."
 
 

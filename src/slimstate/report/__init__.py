@@ -54,7 +54,14 @@ def usable_records(folder: Path) -> tuple[dict[str, list[Found]], list[str]]:
             skipped.append(f"{found.path} was skipped: as a record of a {found.kind}, {lack}")
         else:
             records.setdefault(found.kind, []).append(found)
-    return {kind: records[kind] for kind in SHAPES if kind in records}, skipped
+    records["plan"] = without_copies(records.get("plan", ()))
+    return {kind: records[kind] for kind in SHAPES if records.get(kind)}, skipped
+
+
+def without_copies(plans: Sequence[Found]) -> list[Found]:
+    """Plans, less those that `analyze` copied where the model itself is here too."""
+    here = [plan.data["layers"] for plan in plans if "folder" not in plan.data]
+    return [plan for plan in plans if "folder" not in plan.data or plan.data["layers"] not in here]
 
 
 def render(records: Mapping[str, Sequence[Found]], skipped: Sequence[str], folder: Path) -> str:

@@ -40,7 +40,7 @@ def _of(found: Found) -> Iterator[str]:
 def reproduce_section(records: Records) -> Section | None:
     lines = commands(records)
     cut = next(iter(records.get("plan", ())), None)
-    folder = str(cut.path.parent) if cut and (cut.path.parent / "config.json").exists() else "SLIM"
+    folder = cut_folder(cut) if cut else "SLIM"
     parts = [
         element("h3", "Measure it again") if lines else None,
         listing("commands", command_lines(lines)) if lines else None,
@@ -53,6 +53,12 @@ def reproduce_section(records: Records) -> Section | None:
         ),
     ]
     return Section(anchor="reproduce", title="Reproduce", body=joined(parts))
+
+
+def cut_folder(plan: Found) -> str:
+    """Where the model of a plan lies: beside it, or where the plan was copied from."""
+    beside = (plan.path.parent / "config.json").exists()
+    return str(plan.path.parent) if beside else str(plan.data.get("folder") or "SLIM")
 
 
 def footer(records: Records, skipped: Sequence[str], folder: Path) -> Html:
