@@ -25,7 +25,7 @@ from slimstate.runtime import Runtime
 PAIRS = (2, 4, 8, 16, 32)
 CANDIDATES = 64  # values to choose among; chance is one in so many
 QUESTIONS = 16  # asked at the end of a sequence, at most
-AT_LEAST = 32  # questions for each number of pairs
+AT_LEAST = 64  # questions for each number of pairs
 SEQUENCES_AT_ONCE = {"cpu": 1, "cuda": 16}
 NAME = re.compile(" [A-Z][a-z]{2,}")
 BEFORE, AFTER = "\n", " ."
