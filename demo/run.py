@@ -30,7 +30,7 @@ def main() -> None:
     about = slimstate.inspect(MODEL)
     console.print(
         f"The bundled model: {about['model_type']}, {about['parameters']:,} parameters, {about['mixers']} layers of "
-        f"{about['heads']} heads, key dim {about['key_dim']}. All of this takes two to three minutes on two CPU cores."
+        f"{about['heads']} heads, key dim {about['key_dim']}. All of this takes about three minutes on two CPU cores."
     )
     step("1. What would each cut cost? One calibration, every method at 50 % and 75 %, by masking.")
     record = slimstate.sweep(
