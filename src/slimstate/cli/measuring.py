@@ -106,7 +106,7 @@ def evaluate(
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}" if value < 1e4 else f"{value:.3g}"
+    return f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
 def _say_where(out: Path | None) -> None:
