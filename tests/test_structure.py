@@ -17,7 +17,7 @@ RANKS = [
     {"runtime", "overview"},
     {"calibration"},
     {"planning", "perplexity", "recall", "tasks", "traces"},
-    {"comparison", "tables", "plots"},
+    {"comparison", "tables", "plots", "swept"},
     {"prune", "evaluate", "analyze", "sweep", "report"},
     {"__init__", "cli"},
 ]

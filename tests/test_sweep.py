@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from slimstate.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.rank import rank_utilisation, singular_values
 from slimstate.runtime import load
+from slimstate.swept import recommend
 from slimstate.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
 from slimstate.taps import observed
 
@@ -163,7 +165,16 @@ def test_rows_of_an_earlier_sweep_stay_and_are_in_the_command(folders, text_file
 
 
 @pytest.mark.parametrize(
-    "damage", [{"settings": []}, {"rows": None}, {"rows": ["x"]}, {"rows": [{}]}, {"uncut": None}, {"uncut": {}}]
+    "damage",
+    [
+        {"settings": []},
+        {"rows": None},
+        {"rows": ["x"]},
+        {"rows": [{}]},
+        {"rows": [{"method": "l1"}]},
+        {"uncut": None},
+        {"uncut": {}},
+    ],
 )
 def test_a_damaged_sweep_is_refused_in_words(damage, folders, text_file, tmp_path):
     options = {"text": text_file, "max_tokens": 192, "text_length": 96, "methods": ("l1",), "compressions": (0.5,)}
@@ -194,11 +205,11 @@ def test_the_recommended_point_is_the_smallest_state_within_the_loss():
         "uncut": {"state_bytes": 1280},
         "settings": {"seed": 0, "f": 1.5, "calibration": None},
     }
-    chosen = sweeps.recommend(record, 0.1, sweeps.Path("out"), "MODEL")
+    chosen = recommend(record, 0.1, Path("out"), "MODEL")
     assert (chosen["row"], chosen["within"]) == (1, True)
     assert "50% less state for +0.020 nats" in chosen["reason"]
     assert "--method grad --key-dim 64" in chosen["command"]
-    none = sweeps.recommend(record, 0.001, sweeps.Path("out"), "MODEL")
+    none = recommend(record, 0.001, Path("out"), "MODEL")
     assert (none["row"], none["within"]) == (3, False)
     assert none["reason"].startswith("no cut stays within 0.001 nats")
 

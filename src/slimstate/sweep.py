@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slimstate.axes import Plan
-from slimstate.checkpoint import Checkpoint, read_json
+from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
-from slimstate.errors import DataError, PlanError
-from slimstate.evidence import EvidenceFile
+from slimstate.errors import PlanError
 from slimstate.overview import state_bytes
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.planning import Calibration, gather_evidence, make_plan, resolve_key_dim
@@ -26,11 +25,11 @@ from slimstate.record import check_place, command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
+from slimstate.swept import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.tables import write_tables
 from slimstate.taps import masked, observed
 from slimstate.traces import FinalUtilisation
 
-SWEEP, EVIDENCE = "sweep.json", "evidence.safetensors"
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 MAX_LOSS = 0.1  # nats per token that a recommended cut may cost
 STATES_OF = 2  # windows whose last states tell the utilisation
@@ -49,6 +48,9 @@ class Candidate:
     @property
     def key(self) -> tuple[str, str, int]:
         return self.method, self.score, self.key_dim
+
+    def request(self, seed: int, f: float) -> Request:
+        return Request(keep=self.key_dim, score=self.score, seed=seed, f=f)
 
 
 def sweep(
@@ -90,13 +92,14 @@ def sweep(
     drawn = _calibration_windows(tokenizer, calibration, needs)
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
+    where = pick_device(device)
     settings = {
         "fingerprint": fingerprint,
         "calibration": None if drawn is None else drawn.describe(),
         "text": windows.describe(),
         "f": f,
         "seed": seed,
-        "device": str(where := pick_device(device)),
+        "device": str(where),
         "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."),
     }
     record: dict[str, Any] = {
@@ -107,51 +110,66 @@ def sweep(
         "value_dim": checkpoint.mixers[0].value_dim,
         "settings": settings,
         "versions": versions(),
+        **earlier_sweep(folder / SWEEP, settings),
     }
-    earlier = _earlier(folder / SWEEP, settings)
-    record |= {"kernels": earlier.get("kernels"), "uncut": earlier.get("uncut"), "rows": earlier.get("rows", [])}
-    asked = {candidate.key_dim: candidate.compression for candidate in candidates}
-    for row in record["rows"]:  # two compressions may round to one key dim: it goes by the one asked for last
-        row["compression"] = asked.get(row["key_dim"], row["compression"])
-    done = {(row["method"], row["score"], row["key_dim"]): row for row in record["rows"]}
-    missing = [candidate for candidate in candidates if candidate.key not in done]
-    if done:
+    missing = _still_to_do(record["rows"], candidates)
+    if record["rows"]:
         reporter.say(f"{len(candidates) - len(missing)} of {len(candidates)} rows are in {folder / SWEEP} already")
     if missing:
         with reporter.waiting("loading the model"):
             runtime = load(checkpoint.folder, device=device, dtype=dtype)
         reporter.say(f"kernels: {runtime.kernels}")
         record["kernels"] = runtime.kernels
+        judge = _Judge(checkpoint, runtime, windows, reporter)
         with reporter.table(COLUMNS) as table:
-            judge = _Judge(checkpoint, runtime, windows, reporter)
-            if record["uncut"] is None:
-                record["uncut"] = judge.uncut()
+            record["uncut"] = record["uncut"] or judge.uncut()
             gathered, _ = gather_evidence(checkpoint, needs, calibration, drawn, reporter, runtime)
             for row in record["rows"]:
                 table(_cells(row))
             for candidate in missing:
-                plan = _plan(checkpoint, candidate, gathered, seed, f)
+                plan = make_plan(checkpoint, candidate.method, candidate.request(seed, f), gathered)
                 record["rows"].append(judge.row(candidate, plan, record["uncut"]["nats_per_token"]))
                 write_record(folder / SWEEP, record)
                 table(_cells(record["rows"][-1]))
-    wanted = {candidate.key: number for number, candidate in enumerate(candidates)}
-    record["rows"].sort(key=lambda row: wanted.get((row["method"], row["score"], row["key_dim"]), len(wanted)))
-    record["recommended"] = recommend(record, max_loss, folder, str(model))
-    swept = {
-        f"{name}s": list(dict.fromkeys(row[name] for row in record["rows"]))
-        for name in ("method", "compression", "score")
-    }
+    _put_in_order(record["rows"], candidates)
     calibrated = {"data": data, "samples": samples, "length": length} if drawn else {}
     rest = {
         "text": text, "text_length": text_length, "max_tokens": max_tokens, "max_loss": max_loss, "seed": seed,
         "rrqr_f": f, "device": device, "dtype": dtype, "out": out,
     }  # fmt: skip
-    record["command"] = command("sweep", [model], {**swept, **calibrated, **rest})
-    record["seconds"] = time.perf_counter() - started
+    record |= {
+        "recommended": recommend(record, max_loss, folder, str(model)),
+        "command": command("sweep", [model], {**_swept(record["rows"]), **calibrated, **rest}),
+        "seconds": time.perf_counter() - started,
+    }
     write_record(folder / SWEEP, record)
     write_tables(record, folder)
     save(pareto(record), folder / "pareto")
     return record
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return row["method"], row["score"], row["key_dim"]
+
+
+def _still_to_do(rows: Sequence[dict[str, Any]], candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates without a row. Where two compressions round to one key dim, rows go by the one asked for now."""
+    asked = {candidate.key_dim: candidate.compression for candidate in candidates}
+    for row in rows:
+        row["compression"] = asked.get(row["key_dim"], row["compression"])
+    done = {_key(row) for row in rows}
+    return [candidate for candidate in candidates if candidate.key not in done]
+
+
+def _put_in_order(rows: list[dict[str, Any]], candidates: Sequence[Candidate]) -> None:
+    """As they were asked for; rows of an earlier sweep come last."""
+    wanted = {candidate.key: number for number, candidate in enumerate(candidates)}
+    rows.sort(key=lambda row: wanted.get(_key(row), len(wanted)))
+
+
+def _swept(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What makes all these rows, as options of the command."""
+    return {f"{name}s": list(dict.fromkeys(row[name] for row in rows)) for name in ("method", "compression", "score")}
 
 
 def _candidates(
@@ -194,54 +212,6 @@ def _calibration_windows(tokenizer: Any, calibration: Calibration, needs: frozen
     return sample_windows(
         tokenizer, calibration.data, samples=calibration.samples, length=calibration.length, seed=calibration.seed
     )
-
-
-def _earlier(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What an interrupted sweep with the same settings has measured already."""
-    if not path.exists():
-        return {}
-    found = read_json(path)
-    if not _can_go_on(found):
-        raise DataError(f"{path} is not a sweep that can go on: choose another --out or remove it")
-    theirs = found["settings"]
-    different = [
-        "model" if name == "fingerprint" else name
-        for name, value in settings.items()
-        if _essence(theirs.get(name)) != _essence(value)
-    ]
-    if different:
-        raise DataError(f"{path} is a sweep with another {', '.join(different)}: choose another --out or remove it")
-    return found
-
-
-def _essence(setting: Any) -> Any:
-    """What of a setting decides a result: of a text its tokens, not where it lies."""
-    return setting["digest"] if isinstance(setting, dict) and "digest" in setting else setting
-
-
-def _can_go_on(found: dict[str, Any]) -> bool:
-    """Whether rows and the uncut model are of the kind that this module writes."""
-    uncut, rows = found.get("uncut"), found.get("rows")
-    if not (isinstance(found.get("settings"), dict) and isinstance(uncut, dict) and isinstance(rows, list)):
-        return False
-    measured = [uncut, *rows]
-    numbers = ("key_dim", "state_bytes", "perplexity", "nats_per_token", "rank_utilisation")
-    return all(
-        isinstance(entry, dict) and all(isinstance(entry.get(name), (int, float)) for name in numbers)
-        for entry in measured
-    ) and all(
-        isinstance(row.get("method"), str)
-        and isinstance(row.get("score"), str)
-        and isinstance(row.get("compression"), (int, float))
-        and isinstance(row.get("nats_over_uncut"), (int, float))
-        and all(isinstance(row.get(name, 0.0), (int, float, type(None))) for name in ("kappa", "kappa_worst"))
-        for row in rows
-    )
-
-
-def _plan(checkpoint: Checkpoint, candidate: Candidate, gathered: EvidenceFile | None, seed: int, f: float) -> Plan:
-    request = Request(keep=candidate.key_dim, score=candidate.score, seed=seed, f=f)
-    return make_plan(checkpoint, candidate.method, request, gathered)
 
 
 class _Judge:
@@ -300,36 +270,3 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     kappa = "" if row["kappa"] is None else f"{row['kappa']:,.0f}"
     numbers = (f"{row['perplexity']:.2f}", f"{row['nats_over_uncut']:+.3f}", f"{row['rank_utilisation']:.3f}", kappa)
     return row["method"], row["score"], f"{row['compression']:g}", str(row["key_dim"]), *numbers
-
-
-def recommend(record: dict[str, Any], max_loss: float, folder: Path, model: str) -> dict[str, Any]:
-    """The smallest state whose loss is within `max_loss`; where none is, the mildest loss, said to be none."""
-    rows = record["rows"]
-    within = [row for row in rows if row["nats_over_uncut"] <= max_loss]
-    chosen = (
-        min(within, key=lambda row: (row["state_bytes"], row["nats_over_uncut"]))
-        if within
-        else min(rows, key=lambda row: row["nats_over_uncut"])
-    )
-    share = 1 - chosen["state_bytes"] / record["uncut"]["state_bytes"]
-    what = f"{chosen['method']} at key dim {chosen['key_dim']}: {share:.0%} less state for {chosen['nats_over_uncut']:+.3f} nats per token"  # noqa: E501
-    if within:
-        reason = f"{what}, the smallest state within {max_loss:g} nats of the uncut model"
-    else:
-        reason = f"no cut stays within {max_loss:g} nats of the uncut model; the mildest is {what}"
-    options = {
-        "out": "SLIM",
-        "method": chosen["method"],
-        "key_dim": chosen["key_dim"],
-        "score": chosen["score"],
-        "seed": record["settings"]["seed"],
-        "rrqr_f": record["settings"]["f"],
-        "evidence": folder / EVIDENCE if record["settings"]["calibration"] else None,
-    }
-    return {
-        "row": rows.index(chosen),
-        "within": bool(within),
-        "max_loss": max_loss,
-        "reason": reason,
-        "command": command("prune", [model], options),
-    }
