@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import slimstate
 
 ROOT = Path(slimstate.__file__).parent
 RANKS = [
-    {"errors", "reporter", "hub", "recall_tasks"},
+    {"errors", "reporter", "hub", "staging", "recall_tasks"},
     {"record", "rank"},
     {"axes"},
-    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "staging"},
+    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card"},
     {"torch_kernels", "taps", "checkpoint", "evidence"},
     {"runtime", "overview"},
     {"calibration"},
@@ -47,3 +49,10 @@ def test_every_module_has_a_rank_and_states_its_idea():
     for path in ROOT.rglob("*.py"):
         assert path.relative_to(ROOT).parts[0].removesuffix(".py") in RANK
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_extras_are_imported_only_where_they_are_used():
+    """The package and its command work without matplotlib and lm-eval."""
+    code = "import sys, slimstate, slimstate.cli; print({'matplotlib', 'lm_eval', 'peft'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from slimstate.checkpoint import Checkpoint
-from slimstate.comparison import distinct_names, identity, shared_windows
+from slimstate.comparison import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.errors import DataError, PlanError
 from slimstate.record import check_place, command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
@@ -51,7 +51,7 @@ def analyze(
     first = checkpoints[0].mixers
     if head is not None:
         find_head({"layers": [mixer.layer for mixer in first], "heads": first[0].value_heads}, head)
-    windows = shared_windows(checkpoints, str(text), length, samples * length)
+    windows = shared_windows(same_tokenizers(checkpoints), str(text), length, samples * length)
     if len(windows.tokens) < samples:
         raise DataError(
             f"{text} has {len(windows.tokens)} windows of {length} tokens: use fewer --samples than {samples}"
@@ -61,7 +61,7 @@ def analyze(
         "head": head, "device": device, "dtype": dtype,
     }  # fmt: skip
     about = {
-        "text": {**windows.describe(), "digest": windows.digest},
+        "text": windows.describe(),
         "every": every,
         "skip": skip,
         "seed": seed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,28 @@ from slimstate.perplexity import evaluation_windows
 from slimstate.runtime import load_tokenizer
 
 
-def shared_windows(checkpoints: Sequence[Checkpoint], text: str, length: int, max_tokens: int | None) -> Windows:
+def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
+    """The tokenizer of every model by its source; refused where their vocabularies differ."""
+    found = {checkpoint.source: load_tokenizer(checkpoint.folder) for checkpoint in checkpoints}
+    (first, ours), *others = found.items()
+    for other, theirs in others:
+        if theirs.get_vocab() != ours.get_vocab():
+            sizes = f"{len(ours)} and {len(theirs)} tokens"
+            raise DataError(
+                f"{first} and {other} have different tokenizers ({sizes}): their numbers cannot be compared"
+            )
+    return found
+
+
+def shared_windows(tokenizers: Mapping[str, Any], text: str, length: int, max_tokens: int | None) -> Windows:
     """The same tokens for every model; models that cut text into other tokens cannot be compared."""
-    tokenizers = same_tokenizers(checkpoints)
-    first, *others = (evaluation_windows(tokenizer, text, length, max_tokens) for tokenizer in tokenizers)
-    for other, checkpoint in zip(others, checkpoints[1:], strict=True):
-        if other.digest != first.digest:
-            both = f"{checkpoints[0].source} and {checkpoint.source}"
-            raise DataError(f"{both} cut {text} into different tokens: their numbers cannot be compared")
-    return first
-
-
-def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> list[Any]:
-    """The tokenizer of every model; refused where their vocabularies differ."""
-    tokenizers = [load_tokenizer(checkpoint.folder) for checkpoint in checkpoints]
-    for theirs, other in zip(tokenizers[1:], checkpoints[1:], strict=True):
-        if theirs.get_vocab() != tokenizers[0].get_vocab():
-            both = f"{checkpoints[0].source} and {other.source}"
-            sizes = f"{len(tokenizers[0])} and {len(theirs)} tokens"
-            raise DataError(f"{both} have different tokenizers ({sizes}): their numbers cannot be compared")
-    return tokenizers
+    (first, windows), *others = (
+        (source, evaluation_windows(tokenizer, text, length, max_tokens)) for source, tokenizer in tokenizers.items()
+    )
+    for other, theirs in others:
+        if theirs.digest != windows.digest:
+            raise DataError(f"{first} and {other} cut {text} into different tokens: their numbers cannot be compared")
+    return windows
 
 
 def distinct_names(sources: Sequence[str]) -> list[str]:

@@ -15,14 +15,14 @@ from slimstate.data import Windows
 from slimstate.errors import PlanError
 from slimstate.perplexity import bytes_per_token, mean_nats, perplexity_of
 from slimstate.recall import associative_recall
-from slimstate.record import check_place, command, plain, versions, write_record
+from slimstate.record import check_place, command, measures, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load, pick_device, pick_dtype
 from slimstate.tasks import resolve, run_tasks, sources
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measures:
+class Programme:
     """What to measure of a model."""
 
     windows: Windows | None
@@ -64,13 +64,13 @@ def evaluate(
     pick_dtype(dtype, pick_device(device))
     checkpoints = [Checkpoint.open(source) for source in (model, baseline) if source is not None]
     names = distinct_names([checkpoint.source for checkpoint in checkpoints])
-    same_tokenizers(checkpoints)
+    tokenizers = same_tokenizers(checkpoints)
     wanted = resolve(",".join(filter(None, (tasks, "recall" if recall else None)))) if tasks or recall else ()
     folder = None if task_data is None else Path(task_data)
     if wanted:
         sources(wanted, folder)  # what cannot be had is said before a model is loaded
-    measures = Measures(
-        windows=None if text is None else shared_windows(checkpoints, str(text), length, max_tokens),
+    programme = Programme(
+        windows=None if text is None else shared_windows(tokenizers, str(text), length, max_tokens),
         tasks=wanted,
         associative=associative,
         task_data=folder,
@@ -83,7 +83,7 @@ def evaluate(
         "device": device, "dtype": dtype, "out": out,
     }  # fmt: skip
     results = [
-        {**identity(checkpoint, name), **measure(checkpoint, measures, device, dtype, reporter)}
+        {**identity(checkpoint, name), **measure(checkpoint, programme, device, dtype, reporter)}
         for checkpoint, name in zip(checkpoints, names, strict=True)
     ]
     record: dict[str, Any] = {"kind": "evaluation", **results[0]}
@@ -102,20 +102,20 @@ def evaluate(
 
 
 def measure(
-    checkpoint: Checkpoint, measures: Measures, device: str | None, dtype: str | None, reporter: Reporter
+    checkpoint: Checkpoint, programme: Programme, device: str | None, dtype: str | None, reporter: Reporter
 ) -> dict[str, Any]:
     """All the measures of one model."""
     with reporter.waiting("loading the model"):
         runtime = load(checkpoint.folder, device=device, dtype=dtype)
     reporter.say(f"kernels: {runtime.kernels}")
     found: dict[str, Any] = {"kernels": runtime.kernels}
-    if measures.windows is not None:
-        tokens = measures.windows.tokens
+    if programme.windows is not None:
+        tokens = programme.windows.tokens
         nats = mean_nats(runtime, tokens, reporter)
         per_token = bytes_per_token(runtime.tokenizer, tokens)
         found |= {
-            "text": measures.windows.source,
-            "digest": measures.windows.digest,
+            "text": programme.windows.source,
+            "digest": programme.windows.digest,
             "length": tokens.shape[1],
             "windows": len(tokens),
             "tokens": tokens.numel(),
@@ -124,17 +124,17 @@ def measure(
             "nats_per_byte": nats / per_token,
             "bits_per_byte": nats / per_token / math.log(2),
         }
-        if measures.associative:
+        if programme.associative:
             found["associative_recall"] = associative_recall(
-                runtime, measures.windows.source, seed=measures.seed, reporter=reporter
+                runtime, programme.windows.source, seed=programme.seed, reporter=reporter
             )
-    if measures.tasks:
+    if programme.tasks:
         found["lm_eval"] = run_tasks(
             runtime,
-            measures.tasks,
-            data=measures.task_data,
-            limit=measures.limit,
-            seed=measures.seed,
+            programme.tasks,
+            data=programme.task_data,
+            limit=programme.limit,
+            seed=programme.seed,
             reporter=reporter,
         )
     return found
@@ -142,19 +142,11 @@ def measure(
 
 def scores_of(result: Mapping[str, Any]) -> dict[str, tuple[float, bool]]:
     """Every number of a result that can be compared, and whether more of it is better."""
-    found: dict[str, tuple[float, bool]] = {}
-    if "perplexity" in result:
-        found["perplexity"] = (result["perplexity"], False)
-    for point in result.get("associative_recall", {}).get("points", ()):
-        found[f"associative recall, {point['pairs']} pairs"] = (point["accuracy"], True)
-    tasks = result.get("lm_eval", {})
-    for task, entry in tasks.get("tasks", {}).items():
-        for metric, value in entry["metrics"].items():
-            if value is not None and metric in entry["higher_is_better"]:
-                found[f"{task} {metric}"] = (value, entry["higher_is_better"][metric])
-    for name, value in tasks.get("averages", {}).items():
-        found[f"{name.replace('_', '-')} average"] = (value, True)
-    return found
+    return {
+        found.name: (found.value, found.more_is_better)
+        for found in measures(result)
+        if found.value is not None and found.more_is_better is not None
+    }
 
 
 def compare(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[dict[str, Any]]:

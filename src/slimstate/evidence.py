@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import safetensors.torch
 from slimstate.axes import Evidence
 from slimstate.errors import DataError, OutputError
 from slimstate.selectors import Need
+from slimstate.staging import staged_file
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "gram": ("query_gram", "key_gram"),
@@ -43,7 +42,7 @@ class EvidenceFile:
         return EvidenceFile(model=self.model, calibration=self.calibration, evidence=joined)
 
     def save(self, path: Path) -> None:
-        """Written beside and moved into place, so that a reader never sees half of it."""
+        """Whole or not at all."""
         tensors = {
             f"{layer}.{name}": tensor.contiguous()
             for layer, entry in self.evidence.items()
@@ -51,16 +50,12 @@ class EvidenceFile:
         }
         tokens = next(iter(self.evidence.values())).tokens
         about = {"model": self.model, "calibration": self.calibration, "tokens": tokens}
-        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            safetensors.torch.save_file(tensors, partial, {"slimstate_evidence": FORMAT, "about": json.dumps(about)})
-            partial.replace(path)
+            with staged_file(path) as partial:
+                metadata = {"slimstate_evidence": FORMAT, "about": json.dumps(about)}
+                safetensors.torch.save_file(tensors, partial, metadata)
         except (OSError, safetensors.SafetensorError) as error:
             raise OutputError(f"cannot write evidence to {path}: {error}") from error
-        finally:
-            with suppress(OSError):
-                partial.unlink()
 
     @classmethod
     def open(cls, path: Path) -> EvidenceFile:

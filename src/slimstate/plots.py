@@ -156,14 +156,15 @@ def utilisation_curves(traces: Sequence[Record]) -> Figure:
 
 
 def median_head(trace: Record) -> tuple[int, int]:
-    """The position of the layer and the head whose utilisation is the median one."""
-    by_head = [(value, i, j) for i, row in enumerate(trace["utilisation_by_head"]) for j, value in enumerate(row)]
+    """The layer and the head whose utilisation is the median one."""
+    rows = zip(trace["layers"], trace["utilisation_by_head"], strict=True)
+    by_head = [(value, layer, head) for layer, row in rows for head, value in enumerate(row)]
     _, layer, head = sorted(by_head)[len(by_head) // 2]
     return layer, head
 
 
 def find_head(trace: Record, head: str | None) -> tuple[int, int]:
-    """LAYER:HEAD as positions in the trace; without it, a typical head."""
+    """The layer and the head that LAYER:HEAD names; without it, typical ones."""
     if head is None:
         return median_head(trace)
     layer, _, number = head.partition(":")
@@ -172,13 +173,12 @@ def find_head(trace: Record, head: str | None) -> tuple[int, int]:
     if int(layer) not in trace["layers"] or int(number) >= trace["heads"]:
         layers = ", ".join(map(str, trace["layers"]))
         raise PlanError(f"--head {head}: linear layers are {layers}, heads 0 to {trace['heads'] - 1}")
-    return trace["layers"].index(int(layer)), int(number)
+    return int(layer), int(number)
 
 
 def having_head(traces: Sequence[Record], head: str | None) -> tuple[list[Record], int, int]:
     """The traces that have this layer and head, a typical one of the first by default, and their numbers."""
-    place, number = find_head(traces[0], head)
-    layer = traces[0]["layers"][place]
+    layer, number = find_head(traces[0], head)
     return [trace for trace in traces if layer in trace["layers"] and number < trace["heads"]], layer, number
 
 

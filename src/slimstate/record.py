@@ -10,14 +10,14 @@ import math
 import os
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from slimstate.errors import DataError, OutputError
+from slimstate.staging import staged_file
 
 PACKAGES = ("slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval")
 PLAN = "slimstate_plan.json"
@@ -75,23 +75,55 @@ def check_place(path: Path, *, folder: bool) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Written beside and moved into place, so that a reader never sees half of it."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    """Whole or not at all."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with staged_file(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """One line for each field, so that a record can be looked at and two of them compared."""
     lines = (f" {json.dumps(key)}: {json.dumps(plain(value), allow_nan=False)}" for key, value in record.items())
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number of an evaluation: what it is of, its name in a comparison, and whether more of it is better."""
+
+    group: str
+    name: str
+    label: str
+    value: float | None
+    more_is_better: bool | None
+    error: float | None = None
+
+
+def measures(result: Mapping[str, Any]) -> Iterator[Measure]:
+    """Every number of an evaluation that can be compared with that of another model."""
+    if result.get("perplexity") is not None:
+        yield Measure(
+            group="text", name="perplexity", label="perplexity", value=result["perplexity"], more_is_better=False
+        )
+    for point in (result.get("associative_recall") or {}).get("points", ()):
+        label = f"{point['pairs']} pairs"
+        yield Measure(
+            group="recall", name=f"associative recall, {label}", label=label, value=point["accuracy"],
+            more_is_better=True, error=point.get("stderr"),
+        )  # fmt: skip
+    lm_eval = result.get("lm_eval") or {}
+    for task, entry in (lm_eval.get("tasks") or {}).items():
+        better, errors = entry.get("higher_is_better") or {}, entry.get("stderr") or {}
+        for metric, value in entry["metrics"].items():
+            yield Measure(
+                group=task, name=f"{task} {metric}", label=metric, value=value,
+                more_is_better=better.get(metric), error=errors.get(metric),
+            )  # fmt: skip
+    for average, value in (lm_eval.get("averages") or {}).items():
+        name = f"{average.replace('_', '-')} average"
+        yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
 
 
 @dataclass(frozen=True, kw_only=True)

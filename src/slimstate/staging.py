@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all."""
+"""Folders and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slimstate.errors import OutputError
+
+
+@contextmanager
+def staged_file(path: Path) -> Iterator[Path]:
+    """A hidden sibling of `path` that takes its place when all went well, so that a reader never sees half of it."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 @contextmanager

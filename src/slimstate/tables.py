@@ -78,50 +78,46 @@ def main_grid(sweep: Record, latex: bool) -> Grid:
     """Methods by compressions, judged by the first score."""
     rows = sweep["rows"]
     score = "kq" if any(row["score"] == "kq" for row in rows) else rows[0]["score"]
-    compressions = sorted({row["compression"] for row in rows}, reverse=True)
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    columns = []
-    for compression in compressions:
-        here = {
-            row["method"]: row
-            for row in rows
-            if row["compression"] == compression and (row["score"] == score or row["method"] == "random")
-        }
-        columns += [_column(metric, here, methods, latex) for metric in METRICS]
-    percent = r"\%" if latex else "%"
-    return Grid(
-        groups=tuple(
-            (f"{100 * compression:g}{percent} compression", tuple(m.latex if latex else m.title for m in METRICS))
-            for compression in compressions
-        ),
-        lines=tuple(
-            (NAMES.get(method, method), tuple(column[number] for column in columns))
-            for number, method in enumerate(methods)
-        ),
-        baseline=(f"{sweep['uncut']['perplexity']:.2f}", f"{sweep['uncut']['rank_utilisation']:.3f}"),
+    judged = [row for row in rows if row["score"] == score or row["method"] == "random"]
+    return _grid(
+        rows,
+        [(metric.latex if latex else metric.title, metric, judged) for metric in METRICS],
+        (f"{sweep['uncut']['perplexity']:.2f}", f"{sweep['uncut']['rank_utilisation']:.3f}"),
+        latex,
     )
 
 
 def ablation_grid(sweep: Record, latex: bool) -> Grid:
     """Perplexity by method and by what channels are judged by, a group for each compression."""
     rows = [row for row in sweep["rows"] if row["method"] != "random"]
+    by_score = {score: [row for row in rows if row["score"] == score] for score in SCORES}
+    columns = [(SCORES[score], METRICS[0], judged) for score, judged in by_score.items() if judged]
+    return _grid(rows, columns, (f"{sweep['uncut']['perplexity']:.2f}",), latex)
+
+
+def _grid(
+    rows: Sequence[Record],
+    columns: Sequence[tuple[str, Metric, Sequence[Record]]],
+    baseline: tuple[str, ...],
+    latex: bool,
+) -> Grid:
+    """A group for each compression, the deepest first, with these columns: a title, a metric and the rows it is of."""
     compressions = sorted({row["compression"] for row in rows}, reverse=True)
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    scores = [score for score in SCORES if any(row["score"] == score for row in rows)]
-    columns = []
-    for compression in compressions:
-        for score in scores:
-            here = {row["method"]: row for row in rows if (row["compression"], row["score"]) == (compression, score)}
-            columns.append(_column(METRICS[0], here, methods, latex))
+    cells = [
+        _column(metric, {row["method"]: row for row in judged if row["compression"] == compression}, methods, latex)
+        for compression in compressions
+        for _, metric, judged in columns
+    ]
     percent = r"\%" if latex else "%"
-    names = tuple(SCORES[score] for score in scores)
+    titles = tuple(title for title, _, _ in columns)
     return Grid(
-        groups=tuple((f"{100 * compression:g}{percent} compression", names) for compression in compressions),
+        groups=tuple((f"{100 * compression:g}{percent} compression", titles) for compression in compressions),
         lines=tuple(
-            (NAMES.get(method, method), tuple(column[number] for column in columns))
+            (NAMES.get(method, method), tuple(column[number] for column in cells))
             for number, method in enumerate(methods)
         ),
-        baseline=(f"{sweep['uncut']['perplexity']:.2f}",),
+        baseline=baseline,
     )
 
 

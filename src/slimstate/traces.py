@@ -228,22 +228,15 @@ class FinalUtilisation:
     """Mean rank utilisation of the states that the first `windows` sequences of a run end in."""
 
     def __init__(self, key_dim: int, windows: int) -> None:
-        self.key_dim, self.left = key_dim, windows
-        self.sums: dict[int, float] = {}
-        self.counts: dict[int, int] = {}
-        self.seen: dict[int, int] = {}
+        self.key_dim, self.windows = key_dim, windows
+        self.ranks: dict[int, list[Tensor]] = {}  # by layer, [sequences, heads] each
 
     def see(self, reading: Reading) -> None:
-        layer = reading.mixer.layer
-        take = self.left - self.seen.get(layer, 0)
-        if take <= 0:
-            return
-        state = reading.state[:take]
-        self.seen[layer] = self.seen.get(layer, 0) + len(state)
-        ranks = effective_rank(state_spectrum(state.float())) / min(self.key_dim, state.shape[-1])
-        self.sums[layer] = self.sums.get(layer, 0.0) + float(ranks.sum())
-        self.counts[layer] = self.counts.get(layer, 0) + ranks.numel()
+        ranks = self.ranks.setdefault(reading.mixer.layer, [])
+        state = reading.state[: self.windows - sum(map(len, ranks))]
+        if len(state):
+            ranks.append(effective_rank(state_spectrum(state.float())) / min(self.key_dim, state.shape[-1]))
 
     @property
     def mean(self) -> float:
-        return sum(self.sums.values()) / sum(self.counts.values())
+        return float(torch.cat([part for ranks in self.ranks.values() for part in ranks]).mean())

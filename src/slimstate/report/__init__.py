@@ -6,21 +6,13 @@ the page is a module that turns records into `Html`, which escapes what it is gi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slimstate.errors import DataError
 from slimstate.record import Found, read_records, write_text
-from slimstate.report.cuts import cut_section
-from slimstate.report.evaluation import evaluation_section
-from slimstate.report.page import page
-from slimstate.report.pieces import Section
-from slimstate.report.reproduce import footer, reproduce_section
 from slimstate.report.shapes import SHAPES, complaint
-from slimstate.report.states import filter_section, state_section
-from slimstate.report.summary import head, models
-from slimstate.report.tradeoff import tradeoff_section
 from slimstate.reporter import SILENT, Reporter
 
 __all__ = ["write_report"]
@@ -30,6 +22,8 @@ MAKERS = "`slimstate sweep`, `analyze`, `eval --out` and `prune` make them"
 
 def write_report(folder: str | Path, out: str | Path | None = None, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """One self-contained HTML page from whatever records are under `folder`; by default, `report.html` in it."""
+    from slimstate.report.rendering import render  # matplotlib is an extra
+
     folder = Path(folder)
     target = Path(out) if out is not None else folder / PAGE
     records, skipped = usable_records(folder)
@@ -62,17 +56,3 @@ def without_copies(plans: Sequence[Found]) -> list[Found]:
     """Plans, less those that `analyze` copied where the model itself is here too."""
     here = [plan.data["layers"] for plan in plans if "folder" not in plan.data]
     return [plan for plan in plans if "folder" not in plan.data or plan.data["layers"] not in here]
-
-
-def render(records: Mapping[str, Sequence[Found]], skipped: Sequence[str], folder: Path) -> str:
-    found = (
-        cut_section(records.get("plan", ())),
-        tradeoff_section(records.get("sweep", ())),
-        state_section(records.get("trace", ())),
-        filter_section(records.get("filters", ())),
-        evaluation_section(records.get("evaluation", ())),
-        reproduce_section(records),
-    )
-    sections: list[Section] = [section for section in found if section is not None]
-    title = f"slimstate report: {', '.join(models(records))}"
-    return page(title, head(records, skipped), sections, footer(records, skipped, folder))

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slimstate import plots
-from slimstate.record import Found
+from slimstate.record import Found, Measure, measures
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import UNKNOWN, fixed, percent, plural
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
 Record = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A number of a model. `name` is what `compared` calls it; `error` is its standard error."""
-
-    group: str
-    name: str
-    shown: str
-    value: float | None
-    error: float | None = None
-    digits: int = 2
 
 
 def evaluation_section(evaluations: Sequence[Found]) -> Section | None:
@@ -55,43 +42,28 @@ def measured_on(record: Record) -> Html | None:
     return note("Perplexity on ", code(record["text"]), f"{size}.")
 
 
-def measures(result: Record) -> Iterator[Measure]:
-    """Perplexity, then the tasks and their averages, then recall."""
-    for field, shown, digits in (
-        ("perplexity", "perplexity ↓", 2),
-        ("nats_per_token", "nats per token ↓", 4),
-        ("bits_per_byte", "bits per byte ↓", 4),
-    ):
-        if result.get(field) is not None:
-            yield Measure(group="text", name=field, shown=shown, value=result[field], digits=digits)
-    yield from task_measures(result.get("lm_eval") or {})
-    for point in (result.get("associative_recall") or {}).get("points", ()):
-        yield Measure(
-            group="recall",
-            name=f"associative recall, {point['pairs']} pairs",
-            shown=f"{point['pairs']} pairs ↑",
-            value=point["accuracy"],
-            error=point.get("stderr"),
-            digits=3,
-        )
+def ordered_measures(result: Record) -> list[Measure]:
+    """The text, then the tasks and their averages, then recall."""
+    beside = [
+        Measure(group="text", name=field, label=label, value=result[field], more_is_better=False)
+        for field, label in (("nats_per_token", "nats per token"), ("bits_per_byte", "bits per byte"))
+        if result.get(field) is not None
+    ]
+    groups = {"text": 0, "recall": 2}
+    return sorted([*measures(result), *beside], key=lambda measure: groups.get(measure.group, 1))
 
 
-def task_measures(lm_eval: Record) -> Iterator[Measure]:
-    for task, entry in (lm_eval.get("tasks") or {}).items():
-        better = entry.get("higher_is_better") or {}
-        for metric, value in entry["metrics"].items():
-            arrow = (" ↑" if better[metric] else " ↓") if metric in better else ""
-            error = (entry.get("stderr") or {}).get(metric)
-            yield Measure(
-                group=task, name=f"{task} {metric}", shown=f"{metric}{arrow}", value=value, error=error, digits=3
-            )
-    for average, value in (lm_eval.get("averages") or {}).items():
-        name = f"{average.replace('_', '-')} average"
-        yield Measure(group="average", name=name, shown=f"{name} ↑", value=value, digits=3)
+def shown(measure: Measure) -> str:
+    """With an arrow towards the better."""
+    return measure.label + {True: " ↑", False: " ↓", None: ""}[measure.more_is_better]
+
+
+def digits(measure: Measure) -> int:
+    return (2 if measure.name == "perplexity" else 4) if measure.group == "text" else 3
 
 
 def measure_table(record: Record, baseline: Record | None) -> Html:
-    theirs = {measure.name: measure for measure in measures(baseline)} if baseline else {}
+    theirs = {measure.name: measure for measure in ordered_measures(baseline)} if baseline else {}
     shares = {row["measure"]: row.get("share") for row in record.get("compared") or ()}
     beside = [f"{baseline['name']} (baseline)", "kept"] if baseline else []
     columns = ["task", "measure", record["name"], *beside]
@@ -99,13 +71,13 @@ def measure_table(record: Record, baseline: Record | None) -> Html:
         (
             [
                 Cell(shown=measure.group),
-                Cell(shown=measure.shown),
+                Cell(shown=shown(measure)),
                 number_cell(measure),
                 *([number_cell(theirs.get(measure.name)), share_cell(shares.get(measure.name))] if baseline else []),
             ],
             {},
         )
-        for measure in measures(record)
+        for measure in ordered_measures(record)
     ]
     kept = " “Kept” is the share of the baseline's score that is left, 100% being all of it." if baseline else ""
     return sortable(f"↑ more is better, ↓ less is better; ± is a standard error.{kept}", columns, rows)
@@ -114,8 +86,8 @@ def measure_table(record: Record, baseline: Record | None) -> Html:
 def number_cell(measure: Measure | None) -> Cell:
     if measure is None or measure.value is None:
         return Cell(shown=UNKNOWN, value="", numeric=True)
-    error = element("small", f" ± {fixed(measure.error, measure.digits)}") if measure.error is not None else None
-    return Cell(shown=joined([fixed(measure.value, measure.digits), error]), value=measure.value, numeric=True)
+    error = element("small", f" ± {fixed(measure.error, digits(measure))}") if measure.error is not None else None
+    return Cell(shown=joined([fixed(measure.value, digits(measure)), error]), value=measure.value, numeric=True)
 
 
 def share_cell(share: float | None) -> Cell:
