@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from slimstate.errors import OutputError, PlanError, SlimstateError
+from slimstate.staging import staged_file
 
 try:
     import matplotlib as mpl
@@ -88,11 +89,11 @@ def save(figure: Figure, path: Path) -> list[Path]:
     """As PNG and PDF."""
     written = []
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".png", ".pdf"):
             metadata = {"CreationDate": None} if suffix == ".pdf" else None
             target = path.with_name(path.name + suffix)  # a model's name may hold dots
-            figure.savefig(target, dpi=170, metadata=metadata)
+            with staged_file(target) as partial:
+                figure.savefig(partial, format=suffix[1:], dpi=170, metadata=metadata)
             written.append(target)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
