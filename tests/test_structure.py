@@ -11,17 +11,18 @@ import slimstate
 
 ROOT = Path(slimstate.__file__).parent
 RANKS = [
-    {"errors", "reporter", "hub", "staging", "recall_tasks"},
+    {"errors", "reporter", "hub", "staging", "recall_tasks", "processes"},
     {"record", "rank"},
     {"axes"},
-    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card"},
-    {"torch_kernels", "taps", "checkpoint", "evidence"},
+    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "distillation"},
+    {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},
     {"runtime", "overview"},
-    {"calibration"},
-    {"planning", "perplexity", "recall", "tasks", "traces"},
-    {"comparison", "tables", "plots", "swept"},
-    {"prune", "evaluate", "analyze", "sweep", "report"},
+    {"calibration", "adapters", "teacher"},
+    {"planning", "perplexity", "recall", "tasks", "traces", "training"},
+    {"comparison", "tables", "plots", "swept", "healing"},
+    {"prune", "evaluate", "analyze", "sweep", "report", "recover"},
     {"__init__", "cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 

@@ -1,6 +1,6 @@
 """slimstate makes the recurrent state of trained linear-attention language models smaller.
 
-The verbs of the command are functions here: `inspect`, `prune`, `evaluate`, `analyze`, `sweep`, `report`.
+The verbs of the command are functions here: `inspect`, `prune`, `recover`, `evaluate`, `analyze`, `sweep`, `report`.
 """
 
 from slimstate.analyze import analyze
@@ -8,6 +8,7 @@ from slimstate.errors import SlimstateError
 from slimstate.evaluate import evaluate
 from slimstate.overview import inspect
 from slimstate.prune import prune
+from slimstate.recover import recover
 from slimstate.report import write_report as report
 from slimstate.reporter import Reporter
 from slimstate.runtime import prepare_fla
@@ -23,6 +24,7 @@ __all__ = [
     "inspect",
     "prepare_fla",
     "prune",
+    "recover",
     "report",
     "sweep",
 ]

@@ -75,7 +75,8 @@ class Tap:
 class Mixer:
     """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state.
 
-    `filters` are its convolutions by what they filter, each with an axis of one slot, to look at.
+    `filters` are its convolutions by what they filter, each with an axis of one slot, to look at. `projections` are
+    the names of all its linear maps, for adapters.
     """
 
     layer: int
@@ -88,6 +89,12 @@ class Mixer:
     value_heads: int
     value_dim: int
     filters: tuple[tuple[str, Axis], ...] = ()
+    projections: tuple[str, ...] = ()
+
+    @property
+    def convolutions(self) -> tuple[str, ...]:
+        """The names of the convolution modules."""
+        return tuple(axis.slots[0].parameter.rpartition(".")[0] for _, axis in self.filters)
 
     @property
     def state_elements(self) -> int:

@@ -1,6 +1,7 @@
 """Run token windows through a model and sum up what flows through its key and query channels.
 
-Only what is needed is collected, and only sums are kept: memory does not grow with the number of tokens.
+Only what is needed is collected, and only sums are kept: memory does not grow with the number of tokens. Several
+processes each take a share of the batches, and their sums are added up.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slimstate import processes
 from slimstate.axes import Evidence, Mixer
 from slimstate.errors import ModelError
 from slimstate.reporter import SILENT, Reporter
@@ -28,7 +30,7 @@ class Sums:
 
     def __init__(self, mixer: Mixer, device: torch.device, needs: frozenset[Need]) -> None:
         heads, width, size = mixer.axis.heads, mixer.axis.width, mixer.input_size
-        self.tokens = 0
+        self.tokens, self.device = 0, device
         self.tensors: dict[str, Tensor] = {}
         if "gram" in needs:
             for role in ("query", "key"):
@@ -48,6 +50,11 @@ class Sums:
         """x [..., input size]"""
         self.tensors["input_square"] += x.detach().flatten(0, -2).double().square().sum(0)
 
+    def add_other_processes(self) -> None:
+        for tensor in self.tensors.values():
+            processes.sum_over_all(tensor)
+        self.tokens = int(processes.sum_over_all(torch.tensor(self.tokens, device=self.device)))
+
     def evidence(self) -> Evidence:
         return Evidence(tokens=self.tokens, **{name: tensor.cpu() for name, tensor in self.tensors.items()})
 
@@ -59,10 +66,11 @@ def calibrate(
     needs: frozenset[Need],
     reporter: Reporter = SILENT,
 ) -> dict[int, Evidence]:
-    """The evidence of every mixer, by layer, from windows `tokens` [samples, length]."""
+    """The evidence of every mixer, by layer, from windows `tokens` [samples, length]; the same on every process."""
+    processes.join(runtime.device)
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
-    batches = tokens.split(batch)
+    batches = processes.share(tokens.split(batch))
     with _watched(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
             ids = windows.to(runtime.device, torch.long)
@@ -73,9 +81,12 @@ def calibrate(
                     runtime.model.base_model(input_ids=ids, use_cache=False)
             for entry in sums.values():
                 entry.tokens += ids.numel()
-            if number == 0:
-                _check_finite(mixers, sums)
-    _check_finite(mixers, sums)
+            if number == 0 and _complaint(mixers, sums) is not None:
+                break  # the sum takes it to all processes, and they stop alike
+    for entry in sums.values():
+        entry.add_other_processes()
+    if (complaint := _complaint(mixers, sums)) is not None:
+        raise ModelError(complaint)
     return {layer: entry.evidence() for layer, entry in sums.items()}
 
 
@@ -113,11 +124,13 @@ def _backward(model: nn.Module, mixers: Sequence[Mixer], sums: dict[int, Sums], 
         sums[mixer.layer].tensors[f"{role}_gradient"] += mixer.by_channel(slot, gradient).float()
 
 
-def _check_finite(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> None:
+def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
+    """Where the first sum that is not finite is, if there is one."""
     for mixer in mixers:
         for name, tensor in sums[mixer.layer].tensors.items():
             bad = ~tensor.isfinite()
             if bool(bad.any()):
                 what = {"query_gram": "queries", "key_gram": "keys", "input_square": "inputs"}.get(name, "gradients")
                 head = "" if name == "input_square" else f", head {int(bad.nonzero()[0, 0])}"
-                raise ModelError(f"layer {mixer.layer}{head}: NaN or infinite {what} while calibrating")
+                return f"layer {mixer.layer}{head}: NaN or infinite {what} while calibrating"
+    return None

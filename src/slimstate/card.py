@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slimstate.axes import Plan
 
-TEMPLATE = """---
+HEADER = """---
 library_name: transformers
 pipeline_tag: text-generation
 {base}tags:
@@ -15,7 +15,27 @@ pipeline_tag: text-generation
 - linear-attention
 - slimstate
 ---
+"""
 
+LOADING = """
+## Load it
+
+The stock class loads it, with no custom code:
+
+```python
+import fla  # registers the architecture
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+
+flash-linear-attention runs on a GPU; to run on a CPU, call `slimstate.prepare_fla()` before `from_pretrained`.
+"""
+
+TEMPLATE = (
+    HEADER
+    + """
 # {name}: key dim {key_dim} instead of {width}
 
 Cut by slimstate from `{source}`: every head of every linear-attention layer keeps {key_dim} of its {width}
@@ -33,21 +53,38 @@ fingerprint of the base model are in `slimstate_plan.json`; this repeats the cut
 ```
 slimstate prune {source} --apply slimstate_plan.json --out DIR
 ```
+{history}"""
+    + LOADING
+)
+
+RECOVERED = (
+    HEADER
+    + """
+# {name}: {title}
+
+`{source}` fine-tuned by slimstate with {teaching}, on {tokens:,} tokens of `{data}`
+({epochs:.2f} epochs; {parts}).
 {history}
-## Load it
+On {measured:,} tokens that were held out ({text}):
 
-The stock class loads it, with no custom code:
+| | nats per token | perplexity |
+|---|---|---|
+{rows}
+{closed}
+Settings, losses and fingerprints are in `slimstate_recovery.json`; this does it again:
 
-```python
-import fla  # registers the architecture
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
-
-flash-linear-attention runs on a GPU; to run on a CPU, call `slimstate.prepare_fla()` before `from_pretrained`.
+{command}
+```
 """
+    + LOADING
+)
+ROWS = {
+    "before": "before the fine-tuning",
+    "after": "**this model**",
+    "uncut": "the uncut model",
+    "control": "the uncut model with the same fine-tuning",
+}
 
 
 def megabytes(count: int) -> str:
@@ -63,16 +100,13 @@ def write_card(
     if plan.calibration is not None:
         about = plan.calibration
         calibration = f"Calibrated on {about['samples']} windows of {about['length']} tokens. "
-    earlier = "".join(
-        f"\nCut before: key dim {entry['width']} to {entry['key_dim']} by `{entry['method']}`." for entry in history
-    )
+    earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
     correction = (
         f" `norm_eps` in the config was multiplied by {plan.width}/{plan.key_dim}, which makes up for the query scale"
         " that comes with the key dim: the model computes what the uncut one does with the dropped channels zeroed."
     )
-    hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
     return TEMPLATE.format(
-        base=f"base_model: {source}\n" if hub_id else "",
+        base=_base_line(source),
         name=name,
         correction=correction if plan.corrected else "",
         model_type=plan.model_type,
@@ -89,3 +123,58 @@ def write_card(
         calibration=calibration,
         history=earlier + "\n" if earlier else "",
     )
+
+
+def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
+    """The card of a model that was fine-tuned after a cut, or as its control."""
+    settings, measured, done = record["settings"], record["measured"], config["slimstate"]
+    adaptation, teacher = settings["adaptation"], record["teacher"]
+    cut = "key_dim" in done
+    teaching, parts = "cross entropy", "all weights"
+    if teacher is not None:
+        how = f"temperature {settings['temperature']:g}, weight {settings['kd_weight']:g}"
+        teaching += f" and distillation from `{teacher['model']}` ({how})"
+    if not adaptation["full"]:
+        parts = f"LoRA of rank {settings['lora_rank']} on {', '.join(adaptation['targets'])}"
+        parts += "; convolutions trained whole" if adaptation["convolutions"] else ""
+    past = [*done.get("history", ()), {**done, "recovered": done["recovered"][:-1]}]
+    lines = [line for entry in past for line in _done(entry, "")]
+    return RECOVERED.format(
+        base=_base_line(str(done.get("base_model", record["model"]))),
+        model_type=config["model_type"],
+        name=name,
+        title=f"key dim {done['key_dim']} instead of {done['width']}, recovered" if cut else "fine-tuned, not cut",
+        source=record["model"],
+        teaching=teaching,
+        tokens=record["tokens"],
+        data=record["corpus"]["data"],
+        epochs=record["epochs"],
+        parts=parts,
+        history="".join(f"\n{line}\n" for line in lines),
+        measured=measured["tokens"],
+        text=measured["text"],
+        rows="\n".join(
+            f"| {ROWS[key]} | {nats:.4f} | {measured['perplexity'][key]:.2f} |"
+            for key, nats in measured["nats"].items()
+        ),
+        closed="".join(
+            f"\nIt closed {share:.0%} of the gap to {ROWS[goal]}.\n"
+            for goal, share in measured["closed"].items()
+            if share is not None
+        ),
+        command=record["command"],
+    )
+
+
+def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:
+    """What an entry of a model's history says was done, in words."""
+    after = f" {when}" if when else ""
+    if "key_dim" in entry:
+        yield f"Cut{after}: key dim {entry['width']} to {entry['key_dim']} by `{entry['method']}`."
+    for recovery in entry.get("recovered", ()):
+        yield f"Fine-tuned{after} on {recovery['tokens']:,} tokens."
+
+
+def _base_line(source: str) -> str:
+    hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
+    return f"base_model: {source}\n" if hub_id else ""

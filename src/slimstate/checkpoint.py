@@ -26,8 +26,7 @@ from slimstate.families import Family, family_of
 from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
 from slimstate.staging import staged
-from slimstate.surgery import Cutter
-from slimstate.tensor_files import TensorFile, TensorInfo, write_cut
+from slimstate.tensor_files import Change, TensorFile, TensorInfo, write_changed
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -78,6 +77,12 @@ class Checkpoint:
         """The plan that this model was cut by, where it was cut."""
         path = self.folder / PLAN
         return read_json(path) if self.config.get("slimstate") is not None and path.is_file() else None
+
+    @property
+    def cut(self) -> Mapping[str, Any] | None:
+        """What the last cut was, where the model was cut."""
+        entry = self.config.get("slimstate")
+        return entry if entry is not None and "key_dim" in entry else None
 
     @property
     def parameters(self) -> int:
@@ -252,43 +257,49 @@ def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
 
 def write_checkpoint(
     checkpoint: Checkpoint,
-    cutter: Cutter,
+    change: Change,
     config: Mapping[str, Any],
     documents: Mapping[str, str],
     out: Path,
     *,
+    folders: Mapping[str, Path] | None = None,
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> list[str]:
-    """The cut model as a new folder, which appears whole or not at all. Returns the files that were left out."""
+    """The changed model as a new folder, which appears whole or not at all. Returns the files that were left out.
+
+    `documents` are texts and `folders` other folders that go into it, by name.
+    """
     check_output(checkpoint, out, force)
     with staged(out, force) as folder:
-        _check_space(checkpoint, cutter, folder)
+        _check_space(checkpoint, change, folder)
         left_out = _copy_other_files(checkpoint, folder)
         total = sum(info.size for info in checkpoint.tensors.values())
         label = f"writing {total / 2**20:,.0f} MiB"
         for name, file in reporter.track(checkpoint.files.items(), label, len(checkpoint.files)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_cut(file, folder / name, cutter.shape, cutter.cut)
+            write_changed(file, folder / name, change)
         if checkpoint.index is not None:
-            _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, cutter), indent=2) + "\n")
+            _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
         for name, text in documents.items():
             _write_text(folder / name, text)
+        for name, other in (folders or {}).items():
+            shutil.copytree(other, folder / name, dirs_exist_ok=True)
         # last, because nothing loads a folder without it
         _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     return left_out
 
 
-def _bytes_after(checkpoint: Checkpoint, cutter: Cutter) -> int:
-    return sum(info.resized(cutter.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
+    return sum(info.resized(change.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
 
 
-def _check_space(checkpoint: Checkpoint, cutter: Cutter, folder: Path) -> None:
-    needed = _bytes_after(checkpoint, cutter)
+def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
+    needed = _bytes_after(checkpoint, change)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OutputError(
-            f"no space left: the cut model needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
+            f"no space left: the new model needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
         )
 
 
@@ -312,11 +323,11 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
     return left_out
 
 
-def _resized_index(checkpoint: Checkpoint, cutter: Cutter) -> dict[str, Any]:
+def _resized_index(checkpoint: Checkpoint, change: Change) -> dict[str, Any]:
     assert checkpoint.index is not None
-    metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, cutter)}
+    metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, change)}
     if "total_parameters" in metadata:
-        after = sum(math.prod(cutter.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+        after = sum(math.prod(change.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
         metadata["total_parameters"] -= checkpoint.parameters - after
     return {**checkpoint.index, "metadata": metadata}
 

@@ -62,5 +62,5 @@ def identity(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
         "model_type": checkpoint.family.model_type,
         "key_dim": first.axis.width,
         "value_dim": first.value_dim,
-        "cut": checkpoint.config.get("slimstate"),
+        "cut": checkpoint.cut,
     }

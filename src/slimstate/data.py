@@ -84,12 +84,29 @@ def token_stream(tokenizer: Any, source: str) -> Iterator[list[int]]:
     """Token ids piece by piece, with the end-of-text token after each document where the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     empty = True
-    for piece in pieces(source):
-        empty = empty and not piece.text.strip()
-        ids = tokenizer(piece.text, add_special_tokens=False, verbose=False)["input_ids"]
-        yield list(ids) + (end if piece.ends else [])
+    for batch in _growing_batches(pieces(source)):
+        texts = [piece.text for piece in batch]
+        empty = empty and not any(map(str.strip, texts))
+        for piece, ids in zip(
+            batch, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"], strict=True
+        ):
+            yield list(ids) + (end if piece.ends else [])
     if empty:
         raise DataError(f"{source} is empty")
+
+
+def _growing_batches(found: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Ever more pieces together, which a tokenizer spreads over the cores: little is read where little is needed."""
+    batch: list[Piece] = []
+    size, wanted = 0, PIECE
+    for piece in found:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= wanted:
+            yield batch
+            batch, size, wanted = [], 0, min(2 * wanted, 32 * PIECE)
+    if batch:
+        yield batch
 
 
 def pieces(source: str) -> Iterator[Piece]:

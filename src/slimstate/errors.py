@@ -1,11 +1,13 @@
 """What can go wrong because of what was asked or given: one line a person can act on.
 
-The command prints such an error as one line and exits with 2; everything else is a bug and keeps its traceback.
+The command prints such an error as one line and exits with its code; everything else is a bug and keeps its traceback.
 """
 
 
 class SlimstateError(Exception):
     """The request or its input is at fault, and nothing was written."""
+
+    code = 2
 
 
 class ModelError(SlimstateError):
@@ -22,3 +24,9 @@ class PlanError(SlimstateError):
 
 class OutputError(SlimstateError):
     """The result cannot be written."""
+
+
+class TrainingError(SlimstateError):
+    """Training went astray: the loss is no number any more. The last good checkpoint is kept."""
+
+    code = 3

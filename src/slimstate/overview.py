@@ -70,6 +70,6 @@ def inspect(model: str | Path) -> dict[str, Any]:
         "value_dim": first.value_dim,
         "parameters": checkpoint.parameters,
         "state_bytes": state_bytes(mixers, first.axis.width),
-        "already_cut": checkpoint.config.get("slimstate"),
+        "already_cut": checkpoint.cut,
         "options": [vars(option) for option in options],
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from slimstate import processes
 from slimstate.axes import Evidence, Plan, Selection
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
@@ -97,7 +98,8 @@ def gather_evidence(
 ) -> tuple[EvidenceFile | None, str | None]:
     """What is needed, from a file or by running the model, and the kernels that ran, if any did.
 
-    The model is loaded only where it must run and is not at hand as `runtime`.
+    The model is loaded only where it must run and is not at hand as `runtime`. Of several processes the main one saves
+    the file, after all have looked for it.
     """
     needs, path = needs - {"weight"}, calibration.path
     if not needs:
@@ -126,7 +128,7 @@ def gather_evidence(
         fresh = EvidenceFile(model=checkpoint.fingerprint, calibration=windows.describe(), evidence=evidence)
     whole = fresh if found is None else found.extended(fresh)
     if path is not None:
-        whole.save(path)
+        processes.from_main(lambda: whole.save(path))
         reporter.say(f"evidence saved to {path}")
     return whole, runtime.kernels
 

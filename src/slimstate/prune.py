@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slimstate import processes
 from slimstate.axes import Plan
 from slimstate.card import write_card
 from slimstate.checkpoint import CARD, Checkpoint, check_output, write_checkpoint
@@ -45,7 +46,10 @@ def prune(
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Cut a model and write it to `out`; with `dry_run`, only say what would be done. Returns the record."""
+    """Cut a model and write it to `out`; with `dry_run`, only say what would be done. Returns the record.
+
+    Several processes share the calibration, and the main one writes; all return when it has.
+    """
     started = time.perf_counter()
     checkpoint = Checkpoint.open(model)
     if out is None and not dry_run:
@@ -75,7 +79,9 @@ def prune(
     record = describe(checkpoint, plan)
     record |= {"kernels": kernels, "out": None if dry_run or out is None else str(out)}
     if not dry_run and out is not None:
-        record["left_out"] = apply_plan(checkpoint, plan, Path(out), force=force, reporter=reporter)
+        record["left_out"] = processes.from_main(
+            lambda: apply_plan(checkpoint, plan, Path(out), force=force, reporter=reporter)
+        )
     record["seconds"] = time.perf_counter() - started
     return record
 

@@ -21,6 +21,7 @@ from slimstate.staging import staged_file
 
 PACKAGES = ("slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval")
 PLAN = "slimstate_plan.json"
+RECOVERY = "slimstate_recovery.json"
 KINDS = ("sweep", "plan", "trace", "filters", "evaluation")
 
 

@@ -23,6 +23,10 @@ class Reporter:
         """Work that takes a while and has no steps to count."""
         return nullcontext()
 
+    def meter(self, label: str, total: int) -> AbstractContextManager[Callable[[int, str], None]]:
+        """Work that says itself how far it is: call what this gives with the steps done and a note."""
+        return nullcontext(lambda done, note: None)
+
     def table(self, columns: Sequence[str]) -> AbstractContextManager[Callable[[Sequence[str]], None]]:
         """A table that grows while it is open: call what it gives with the cells of each new row."""
         return nullcontext(lambda cells: None)

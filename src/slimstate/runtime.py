@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from slimstate import processes
 from slimstate.errors import ModelError, PlanError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,14 +29,17 @@ class Runtime:
 
 
 def pick_device(name: str | None) -> torch.device:
-    """`cpu`, `cuda`, or by default the GPU where there is one."""
+    """`cpu`, `cuda`, or by default the GPU where there is one; each of several processes has its own."""
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
         raise PlanError(f"unknown device {name!r}; there are cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise PlanError("no CUDA device here; use --device cpu")
-    return torch.device(name)
+    if name == "cuda" and processes.count_here() > torch.cuda.device_count():
+        here, cards = processes.count_here(), torch.cuda.device_count()
+        raise PlanError(f"{here} processes for {cards} GPUs: start at most one for each GPU, or use --device cpu")
+    return processes.local_device(name)
 
 
 def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
@@ -77,6 +81,13 @@ def prepare_fla() -> None:
 
 def stock_shapes(config: Mapping[str, Any]) -> tuple[dict[str, list[int]], frozenset[str]]:
     """The parameters that the stock class makes of a config, and those it can do without; nothing is allocated."""
+    model = stock_model(config)
+    tied = frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
+    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}, tied
+
+
+def stock_model(config: Mapping[str, Any]) -> Any:
+    """The stock model of a config, without its weights: nothing is allocated."""
     prepare_fla()
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -87,11 +98,9 @@ def stock_shapes(config: Mapping[str, Any]) -> tuple[dict[str, list[int]], froze
             model_type, **{key: value for key, value in config.items() if key != "model_type"}
         )
         try:
-            model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
         except (ValueError, AssertionError, TypeError, RuntimeError) as error:
             raise ModelError(f"the stock class refuses this config: {error}") from error
-    tied = frozenset(model._tied_weights_keys or ()) if settings.tie_word_embeddings else frozenset()
-    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}, tied
 
 
 def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -> Runtime:

@@ -37,7 +37,7 @@ class Cutter:
             sizes[dim] -= sum(len(part) for part in rows)
         return sizes
 
-    def cut(self, name: str, tensor: Tensor) -> Tensor:
+    def apply(self, name: str, tensor: Tensor) -> Tensor:
         """Parameter `name` without the rows of the dropped channels."""
         if not self.touches(name):
             return tensor
@@ -58,4 +58,4 @@ def cut(
 ) -> dict[str, Tensor]:
     """All parameters of a model after the cut."""
     cutter = Cutter(mixers, selections)
-    return {name: cutter.cut(name, tensor) for name, tensor in tensors.items()}
+    return {name: cutter.apply(name, tensor) for name, tensor in tensors.items()}

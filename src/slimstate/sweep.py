@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slimstate import processes
 from slimstate.axes import Plan
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
@@ -73,7 +74,10 @@ def sweep(
     dtype: str | None = None,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Judge every method at every compression; records, tables and a figure go to `out`. Returns the record."""
+    """Judge every method at every compression; records, tables and a figure go to `out`. Returns the record.
+
+    Several processes share the calibration; the main one judges and writes, and the others wait for its record.
+    """
     from slimstate.plots import pareto, save  # matplotlib is an extra
 
     started, folder = time.perf_counter(), Path(out)
@@ -99,7 +103,7 @@ def sweep(
         "text": windows.describe(),
         "f": f,
         "seed": seed,
-        "device": str(where),
+        "device": where.type,
         "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."),
     }
     record: dict[str, Any] = {
@@ -121,16 +125,21 @@ def sweep(
         reporter.say(f"kernels: {runtime.kernels}")
         record["kernels"] = runtime.kernels
         judge = _Judge(checkpoint, runtime, windows, reporter)
-        with reporter.table(COLUMNS) as table:
-            record["uncut"] = record["uncut"] or judge.uncut()
-            gathered, _ = gather_evidence(checkpoint, needs, calibration, drawn, reporter, runtime)
-            for row in record["rows"]:
-                table(_cells(row))
-            for candidate in missing:
-                plan = make_plan(checkpoint, candidate.method, candidate.request(seed, f), gathered)
-                record["rows"].append(judge.row(candidate, plan, record["uncut"]["nats_per_token"]))
-                write_record(folder / SWEEP, record)
-                table(_cells(record["rows"][-1]))
+        gathered, _ = gather_evidence(checkpoint, needs, calibration, drawn, reporter, runtime)
+
+        def judged() -> dict[str, Any]:
+            with reporter.table(COLUMNS) as table:
+                record["uncut"] = record["uncut"] or judge.uncut()
+                for row in record["rows"]:
+                    table(_cells(row))
+                for candidate in missing:
+                    plan = make_plan(checkpoint, candidate.method, candidate.request(seed, f), gathered)
+                    record["rows"].append(judge.row(candidate, plan, record["uncut"]["nats_per_token"]))
+                    write_record(folder / SWEEP, record)
+                    table(_cells(record["rows"][-1]))
+            return record
+
+        record = processes.from_main(judged)
     _put_in_order(record["rows"], candidates)
     calibrated = {"data": data, "samples": samples, "length": length} if drawn else {}
     rest = {
@@ -142,9 +151,13 @@ def sweep(
         "command": command("sweep", [model], {**_swept(record["rows"]), **calibrated, **rest}),
         "seconds": time.perf_counter() - started,
     }
-    write_record(folder / SWEEP, record)
-    write_tables(record, folder)
-    save(pareto(record), folder / "pareto")
+
+    def write() -> None:
+        write_record(folder / SWEEP, record)
+        write_tables(record, folder)
+        save(pareto(record), folder / "pareto")
+
+    processes.from_main(write)
     return record
 
 

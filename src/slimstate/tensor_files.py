@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor
@@ -114,25 +114,48 @@ def _info(entry: dict[str, Any], base: int) -> TensorInfo:
     return TensorInfo(dtype=entry["dtype"], shape=tuple(entry["shape"]), start=base + begin, size=end - begin)
 
 
-def write_cut(
-    source: TensorFile,
-    target: Path,
-    shape_of: Callable[[str, tuple[int, ...]], list[int]],
-    cut: Callable[[str, Tensor], Tensor],
-) -> None:
-    """Write `source` to `target`; tensors whose `shape_of` differs go through `cut`, the rest are copied."""
-    shapes = {name: shape_of(name, info.shape) for name, info in source.tensors.items()}
+class Change(Protocol):
+    """Other values or shapes for some tensors of a model, in the dtype they have."""
+
+    def touches(self, name: str) -> bool: ...
+
+    def shape(self, name: str, shape: Iterable[int]) -> list[int]: ...
+
+    def apply(self, name: str, tensor: Tensor) -> Tensor: ...
+
+
+class Replacement:
+    """New values for some tensors."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def touches(self, name: str) -> bool:
+        return name in self.tensors
+
+    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
+        return list(shape)
+
+    def apply(self, name: str, tensor: Tensor) -> Tensor:
+        return self.tensors[name].to(tensor.dtype).view(tensor.shape)
+
+
+def write_changed(source: TensorFile, target: Path, change: Change) -> None:
+    """Write `source` to `target`; tensors that the change touches go through it, the rest are copied."""
+    shapes = {name: change.shape(name, info.shape) for name, info in source.tensors.items()}
     with target.open("wb") as file:
         _write_header(file, source, shapes)
         for name, info in source.tensors.items():
-            if shapes[name] == list(info.shape):
+            if not change.touches(name):
                 for block in source.blocks(name):
                     _check_finite(block, info.dtype, name)
                     file.write(block)
             else:
                 tensor = source.read(name)
                 _check_finite(tensor, info.dtype, name)
-                file.write(_bytes(cut(name, tensor)))
+                changed = change.apply(name, tensor)
+                _check_finite(changed, info.dtype, name)
+                file.write(_bytes(changed))
         file.flush()
 
 

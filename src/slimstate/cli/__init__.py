@@ -12,6 +12,7 @@ import typer
 
 from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
+from slimstate.cli.training import recover
 from slimstate.errors import SlimstateError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -23,6 +24,7 @@ app.command()(prune)
 app.command(name="eval")(evaluate)
 app.command()(analyze)
 app.command()(sweep)
+app.command()(recover)
 app.command()(report)
 
 
@@ -40,15 +42,18 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except SlimstateError as error:
-        code = _complain(str(error))
+        code = _complain(str(error), error.code)
     except USAGE_ERROR as error:
         code = _complain(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
-        print("slimstate: stopped; nothing is half-written, and a sweep goes on with the same command", file=sys.stderr)
+        print(
+            "slimstate: stopped; nothing is half-written, a sweep goes on with the same command, recover with --resume",
+            file=sys.stderr,
+        )
         code = 130
     sys.exit(code)
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, code: int = 2) -> int:
     print("slimstate: " + " ".join(message.split()), file=sys.stderr)
-    return 2
+    return code

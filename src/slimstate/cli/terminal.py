@@ -1,24 +1,36 @@
 """What every verb shares: its common options, and how it speaks to a terminal.
 
-Results go to standard output; everything else goes to standard error.
+Results go to standard output; everything else goes to standard error. Of several processes the main one speaks.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
+from slimstate import processes
 from slimstate.reporter import Reporter
 
 T = TypeVar("T")
+SECONDS_BETWEEN_LINES = 10
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")]
 Dtype = Annotated[
@@ -33,7 +45,7 @@ class TerminalReporter(Reporter):
     """Lines and progress bars on standard error; bars only where that is a terminal."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = _console(stderr=True)
         self.progress: Progress | None = None  # the bar under a table that is open
 
     def say(self, line: str) -> None:
@@ -50,19 +62,43 @@ class TerminalReporter(Reporter):
             with self._bar() as progress:
                 yield from progress.track(items, total=total, description=label)
 
-    def _bar(self) -> Progress:
+    def _bar(self, *more: ProgressColumn) -> Progress:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            *more,
         )
         return Progress(*columns, console=self.console, transient=True)
 
     def waiting(self, label: str) -> AbstractContextManager[object]:
         alone = self.console.is_terminal and self.progress is None
         return self.console.status(label) if alone else nullcontext()
+
+    @contextmanager
+    def meter(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        """A bar with a note where there is a terminal; elsewhere a line now and then."""
+        started = told = time.monotonic()
+        if self.console.is_terminal:
+            with self._bar(TextColumn("{task.fields[note]}")) as progress:
+                task = progress.add_task(label, total=total, note="")
+                yield lambda done, note: progress.update(task, completed=done, note=note)
+            return
+        first: int | None = None
+
+        def tell(done: int, note: str) -> None:
+            nonlocal told, first
+            first = done if first is None else first
+            now = time.monotonic()
+            if now - told >= SECONDS_BETWEEN_LINES or done in (first, total):
+                told = now
+                left = (now - started) * (total - done) / max(1, done - first)
+                remaining = f"  {timedelta(seconds=round(left))} left" if first < done < total else ""
+                self.say(f"{label} {done}/{total}  {note}{remaining}")
+
+        yield tell
 
     @contextmanager
     def table(self, columns: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
@@ -81,7 +117,8 @@ class TerminalReporter(Reporter):
 
 
 def print_json(record: dict[str, Any]) -> None:
-    print(json.dumps(record, indent=2))
+    if processes.is_main():
+        print(json.dumps(record, indent=2))
 
 
 def mebibytes(count: int) -> str:
@@ -90,4 +127,11 @@ def mebibytes(count: int) -> str:
 
 def printer() -> Console:
     """Standard output, with lines left as long as they are."""
-    return Console(highlight=False, soft_wrap=True)
+    return _console(stderr=False)
+
+
+def _console(*, stderr: bool) -> Console:
+    """Without a voice, and without bars, where this is not the main process."""
+    speaks = processes.is_main()
+    terminal = None if speaks else False
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, quiet=not speaks, force_terminal=terminal)

@@ -18,6 +18,8 @@ DEFAULTS = {
     "expand_v": 1.0,
     "num_hidden_layers": 24,
     "qk_norm": "l2",
+    "use_beta": True,
+    "use_gate": False,
 }
 
 
@@ -32,6 +34,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         value_heads=heads,
         value_dim=_per_head(hidden, known["expand_v"], heads, "expand_v"),
         input_size=hidden,
+        projections="qkv" + "b" * bool(known["use_beta"]) + "g" * bool(known["use_gate"]) + "o",
         tap=Tap(
             module="fla.layers.delta_net",
             operators=("chunk_delta_rule", "fused_recurrent_delta_rule"),

@@ -22,9 +22,18 @@ def softmax_layers(config: Config) -> frozenset[int]:
 
 
 def mixers(
-    config: Config, *, layers: int, heads: int, width: int, value_heads: int, value_dim: int, input_size: int, tap: Tap
+    config: Config,
+    *,
+    layers: int,
+    heads: int,
+    width: int,
+    value_heads: int,
+    value_dim: int,
+    input_size: int,
+    projections: str,
+    tap: Tap,
 ) -> tuple[Mixer, ...]:
-    """One mixer for each layer that is not softmax attention."""
+    """One mixer for each layer that is not softmax attention; `projections` are the letters of its linear maps."""
     if min(layers, heads, width, value_heads, value_dim) < 1:
         raise ModelError(
             f"config.json describes {layers} layers of {heads} heads with key dim {width}, value dim {value_dim}"
@@ -44,6 +53,7 @@ def mixers(
             value_heads=value_heads,
             value_dim=value_dim,
             filters=_filters(config, heads, width, value_heads, value_dim),
+            projections=tuple(f"{letter}_proj" for letter in projections),
         )
         for layer in range(layers)
         if layer not in softmax

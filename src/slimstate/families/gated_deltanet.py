@@ -17,6 +17,7 @@ DEFAULTS = {
     "head_dim": 256,
     "expand_v": 2.0,
     "num_hidden_layers": 21,
+    "use_gate": True,
 }
 
 
@@ -31,6 +32,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         value_heads=heads if known["num_v_heads"] is None else int(known["num_v_heads"]),
         value_dim=_value_dim(config),
         input_size=int(known["hidden_size"]),
+        projections="qkvab" + "g" * bool(known["use_gate"]) + "o",
         tap=Tap(
             module="fla.layers.gated_deltanet",
             operators=("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),

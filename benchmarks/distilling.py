@@ -1,0 +1,97 @@
+"""Peak memory and time of the distillation loss with its gradient, in chunks and all at once.
+
+    python benchmarks/distilling.py [--batch 16 --length 2048 --vocabulary 32000 --hidden 2048 --device cuda]
+
+Above what is there before: the hidden states of student and teacher and their two output heads. On a CPU each form runs
+in a process of its own, whose peak is compared with that of one that stops before the loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from timing import peak_memory_kib, seconds
+
+from slimstate.distillation import LOGITS_AT_ONCE, WholeOpinion, distilled_loss
+
+TEMPERATURE = 2.0
+
+
+def chunked(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, opinion: WholeOpinion) -> None:
+    distilled_loss(hidden, head, targets, opinion, temperature=TEMPERATURE)[0].backward()
+
+
+def at_once(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, opinion: WholeOpinion) -> None:
+    logits = (hidden @ head.mT).float()
+    divergence = TEMPERATURE**2 * opinion.divergence(slice(None), logits, TEMPERATURE)
+    (F.cross_entropy(logits, targets) + divergence / len(targets)).backward()
+
+
+FORMS = {"chunked": chunked, "at once": at_once}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", choices=(*FORMS, "nothing"), help=argparse.SUPPRESS)
+    parser.add_argument("--toy", action="store_true")
+    options = parser.parse_args()
+    if options.toy:
+        options.batch, options.length, options.vocabulary, options.hidden = 2, 128, 4000, 64
+    device = torch.device(options.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    tokens = options.batch * options.length
+    made = {"device": device, "dtype": dtype}
+    hidden = torch.randn(tokens, options.hidden, **made).requires_grad_()
+    head = torch.randn(options.vocabulary, options.hidden, **made) * options.hidden**-0.5
+    targets = torch.randint(options.vocabulary, (tokens,), device=device)
+    opinion = WholeOpinion(hidden=torch.randn(tokens, options.hidden, **made), head=head.flip(0))
+    if options.only:
+        if options.only != "nothing":
+            FORMS[options.only](hidden, head, targets, opinion)
+        print(peak_memory_kib())
+        return
+    record = {
+        "tokens": tokens,
+        "vocabulary": options.vocabulary,
+        "hidden": options.hidden,
+        "dtype": str(dtype),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "logits_at_once": LOGITS_AT_ONCE,
+        "peak_bytes_above": {},
+        "seconds": {},
+    }
+    for name, form in FORMS.items():
+        if device.type == "cuda":
+            form(hidden, head, targets, opinion)
+            hidden.grad = None
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, opinion))
+            record["peak_bytes_above"][name] = torch.cuda.max_memory_allocated() - before
+        else:
+            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, opinion))
+            record["peak_bytes_above"][name] = 1024 * (_peak_of(name, options) - _peak_of("nothing", options))
+        hidden.grad = None
+    print(json.dumps(record, indent=2))
+
+
+def _peak_of(name: str, options: argparse.Namespace) -> int:
+    sizes = [f"--{key}={getattr(options, key)}" for key in ("batch", "length", "vocabulary", "hidden", "device")]
+    done = subprocess.run(
+        [sys.executable, __file__, f"--only={name}", *sizes], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+if __name__ == "__main__":
+    main()

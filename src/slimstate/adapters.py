@@ -1,0 +1,125 @@
+"""What of a model is trained: low-rank adapters on projections and the convolutions whole, or everything.
+
+Adapters are PEFT's. The convolutions are small and not linear maps, so PEFT trains copies of them (`modules_to_save`);
+an adapter that is kept therefore holds them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slimstate.axes import Mixer
+from slimstate.errors import PlanError
+from slimstate.runtime import stock_model
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """The modules that get an adapter and those trained whole, by their full names; with `full`, all weights."""
+
+    targets: tuple[str, ...]
+    convolutions: tuple[str, ...]
+    rank: int = 16
+    alpha: int = 32
+    full: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        config: Mapping[str, Any],
+        mixers: Sequence[Mixer],
+        chosen: str | None = None,
+        *,
+        rank: int = 16,
+        alpha: int = 32,
+        full: bool = False,
+    ) -> Adaptation:
+        """The projections and convolutions of the mixers, or the linear maps whose names end as `chosen` says."""
+        if full:
+            if chosen is not None:
+                raise PlanError("--full trains all weights: leave out --lora-targets")
+            return cls(targets=(), convolutions=(), full=True)
+        if rank < 1 or alpha <= 0:
+            raise PlanError(f"LoRA of rank {rank} and alpha {alpha}: both must be at least 1")
+        named = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections)
+        targets = named if chosen is None else _matching(config, chosen)
+        convolutions = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.convolutions)
+        return cls(targets=targets, convolutions=convolutions, rank=rank, alpha=alpha)
+
+    def attach(self, model: Any) -> Any:
+        """The model with only these parts left to train, those in float32."""
+        if self.full:
+            adapted = model.requires_grad_(True)
+        else:
+            from peft import LoraConfig, get_peft_model
+
+            adapted = get_peft_model(
+                model,
+                LoraConfig(
+                    task_type="CAUSAL_LM",
+                    r=self.rank,
+                    lora_alpha=self.alpha,
+                    lora_dropout=0.0,
+                    target_modules=list(self.targets),
+                    modules_to_save=list(self.convolutions) or None,
+                ),
+            )
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        return adapted
+
+    def merged(self, model: Any, trained: Mapping[str, Tensor], keep: Path | None = None) -> dict[str, Tensor]:
+        """The weights of `model` that training changed, as the stock class names them; `keep` also gets the adapter."""
+        adapted = self.attach(model)
+        if trainable(adapted).keys() != trained.keys():
+            odd = sorted(trainable(adapted).keys() ^ trained.keys())
+            raise AssertionError(f"{odd[0]} is in the model or was trained, but not both")
+        adapted.load_state_dict(dict(trained), strict=False)
+        if self.full:
+            return dict(adapted.state_dict())
+        if keep is not None:
+            adapted.save_pretrained(keep)
+        merged = adapted.merge_and_unload(safe_merge=True)
+        parts = (*self.targets, *self.convolutions)
+        return {name: tensor for name, tensor in merged.state_dict().items() if name.rpartition(".")[0] in parts}
+
+    def describe(self) -> dict[str, Any]:
+        """What it does, without a list of every layer."""
+        if self.full:
+            return {"full": True}
+        short = {name: sorted({part.rpartition(".")[2] for part in parts})
+                 for name, parts in (("targets", self.targets), ("convolutions", self.convolutions))}  # fmt: skip
+        return {"full": False, "lora_rank": self.rank, "lora_alpha": self.alpha, **short, "modules": len(self.targets)}
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, each once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _matching(config: Mapping[str, Any], chosen: str) -> tuple[str, ...]:
+    """The full names of the linear maps that the comma-separated endings name; the output head is not among them."""
+    with torch.device("meta"):
+        model = stock_model(config)
+    head = model.get_output_embeddings()
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
+    endings = [ending.strip() for ending in chosen.split(",") if ending.strip()]
+    found: set[str] = set()
+    for ending in endings:
+        matched = {name for name in linear if ending == ALL_LINEAR or f".{name}".endswith(f".{ending}")}
+        if not matched:
+            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            raise PlanError(f"--lora-targets {ending} matches no linear map; there are {known}, {ALL_LINEAR}")
+        found |= matched
+    if not found:
+        raise PlanError("--lora-targets names nothing")
+    return tuple(name for name in linear if name in found)

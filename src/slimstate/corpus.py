@@ -1,0 +1,136 @@
+"""The tokens a training runs on: read once, kept as a file of equal windows, and visited in an order the seed decides.
+
+Sample i of a training is the same window whatever the number of processes, and after any number of restarts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from slimstate.data import windows
+from slimstate.errors import DataError, OutputError
+from slimstate.record import write_text
+from slimstate.staging import staged_file
+
+TOKENS = "tokens.int32"
+ABOUT = "tokens.json"
+MOST_HELD_OUT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Windows of `length` tokens in a file; every so many of them is held out of training."""
+
+    path: Path
+    source: str
+    length: int
+    count: int
+    held_out: int
+    digest: str
+
+    @classmethod
+    def collect(cls, tokenizer: Any, source: str, length: int, samples: int, held_out: int, folder: Path) -> Corpus:
+        """The first `samples` + `held_out` windows of a text, or as many as it has, as a file in `folder`."""
+        found, digest = 0, hashlib.sha256()
+        try:
+            with staged_file(folder / TOKENS) as partial, partial.open("wb") as file:
+                for window in islice(windows(tokenizer, source, length), samples + held_out):
+                    if len(window) == length:
+                        data = window.numpy().tobytes()
+                        file.write(data)
+                        digest.update(data)
+                        found += 1
+        except OSError as error:
+            raise OutputError(f"cannot write {folder / TOKENS}: {error.strerror or error}") from error
+        if found < 1 + held_out:
+            raise DataError(
+                f"{source} has {found} windows of {length} tokens; at least {1 + held_out} are needed: "
+                "give more text or a shorter --length"
+            )
+        about = {"source": source, "length": length, "count": found, "held_out": held_out}
+        about["digest"] = f"sha256:{digest.hexdigest()}"
+        write_text(folder / ABOUT, json.dumps(about) + "\n")
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> Corpus:
+        """What `collect` left in a folder."""
+        try:
+            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            corpus = cls(path=folder / TOKENS, **about)
+            if corpus.path.stat().st_size != 4 * corpus.count * corpus.length:
+                raise DataError(f"{corpus.path} is not whole: remove {folder} and start again")
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{folder} holds no training tokens: {error}") from error
+        return corpus
+
+    @property
+    def tokens(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """All windows [count, length], mapped from the file."""
+        return np.memmap(self.path, np.int32, "r", shape=(self.count, self.length))
+
+    @property
+    def held_out_windows(self) -> Tensor:
+        """The windows that are never trained on, spread over the text."""
+        return torch.from_numpy(self.tokens[self._held_out_places()].copy())
+
+    @property
+    def training_windows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The places of all the others."""
+        return np.setdiff1d(np.arange(self.count), self._held_out_places())
+
+    def _held_out_places(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return (np.arange(self.held_out) * 2 + 1) * self.count // max(1, 2 * self.held_out)
+
+    def batches(self, size: int) -> Iterator[tuple[int, Tensor]]:
+        """All windows in the order of the text, `size` at a time, each with the place of its first."""
+        tokens = self.tokens
+        for start in range(0, self.count, size):
+            yield start, torch.from_numpy(tokens[start : start + size].copy())
+
+    def describe(self) -> dict[str, Any]:
+        return {"data": self.source, "length": self.length, "windows": self.count, "held_out": self.held_out,
+                "digest": self.digest}  # fmt: skip
+
+
+def held_out_count(samples: int) -> int:
+    """How many windows to keep aside to measure on."""
+    return min(MOST_HELD_OUT, max(1, samples // 64))
+
+
+class Schedule(Dataset[dict[str, Tensor]]):
+    """`samples` windows in the order of training: every epoch visits all of them in an order of its own."""
+
+    def __init__(self, corpus: Corpus, samples: int, seed: int) -> None:
+        self.samples, self.seed = samples, seed
+        self.tokens, self.places = corpus.tokens, corpus.training_windows
+        self.order = lru_cache(maxsize=2)(self._order)
+
+    @property
+    def epochs(self) -> float:
+        return self.samples / len(self.places)
+
+    def _order(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(len(self.places), generator=generator)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, sample: int) -> dict[str, Tensor]:
+        epoch, position = divmod(sample, len(self.places))
+        place = int(self.places[int(self.order(epoch)[position])])
+        ids = torch.from_numpy(self.tokens[place].astype(np.int64))
+        return {"input_ids": ids, "place": torch.tensor(place)}

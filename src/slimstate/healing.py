@@ -1,0 +1,343 @@
+"""One model trained and written: its parts that learn, the teacher's opinion, the course, the merge, the numbers.
+
+What a training needs to go on after any interruption lies in a workplace beside the folder it will become.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from slimstate import processes
+from slimstate.adapters import Adaptation, trainable
+from slimstate.card import write_recovery_card
+from slimstate.checkpoint import CARD, Checkpoint, read_json, write_checkpoint
+from slimstate.corpus import Corpus, Schedule
+from slimstate.errors import OutputError, PlanError
+from slimstate.perplexity import mean_nats, perplexity_of
+from slimstate.record import RECOVERY, plain, versions, write_record
+from slimstate.reporter import SILENT, Reporter
+from slimstate.runtime import Runtime, load, pick_device, pick_dtype
+from slimstate.teacher import PresentTeacher, Teacher, TeacherCache
+from slimstate.tensor_files import DTYPES, Replacement
+
+if TYPE_CHECKING:
+    from slimstate.training import Course
+
+SETTINGS = "settings.json"
+ADAPTER = "adapter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that decides what a recovery gives. The defaults are the paper's, where it says."""
+
+    steps: int = 2000
+    batch_size: int = 16
+    length: int = 2048
+    lr: float = 1e-4
+    min_lr: float = 1e-5
+    warm_up: float = 0.05
+    kd_weight: float = 1.0
+    temperature: float = 2.0
+    full: bool = False
+    lora_targets: str | None = None
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    top_k: int | None = None
+    seed: int = 0
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch_size", 1), ("length", 2), ("top_k", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise PlanError(f"--{name.replace('_', '-')} {value}: it must be at least {least}")
+        if not 0 < self.lr < math.inf or not 0 <= self.min_lr <= self.lr:
+            raise PlanError(f"a learning rate from {self.lr:g} to {self.min_lr:g}: it must fall, and end at 0 or above")
+        if not 0 <= self.warm_up < 1:
+            raise PlanError(f"--warm-up {self.warm_up:g}: it is a share of the steps, from 0 to less than 1")
+        if not self.temperature > 0 or not 0 <= self.kd_weight < math.inf:
+            raise PlanError(
+                f"--temperature {self.temperature:g} must be positive, --kd-weight {self.kd_weight:g} not negative"
+            )
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.batch_size * self.length
+
+    def adaptation(self, student: Checkpoint) -> Adaptation:
+        return Adaptation.of(
+            student.config,
+            student.mixers,
+            self.lora_targets,
+            rank=self.lora_rank,
+            alpha=self.lora_alpha,
+            full=self.full,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What changes how a recovery is run, and not what it gives."""
+
+    device: str | None = None
+    grad_accum: int = 1
+    save_every: int | None = None
+    report_to: tuple[str, ...] = ("tensorboard",)
+    fsdp: bool = False
+    keep_adapter: bool = False
+    force: bool = False
+
+    def course(self, settings: Settings) -> Course:
+        from slimstate.training import Course
+
+        pieces = self.grad_accum * processes.count()
+        if self.grad_accum < 1 or settings.batch_size % pieces:
+            raise PlanError(
+                f"--batch-size {settings.batch_size} cannot be split evenly over {processes.count()} processes"
+                f" with --grad-accum {self.grad_accum}"
+            )
+        if self.save_every is not None and self.save_every < 1:
+            raise PlanError(f"--save-every {self.save_every}: it must be at least 1")
+        return Course(
+            steps=settings.steps,
+            batch=settings.batch_size,
+            pieces=self.grad_accum,
+            learning_rate=settings.lr,
+            least_rate=settings.min_lr,
+            warm_up=settings.warm_up,
+            seed=settings.seed,
+            save_every=min(self.save_every or max(1, settings.steps // 20), settings.steps),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What a student is given: the settings, the tokens, what to measure on, and the teacher, if there is one."""
+
+    settings: Settings
+    means: Means
+    corpus: Corpus
+    held_out: Tensor
+    measured_on: str
+    teacher: Checkpoint | None
+    cache: TeacherCache | None
+
+
+def heal(
+    student: Checkpoint,
+    lesson: Lesson,
+    out: Path,
+    work: Path,
+    about: Mapping[str, Any],
+    *,
+    control: Mapping[str, Any] | None = None,
+    reporter: Reporter = SILENT,
+) -> dict[str, Any]:
+    """Train a student, merge what it learnt, and write it to `out`; returns the record, on the main process.
+
+    `control` is the record of the uncut model that had the same training.
+    """
+    started = time.perf_counter()
+    adaptation = lesson.settings.adaptation(student)
+    trained, log, facts = _train(student, lesson, adaptation, work, reporter)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if not processes.is_main():
+        return {}
+    with reporter.waiting("merging"):
+        keep = work / ADAPTER if lesson.means.keep_adapter and not adaptation.full else None
+        merged = adaptation.merged(load(student.folder, device="cpu", dtype="float32").model, trained, keep)
+    changed = {name: tensor for name, tensor in merged.items() if name in student.tensors}
+    record = {
+        "kind": "recovery",
+        "model": student.source,
+        "fingerprint": student.fingerprint,
+        "cut": student.cut,
+        "teacher": _teacher_record(lesson),
+        "settings": vars(lesson.settings) | {"adaptation": adaptation.describe()},
+        "corpus": lesson.corpus.describe(),
+        "tokens": lesson.settings.tokens,
+        **facts,
+        "measured": _measure(student, lesson, changed, control, reporter),
+        "log": plain(log, 6),
+        "versions": versions(),
+        "processes": processes.count(),
+        "out": str(out),
+        "seconds": time.perf_counter() - started,
+        **about,
+    }
+    _write(student, record, changed, out, work, lesson.means.force, reporter)
+    return record
+
+
+def _train(
+    student: Checkpoint, lesson: Lesson, adaptation: Adaptation, work: Path, reporter: Reporter
+) -> tuple[dict[str, Tensor], list[dict[str, Any]], dict[str, Any]]:
+    """The trained parameters, the log of the training, and what there is to say about it."""
+    from slimstate import training
+
+    settings, means, device = lesson.settings, lesson.means, pick_device(lesson.means.device)
+    course = means.course(settings)
+    precision = pick_dtype(settings.dtype, device)
+    teacher = _teacher(lesson, reporter)
+    with reporter.waiting("loading the model"):
+        runtime = load(student.folder, device=device.type, dtype="float32" if settings.full else settings.dtype)
+    torch.manual_seed(settings.seed)
+    learner = training.Student(
+        adaptation.attach(runtime.model), teacher, settings.temperature, settings.kd_weight if teacher else 0.0
+    )
+    schedule = Schedule(lesson.corpus, settings.steps * settings.batch_size, settings.seed)
+    size = sum(parameter.numel() for parameter in trainable(learner).values())
+    reporter.say(f"kernels: {runtime.kernels}")
+    reporter.say(
+        f"training {size:,} of {sum(p.numel() for p in runtime.model.parameters()):,} parameters for {course.steps:,}"
+        f" steps of {course.batch} x {settings.length} tokens: {settings.tokens:,} tokens, {schedule.epochs:.2f} epochs"
+    )
+    if processes.is_main():
+        training.remove_broken(work)
+    processes.wait_for_all()
+    resume = training.last_whole(work)
+    if resume is not None:
+        reporter.say(f"going on from {resume}")
+    arguments = training.arguments(course, work, device, precision == torch.bfloat16, list(means.report_to), means.fsdp)
+    begun = time.perf_counter()
+    trained, log = training.train(learner, schedule, course, arguments, settings.length, resume, reporter)
+    done = course.steps - (0 if resume is None else int(resume.name.rpartition("-")[2]))
+    speed = done * course.batch * settings.length / (time.perf_counter() - begun)
+    facts = {
+        "epochs": schedule.epochs,
+        "trained_parameters": size,
+        "kernels": runtime.kernels,
+        "tokens_per_second": speed if done else None,
+    }
+    return trained, log, facts
+
+
+def _teacher(lesson: Lesson, reporter: Reporter) -> Teacher | None:
+    if lesson.teacher is None:
+        return None
+    source = lesson.teacher
+
+    def bring() -> Runtime:
+        with reporter.waiting("loading the teacher"):
+            return load(source.folder, device=lesson.means.device, dtype=lesson.settings.dtype)
+
+    if lesson.cache is None:
+        return PresentTeacher(runtime=bring())
+    made = lesson.cache.fill(lesson.corpus, bring, reporter)
+    reporter.say(f"teacher: {'its best guesses are now in' if made else 'from'} {lesson.cache.folder}")
+    return lesson.cache
+
+
+def _teacher_record(lesson: Lesson) -> dict[str, Any] | None:
+    if lesson.teacher is None:
+        return None
+    return {"model": lesson.teacher.source, "fingerprint": lesson.teacher.fingerprint}
+
+
+def _measure(
+    student: Checkpoint,
+    lesson: Lesson,
+    changed: Mapping[str, Tensor],
+    control: Mapping[str, Any] | None,
+    reporter: Reporter,
+) -> dict[str, Any]:
+    """Mean nats of the student before and after, and of the uncut model, on tokens that nobody was trained on."""
+    settings, tokens = lesson.settings, lesson.held_out
+    runtime = load(student.folder, device=lesson.means.device, dtype=settings.dtype)
+    nats = {"before": mean_nats(runtime, tokens, reporter, "measuring before")}
+    as_written = {name: tensor.to(DTYPES[student.tensors[name].dtype]) for name, tensor in changed.items()}
+    runtime.model.load_state_dict(as_written, strict=False)
+    nats["after"] = mean_nats(runtime, tokens, reporter, "measuring after")
+    if lesson.teacher is not None and lesson.teacher.fingerprint != student.fingerprint:
+        runtime = load(lesson.teacher.folder, device=lesson.means.device, dtype=settings.dtype)
+        nats["uncut"] = mean_nats(runtime, tokens, reporter, "measuring the uncut model")
+    if control is not None:
+        nats["control"] = control["measured"]["nats"]["after"]
+    return {
+        "text": lesson.measured_on,
+        "tokens": tokens.numel(),
+        "nats": nats,
+        "perplexity": {name: perplexity_of(value) for name, value in nats.items()},
+        "closed": {name: share_closed(nats, name) for name in ("uncut", "control") if name in nats},
+    }
+
+
+def share_closed(nats: Mapping[str, float], goal: str) -> float | None:
+    """How much of the gap in nats between the cut model and `goal` the recovery closed; None where there is no gap."""
+    gap = nats["before"] - nats[goal]
+    return (nats["before"] - nats["after"]) / gap if gap > 0 else None
+
+
+def _write(
+    student: Checkpoint,
+    record: dict[str, Any],
+    changed: Mapping[str, Tensor],
+    out: Path,
+    work: Path,
+    force: bool,
+    reporter: Reporter,
+) -> None:
+    """The plain checkpoint with its record and card; the training's logs and its adapter go with it."""
+    config = recovered_config(student, record)
+    documents = {
+        RECOVERY: json.dumps(plain(record), indent=1) + "\n",
+        CARD: write_recovery_card(record, config, out.name),
+    }
+    folders = {name: work / name for name in (ADAPTER, "runs") if (work / name).is_dir()}
+    write_checkpoint(
+        student, Replacement(changed), config, documents, out, folders=folders, force=force, reporter=reporter
+    )
+
+
+def recovered_config(student: Checkpoint, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The student's config, with this recovery after what was done to the model before."""
+    earlier = dict(student.config.get("slimstate") or {})
+    teacher = record["teacher"] or {}
+    entry = {
+        "version": record["versions"].get("slimstate"),
+        "model": record["model"],
+        "fingerprint": record["fingerprint"],
+        "teacher": teacher.get("model"),
+        "teacher_fingerprint": teacher.get("fingerprint"),
+        "tokens": record["tokens"],
+        "settings": record["settings"],
+        "corpus": record["corpus"],
+    }
+    return {**student.config, "slimstate": {**earlier, "recovered": [*earlier.get("recovered", []), entry]}}
+
+
+def prepare_workplace(work: Path, decided: Mapping[str, Any], resume: bool, force: bool, reporter: Reporter) -> bool:
+    """Make the folder of an unfinished training, or check that the one there is of the same one; True to go on."""
+    exists = work.exists()
+    processes.wait_for_all()  # all have looked before one of them makes it
+    if not exists or (force and not resume):
+        if resume:
+            reporter.say(f"nothing to resume in {work}: starting")
+        if processes.is_main():
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir(parents=True)
+            write_record(work / SETTINGS, decided)
+        return False
+    if not resume:
+        raise OutputError(f"{work} holds an unfinished recovery: --resume goes on with it, --force starts anew")
+    if not (work / SETTINGS).is_file():
+        raise OutputError(f"{work} is no unfinished recovery: it has no {SETTINGS}")
+    found = read_json(work / SETTINGS)
+    for name, value in plain(decided).items():
+        if found.get(name) != value:
+            raise PlanError(f"{work} was begun with other settings: {name} {found.get(name)}, now {value}")
+    return True

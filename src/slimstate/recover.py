@@ -1,0 +1,303 @@
+"""Heal a cut model: fine-tune it on text, with the uncut model as its teacher, and write a plain checkpoint again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slimstate import processes
+from slimstate.checkpoint import Checkpoint, check_output, read_json
+from slimstate.corpus import Corpus, Schedule, held_out_count
+from slimstate.errors import DataError, ModelError, OutputError, PlanError, SlimstateError
+from slimstate.healing import Lesson, Means, Settings, heal, prepare_workplace
+from slimstate.perplexity import evaluation_windows
+from slimstate.record import RECOVERY, command, plain
+from slimstate.reporter import SILENT, Reporter
+from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_shapes
+from slimstate.teacher import TeacherCache
+
+PASSING = ("model", "reporter", "dry_run", "force", "resume")  # arguments that do not matter to what comes out
+
+
+def recover(
+    model: str | Path,
+    out: str | Path | None = None,
+    *,
+    data: str | None = None,
+    teacher: str | Path | None = None,
+    no_teacher: bool = False,
+    control: bool = False,
+    control_out: str | Path | None = None,
+    steps: int | None = None,
+    tokens: int | None = None,
+    length: int = 2048,
+    batch_size: int = 16,
+    grad_accum: int = 1,
+    lr: float = 1e-4,
+    min_lr: float = 1e-5,
+    warm_up: float = 0.05,
+    kd_weight: float = 1.0,
+    temperature: float = 2.0,
+    full: bool = False,
+    lora_targets: str | None = None,
+    lora_rank: int = 16,
+    lora_alpha: int = 32,
+    cache_teacher: str | Path | None = None,
+    cache_top_k: int = 64,
+    eval_text: str | None = None,
+    eval_tokens: int | None = None,
+    no_repeat: bool = False,
+    save_every: int | None = None,
+    resume: bool = False,
+    keep_adapter: bool = False,
+    report_to: str = "tensorboard",
+    fsdp: bool = False,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> dict[str, Any]:
+    """Fine-tune a cut model and write it to `out`; with `dry_run`, only say what would be trained. Returns the record.
+
+    Several processes share every batch; the main one writes, and the others return an empty record.
+    """
+    asked = {name: value for name, value in locals().items() if name not in PASSING}
+    processes.join(pick_device(device))
+    student = Checkpoint.open(model)
+    master = None if no_teacher else _find_teacher(student, teacher, control, reporter)
+    settings = Settings(
+        steps=_steps(steps, tokens, batch_size * length),
+        batch_size=batch_size,
+        length=length,
+        lr=lr,
+        min_lr=min_lr,
+        warm_up=warm_up,
+        kd_weight=kd_weight,
+        temperature=temperature,
+        full=full,
+        lora_targets=lora_targets,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        top_k=cache_top_k if cache_teacher is not None else None,
+        seed=seed,
+        dtype=str(pick_dtype(dtype, pick_device(device))).removeprefix("torch."),
+    )
+    means = Means(
+        device=device,
+        grad_accum=grad_accum,
+        save_every=save_every,
+        report_to=tuple(name for name in report_to.split(",") if name not in ("", "none")),
+        fsdp=fsdp,
+        keep_adapter=keep_adapter,
+        force=force,
+    )
+    if dry_run:
+        return _preview(student, master, settings)
+    if out is None or data is None:
+        raise PlanError("give --data TEXT and --out DIR, or --dry-run to train nothing")
+    _check_extras(means)
+    means.course(settings)
+    settings.adaptation(student)
+    _check_outputs(student, master, Path(out), force)
+    if control and master is None:
+        raise PlanError("--control fine-tunes the uncut model too: give it with --teacher")
+    return _run(student, master, settings, means, asked, resume=resume, reporter=reporter)
+
+
+def _run(
+    student: Checkpoint,
+    master: Checkpoint | None,
+    settings: Settings,
+    means: Means,
+    asked: Mapping[str, Any],
+    *,
+    resume: bool,
+    reporter: Reporter,
+) -> dict[str, Any]:
+    out = Path(asked["out"])
+    work = out.with_name(f"{out.name}.training")
+    cache = None
+    if asked["cache_teacher"] is not None:
+        if master is None:
+            raise PlanError("--cache-teacher without a teacher: leave out --no-teacher")
+        cache = TeacherCache(
+            folder=Path(asked["cache_teacher"]),
+            model=master.fingerprint,
+            temperature=settings.temperature,
+            top_k=min(asked["cache_top_k"], int(master.config["vocab_size"]) - 1),
+        )
+        cache.check()
+    decided = {
+        **vars(settings), "model": student.fingerprint, "teacher": None if master is None else master.fingerprint,
+        "data": asked["data"], "eval_text": asked["eval_text"], "control": asked["control"],
+    }  # fmt: skip
+    going_on = prepare_workplace(work, decided, resume, means.force, reporter)
+    processes.wait_for_all()
+    try:
+        corpus = _corpus(student, settings, asked, work, reporter)
+    except SlimstateError:
+        if not going_on and processes.is_main():
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+    tokenizer, text = load_tokenizer(student.folder), asked["eval_text"]
+    lesson = Lesson(
+        settings=settings,
+        means=means,
+        corpus=corpus,
+        held_out=corpus.held_out_windows
+        if text is None
+        else evaluation_windows(tokenizer, text, min(1024, settings.length), asked["eval_tokens"]).tokens,
+        measured_on=f"windows of {asked['data']} that were not trained on" if text is None else text,
+        teacher=master,
+        cache=cache,
+    )
+    changed = {name: value for name, value in asked.items() if value != DEFAULTS[name]}
+    about = {"command": command("recover", [student.source], changed)}
+    beside = _control(student, master, lesson, asked, work, about, reporter) if asked["control"] else None
+    record = heal(student, lesson, out, work / "model", about, control=beside, reporter=reporter)
+    if processes.is_main():
+        shutil.rmtree(work, ignore_errors=True)
+    processes.wait_for_all()
+    return record
+
+
+def _control(
+    student: Checkpoint,
+    master: Checkpoint | None,
+    lesson: Lesson,
+    asked: Mapping[str, Any],
+    work: Path,
+    about: Mapping[str, Any],
+    reporter: Reporter,
+) -> dict[str, Any] | None:
+    """The record of the uncut model after the same training: made now, or found where an earlier run left it."""
+    assert master is not None
+    if master.fingerprint == student.fingerprint:
+        return None
+    out = control_folder(asked)
+    if (out / RECOVERY).is_file():
+        found = read_json(out / RECOVERY)
+        if (difference := _difference(found, lesson, master)) is not None:
+            raise OutputError(f"{out} is a control of other settings: {difference}; choose another --control-out")
+        reporter.say(f"control: {out}, made before with the same settings")
+        return found
+    reporter.say(f"control: the uncut model gets the same training, into {out}")
+    return heal(master, lesson, out, work / "control", about, reporter=reporter)
+
+
+def control_folder(asked: Mapping[str, Any]) -> Path:
+    out = Path(asked["out"])
+    return out.with_name(f"{out.name}-control") if asked["control_out"] is None else Path(asked["control_out"])
+
+
+def _difference(found: Mapping[str, Any], lesson: Lesson, master: Checkpoint) -> str | None:
+    """What an earlier control was made with that this one would not be."""
+    ours = plain({
+        **vars(lesson.settings), "model": master.fingerprint, "tokens": lesson.corpus.digest,
+        "measured on": lesson.measured_on,
+    })  # fmt: skip
+    theirs = {
+        **found.get("settings", {}), "model": found.get("fingerprint"), "tokens": found.get("corpus", {}).get("digest"),
+        "measured on": found.get("measured", {}).get("text"),
+    }  # fmt: skip
+    return next(
+        (f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours if theirs.get(name) != ours[name]), None
+    )
+
+
+def _corpus(
+    student: Checkpoint, settings: Settings, asked: Mapping[str, Any], work: Path, reporter: Reporter
+) -> Corpus:
+    """The tokens of this training: read by the main process, or left by an earlier run of it."""
+    samples = settings.steps * settings.batch_size
+    if processes.is_main() and not (work / "tokens.json").exists():
+        held_out = 0 if asked["eval_text"] is not None else held_out_count(samples)
+        tokenizer = load_tokenizer(student.folder)
+        with reporter.waiting(f"reading {asked['data']}"):
+            Corpus.collect(tokenizer, asked["data"], settings.length, samples, held_out, work)
+    processes.wait_for_all()
+    corpus = Corpus.open(work)
+    epochs = Schedule(corpus, samples, settings.seed).epochs
+    if epochs > 1:
+        size = f"{corpus.source} has {corpus.count - corpus.held_out:,} windows of {corpus.length} tokens to train on"
+        line = f"{size}, {samples:,} are wanted: {epochs:.2f} epochs"
+        if asked["no_repeat"]:
+            raise DataError(f"{line}; with --no-repeat at most --steps {int(samples / epochs) // settings.batch_size}")
+        reporter.say(line)
+    return corpus
+
+
+def _find_teacher(student: Checkpoint, given: str | Path | None, control: bool, reporter: Reporter) -> Checkpoint:
+    """The model to learn from: the one given, or the one the student says it was cut from."""
+    if given is None:
+        base = (student.cut or {}).get("base_model")
+        if base is None or not Path(base).is_dir():
+            raise PlanError("give the uncut model with --teacher, or --no-teacher to learn from the text alone")
+        reporter.say(f"teacher: {base}, which the model was cut from")
+        given = base
+    master = Checkpoint.open(given)
+    if master.fingerprint == student.fingerprint and not control:
+        raise PlanError(f"the teacher {given} is the model itself; it must be the uncut one (or give --control)")
+    sizes = [checkpoint.config.get("vocab_size") for checkpoint in (student, master)]
+    if sizes[0] != sizes[1]:
+        raise ModelError(f"{student.source} has a vocabulary of {sizes[0]}, the teacher {given} one of {sizes[1]}")
+    vocabularies = [load_tokenizer(checkpoint.folder).get_vocab() for checkpoint in (student, master)]
+    if vocabularies[0] != vocabularies[1]:
+        raise ModelError(f"{student.source} and the teacher {given} have different tokenizers")
+    return master
+
+
+def _steps(steps: int | None, tokens: int | None, per_step: int) -> int:
+    if steps is not None and tokens is not None:
+        raise PlanError("give either --steps or --tokens")
+    if tokens is None:
+        return Settings.steps if steps is None else steps
+    if tokens < per_step:
+        raise PlanError(f"--tokens {tokens}: one step alone takes {per_step}")
+    return tokens // per_step
+
+
+def _check_extras(means: Means) -> None:
+    missing = [name for name in ("peft", "accelerate", *means.report_to) if find_spec(name) is None]
+    if missing:
+        raise PlanError(
+            f"{', '.join(missing)} cannot be imported: pip install 'slimstate[recover]', or --report-to none"
+        )
+
+
+def _check_outputs(student: Checkpoint, master: Checkpoint | None, out: Path, force: bool) -> None:
+    for checkpoint in (student, master):
+        if checkpoint is not None:
+            check_output(checkpoint, out, force)
+
+
+def _preview(student: Checkpoint, master: Checkpoint | None, settings: Settings) -> dict[str, Any]:
+    """What would be trained, by the full names of the modules."""
+    adaptation = settings.adaptation(student)
+    shapes, _ = stock_shapes(student.config)
+    sizes = {name.rpartition(".")[0]: torch.Size(shape) for name, shape in shapes.items() if name.endswith(".weight")}
+    adapted = sum(settings.lora_rank * sum(sizes[name]) for name in adaptation.targets)
+    whole = sum(sizes[name].numel() for name in adaptation.convolutions)
+    return {
+        "model": student.source,
+        "teacher": None if master is None else master.source,
+        "targets": list(adaptation.targets),
+        "convolutions": list(adaptation.convolutions),
+        "trained_parameters": student.parameters if settings.full else adapted + whole,
+        "parameters": student.parameters,
+        "steps": settings.steps,
+        "tokens": settings.tokens,
+        "settings": vars(settings),
+        "out": None,
+    }
+
+
+DEFAULTS = {name: parameter.default for name, parameter in signature(recover).parameters.items()}

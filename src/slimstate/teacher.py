@@ -1,0 +1,151 @@
+"""The model that is learnt from: in the same process, or its best guesses in a folder that several runs share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from slimstate import processes
+from slimstate.checkpoint import read_json
+from slimstate.corpus import Corpus
+from slimstate.distillation import Opinion, TopOpinion, WholeOpinion
+from slimstate.errors import DataError, OutputError
+from slimstate.record import write_record
+from slimstate.reporter import SILENT, Reporter
+from slimstate.runtime import Runtime
+from slimstate.staging import staged_file
+
+FORMAT = 1
+ABOUT = "teacher.json"
+WINDOWS_IN_A_FILE = 64
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
+
+
+class Teacher(Protocol):
+    def opinion(self, ids: Tensor, places: Tensor) -> Opinion:
+        """What it thinks of windows `ids` [B, T], which lie at `places` [B] of the corpus: of tokens 1 to T - 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresentTeacher:
+    """A model in memory."""
+
+    runtime: Runtime
+
+    def opinion(self, ids: Tensor, places: Tensor) -> WholeOpinion:
+        model = self.runtime.model
+        with torch.inference_mode(), torch.autocast(ids.device.type, enabled=False):
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+        # a copy made outside of inference mode may take part in a loss
+        return WholeOpinion(hidden=hidden.clone(), head=model.get_output_embeddings().weight.detach())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherCache:
+    """A folder with the `top_k` best tokens of a teacher for every token of a corpus, with their log probabilities.
+
+    What it is of is written beside it, and every file carries a digest of the tokens it belongs to. A file is whole or
+    not there at all, so that filling it goes on where it was stopped; runs on more of the same text extend it.
+    """
+
+    folder: Path
+    model: str
+    temperature: float
+    top_k: int
+
+    def describe(self) -> dict[str, Any]:
+        return {"format": FORMAT, "model": self.model, "temperature": self.temperature, "top_k": self.top_k}
+
+    def check(self) -> None:
+        """Refuse a folder that holds something else."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise OutputError(f"{self.folder} is a file; --cache-teacher is a folder")
+        if not (self.folder / ABOUT).exists():
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise OutputError(f"{self.folder} is not empty and no teacher cache; choose another place")
+            return
+        found = read_json(self.folder / ABOUT)
+        for name, ours in self.describe().items():
+            if found.get(name) != ours:
+                raise DataError(f"{self.folder} is a teacher cache of another {name}: {found.get(name)}, not {ours}")
+
+    def fill(self, corpus: Corpus, load: Callable[[], Runtime], reporter: Reporter = SILENT) -> bool:
+        """Write what is missing; the teacher is loaded only where something is. True if anything was."""
+        if processes.is_main():
+            write_record(self.folder / ABOUT, self.describe())
+        starts = range(0, corpus.count, WINDOWS_IN_A_FILE)
+        missing = [start for start in processes.share(starts) if not self._holds(corpus, start)]
+        if missing:
+            teacher = PresentTeacher(runtime=load())
+            for start in reporter.track(missing, f"caching the teacher's top {self.top_k}", len(missing)):
+                self._write(corpus, start, teacher)
+        processes.wait_for_all()
+        return bool(missing)
+
+    def opinion(self, ids: Tensor, places: Tensor) -> TopOpinion:
+        found = [self._read(place) for place in places.tolist()]
+        tensors = [torch.cat(rows).to(ids.device) for rows in zip(*found, strict=True)]
+        return TopOpinion(ids=tensors[0], log_probs=tensors[1])
+
+    def _path(self, start: int) -> Path:
+        return self.folder / f"windows-{start:08d}.safetensors"
+
+    def _holds(self, corpus: Corpus, start: int) -> bool:
+        """Whether the file of these windows is there and whole; one of other tokens is refused."""
+        path, wanted = self._path(start), min(WINDOWS_IN_A_FILE, corpus.count - start)
+        if not path.exists():
+            return False
+        try:
+            held = (self._open(start).metadata() or {}).get("tokens", "").split()
+        except (OSError, safetensors.SafetensorError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        ours = _digests(corpus.tokens[start : start + wanted])
+        if any(mine != theirs for mine, theirs in zip(ours, held, strict=False)):
+            raise DataError(f"{path} is of other tokens than {corpus.source}: use another --cache-teacher folder")
+        return len(held) >= wanted
+
+    def _write(self, corpus: Corpus, start: int, teacher: PresentTeacher) -> None:
+        tokens = corpus.tokens[start : start + WINDOWS_IN_A_FILE]
+        device = teacher.runtime.device
+        small = torch.uint16 if teacher.runtime.model.config.vocab_size <= 2**16 else torch.int32
+        ids, log_probs = [], []
+        for batch in torch.from_numpy(tokens.copy()).split(max(1, TOKENS_AT_ONCE[device.type] // corpus.length)):
+            opinion = teacher.opinion(batch.to(device, torch.long), batch)
+            for rows in opinion.hidden.split(corpus.length - 1):
+                logits = (rows @ opinion.head.mT).float().div_(self.temperature)
+                best = logits.log_softmax(-1).topk(self.top_k)
+                ids.append(best.indices.to(small).cpu())
+                log_probs.append(best.values.half().cpu())
+        tensors = {"ids": torch.stack(ids), "log_probs": torch.stack(log_probs)}
+        about = {"slimstate_teacher": str(FORMAT), "tokens": " ".join(_digests(tokens))}
+        try:
+            with staged_file(self._path(start)) as partial:
+                safetensors.torch.save_file(tensors, partial, about)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise OutputError(f"cannot write {self._path(start)}: {error}") from error
+
+    def _open(self, start: int) -> Any:
+        return safetensors.safe_open(self._path(start), framework="pt")
+
+    @cached_property
+    def _opened(self) -> Callable[[int], Any]:
+        return lru_cache(maxsize=64)(self._open)
+
+    def _read(self, place: int) -> tuple[Tensor, Tensor]:
+        row = place % WINDOWS_IN_A_FILE
+        file = self._opened(place - row)
+        return file.get_slice("ids")[row], file.get_slice("log_probs")[row]
+
+
+def _digests(tokens: Any) -> list[str]:
+    """One for every window."""
+    return [hashlib.blake2b(window.tobytes(), digest_size=8).hexdigest() for window in tokens]

@@ -1,0 +1,233 @@
+"""A model under training: `transformers.Trainer` with a loss of our own, and a watch that stops when it is no number.
+
+Importing this module imports `transformers.Trainer`, and with it accelerate.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
+from transformers.trainer_callback import PrinterCallback
+
+from slimstate import processes
+from slimstate.adapters import trainable
+from slimstate.corpus import Schedule
+from slimstate.distillation import distilled_loss
+from slimstate.errors import TrainingError
+from slimstate.record import write_text
+from slimstate.reporter import SILENT, Reporter
+from slimstate.teacher import Teacher
+
+WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How long and how fast to train; `batch` counts windows per step over all processes and pieces."""
+
+    steps: int
+    batch: int
+    pieces: int
+    learning_rate: float
+    least_rate: float
+    warm_up: float
+    seed: int
+    save_every: int
+
+    @property
+    def log_every(self) -> int:
+        """About two hundred points, such that every checkpoint ends one."""
+        wanted = max(1, self.steps // 200)
+        return next(size for size in range(min(wanted, self.save_every), 0, -1) if self.save_every % size == 0)
+
+
+class Student(nn.Module):
+    """A model and its teacher as one module whose output is the loss, so that every engine of accelerate can wrap it.
+
+    The teacher is no submodule: it is neither trained nor sharded nor saved. Nor is what is not trained: the state dict
+    holds the trained parameters only.
+    """
+
+    def __init__(self, model: Any, teacher: Teacher | None, temperature: float, weight: float) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature, self.weight = temperature, weight
+        self.__dict__["teacher"] = teacher
+        self._no_split_modules = getattr(model, "_no_split_modules", None)
+        self._keys_to_ignore_on_save = None  # what the Trainer asks of a model when it resumes
+        self.register_state_dict_post_hook(_only_trained)
+
+    def forward(self, input_ids: Tensor, place: Tensor) -> dict[str, Tensor]:
+        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        teacher: Teacher | None = self.__dict__["teacher"]
+        opinion = None if teacher is None else teacher.opinion(input_ids, place)
+        hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        loss, cross_entropy, distillation = distilled_loss(
+            hidden[:, :-1].flatten(0, 1),
+            model.get_output_embeddings().weight,
+            input_ids[:, 1:].flatten(),
+            opinion,
+            temperature=self.temperature,
+            weight=self.weight,
+        )
+        return {"loss": loss, "parts": torch.stack([cross_entropy, distillation])}
+
+
+def _only_trained(student: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    kept = {prefix + name for name in trainable(student)}
+    for name in state.keys() - kept:
+        del state[name]
+
+
+class StudentTrainer(Trainer):
+    """The Trainer, with the loss that a student gives out and its parts in the log."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.unseen: list[Tensor] = []  # the losses that nobody has looked at
+        self.parts: list[Tensor] = []
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, Any]:
+        outputs = model(**inputs)
+        loss: Tensor = outputs["loss"]
+        self.unseen.append(loss.detach())
+        self.parts.append(outputs["parts"].detach())
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self.parts:
+            mean = processes.sum_over_all(torch.stack(self.parts).mean(0)) / processes.count()
+            logs |= dict(zip(("cross_entropy", "distillation"), mean.tolist(), strict=True))
+            self.parts.clear()
+        super().log(logs, start_time)
+
+
+class Watch(TrainerCallback):
+    """Looks at the losses whenever they are logged or saved, marks checkpoints as whole, and tells how far we are."""
+
+    def __init__(self, tokens_per_step: int, pieces: int, tell: Callable[[int, str], None]) -> None:
+        self.tokens_per_step, self.pieces, self.tell = tokens_per_step, pieces, tell
+        self.trainer: StudentTrainer | None = None
+        self.started, self.first_step = 0.0, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.started, self.first_step = time.perf_counter(), state.global_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert self.trainer is not None
+        if not (control.should_log or control.should_save):
+            return
+        losses, self.trainer.unseen = torch.stack(self.trainer.unseen), []
+        bad = (~losses.isfinite()).float().view(-1, self.pieces).amax(1)
+        if control.should_save:  # a step of finite loss may still have broken the weights
+            sound = all(bool(weight.isfinite().all()) for weight in trainable(self.trainer.model).values())
+            bad[-1] = max(bad[-1], float(not sound))
+        if float(processes.sum_over_all(bad).sum()):
+            step = state.global_step - len(bad) + 1 + int(bad.nonzero()[0])
+            raise TrainingError(f"the loss is NaN or infinite at step {step}: {_advice(Path(args.output_dir))}")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        processes.wait_for_all()
+        if processes.is_main():
+            write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE, f"{state.global_step}\n")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        if logs and "loss" in logs and state.global_step > self.first_step:
+            seconds = time.perf_counter() - self.started
+            speed = (state.global_step - self.first_step) * self.tokens_per_step / seconds
+            self.tell(state.global_step, f"loss {logs['loss']:.4f}  {speed:,.0f} tokens/s")
+
+
+def _advice(work: Path) -> str:
+    last = last_whole(work)
+    kept = "no checkpoint was made before it" if last is None else f"the last good checkpoint is {last}"
+    return f"{kept}; try a lower --lr, and --force to start anew"
+
+
+def last_whole(work: Path) -> Path | None:
+    """The latest checkpoint that was written to its end."""
+    marked = [path.parent for path in work.glob(f"checkpoint-*/{WHOLE}")]
+    return max(marked, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def remove_broken(work: Path) -> None:
+    """Checkpoints that a killed run left behind half-written."""
+    for path in work.glob("checkpoint-*"):
+        if not (path / WHOLE).exists():
+            shutil.rmtree(path)
+
+
+def arguments(
+    course: Course, work: Path, device: torch.device, half: bool, report_to: list[str], fsdp: bool
+) -> TrainingArguments:
+    """A course in the Trainer's own words."""
+    made = TrainingArguments(
+        output_dir=str(work),
+        max_steps=course.steps,
+        per_device_train_batch_size=course.batch // (course.pieces * processes.count()),
+        gradient_accumulation_steps=course.pieces,
+        learning_rate=course.learning_rate,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr": course.least_rate},
+        warmup_steps=math.ceil(course.warm_up * course.steps),
+        optim="adamw_torch",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        bf16=half,
+        use_cpu=device.type == "cpu",
+        logging_steps=course.log_every,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=course.save_every,
+        save_total_limit=2,  # the one before is removed only when the next is whole
+        report_to=report_to or ["none"],
+        seed=course.seed,
+        train_sampling_strategy="sequential",  # the schedule has drawn the order already
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        ddp_find_unused_parameters=False,
+        fsdp=True if fsdp else None,
+        log_level="error",
+    )
+    made._n_gpu = min(1, made.n_gpu)  # several GPUs are used by several processes, never by DataParallel
+    return made
+
+
+def train(
+    student: Student,
+    schedule: Schedule,
+    course: Course,
+    settings: TrainingArguments,
+    length: int,
+    resume: Path | None = None,
+    reporter: Reporter = SILENT,
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Run the course; returns the trained parameters, as the student's model names them, and the log."""
+    with reporter.meter("recovering", course.steps) as tell:
+        watch = Watch(course.batch * length, course.pieces, tell)
+        trainer = StudentTrainer(
+            model=student,
+            args=settings,
+            train_dataset=schedule,
+            data_collator=default_data_collator,
+            callbacks=[watch],
+        )
+        trainer.remove_callback(PrinterCallback)
+        watch.trainer = trainer
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    names = {f"model.{name}" for name in trainable(student.model)}
+    trained = {name.removeprefix("model."): tensor.cpu() for name, tensor in (state or {}).items() if name in names}
+    return trained, log
