@@ -124,7 +124,7 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp
     with pytest.raises(OutputError, match="exists already"):
         cut(folders[NAME], out)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "write_cut", full_disk)
+        patched.setattr(checkpoints, "write_changed", full_disk)
         with pytest.raises(OutputError, match="no space left"):
             cut(folders[NAME], out, force=True)
     assert (out / "precious").read_text() == "x"
@@ -227,9 +227,9 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
 def test_a_killed_prune_leaves_nothing_that_looks_finished(folders, tmp_path):
     """kill -9 at random moments of the writing; then a rerun works and clears up."""
     script = (
-        "import sys, time, slimstate, slimstate.checkpoint as c; write = c.write_cut\n"
+        "import sys, time, slimstate, slimstate.checkpoint as c; write = c.write_changed\n"
         "def slow(*a): print('writing', flush=True); time.sleep(0.02); write(*a)\n"
-        "c.write_cut = slow\n"
+        "c.write_changed = slow\n"
         "slimstate.prepare_fla(); print('ready', flush=True); sys.stdin.readline()\n"
         f"slimstate.prune({str(folders[NAME])!r}, {str(tmp_path / 'cut')!r}, method='l1', key_dim=8)\n"
     )

@@ -64,6 +64,10 @@ class Corpus:
         write_text(folder / ABOUT, json.dumps(about) + "\n")
         return cls.open(folder)
 
+    @staticmethod
+    def lies_in(folder: Path) -> bool:
+        return (folder / ABOUT).exists()
+
     @classmethod
     def open(cls, folder: Path) -> Corpus:
         """What `collect` left in a folder."""

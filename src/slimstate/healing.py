@@ -108,6 +108,8 @@ class Means:
                 f"--batch-size {settings.batch_size} cannot be split evenly over {processes.count()} processes"
                 f" with --grad-accum {self.grad_accum}"
             )
+        if self.fsdp and not (processes.launched() and pick_device(self.device).type == "cuda"):
+            raise PlanError("--fsdp shards a model over GPUs: start one process for each with torchrun")
         if self.save_every is not None and self.save_every < 1:
             raise PlanError(f"--save-every {self.save_every}: it must be at least 1")
         return Course(
@@ -145,18 +147,37 @@ def heal(
     control: Mapping[str, Any] | None = None,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Train a student, merge what it learnt, and write it to `out`; returns the record, on the main process.
+    """Train a student, merge what it learnt, and write it to `out`; returns the record.
 
     `control` is the record of the uncut model that had the same training.
     """
     started = time.perf_counter()
-    adaptation = lesson.settings.adaptation(student)
-    trained, log, facts = _train(student, lesson, adaptation, work, reporter)
+    trained, facts = _train(student, lesson, work, reporter)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if not processes.is_main():
-        return {}
+    facts |= {**about, "out": str(out)}
+
+    def conclude() -> dict[str, Any]:
+        record, changed = _judge(student, lesson, trained, facts, work, control, reporter)
+        record["seconds"] = time.perf_counter() - started
+        _write(student, record, changed, out, work, lesson.means.force, reporter)
+        return record
+
+    return processes.from_main(conclude)
+
+
+def _judge(
+    student: Checkpoint,
+    lesson: Lesson,
+    trained: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    work: Path,
+    control: Mapping[str, Any] | None,
+    reporter: Reporter,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the training was worth, as a record, and the tensors of the model that it changed."""
+    adaptation = lesson.settings.adaptation(student)
     with reporter.waiting("merging"):
         keep = work / ADAPTER if lesson.means.keep_adapter and not adaptation.full else None
         merged = adaptation.merged(load(student.folder, device="cpu", dtype="float32").model, trained, keep)
@@ -170,25 +191,21 @@ def heal(
         "settings": vars(lesson.settings) | {"adaptation": adaptation.describe()},
         "corpus": lesson.corpus.describe(),
         "tokens": lesson.settings.tokens,
-        **facts,
         "measured": _measure(student, lesson, changed, control, reporter),
-        "log": plain(log, 6),
+        **facts,
         "versions": versions(),
         "processes": processes.count(),
-        "out": str(out),
-        "seconds": time.perf_counter() - started,
-        **about,
     }
-    _write(student, record, changed, out, work, lesson.means.force, reporter)
-    return record
+    return record, changed
 
 
 def _train(
-    student: Checkpoint, lesson: Lesson, adaptation: Adaptation, work: Path, reporter: Reporter
-) -> tuple[dict[str, Tensor], list[dict[str, Any]], dict[str, Any]]:
-    """The trained parameters, the log of the training, and what there is to say about it."""
+    student: Checkpoint, lesson: Lesson, work: Path, reporter: Reporter
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The trained parameters, and what there is to say about the training."""
     from slimstate import training
 
+    adaptation = lesson.settings.adaptation(student)
     settings, means, device = lesson.settings, lesson.means, pick_device(lesson.means.device)
     course = means.course(settings)
     precision = pick_dtype(settings.dtype, device)
@@ -203,8 +220,8 @@ def _train(
     size = sum(parameter.numel() for parameter in trainable(learner).values())
     reporter.say(f"kernels: {runtime.kernels}")
     reporter.say(
-        f"training {size:,} of {sum(p.numel() for p in runtime.model.parameters()):,} parameters for {course.steps:,}"
-        f" steps of {course.batch} x {settings.length} tokens: {settings.tokens:,} tokens, {schedule.epochs:.2f} epochs"
+        f"training {size:,} parameters for {course.steps:,} steps of {course.batch} x {settings.length} tokens:"
+        f" {settings.tokens:,} tokens, {schedule.epochs:.2f} epochs"
     )
     if processes.is_main():
         training.remove_broken(work)
@@ -222,12 +239,13 @@ def _train(
         "trained_parameters": size,
         "kernels": runtime.kernels,
         "tokens_per_second": speed if done else None,
+        "log": plain(log, 6),
     }
-    return trained, log, facts
+    return trained, facts
 
 
 def _teacher(lesson: Lesson, reporter: Reporter) -> Teacher | None:
-    if lesson.teacher is None:
+    if lesson.teacher is None or lesson.settings.kd_weight == 0:
         return None
     source = lesson.teacher
 
@@ -322,15 +340,12 @@ def recovered_config(student: Checkpoint, record: Mapping[str, Any]) -> dict[str
 
 def prepare_workplace(work: Path, decided: Mapping[str, Any], resume: bool, force: bool, reporter: Reporter) -> bool:
     """Make the folder of an unfinished training, or check that the one there is of the same one; True to go on."""
-    exists = work.exists()
-    processes.wait_for_all()  # all have looked before one of them makes it
-    if not exists or (force and not resume):
+    if not work.exists() or (force and not resume):
         if resume:
             reporter.say(f"nothing to resume in {work}: starting")
-        if processes.is_main():
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir(parents=True)
-            write_record(work / SETTINGS, decided)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        write_record(work / SETTINGS, decided)
         return False
     if not resume:
         raise OutputError(f"{work} holds an unfinished recovery: --resume goes on with it, --force starts anew")

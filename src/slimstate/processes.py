@@ -31,6 +31,11 @@ def count_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def launched() -> bool:
+    """Whether a launcher started this process, be it the only one."""
+    return "RANK" in os.environ
+
+
 def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 

@@ -56,8 +56,8 @@ def prune(
         raise PlanError("give --out DIR, or --dry-run to write nothing")
     if out is not None:
         check_output(checkpoint, Path(out), force)
-    if (earlier := checkpoint.config.get("slimstate")) is not None:
-        widths = f"from key dim {earlier.get('width')} to {earlier.get('key_dim')}"
+    if checkpoint.cut is not None:
+        widths = f"from key dim {checkpoint.cut['width']} to {checkpoint.cut['key_dim']}"
         reporter.say(f"cut before, {widths}; both cuts are recorded")
     kernels = None
     if apply is not None:

@@ -17,7 +17,7 @@ from slimstate.corpus import Corpus, Schedule, held_out_count
 from slimstate.errors import DataError, ModelError, OutputError, PlanError, SlimstateError
 from slimstate.healing import Lesson, Means, Settings, heal, prepare_workplace
 from slimstate.perplexity import evaluation_windows
-from slimstate.record import RECOVERY, command, plain
+from slimstate.record import RECOVERY, check_place, command, plain
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_shapes
 from slimstate.teacher import TeacherCache
@@ -67,7 +67,7 @@ def recover(
 ) -> dict[str, Any]:
     """Fine-tune a cut model and write it to `out`; with `dry_run`, only say what would be trained. Returns the record.
 
-    Several processes share every batch; the main one writes, and the others return an empty record.
+    Several processes share every batch, and the main one writes; all return when it has.
     """
     asked = {name: value for name, value in locals().items() if name not in PASSING}
     processes.join(pick_device(device))
@@ -103,12 +103,12 @@ def recover(
         return _preview(student, master, settings)
     if out is None or data is None:
         raise PlanError("give --data TEXT and --out DIR, or --dry-run to train nothing")
+    if control and master is None:
+        raise PlanError("--control fine-tunes the uncut model too: give it with --teacher")
     _check_extras(means)
     means.course(settings)
     settings.adaptation(student)
-    _check_outputs(student, master, Path(out), force)
-    if control and master is None:
-        raise PlanError("--control fine-tunes the uncut model too: give it with --teacher")
+    _check_outputs(student, master, asked, force)
     return _run(student, master, settings, means, asked, resume=resume, reporter=reporter)
 
 
@@ -139,22 +139,26 @@ def _run(
         **vars(settings), "model": student.fingerprint, "teacher": None if master is None else master.fingerprint,
         "data": asked["data"], "eval_text": asked["eval_text"], "control": asked["control"],
     }  # fmt: skip
-    going_on = prepare_workplace(work, decided, resume, means.force, reporter)
-    processes.wait_for_all()
-    try:
-        corpus = _corpus(student, settings, asked, work, reporter)
-    except SlimstateError:
-        if not going_on and processes.is_main():
-            shutil.rmtree(work, ignore_errors=True)
-        raise
-    tokenizer, text = load_tokenizer(student.folder), asked["eval_text"]
+    text, unseen = asked["eval_text"], None
+    if text is not None:
+        tokenizer = load_tokenizer(student.folder)
+        unseen = evaluation_windows(tokenizer, text, min(1024, settings.length), asked["eval_tokens"]).tokens
+
+    def prepare() -> Corpus:
+        going_on = prepare_workplace(work, decided, resume, means.force, reporter)
+        try:
+            return _corpus(student, settings, asked, work, reporter)
+        except SlimstateError:
+            if not going_on:
+                shutil.rmtree(work, ignore_errors=True)
+            raise
+
+    corpus = processes.from_main(prepare)
     lesson = Lesson(
         settings=settings,
         means=means,
         corpus=corpus,
-        held_out=corpus.held_out_windows
-        if text is None
-        else evaluation_windows(tokenizer, text, min(1024, settings.length), asked["eval_tokens"]).tokens,
+        held_out=corpus.held_out_windows if unseen is None else unseen,
         measured_on=f"windows of {asked['data']} that were not trained on" if text is None else text,
         teacher=master,
         cache=cache,
@@ -163,9 +167,7 @@ def _run(
     about = {"command": command("recover", [student.source], changed)}
     beside = _control(student, master, lesson, asked, work, about, reporter) if asked["control"] else None
     record = heal(student, lesson, out, work / "model", about, control=beside, reporter=reporter)
-    if processes.is_main():
-        shutil.rmtree(work, ignore_errors=True)
-    processes.wait_for_all()
+    processes.from_main(lambda: shutil.rmtree(work, ignore_errors=True))
     return record
 
 
@@ -202,11 +204,12 @@ def _difference(found: Mapping[str, Any], lesson: Lesson, master: Checkpoint) ->
     """What an earlier control was made with that this one would not be."""
     ours = plain({
         **vars(lesson.settings), "model": master.fingerprint, "tokens": lesson.corpus.digest,
-        "measured on": lesson.measured_on,
+        "measured on": f"{lesson.held_out.numel()} tokens of {lesson.measured_on}",
     })  # fmt: skip
+    measured = found.get("measured", {})
     theirs = {
         **found.get("settings", {}), "model": found.get("fingerprint"), "tokens": found.get("corpus", {}).get("digest"),
-        "measured on": found.get("measured", {}).get("text"),
+        "measured on": f"{measured.get('tokens')} tokens of {measured.get('text')}",
     }  # fmt: skip
     return next(
         (f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours if theirs.get(name) != ours[name]), None
@@ -216,15 +219,16 @@ def _difference(found: Mapping[str, Any], lesson: Lesson, master: Checkpoint) ->
 def _corpus(
     student: Checkpoint, settings: Settings, asked: Mapping[str, Any], work: Path, reporter: Reporter
 ) -> Corpus:
-    """The tokens of this training: read by the main process, or left by an earlier run of it."""
+    """The tokens of this training: read now, or left by an earlier run of it."""
     samples = settings.steps * settings.batch_size
-    if processes.is_main() and not (work / "tokens.json").exists():
+    if Corpus.lies_in(work):
+        corpus = Corpus.open(work)
+    else:
         held_out = 0 if asked["eval_text"] is not None else held_out_count(samples)
-        tokenizer = load_tokenizer(student.folder)
         with reporter.waiting(f"reading {asked['data']}"):
-            Corpus.collect(tokenizer, asked["data"], settings.length, samples, held_out, work)
-    processes.wait_for_all()
-    corpus = Corpus.open(work)
+            corpus = Corpus.collect(
+                load_tokenizer(student.folder), asked["data"], settings.length, samples, held_out, work
+            )
     epochs = Schedule(corpus, samples, settings.seed).epochs
     if epochs > 1:
         size = f"{corpus.source} has {corpus.count - corpus.held_out:,} windows of {corpus.length} tokens to train on"
@@ -273,10 +277,18 @@ def _check_extras(means: Means) -> None:
         )
 
 
-def _check_outputs(student: Checkpoint, master: Checkpoint | None, out: Path, force: bool) -> None:
-    for checkpoint in (student, master):
-        if checkpoint is not None:
-            check_output(checkpoint, out, force)
+def _check_outputs(student: Checkpoint, master: Checkpoint | None, asked: Mapping[str, Any], force: bool) -> None:
+    """Every folder that will be written can be, before the work that would be lost."""
+    outs = [Path(asked["out"])]
+    if asked["control"] and not (control_folder(asked) / RECOVERY).is_file():
+        outs.append(control_folder(asked))
+    for out in outs:
+        check_place(out, folder=True)
+        for checkpoint in (student, master):
+            if checkpoint is not None:
+                check_output(checkpoint, out, force)
+    if asked["cache_teacher"] is not None:
+        check_place(Path(asked["cache_teacher"]), folder=True)
 
 
 def _preview(student: Checkpoint, master: Checkpoint | None, settings: Settings) -> dict[str, Any]:

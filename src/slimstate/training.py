@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
@@ -88,7 +89,7 @@ def _only_trained(student: nn.Module, state: dict[str, Any], prefix: str, metada
         del state[name]
 
 
-class StudentTrainer(Trainer):
+class StudentTrainer(Trainer):  # type: ignore[misc]
     """The Trainer, with the loss that a student gives out and its parts in the log."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +114,7 @@ class StudentTrainer(Trainer):
         super().log(logs, start_time)
 
 
-class Watch(TrainerCallback):
+class Watch(TrainerCallback):  # type: ignore[misc]
     """Looks at the losses whenever they are logged or saved, marks checkpoints as whole, and tells how far we are."""
 
     def __init__(self, tokens_per_step: int, pieces: int, tell: Callable[[int, str], None]) -> None:
@@ -131,8 +132,8 @@ class Watch(TrainerCallback):
         losses, self.trainer.unseen = torch.stack(self.trainer.unseen), []
         bad = (~losses.isfinite()).float().view(-1, self.pieces).amax(1)
         if control.should_save:  # a step of finite loss may still have broken the weights
-            sound = all(bool(weight.isfinite().all()) for weight in trainable(self.trainer.model).values())
-            bad[-1] = max(bad[-1], float(not sound))
+            sound = all(_is_finite(weight) for weight in trainable(self.trainer.model).values())
+            bad[-1] = bad[-1].clamp(min=float(not sound))
         if float(processes.sum_over_all(bad).sum()):
             step = state.global_step - len(bad) + 1 + int(bad.nonzero()[0])
             raise TrainingError(f"the loss is NaN or infinite at step {step}: {_advice(Path(args.output_dir))}")
@@ -147,6 +148,12 @@ class Watch(TrainerCallback):
             seconds = time.perf_counter() - self.started
             speed = (state.global_step - self.first_step) * self.tokens_per_step / seconds
             self.tell(state.global_step, f"loss {logs['loss']:.4f}  {speed:,.0f} tokens/s")
+
+
+def _is_finite(weight: Tensor) -> bool:
+    """Of a sharded weight, the part that is here."""
+    mine = weight.to_local() if isinstance(weight, DTensor) else weight
+    return bool(mine.isfinite().all())
 
 
 def _advice(work: Path) -> str:

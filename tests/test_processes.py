@@ -1,0 +1,243 @@
+"""Two processes find what one finds, write once, speak once, and stop together."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import slimstate
+import tiny
+from slimstate import processes
+from slimstate.errors import ModelError, PlanError
+from slimstate.evidence import EvidenceFile
+from slimstate.runtime import pick_device
+
+NAME = tiny.PLAIN[0]
+CALIBRATION = {"samples": 9, "length": 1024}  # two windows at once on a CPU: five batches, the last one smaller
+ONE_BATCH = {"samples": 2, "length": 64}
+PATIENCE = 300  # seconds after which a hang is a failure
+COMMANDS = """
+import json, sys, time
+from slimstate.cli import main
+from slimstate.processes import is_main
+
+def tell_of_writing(event, args):
+    if event in ("os.mkdir", "os.rename") and str(args[0]).startswith(root):
+        print(event, args[0], flush=True)
+
+root, commands = sys.argv[1], json.loads(sys.argv[2])
+if not is_main():
+    sys.addaudithook(tell_of_writing)
+for words in commands:
+    if "l1" in words and not is_main():
+        time.sleep(1.5)  # time for the main process to be done too soon
+    sys.argv = ["slimstate", *words]
+    try:
+        main()
+    except SystemExit as stop:
+        print(f"exit {stop.code or 0}", flush=True)
+"""
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def options(**values: object) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def launch(count: int, *words: object) -> list[tuple[int, str, str]]:
+    """Processes as torchrun would start them, but none is ended because another failed: codes, outputs, errors."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(count)}
+    command = [sys.executable, *map(str, words)]
+    started = [
+        subprocess.Popen(
+            command,
+            env=os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        spoken = [process.communicate(timeout=PATIENCE) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, *said) for process, said in zip(started, spoken, strict=True)]
+
+
+def same_evidence(one: Path, several: Path) -> None:
+    expected, found = EvidenceFile.open(one), EvidenceFile.open(several)
+    assert (expected.model, expected.calibration) == (found.model, found.calibration)
+    assert expected.evidence.keys() == found.evidence.keys()
+    for layer, entry in expected.evidence.items():
+        assert entry.tokens == found.evidence[layer].tokens
+        for (name, x), (other, y) in zip(entry.tensors(), found.evidence[layer].tensors(), strict=True):
+            assert name == other
+            close = 1e-10 if x.dtype == torch.float64 else 1e-5
+            torch.testing.assert_close(y, x, rtol=close, atol=close * float(x.abs().max()))
+
+
+def same_model(one: Path, several: Path) -> None:
+    names = sorted(path.name for path in one.iterdir())
+    assert names == sorted(path.name for path in several.iterdir())
+    shards = [name for name in names if name.endswith(".safetensors")]
+    assert shards
+    assert all((one / name).read_bytes() == (several / name).read_bytes() for name in shards)
+    plans = [json.loads((folder / "slimstate_plan.json").read_text()) for folder in (one, several)]
+    kept = [{layer: entry["keep"] for layer, entry in plan["layers"].items()} for plan in plans]
+    assert kept[0] == kept[1]
+    assert plans[0]["calibration"] == plans[1]["calibration"]
+
+
+def cut(folders, text_file, root: Path, method: str, **changes: object) -> dict[str, object]:
+    """With one process, here: root/cut and root/evidence.safetensors."""
+    settings = {"key_dim": 8, "data": str(text_file), "evidence": root / "evidence.safetensors", **CALIBRATION}
+    return slimstate.prune(folders[NAME], root / "cut", method=method, **{**settings, **changes})
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory) -> tuple[Path, Path]:
+    """A model to which one letter is NaN, and a text with it in one window: one that the second process takes first."""
+    root = tmp_path_factory.mktemp("poisoned")
+    model, text = tiny.build(tiny.VARIANTS[NAME]), tiny.text(9 * 1024)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tiny.tokenizer()("Z")["input_ids"][0]] = torch.nan
+    third = 1024 * int(torch.randperm(9, generator=torch.Generator().manual_seed(0))[2])
+    (root / "text.txt").write_text(text[:third] + "Z" + text[third + 1 :])
+    return tiny.save(model, root / "model"), root / "text.txt"
+
+
+@pytest.fixture(scope="module")
+def pair(folders, text_file, poisoned, tmp_path_factory):
+    """One command after another in the same two processes: (folder, what they printed, what they complained of)."""
+    root = tmp_path_factory.mktemp("pair")
+    (root / "file").write_text("in the way")
+    script = root / "commands.py"
+    script.write_text(COMMANDS)
+    size, key_dim = options(**CALIBRATION), options(key_dim=8)
+    evidence = options(evidence=root / "evidence.safetensors")
+    blocked = options(evidence=root / "file" / "evidence.safetensors")
+    model, data = str(folders[NAME]), [*options(data=text_file), *size]
+    one_batch = options(data=text_file, evidence=root / "one.safetensors", **ONE_BATCH)
+    judged = options(text=text_file, text_length=96, max_tokens=384, methods="l1,drrqr", compressions=0.33)
+    commands = [
+        ["prune", model, *options(out=root / "cut"), *key_dim, *data, *evidence],
+        ["prune", model, *options(out=root / "again"), *key_dim, *evidence],
+        ["prune", model, *options(out=root / "one"), *key_dim, *one_batch],
+        ["prune", model, *options(out=root / "l1", method="l1"), *key_dim],
+        ["prune", model, *options(out=root / "l1", method="l1"), *key_dim],
+        ["prune", model, *options(out=root / "blocked"), *key_dim, *data, *blocked],
+        ["sweep", model, *options(out=root / "sweep"), *data, *judged],
+        ["prune", str(poisoned[0]), *options(out=root / "nan", data=poisoned[1]), *key_dim, *size],
+    ]
+    ended = launch(2, script, root, json.dumps(commands))
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    return root, [out for _, out, _ in ended], [err for _, _, err in ended]
+
+
+def test_torchrun_cuts_the_model_that_one_process_cuts(folders, text_file, tmp_path):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    expected = cut(folders, text_file, alone, "grad")
+    launcher = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), "-m", "slimstate"]
+    arguments = options(out=together / "cut", method="grad", key_dim=8, data=text_file, **CALIBRATION)
+    kept = options(evidence=together / "evidence.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "prune", folders[NAME], *arguments, *kept, "--json"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["out"], record["calibration"]) == (str(together / "cut"), expected["calibration"])
+    for said in ("key dim 8 of 24", f"kernels: {expected['kernels']}", f"evidence saved to {together}"):
+        assert done.stderr.count(said) == 1
+    same_evidence(alone / "evidence.safetensors", together / "evidence.safetensors")
+    same_model(alone / "cut", together / "cut")
+
+
+def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp_path):
+    """With a forward pass, and from the evidence that the main process saved."""
+    cut(folders, text_file, tmp_path, "drrqr")
+    same_evidence(tmp_path / "evidence.safetensors", pair[0] / "evidence.safetensors")
+    same_model(tmp_path / "cut", pair[0] / "cut")
+    same_model(tmp_path / "cut", pair[0] / "again")
+
+
+def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
+    record = slimstate.sweep(
+        folders[NAME], tmp_path, text=text_file, data=str(text_file), methods=("l1", "drrqr"), compressions=(0.33,),
+        text_length=96, max_tokens=384, **CALIBRATION,
+    )  # fmt: skip
+    found = json.loads((pair[0] / "sweep" / "sweep.json").read_text())
+    assert found["settings"] == record["settings"]
+    for row, expected in zip(found["rows"], record["rows"], strict=True):
+        assert [row[name] for name in ("method", "key_dim")] == [expected[name] for name in ("method", "key_dim")]
+        for name in ("nats_per_token", "rank_utilisation", "kappa", "kappa_worst"):
+            assert row[name] == pytest.approx(expected[name], rel=1e-6)
+    same_evidence(tmp_path / "evidence.safetensors", pair[0] / "sweep" / "evidence.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (pair[0] / "sweep").iterdir()}
+
+
+def test_the_main_process_speaks_and_all_end_alike(pair):
+    """The folder that is there, the file in the way and the NaN are refused, each time by both."""
+    _, (main, other), errors = pair
+    codes = [f"exit {code}" for code in (0, 0, 0, 0, 2, 2, 0, 2)]
+    assert other.splitlines() == codes
+    assert [line for line in main.splitlines() if line.startswith("exit ")] == codes
+    assert main.count("written to ") == 4
+    assert [err.count("kernels: ") for err in errors] == [5, 0]
+    assert [err.count("key dim 8 of 24") for err in errors] == [6, 0]
+
+
+def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_path):
+    root, _, errors = pair
+    with pytest.raises(ModelError) as alone:
+        slimstate.prune(poisoned[0], tmp_path / "cut", key_dim=8, data=str(poisoned[1]), **CALIBRATION)
+    assert f"slimstate: {alone.value}" in errors[0].splitlines()
+    assert f"cannot write evidence to {root / 'file'}" in errors[0]
+    assert f"{root / 'l1'} exists already" in errors[0]
+    assert not (root / "blocked").exists()
+    assert not (root / "nan").exists()
+    assert not [path for path in root.iterdir() if path.name.startswith(".")]
+
+
+def test_a_process_without_a_batch_takes_part(pair, folders, text_file, tmp_path):
+    cut(folders, text_file, tmp_path, "drrqr", **ONE_BATCH)
+    same_evidence(tmp_path / "evidence.safetensors", pair[0] / "one.safetensors")
+    same_model(tmp_path / "cut", pair[0] / "one")
+
+
+def test_shares_are_all_there_is_and_never_overlap(monkeypatch):
+    for count in (1, 2, 3, 8):
+        monkeypatch.setenv("WORLD_SIZE", str(count))
+        shares = []
+        for rank in range(count):
+            monkeypatch.setenv("RANK", str(rank))
+            shares.append(processes.share(range(5)))
+        assert sorted(item for share in shares for item in share) == list(range(5))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_each_process_has_its_own_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device(None) == pick_device("cuda") == torch.device("cuda")
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert pick_device(None) == pick_device("cuda") == torch.device("cuda", 1)
+    assert pick_device("cpu") == torch.device("cpu")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(PlanError, match="3 processes for 2 GPUs"):
+        pick_device(None)
