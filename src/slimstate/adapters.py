@@ -19,6 +19,7 @@ from slimstate.errors import PlanError
 from slimstate.runtime import stock_model
 
 ALL_LINEAR = "all-linear"
+NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear maps of which fla only reads the weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,12 @@ class Adaptation:
         if self.full:
             adapted = model.requires_grad_(True)
         else:
+            from fla.modules import GatedMLP
             from peft import LoraConfig, get_peft_model
 
+            for name, part in model.named_modules():
+                if isinstance(part, GatedMLP) and f"{name}.down_proj" in self.targets:
+                    part.fuse_swiglu = False  # fused, it only reads the weight of down_proj, past the adapter
             adapted = get_peft_model(
                 model,
                 LoraConfig(
@@ -111,7 +116,11 @@ def _matching(config: Mapping[str, Any], chosen: str) -> tuple[str, ...]:
     with torch.device("meta"):
         model = stock_model(config)
     head = model.get_output_embeddings()
-    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
+    linear = [
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and part is not head and name.rpartition(".")[2] not in NEVER_CALLED
+    ]
     endings = [ending.strip() for ending in chosen.split(",") if ending.strip()]
     found: set[str] = set()
     for ending in endings:

@@ -80,7 +80,7 @@ class TerminalReporter(Reporter):
     @contextmanager
     def meter(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
         """A bar with a note where there is a terminal; elsewhere a line now and then."""
-        started = told = time.monotonic()
+        told = began = 0.0
         if self.console.is_terminal:
             with self._bar(TextColumn("{task.fields[note]}")) as progress:
                 task = progress.add_task(label, total=total, note="")
@@ -89,12 +89,13 @@ class TerminalReporter(Reporter):
         first: int | None = None
 
         def tell(done: int, note: str) -> None:
-            nonlocal told, first
-            first = done if first is None else first
+            nonlocal told, began, first
             now = time.monotonic()
+            if first is None:
+                first, began = done, now
             if now - told >= SECONDS_BETWEEN_LINES or done in (first, total):
                 told = now
-                left = (now - started) * (total - done) / max(1, done - first)
+                left = (now - began) * (total - done) / max(1, done - first)
                 remaining = f"  {timedelta(seconds=round(left))} left" if first < done < total else ""
                 self.say(f"{label} {done}/{total}  {note}{remaining}")
 

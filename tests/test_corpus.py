@@ -1,0 +1,229 @@
+"""Every window is trained on once an epoch, none that is held out ever, and a sample is the same wherever it is drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiny
+from slimstate.corpus import ABOUT, MOST_HELD_OUT, TOKENS, Corpus, Schedule, held_out_count
+from slimstate.data import pieces, token_stream, windows
+from slimstate.errors import DataError
+
+TOKENIZER = tiny.tokenizer()
+LENGTH = 5
+
+
+class Listening:
+    """The tokenizer, and the texts that it was given together."""
+
+    eos_token_id = TOKENIZER.eos_token_id
+
+    def __init__(self) -> None:
+        self.heard: list[list[str]] = []
+
+    def __call__(self, texts, **options):
+        self.heard.append(list(texts))
+        return TOKENIZER(texts, **options)
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    """Makes a corpus in which window i is full of i."""
+    path = tmp_path_factory.mktemp("numbered") / TOKENS
+
+    def make(count: int, held_out: int) -> Corpus:
+        np.repeat(np.arange(count, dtype=np.int32), LENGTH).tofile(path)
+        return Corpus(path=path, source="numbers", length=LENGTH, count=count, held_out=held_out, digest="")
+
+    return make
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """A text of many small documents."""
+    path = tmp_path / "documents.jsonl"
+    lines = [json.dumps({"text": tiny.text(150 + 10 * number, number)}) for number in range(40)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def drawn(schedule: Schedule, samples: range) -> list[int]:
+    """The numbers of the windows drawn; each is whole and says its place."""
+    found = []
+    for sample in (schedule[number] for number in samples):
+        assert sample["input_ids"].dtype == torch.int64
+        assert sample["input_ids"].tolist() == [int(sample["place"])] * LENGTH
+        found.append(int(sample["place"]))
+    return found
+
+
+sizes = st.integers(1, 130).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, min(count - 1, 64))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=sizes)
+def test_held_out_windows_are_spread_evenly_and_apart_from_the_rest(size, numbered):
+    count, held_out = size
+    corpus = numbered(count, held_out)
+    kept = corpus.held_out_windows[:, 0].tolist()
+    assert corpus.held_out_windows.shape == (held_out, LENGTH)
+    assert sorted([*kept, *corpus.training_windows.tolist()]) == list(range(count))
+    gaps = np.diff(kept)
+    assert all(abs(gap - count / held_out) < 1 for gap in gaps)
+    if held_out:
+        assert abs((kept[0] + kept[-1]) - (count - 1)) <= 2  # as far from the beginning as from the end
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=sizes, seed=st.integers(0, 2**31))
+def test_every_epoch_visits_every_training_window_once_and_no_other(size, seed, numbered):
+    corpus = numbered(*size)
+    windows_of_it = corpus.training_windows.tolist()
+    schedule = Schedule(corpus, 3 * len(windows_of_it), seed)
+    assert (len(schedule), schedule.epochs) == (3 * len(windows_of_it), 3)
+    for epoch in range(3):
+        visited = drawn(schedule, range(epoch * len(windows_of_it), (epoch + 1) * len(windows_of_it)))
+        assert sorted(visited) == windows_of_it
+        assert not {*visited} & {*corpus.held_out_windows[:, 0].tolist()}
+
+
+def test_orders_differ_between_epochs_and_seeds(numbered):
+    corpus = numbered(60, 3)
+    orders = [drawn(Schedule(corpus, 171, seed), range(171)) for seed in (0, 1, 0)]
+    assert orders[0] == orders[2] != orders[1]
+    for order in orders:
+        epochs = [tuple(order[start : start + 57]) for start in range(0, 171, 57)]
+        assert len({*epochs, tuple(sorted(epochs[0]))}) == 4
+
+
+def test_a_sample_depends_on_nothing_but_its_number_and_the_seed(numbered):
+    corpus = numbered(20, 2)
+    once = drawn(Schedule(corpus, 100, 7), range(100))
+    torch.manual_seed(123)
+    longer = Schedule(replace(corpus, source="elsewhere"), 1000, 7)
+    backwards = [int(longer[number]["place"]) for number in reversed(range(100))]
+    assert backwards[::-1] == once
+    for number in (99, 3, 41):
+        assert int(Schedule(corpus, 100, 7)[number]["place"]) == once[number]
+    halves = [Schedule(corpus, 100, 7) for _ in range(2)]  # as two processes take turns
+    assert [int(halves[number % 2][number]["place"]) for number in range(100)] == once
+
+
+def test_a_corpus_is_the_first_windows_of_the_text(text_file, tmp_path):
+    corpus = Corpus.collect(TOKENIZER, str(text_file), 64, samples=30, held_out=3, folder=tmp_path)
+    expected = torch.stack([window for window, _ in zip(windows(TOKENIZER, str(text_file), 64), range(33), strict=False)])
+    assert torch.equal(torch.from_numpy(corpus.tokens.copy()), expected)
+    assert corpus == Corpus.open(tmp_path)
+    assert corpus.describe() == {
+        "data": str(text_file), "length": 64, "windows": 33, "held_out": 3, "digest": corpus.digest,
+    }  # fmt: skip
+    found = list(corpus.batches(7))
+    assert [start for start, _ in found] == [0, 7, 14, 21, 28]
+    assert torch.equal(torch.cat([tokens for _, tokens in found]), expected)
+
+
+def test_a_shorter_text_gives_fewer_windows_all_whole(text_file, tmp_path):
+    whole = [window for window in windows(TOKENIZER, str(text_file), 1000) if len(window) == 1000]
+    corpus = Corpus.collect(TOKENIZER, str(text_file), 1000, samples=10**6, held_out=2, folder=tmp_path)
+    assert corpus.count == len(whole)
+    assert torch.equal(torch.from_numpy(corpus.tokens.copy()), torch.stack(whole))
+    assert Schedule(corpus, 80, 0).epochs == 80 / (len(whole) - 2)
+
+
+def test_no_more_is_read_than_is_needed(documents, tmp_path, monkeypatch):
+    """What comes later in the file is not even looked at: here it is no text at all."""
+    monkeypatch.setattr("slimstate.data.PIECE", 200)
+    with documents.open("a") as file:
+        file.write("\nnot json\n")
+    tokenizer = Listening()
+    Corpus.collect(tokenizer, str(documents), 64, samples=9, held_out=1, folder=tmp_path / "some")
+    assert 640 <= sum(len(text) for batch in tokenizer.heard for text in batch) < 2000
+    with pytest.raises(DataError, match="line 41"):
+        Corpus.collect(tokenizer, str(documents), 64, samples=10**6, held_out=1, folder=tmp_path / "all")
+    assert not (tmp_path / "all" / ABOUT).exists()
+    assert not list((tmp_path / "all").iterdir())
+
+
+@pytest.mark.parametrize("held_out", [0, 2])
+def test_too_little_text_is_counted(held_out, tmp_path):
+    (tmp_path / "text.txt").write_text(tiny.text()[: 20 * (held_out + 1) - 2])  # and an end: one token too few
+    with pytest.raises(DataError, match=f"has {held_out} windows of 20 tokens; at least {held_out + 1} are needed"):
+        Corpus.collect(TOKENIZER, str(tmp_path / "text.txt"), 20, 5, held_out, tmp_path / "out")
+    with pytest.raises(DataError, match="holds no training tokens"):
+        Corpus.open(tmp_path / "out")
+    (tmp_path / "text.txt").write_text(tiny.text()[: 20 * (held_out + 1) - 1])
+    assert Corpus.collect(TOKENIZER, str(tmp_path / "text.txt"), 20, 5, held_out, tmp_path / "out").count == held_out + 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / TOKENS).write_bytes((folder / TOKENS).read_bytes()[:-4]), "is not whole"),
+        (lambda folder: (folder / TOKENS).unlink(), "holds no training tokens"),
+        (lambda folder: (folder / ABOUT).unlink(), "holds no training tokens"),
+        (lambda folder: (folder / ABOUT).write_text('{"source": "a te'), "holds no training tokens"),
+        (lambda folder: (folder / ABOUT).write_text("[1, 2]"), "holds no training tokens"),
+        (lambda folder: (folder / ABOUT).write_text('{"length": 64}'), "holds no training tokens"),
+    ],
+)
+def test_damaged_tokens_are_refused(damage, message, text_file, tmp_path):
+    Corpus.collect(TOKENIZER, str(text_file), 64, 5, 1, tmp_path)
+    Corpus.open(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(DataError, match=message):
+        Corpus.open(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere holds no training tokens"):
+        Corpus.open(tmp_path / "nowhere")
+
+
+def test_the_digest_is_that_of_the_tokens(text_file, tmp_path):
+    def collect(text: str, samples: int) -> Corpus:
+        (tmp_path / "text.txt").write_text(text)
+        return Corpus.collect(TOKENIZER, str(tmp_path / "text.txt"), 64, samples, 1, tmp_path / "tokens")
+
+    text = text_file.read_text()
+    first = collect(text, 5)
+    assert first.digest == "sha256:" + hashlib.sha256(first.tokens.tobytes()).hexdigest()
+    other = ("b" if text[100] == "a" else "a").join((text[:100], text[101:]))
+    digests = [collect(*changed).digest for changed in ((text[: 64 * 6], 5), (other, 5), (text, 6))]
+    assert digests[0] == first.digest
+    assert len({*digests}) == 3
+
+
+def test_some_windows_are_always_held_out_and_never_many():
+    counts = [held_out_count(samples) for samples in range(1, 10_000)]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, MOST_HELD_OUT)
+    assert all(64 * count <= max(64, samples) for samples, count in enumerate(counts, start=1))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt", "folder"])
+def test_pieces_tokenised_together_are_those_tokenised_one_by_one(kind, documents, tmp_path, monkeypatch):
+    monkeypatch.setattr("slimstate.data.PIECE", 100)
+    source = documents
+    if kind != "jsonl":
+        source = tmp_path / "texts"
+        source.mkdir()
+        for number in range(5 if kind == "folder" else 1):
+            (source / f"{number}.txt").write_text(tiny.text(3000, number) + "\n" * (number % 2))
+        (source / "x.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
+        source = source if kind == "folder" else source / "0.txt"
+    tokenizer = Listening()
+    found = list(token_stream(tokenizer, str(source)))
+    end = [TOKENIZER.eos_token_id]
+    one_by_one = [TOKENIZER(piece.text)["input_ids"] + end * piece.ends for piece in pieces(str(source))]
+    assert found == one_by_one
+    sizes_heard = [sum(map(len, batch)) for batch in tokenizer.heard]
+    assert len(one_by_one) > 2 * len(tokenizer.heard)  # many were tokenised together
+    assert sizes_heard[0] < sizes_heard[-2]
