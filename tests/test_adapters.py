@@ -40,7 +40,7 @@ def shaken(adapted, seed: int = 1) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in trainable(adapted).values():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return {name: parameter.detach().clone() for name, parameter in trainable(adapted).items()}
 
 

@@ -1,4 +1,4 @@
-"""Every window is trained on once an epoch, none that is held out ever, and a sample is the same wherever it is drawn."""
+"""Every window is trained on once an epoch, one held out never, and a sample is the same wherever it is drawn."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ def test_a_sample_depends_on_nothing_but_its_number_and_the_seed(numbered):
 
 def test_a_corpus_is_the_first_windows_of_the_text(text_file, tmp_path):
     corpus = Corpus.collect(TOKENIZER, str(text_file), 64, samples=30, held_out=3, folder=tmp_path)
-    expected = torch.stack([window for window, _ in zip(windows(TOKENIZER, str(text_file), 64), range(33), strict=False)])
+    expected = torch.stack(
+        [window for window, _ in zip(windows(TOKENIZER, str(text_file), 64), range(33), strict=False)]
+    )
     assert torch.equal(torch.from_numpy(corpus.tokens.copy()), expected)
     assert corpus == Corpus.open(tmp_path)
     assert corpus.describe() == {
@@ -160,7 +162,9 @@ def test_too_little_text_is_counted(held_out, tmp_path):
     with pytest.raises(DataError, match="holds no training tokens"):
         Corpus.open(tmp_path / "out")
     (tmp_path / "text.txt").write_text(tiny.text()[: 20 * (held_out + 1) - 1])
-    assert Corpus.collect(TOKENIZER, str(tmp_path / "text.txt"), 20, 5, held_out, tmp_path / "out").count == held_out + 1
+    assert (
+        Corpus.collect(TOKENIZER, str(tmp_path / "text.txt"), 20, 5, held_out, tmp_path / "out").count == held_out + 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_all_tokens_but_one_are_the_whole_opinion(temperature):
 def test_the_best_tokens_bound_the_divergence_from_below_and_more_of_them_more_closely():
     hidden, head = student()
     bounds = [float(distilled_loss(hidden, head, TARGETS, top(k, 2.0))[2]) for k in range(1, V)]
-    assert 0 < bounds[0]
+    assert bounds[0] > 0
     assert all(more >= fewer - 1e-5 for fewer, more in pairwise(bounds))
     whole = float(distilled_loss(hidden, head, TARGETS, WHOLE)[2])
     assert max(bounds) <= whole + 1e-5
@@ -174,6 +174,19 @@ def test_the_best_tokens_and_the_rest_as_one_give_the_formula(k, temperature):
     expected = naive(hidden, head)[0] + 0.7 * divergence
     same([found[0], found[2]], [expected, divergence])
     same(torch.autograd.grad(found[0], (hidden, head)), torch.autograd.grad(expected, (hidden, head)))
+
+
+@pytest.mark.parametrize("gap", [5.0, 10.0, 20.0, 60.0])
+def test_a_student_too_sure_of_the_best_tokens_learns_of_the_rest(gap):
+    """Of the tokens that the teacher gives 0.3, the student believes e^-gap or so."""
+    best, ids = torch.tensor([[0.3, 0.2, 0.15, 0.05]], dtype=torch.float64), torch.arange(4).unsqueeze(0)
+    logits = torch.where(torch.arange(V) < 4, gap, 0.0).double().unsqueeze(0).requires_grad_()
+    found = TopOpinion(ids=ids, log_probs=best.log()).divergence(slice(0, 1), logits.float(), 1.0)
+    theirs = torch.cat([best, 1 - best.sum(-1, keepdim=True)], -1).log()
+    expected = (theirs.exp() * (theirs - lumped(logits.log_softmax(-1), ids))).sum()
+    gradients = [torch.autograd.grad(divergence, logits)[0] for divergence in (found, expected)]
+    same([found, gradients[0]], [expected, gradients[1]])
+    assert gradients[0][0, 4:].sum() < -0.2  # it is told to believe more of it
 
 
 @pytest.mark.parametrize("sure", ["teacher", "student", "both"])

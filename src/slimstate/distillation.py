@@ -9,6 +9,7 @@ averaged over tokens. The gradient by the hidden states is taken chunk by chunk 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,17 +44,19 @@ class WholeOpinion:
 class TopOpinion:
     """The log probabilities [N, k] of a teacher's k best tokens `ids` [N, k], at the temperature they were taken at.
 
-    All other tokens count as one, with the probability that is left: a lower bound of the whole divergence.
+    All other tokens (k < V) count as one, with the probability that is left: a lower bound of the whole divergence.
     """
 
     ids: Tensor
     log_probs: Tensor
 
     def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
-        theirs = self.log_probs[rows].float()
-        ours = (logits / temperature).log_softmax(-1).gather(-1, self.ids[rows].long())
-        best = F.kl_div(ours, theirs, reduction="sum", log_target=True)
-        return best + F.kl_div(log_rest(ours), log_rest(theirs), reduction="sum", log_target=True)
+        theirs, ids = self.log_probs[rows].float(), self.ids[rows].long()
+        ours = (logits / temperature).log_softmax(-1)
+        # summed, not 1 minus the best: a student may be all but sure of them and must still learn of the others
+        rest = ours.scatter(-1, ids, -math.inf).logsumexp(-1)
+        best = F.kl_div(ours.gather(-1, ids), theirs, reduction="sum", log_target=True)
+        return best + F.kl_div(rest, log_rest(theirs), reduction="sum", log_target=True)
 
 
 def log_rest(log_probs: Tensor) -> Tensor:

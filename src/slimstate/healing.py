@@ -59,15 +59,19 @@ class Settings:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch_size", 1), ("length", 2), ("top_k", 1)):
-            value = getattr(self, name)
+        for name, value, least in (
+            ("steps", self.steps, 1),
+            ("batch-size", self.batch_size, 1),
+            ("length", self.length, 2),
+            ("cache-top-k", self.top_k, 1),
+        ):
             if value is not None and value < least:
-                raise PlanError(f"--{name.replace('_', '-')} {value}: it must be at least {least}")
+                raise PlanError(f"--{name} {value}: it must be at least {least}")
         if not 0 < self.lr < math.inf or not 0 <= self.min_lr <= self.lr:
             raise PlanError(f"a learning rate from {self.lr:g} to {self.min_lr:g}: it must fall, and end at 0 or above")
         if not 0 <= self.warm_up < 1:
             raise PlanError(f"--warm-up {self.warm_up:g}: it is a share of the steps, from 0 to less than 1")
-        if not self.temperature > 0 or not 0 <= self.kd_weight < math.inf:
+        if not 0 < self.temperature < math.inf or not 0 <= self.kd_weight < math.inf:
             raise PlanError(
                 f"--temperature {self.temperature:g} must be positive, --kd-weight {self.kd_weight:g} not negative"
             )

@@ -22,6 +22,7 @@ from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_shapes
 from slimstate.teacher import TeacherCache
 
+EXTRA = ("peft", "accelerate", "tensorboard")  # what slimstate[recover] brings
 PASSING = ("model", "reporter", "dry_run", "force", "resume")  # arguments that do not matter to what comes out
 
 
@@ -74,7 +75,7 @@ def recover(
     student = Checkpoint.open(model)
     master = None if no_teacher else _find_teacher(student, teacher, control, reporter)
     settings = Settings(
-        steps=_steps(steps, tokens, batch_size * length),
+        steps=_steps(steps, tokens, max(1, batch_size * length)),
         batch_size=batch_size,
         length=length,
         lr=lr,
@@ -94,7 +95,7 @@ def recover(
         device=device,
         grad_accum=grad_accum,
         save_every=save_every,
-        report_to=tuple(name for name in report_to.split(",") if name not in ("", "none")),
+        report_to=tuple(name for name in map(str.strip, report_to.split(",")) if name not in ("", "none")),
         fsdp=fsdp,
         keep_adapter=keep_adapter,
         force=force,
@@ -140,6 +141,8 @@ def _run(
         "data": asked["data"], "eval_text": asked["eval_text"], "control": asked["control"],
     }  # fmt: skip
     text, unseen = asked["eval_text"], None
+    if asked["eval_tokens"] is not None and asked["eval_tokens"] < 2:
+        raise PlanError(f"--eval-tokens {asked['eval_tokens']}: at least 2 are needed")
     if text is not None:
         tokenizer = load_tokenizer(student.folder)
         unseen = evaluation_windows(tokenizer, text, min(1024, settings.length), asked["eval_tokens"]).tokens
@@ -270,18 +273,22 @@ def _steps(steps: int | None, tokens: int | None, per_step: int) -> int:
 
 
 def _check_extras(means: Means) -> None:
-    missing = [name for name in ("peft", "accelerate", *means.report_to) if find_spec(name) is None]
-    if missing:
-        raise PlanError(
-            f"{', '.join(missing)} cannot be imported: pip install 'slimstate[recover]', or --report-to none"
-        )
+    for name in ("peft", "accelerate", *means.report_to):
+        if find_spec(name) is None:
+            cure = "pip install 'slimstate[recover]'" if name in EXTRA else f"pip install {name}"
+            other = ", or --report-to none" if name in means.report_to else ""
+            raise PlanError(f"{name} cannot be imported: {cure}{other}")
 
 
 def _check_outputs(student: Checkpoint, master: Checkpoint | None, asked: Mapping[str, Any], force: bool) -> None:
     """Every folder that will be written can be, before the work that would be lost."""
     outs = [Path(asked["out"])]
-    if asked["control"] and not (control_folder(asked) / RECOVERY).is_file():
-        outs.append(control_folder(asked))
+    if asked["control"]:
+        beside = control_folder(asked)
+        if outs[0].resolve() == beside.resolve():
+            raise OutputError(f"{beside} cannot hold both the model and its control: choose another --control-out")
+        if not (beside / RECOVERY).is_file():
+            outs.append(beside)
     for out in outs:
         check_place(out, folder=True)
         for checkpoint in (student, master):

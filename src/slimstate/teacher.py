@@ -89,6 +89,7 @@ class TeacherCache:
             for start in reporter.track(missing, f"caching the teacher's top {self.top_k}", len(missing)):
                 self._write(corpus, start, teacher)
         processes.wait_for_all()
+        self.__dict__.pop("_opened", None)  # a file that was opened before may have been extended
         return bool(missing)
 
     def opinion(self, ids: Tensor, places: Tensor) -> TopOpinion:

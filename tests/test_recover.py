@@ -1,0 +1,851 @@
+"""A recovery ends as a plain checkpoint, trains as one would by hand, survives what stops it, and refuses in words."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import slimstate
+import tiny
+from slimstate import healing
+from slimstate.adapters import trainable
+from slimstate.checkpoint import Checkpoint
+from slimstate.cli.training import recover as command
+from slimstate.corpus import Corpus, Schedule
+from slimstate.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.healing import Settings
+from slimstate.record import PLAN, RECOVERY
+from slimstate.runtime import load, load_tokenizer
+from slimstate.training import WHOLE, StudentTrainer
+from test_cli import run
+
+NAME, GATED = tiny.PLAIN
+TIED = ("delta_net-tied", "gated_deltanet-tied")
+SHORT = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}
+WITHOUT_PEFT = (
+    "import runpy, sys; sys.modules['peft'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], {}, '__main__')"
+)
+
+
+class Listener(slimstate.Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collection():
+    """Every recovery collects garbage twice; what all the imports brought need not be looked through each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def decided(name: str, **changes) -> torch.nn.Module:
+    """A model whose predictions are far from uniform, so that its cut one has something to learn from it."""
+    model = tiny.build(tiny.VARIANTS[name], **changes)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.normal_(std=0.25)
+    return model
+
+
+def cut(folder: Path, out: Path, key_dim: int = 8) -> Path:
+    slimstate.prune(folder, out, method="l1", key_dim=key_dim)
+    return out
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
+    """Models and what is left of them."""
+    root = tmp_path_factory.mktemp("pairs")
+    uncut = {name: tiny.save(decided(name), root / name, "100KB") for name in (NAME, GATED, *TIED)}
+    uncut["bfloat16"] = tiny.save(decided(NAME).to(torch.bfloat16), root / "bfloat16", "100KB")
+    return {name: (folder, cut(folder, root / f"{name}-cut")) for name, folder in uncut.items()}
+
+
+@pytest.fixture(scope="module")
+def unseen_text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("unseen") / "unseen.txt"
+    path.write_text(tiny.text(4000, seed=9))
+    return path
+
+
+@pytest.fixture(scope="module")
+def heal(pairs, text_file):
+    """Recovers the cut model of a pair, shortly, with the uncut one as its teacher."""
+
+    def recover(name: str, out: Path, model: Path | None = None, **changes) -> dict:
+        given = {"teacher": pairs[name][0], "data": str(text_file), **SHORT, **changes}
+        return slimstate.recover(pairs[name][1] if model is None else model, out, **given)
+
+    return recover
+
+
+@pytest.fixture(scope="module")
+def made(pairs, heal, tmp_path_factory) -> dict[str, Path]:
+    """Recoveries of every kind; a fresh process in which PEFT cannot be imported has left its logits in each."""
+    root = tmp_path_factory.mktemp("made")
+    folders = {kind: root / kind for kind in (NAME, GATED, "bfloat16", "full", *TIED, "alone", "healed", "twice")}
+    for name in (NAME, GATED, "bfloat16"):
+        heal(name, folders[name])
+    heal(NAME, folders["full"], full=True)
+    for name in TIED:
+        heal(name, folders[name], full=True)
+    heal(NAME, folders["alone"], teacher=None, no_teacher=True)
+    heal(NAME, folders["healed"], control=True)
+    folders["control"] = root / "healed-control"
+    heal(NAME, folders["twice"], model=folders[NAME], seed=1)
+    folders["cut again"] = cut(folders[NAME], root / "cut again", 6)
+    folders["cut control"] = cut(folders["control"], root / "cut control")
+    torch.save(tiny.token_ids(), root / "ids.pt")
+    script = Path(__file__).with_name("reload_stock.py")
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_PEFT, script, root / "ids.pt", *folders.values()],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    return folders
+
+
+RECOVERED = (NAME, GATED, "bfloat16", "full", *TIED, "alone", "healed", "twice", "control")
+
+
+def source_of(kind: str, pairs, made) -> Path:
+    """What a recovery was made from."""
+    if kind == "twice":
+        return made[NAME]
+    return pairs[NAME][0] if kind == "control" else pairs.get(kind, pairs[NAME])[1]
+
+
+def record_of(folder: Path) -> dict:
+    return json.loads((folder / RECOVERY).read_text())
+
+
+def history_of(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())["slimstate"]
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "logits.pt"}
+
+
+def weights_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=tiny.token_ids(), use_cache=False).logits
+
+
+def losses(record: dict) -> list[float]:
+    return [entry["loss"] for entry in record["log"]]
+
+
+@pytest.mark.parametrize("kind", [*RECOVERED, "cut again", "cut control"])
+def test_the_stock_class_loads_it_in_a_fresh_process_without_peft(kind, made):
+    here = logits(load(made[kind], device="cpu").model)
+    torch.testing.assert_close(torch.load(made[kind] / "logits.pt"), here, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", RECOVERED)
+def test_only_what_is_trained_changes(kind, pairs, made):
+    source = source_of(kind, pairs, made)
+    before, after = Checkpoint.open(source), Checkpoint.open(made[kind])
+    new = {RECOVERY, "README.md"} if kind == "control" else {RECOVERY}
+    assert files_of(made[kind]) == files_of(source) | new
+    assert before.tensors.keys() == after.tensors.keys()
+    assert {name: list(file.tensors) for name, file in before.files.items()} == {
+        name: list(file.tensors) for name, file in after.files.items()
+    }
+    assert {info.dtype for info in after.tensors.values()} == {"BF16" if kind == "bfloat16" else "F32"}
+    parts = {f"{mixer.path}.{part}" for mixer in before.mixers for part in (*mixer.projections, *mixer.convolutions)}
+    everything = kind in ("full", *TIED)
+    for name in before.tensors:
+        trained = everything or name.rpartition(".")[0] in parts
+        assert torch.equal(before.read(name), after.read(name)) != trained, name
+    same = files_of(source) - before.files.keys() - {"config.json", "README.md", RECOVERY, "notes"}
+    for name in same:
+        assert (source / name).read_bytes() == (made[kind] / name).read_bytes()
+    ours, theirs = dict(after.config), dict(before.config)
+    ours.pop("slimstate")
+    theirs.pop("slimstate", None)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", RECOVERED)
+def test_what_was_done_is_written_after_what_was_done_before(kind, pairs, made):
+    source = Checkpoint.open(source_of(kind, pairs, made))
+    before, now = dict(source.config.get("slimstate", {})), history_of(made[kind])
+    *earlier, last = now.pop("recovered")
+    assert earlier == before.pop("recovered", [])
+    assert now == before
+    record, uncut = record_of(made[kind]), Checkpoint.open(pairs.get(kind, pairs[NAME])[0])
+    assert (last["model"], last["fingerprint"]) == (source.source, source.fingerprint)
+    assert (last["model"], last["fingerprint"]) == (record["model"], record["fingerprint"])
+    master = (None, None) if kind == "alone" else (uncut.source, uncut.fingerprint)
+    assert (last["teacher"], last["teacher_fingerprint"]) == master
+    assert last["tokens"] == record["tokens"] == 4 * 4 * 32
+    assert (last["settings"], last["corpus"]) == (record["settings"], record["corpus"])
+    assert last["settings"].items() >= {"lr": 1e-2, "steps": 4, "full": kind in ("full", *TIED)}.items()
+    assert (record["cut"] is None) == ("key_dim" not in now) == (kind == "control")
+
+
+def test_a_cut_after_a_recovery_keeps_both_in_the_history(made):
+    """The control was never cut, and says so."""
+    (earlier,) = history_of(made["cut again"])["history"]
+    assert earlier == {name: value for name, value in history_of(made[NAME]).items() if name != "history"}
+    assert (earlier["key_dim"], len(earlier["recovered"])) == (8, 1)
+    assert (history_of(made["cut again"])["width"], history_of(made["cut again"])["key_dim"]) == (8, 6)
+    assert json.loads((made["cut again"] / PLAN).read_text())["parent"]["key_dim"] == 8
+    assert history_of(made["control"]).keys() == {"recovered"}
+    assert slimstate.inspect(made["control"])["already_cut"] is None
+    assert slimstate.inspect(made["twice"])["already_cut"]["key_dim"] == 8
+    (earlier,) = history_of(made["cut control"])["history"]
+    assert earlier == history_of(made["control"])
+    assert json.loads((made["cut control"] / PLAN).read_text())["parent"] is None
+    assert slimstate.inspect(made["cut control"])["already_cut"]["width"] == 24
+
+
+def test_every_card_says_what_was_done(made, pairs):
+    cards = {kind: (folder / "README.md").read_text() for kind, folder in made.items()}
+    assert not [kind for kind, card in cards.items() if "{" in card or "None" in card]
+    recovered = "key dim 8 instead of 24, recovered"
+    titles = dict.fromkeys(made, recovered) | {
+        "control": "fine-tuned, not cut", "cut again": "key dim 6 instead of 8", "cut control": "key dim 8 instead of 24",
+    }  # fmt: skip
+    for kind, card in cards.items():
+        assert f"\n# {made[kind].name}: {titles[kind]}\n" in card
+    for kind in RECOVERED:
+        assert ("all weights" in cards[kind]) == (kind in ("full", *TIED))
+        assert ("distillation from" in cards[kind]) == (kind != "alone")
+        assert ("Cut: key dim 24 to 8 by `l1`." in cards[kind]) == (kind != "control")
+        assert ("with the same fine-tuning" in cards[kind]) == (kind == "healed")
+        assert cards[kind].count("Fine-tuned on 512 tokens.") == (kind == "twice")
+        assert record_of(made[kind])["command"] in cards[kind]
+    assert "Cut before: key dim 24 to 8 by `l1`.\nFine-tuned before on 512 tokens." in cards["cut again"]
+    assert "\nFine-tuned before on 512 tokens." in cards["cut control"]
+    assert "Cut before" not in cards["cut control"]
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("name", tiny.PLAIN)
+def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, text_file, tmp_path):
+    """Losses, rates and weights; and the text, of which there is much to learn, is learnt."""
+    steps, lr, least, weight, temperature = 24, 5e-3, 1e-3, 0.5, 3.0
+    record = heal(
+        name, tmp_path / "out", steps=steps, lr=lr, min_lr=least, kd_weight=weight, temperature=temperature, full=full
+    )
+    uncut, source = (load(folder, device="cpu").model for folder in pairs[name])
+    corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 32, 4 * steps, 1, tmp_path / "tokens")
+    schedule = Schedule(corpus, 4 * steps, seed=0)
+    adaptation = Settings(full=full).adaptation(Checkpoint.open(pairs[name][1]))
+    torch.manual_seed(0)
+    model = adaptation.attach(source).train()
+    optimizer = torch.optim.AdamW(trainable(model).values(), lr=lr, weight_decay=0.0)
+    warm = math.ceil(0.05 * steps)
+    for step, entry in enumerate(record["log"]):
+        ids = torch.stack([schedule[4 * step + number]["input_ids"] for number in range(4)])
+        with torch.no_grad():
+            theirs = (uncut(input_ids=ids, use_cache=False).logits[:, :-1] / temperature).softmax(-1)
+        ours = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        cross_entropy = F.cross_entropy(ours.flatten(0, 1), ids[:, 1:].flatten())
+        apart = theirs * (theirs.log() - (ours / temperature).log_softmax(-1))
+        divergence = temperature**2 * apart.sum(-1).mean()
+        loss = cross_entropy + weight * divergence
+        found = [entry[part] for part in ("loss", "cross_entropy", "distillation")]
+        assert found == pytest.approx([float(loss), float(cross_entropy), float(divergence)], rel=1e-4 if step else 1e-5)
+        cosine = (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
+        rate = lr * step / warm if step < warm else least + (lr - least) * cosine
+        assert entry["learning_rate"] == pytest.approx(rate, rel=1e-5)
+        optimizer.param_groups[0]["lr"] = rate
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainable(model).values(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    trained = {part: parameter.detach() for part, parameter in trainable(model).items()}
+    merged = adaptation.merged(load(pairs[name][1], device="cpu").model, trained)
+    before, after = Checkpoint.open(pairs[name][1]), Checkpoint.open(tmp_path / "out")
+    for part, tensor in merged.items():
+        way = (tensor - before.read(part)).norm()  # Adam blows up what float32 makes of a gradient that is almost zero
+        assert (after.read(part) - tensor).norm() < 1e-2 * way, part
+    assert sum(losses(record)[-4:]) < sum(losses(record)[:4]) - 1
+    assert record["measured"]["nats"]["after"] < record["measured"]["nats"]["before"]
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(32, None), (32, 500), (1030, None)])
+def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, unseen_text, tmp_path):
+    options = {"batch_size": 1, "steps": 2, "length": length, "eval_text": str(unseen_text), "eval_tokens": tokens}
+    record = heal(NAME, tmp_path / "out", control=True, **options)
+    folders = {
+        "before": pairs[NAME][1], "after": tmp_path / "out", "uncut": pairs[NAME][0], "control": tmp_path / "out-control",
+    }  # fmt: skip
+    measured = record["measured"]
+    assert measured["nats"].keys() == folders.keys()
+    for kind, folder in folders.items():
+        found = slimstate.evaluate(folder, unseen_text, length=min(1024, length), max_tokens=tokens)
+        assert measured["nats"][kind] == pytest.approx(found["nats_per_token"], rel=1e-6)
+        assert measured["perplexity"][kind] == pytest.approx(found["perplexity"], rel=1e-6)
+        assert (measured["text"], measured["tokens"]) == (found["text"], found["tokens"])
+    nats = measured["nats"]
+    for goal, share in measured["closed"].items():
+        gap = nats["before"] - nats[goal]
+        assert (share is None) == (gap <= 0)
+        assert share is None or share * gap == pytest.approx(nats["before"] - nats["after"])
+    assert record["corpus"]["held_out"] == 0
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "full", TIED[0]])
+def test_what_is_measured_is_what_is_written(kind, made, heal, unseen_text, tmp_path):
+    full = kind != "bfloat16"
+    name = kind if kind in TIED else "bfloat16" if kind == "bfloat16" else NAME
+    record = heal(name, tmp_path / "out", full=full, eval_text=str(unseen_text))
+    assert weights_of(tmp_path / "out") == weights_of(made[kind]) or record["corpus"] != record_of(made[kind])["corpus"]
+    found = slimstate.evaluate(tmp_path / "out", unseen_text, length=32)["nats_per_token"]
+    assert record["measured"]["nats"]["after"] == pytest.approx(found, rel=1e-6)
+
+
+def test_without_a_text_to_measure_on_windows_are_held_out(pairs, heal, text_file, tmp_path):
+    record = heal(NAME, tmp_path / "out", steps=32, batch_size=5)
+    corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 32, 160, 2, tmp_path / "tokens")
+    assert record["corpus"] == corpus.describe()
+    ids = corpus.held_out_windows.long()
+    assert record["measured"]["tokens"] == ids.numel() == 64
+    for kind, folder in {"before": pairs[NAME][1], "after": tmp_path / "out", "uncut": pairs[NAME][0]}.items():
+        with torch.inference_mode():
+            predicted = load(folder, device="cpu").model(input_ids=ids, use_cache=False).logits[:, :-1]
+        nats = float(F.cross_entropy(predicted.flatten(0, 1), ids[:, 1:].flatten()))
+        assert record["measured"]["nats"][kind] == pytest.approx(nats, rel=1e-5)
+
+
+def test_a_teacher_without_weight_is_no_teacher(heal, made, tmp_path):
+    record = heal(NAME, tmp_path / "out", kd_weight=0)
+    alone = record_of(made["alone"])
+    assert losses(record) == losses(alone)
+    assert weights_of(tmp_path / "out") == weights_of(made["alone"])
+    assert all(entry["loss"] == entry["cross_entropy"] for entry in record["log"])
+    assert record["measured"]["nats"].keys() - alone["measured"]["nats"].keys() == {"uncut"}
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_work_in_pieces_gives_the_same(pieces, heal, made, tmp_path):
+    record = heal(GATED, tmp_path / "out", grad_accum=pieces)
+    whole = record_of(made[GATED])
+    for part in ("loss", "cross_entropy", "distillation", "grad_norm"):
+        found, expected = ([entry[part] for entry in each["log"]] for each in (record, whole))
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert record["measured"]["nats"]["after"] == pytest.approx(whole["measured"]["nats"]["after"], abs=1e-5)
+
+
+def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_be_measured(heal, pairs, made, tmp_path, monkeypatch):
+    loaded = []
+
+    def counting(folder, **options):
+        loaded.append(Path(folder))
+        return load(folder, **options)
+
+    monkeypatch.setattr(healing, "load", counting)
+    found = []
+    for out in ("first", "second"):
+        loaded.clear()
+        options = {"cache_teacher": tmp_path / "cache", "cache_top_k": 257}
+        found.append((heal(NAME, tmp_path / out, **options), loaded.count(pairs[NAME][0])))
+    (first, loads), (second, fewer_loads) = found
+    assert (loads, fewer_loads) == (2, 1)
+    assert losses(first) == losses(second)
+    assert weights_of(tmp_path / "first") == weights_of(tmp_path / "second")
+    assert losses(first) == pytest.approx(losses(record_of(made[NAME])), rel=1e-3)
+    assert first["settings"]["top_k"] == 257
+    few = heal(NAME, tmp_path / "few", cache_teacher=tmp_path / "few guesses", cache_top_k=4)
+    assert losses(few)[0] < losses(first)[0]  # what is lumped together hides some of the difference
+    with pytest.raises(DataError, match="a teacher cache of another top_k: 4, not 257"):
+        heal(NAME, tmp_path / "third", cache_teacher=tmp_path / "few guesses", cache_top_k=257)
+
+
+@pytest.mark.parametrize("name", tiny.PLAIN)
+def test_a_kept_adapter_on_the_cut_model_is_the_recovered_one(name, heal, pairs, made, tmp_path):
+    from peft import PeftModel
+
+    heal(name, tmp_path / "out", keep_adapter=True)
+    adapted = PeftModel.from_pretrained(load(pairs[name][1], device="cpu").model, tmp_path / "out" / "adapter")
+    recovered = load(tmp_path / "out", device="cpu").model
+    torch.testing.assert_close(logits(adapted), logits(recovered), rtol=1e-4, atol=1e-4)
+    assert (logits(recovered) - logits(load(pairs[name][1], device="cpu").model)).abs().max() > 0.1
+    assert weights_of(tmp_path / "out") == weights_of(made[name])
+
+
+@pytest.mark.parametrize("name", tiny.PLAIN)
+def test_chosen_linear_maps_are_trained_instead(name, heal, pairs, tmp_path):
+    record = heal(name, tmp_path / "out", lora_targets="mlp.up_proj,o_proj", lora_rank=3, lora_alpha=5)
+    before, after = Checkpoint.open(pairs[name][1]), Checkpoint.open(tmp_path / "out")
+    changed = {part for part in before.tensors if not torch.equal(before.read(part), after.read(part))}
+    convolutions = {part for part in before.tensors if "conv1d" in part}
+    chosen = {part for part in before.tensors if part.endswith(("mlp.up_proj.weight", ".o_proj.weight"))}
+    assert changed == convolutions | chosen
+    for part in chosen:
+        assert torch.linalg.matrix_rank(after.read(part) - before.read(part), rtol=1e-4) <= 3
+    assert record["settings"]["adaptation"]["targets"] == ["o_proj", "up_proj"]
+
+
+def test_the_uncut_model_gets_the_same_training(made, heal, pairs, tmp_path):
+    """Beside the cut one, and by itself: the same control."""
+    record, control = record_of(made["healed"]), record_of(made["control"])
+    assert control["fingerprint"] == record["teacher"]["fingerprint"] == control["teacher"]["fingerprint"]
+    assert (control["settings"], control["corpus"]) == (record["settings"], record["corpus"])
+    assert record["measured"]["nats"]["control"] == control["measured"]["nats"]["after"]
+    assert record["measured"]["nats"]["uncut"] == control["measured"]["nats"]["before"]
+    assert record["measured"]["closed"].keys() == {"uncut", "control"}
+    assert weights_of(made["healed"]) == weights_of(made[NAME])
+    alone = heal(NAME, tmp_path / "alone", model=pairs[NAME][0], control=True)
+    assert weights_of(tmp_path / "alone") == weights_of(made["control"])
+    assert (alone["log"], alone["measured"]) == (control["log"], control["measured"])
+    assert [path.name for path in tmp_path.iterdir()] == ["alone"]
+
+
+def test_a_control_is_used_again_where_it_fits(made, heal, unseen_text, tmp_path):
+    control = made["control"]
+    before = {path: path.stat().st_mtime_ns for path in control.iterdir()}
+    said = Listener()
+    record = heal(NAME, tmp_path / "out", control=True, control_out=control, reporter=said)
+    assert f"control: {control}, made before with the same settings" in said.lines
+    assert record["measured"] == record_of(made["healed"])["measured"]
+    others = {
+        "lr 0.01, now 0.005": {"lr": 5e-3},
+        "steps 4, now 5": {"steps": 5},
+        "kd_weight 1.0, now 0.5": {"kd_weight": 0.5},
+        "measured on .* now .*unseen.txt": {"eval_text": str(unseen_text)},
+    }
+    for difference, changes in others.items():
+        # what decides the tokens is named by the first difference found, be it the tokens themselves
+        with pytest.raises(OutputError, match=f"control of other settings: (tokens|{difference})"):
+            heal(NAME, tmp_path / "other", control=True, control_out=control, **changes)
+        shutil.rmtree(tmp_path / "other.training")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    assert before == {path: path.stat().st_mtime_ns for path in control.iterdir()}
+
+
+def test_the_teacher_is_by_default_what_the_model_was_cut_from(pairs, heal, made, tmp_path):
+    said = Listener()
+    record = heal(NAME, tmp_path / "out", teacher=None, reporter=said)
+    assert f"teacher: {pairs[NAME][0]}, which the model was cut from" in said.lines
+    assert record["teacher"]["fingerprint"] == Checkpoint.open(pairs[NAME][0]).fingerprint
+    assert losses(record) == losses(record_of(made[NAME]))
+
+
+def stop_at(monkeypatch, step: int) -> None:
+    """The next training is interrupted when so many steps are done."""
+    go_on = StudentTrainer.training_step
+
+    def stop(self, *args, **kwargs):
+        if self.state.global_step == step:
+            raise KeyboardInterrupt
+        return go_on(self, *args, **kwargs)
+
+    monkeypatch.setattr(StudentTrainer, "training_step", stop)
+
+
+def interrupt(heal, out: Path, step: int = 3, **changes) -> Path:
+    """A recovery that was interrupted; returns the folder of the training."""
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, step)
+        with pytest.raises(KeyboardInterrupt):
+            heal(NAME, out, **changes)
+    assert not out.exists()
+    return out.with_name(f"{out.name}.training")
+
+
+@pytest.mark.parametrize(
+    ("changes", "later"),
+    [
+        ({}, {}),
+        ({"full": True}, {}),
+        ({"control": True}, {}),
+        ({}, {"grad_accum": 2, "save_every": 1}),
+        ({"grad_accum": 4}, {"grad_accum": 1}),
+    ],
+)
+def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(changes, later, heal, tmp_path):
+    longer = {"steps": 6, **changes}
+    record = heal(NAME, tmp_path / "whole", **longer)
+    work = interrupt(heal, tmp_path / "out", step=5, **longer) / ("control" if "control" in changes else "model")
+    assert (work / "checkpoint-4" / WHOLE).exists()
+    shutil.copytree(work / "checkpoint-4", work / "checkpoint-99")  # as a run that was killed leaves them
+    (work / "checkpoint-99" / WHOLE).unlink()
+    (work / "checkpoint-98").mkdir()
+    said = Listener()
+    again = heal(NAME, tmp_path / "out", resume=True, reporter=said, **{**longer, **later})
+    assert f"going on from {work / 'checkpoint-4'}" in said.lines
+    tolerance = 1e-5 if later else 0
+    assert losses(again) == pytest.approx(losses(record), abs=tolerance)
+    assert [entry["step"] for entry in again["log"]] == [1, 2, 3, 4, 5, 6]
+    if not later:
+        assert weights_of(tmp_path / "out") == weights_of(tmp_path / "whole")
+        assert again["measured"] == record["measured"]
+    assert again["measured"]["nats"] == pytest.approx(record["measured"]["nats"], abs=1e-4)
+    controls = {"out-control", "whole-control"} if "control" in changes else set()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "whole", *controls}
+
+
+def test_what_was_not_saved_is_done_again(heal, made, tmp_path, monkeypatch):
+    """Interrupted before the first checkpoint, and before there were tokens; and with nothing to go on from."""
+    interrupt(heal, tmp_path / "early", step=1)
+    heal(NAME, tmp_path / "early", resume=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Corpus, "collect", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            heal(NAME, tmp_path / "earlier")
+    heal(NAME, tmp_path / "earlier", resume=True)
+    said = Listener()
+    heal(NAME, tmp_path / "new", resume=True, reporter=said)
+    assert f"nothing to resume in {tmp_path / 'new.training'}: starting" in said.lines
+    for out in ("early", "earlier", "new"):
+        assert weights_of(tmp_path / out) == weights_of(made[NAME])
+    assert {path.name for path in tmp_path.iterdir()} == {"early", "earlier", "new"}
+
+
+def test_an_unfinished_recovery_is_never_overwritten_or_mistaken_for_another(heal, pairs, made, unseen_text, tmp_path):
+    work = interrupt(heal, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    with pytest.raises(OutputError, match=r"out.training holds .* --resume goes on with it, --force starts anew"):
+        heal(NAME, tmp_path / "out")
+    others = {
+        "lr 0.01, now 0.02": {"lr": 2e-2},
+        "data .*text.txt, now .*unseen.txt": {"data": str(unseen_text)},
+        "model sha256:.*, now sha256:": {"model": made[NAME]},
+        "teacher sha256:.*, now None": {"no_teacher": True},
+        "full False, now True": {"full": True},
+        "steps 4, now 5": {"steps": 5},
+        "seed 0, now 1": {"seed": 1},
+        "eval_text None, now .*unseen.txt": {"eval_text": str(unseen_text)},
+        "control False, now True": {"control": True},
+    }
+    for difference, changes in others.items():
+        with pytest.raises(PlanError, match=f"out.training was begun with other settings: {difference}"):
+            heal(NAME, tmp_path / "out", resume=True, **changes)
+    assert before == {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    said = Listener()
+    heal(NAME, tmp_path / "out", force=True, lr=2e-2, reporter=said)
+    assert not [line for line in said.lines if "going on" in line]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_is_no_recovery_is_not_resumed(heal, tmp_path):
+    (tmp_path / "out.training").mkdir()
+    (tmp_path / "out.training" / "thesis.txt").write_text("years of work")
+    with pytest.raises(OutputError, match=r"out.training is no unfinished recovery"):
+        heal(NAME, tmp_path / "out", resume=True)
+    assert (tmp_path / "out.training" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_a_result_that_could_not_be_written_is_written_later_without_training(
+    control, heal, made, tmp_path, monkeypatch
+):
+    def full_disk(*_):
+        raise OutputError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(healing, "_write", full_disk)
+        with pytest.raises(OutputError, match="no space left"):
+            heal(NAME, tmp_path / "out", control=control)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
+    if not control:
+        stop_at(monkeypatch, 4)  # not one step more
+    record = heal(NAME, tmp_path / "out", control=control, resume=True)
+    assert weights_of(tmp_path / "out") == weights_of(made[NAME])
+    assert losses(record) == losses(record_of(made[NAME]))
+    assert (record["tokens_per_second"] is None) != control
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *({"out-control"} if control else {})}
+
+
+def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(heal, made, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    with pytest.raises(OutputError, match="exists already"):
+        heal(NAME, tmp_path / "out")
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(patched, 1)
+        with pytest.raises(KeyboardInterrupt):
+            heal(NAME, tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "precious").read_text() == "x"
+    heal(NAME, tmp_path / "out", force=True)
+    assert files_of(tmp_path / "out") == files_of(made[NAME])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(full, heal, tmp_path):
+    from safetensors.torch import load_file
+
+    with pytest.raises(TrainingError) as stopped:
+        heal(NAME, tmp_path / "out", lr=1e30, full=full, save_every=1, steps=6)
+    work = tmp_path / "out.training" / "model"
+    last = max(int(path.parent.name.partition("-")[2]) for path in work.glob(f"*/{WHOLE}"))
+    assert f"NaN or infinite at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}" in str(
+        stopped.value
+    )
+    tensors = load_file(work / f"checkpoint-{last}" / "model.safetensors")
+    assert tensors
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+    assert not (work / f"checkpoint-{last + 1}").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_loss_that_is_no_number_from_the_start_is_told_by_its_step(pairs, heal, tmp_path):
+    """One letter is NaN to this model, and it comes in the third batch, between two looks at the loss."""
+    corpus = Corpus.collect(tiny.tokenizer(), str(_text(tmp_path)), 32, 16, 1, tmp_path / "tokens")
+    place = int(Schedule(corpus, 16, seed=0)[2 * 4 + 1]["place"])
+    text = (tmp_path / "text.txt").read_text()
+    (tmp_path / "text.txt").write_text(f"{text[: 32 * place + 5]}Z{text[32 * place + 6 :]}")
+    model = decided(NAME)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tiny.tokenizer()("Z")["input_ids"][0]] = 3e38  # finite, but not its square
+        model.get_output_embeddings().weight[tiny.tokenizer()("Z")["input_ids"][0]] = 3e38
+    folder = cut(tiny.save(model, tmp_path / "model"), tmp_path / "cut")
+    with pytest.raises(TrainingError, match=r"infinite at step \d: no checkpoint was made before it; try a lower --lr"):
+        heal(NAME, tmp_path / "out", model=folder, data=str(tmp_path / "text.txt"), no_teacher=True, save_every=4)
+    assert not (tmp_path / "out").exists()
+
+
+def _text(folder: Path) -> Path:
+    (folder / "text.txt").write_text(tiny.text(2000))
+    return folder / "text.txt"
+
+
+@pytest.fixture(scope="module")
+def places(pairs, text_file, tmp_path_factory) -> dict[str, Path]:
+    """What bad input is made of."""
+    root = tmp_path_factory.mktemp("places")
+    uncut, source = pairs[NAME]
+    found = {"UNCUT": uncut, "CUT": source, "TEXT": text_file, "INSIDE": source / "inside", "ABOVE": source.parent}
+    found["COPY"] = Path(shutil.copytree(source, root / "copy"))
+    found["MORE TOKENS"] = tiny.save(decided(NAME, vocab_size=300), root / "more")
+    found["OTHER TOKENS"] = Path(shutil.copytree(uncut, root / "other"))
+    tokenizer = (uncut / "tokenizer.json").read_text()
+    swapped = tokenizer.replace('"a": ', '"_": ').replace('"b": ', '"a": ').replace('"_": ', '"b": ')
+    assert swapped != tokenizer
+    (found["OTHER TOKENS"] / "tokenizer.json").write_text(swapped)
+    found["ORPHAN"] = Path(shutil.copytree(source, root / "orphan"))
+    config = json.loads((source / "config.json").read_text())
+    config["slimstate"]["base_model"] = str(root / "gone")
+    (found["ORPHAN"] / "config.json").write_text(json.dumps(config))
+    for name, characters in {"LITTLE": 20, "SOME": 32 * 11}.items():
+        found[name] = root / f"{name.lower()}.txt"
+        found[name].write_text(tiny.text(characters))
+    found["FILE"] = found["LITTLE"]
+    return found
+
+
+BAD = {
+    "more tokens": ({"teacher": "MORE TOKENS"}, ModelError, "a vocabulary of 258, the teacher .*more one of 300"),
+    "other tokens": ({"teacher": "OTHER TOKENS"}, ModelError, "have different tokenizers"),
+    "itself": ({"teacher": "CUT"}, PlanError, "is the model itself; it must be the uncut one"),
+    "a copy": ({"teacher": "COPY"}, PlanError, "copy is the model itself"),
+    "nobody": ({"teacher": "/nowhere/model"}, ModelError, "no model at /nowhere/model"),
+    "no model": ({"model": "/nowhere/cut"}, ModelError, "no model at /nowhere/cut"),
+    "orphan": ({"model": "ORPHAN", "teacher": None}, PlanError, "give the uncut model with --teacher, or --no-teacher"),
+    "uncut alone": ({"model": "UNCUT", "teacher": None}, PlanError, "give the uncut model with --teacher"),
+    "uncut": ({"model": "UNCUT"}, PlanError, r"is the model itself.*\(or give --control\)"),
+    "control alone": ({"no_teacher": True, "control": True}, PlanError, "--control fine-tunes the uncut model too"),
+    "cache alone": ({"no_teacher": True, "cache_teacher": "OUT"}, PlanError, "--cache-teacher without a teacher"),
+    "no guesses": ({"cache_teacher": "CACHE", "cache_top_k": 0}, PlanError, "--cache-top-k 0: it must be at least 1"),
+    "cache in a file": ({"cache_teacher": "FILE"}, OutputError, "little.txt is a file"),
+    "targets": ({"lora_targets": "x_proj"}, PlanError, "--lora-targets x_proj matches no linear map; there are q_proj"),
+    "targets of all": ({"lora_targets": "q_proj", "full": True}, PlanError, "--full trains all weights"),
+    "rank": ({"lora_rank": 0}, PlanError, "LoRA of rank 0"),
+    "both": ({"steps": 4, "tokens": 999}, PlanError, "give either --steps or --tokens"),
+    "few tokens": ({"steps": None, "tokens": 127}, PlanError, "--tokens 127: one step alone takes 128"),
+    "no batch": ({"steps": None, "tokens": 128, "batch_size": 0}, PlanError, "--batch-size 0: it must be at least 1"),
+    "no steps": ({"steps": 0}, PlanError, "--steps 0: it must be at least 1"),
+    "one token": ({"length": 1}, PlanError, "--length 1: it must be at least 2"),
+    "pieces": ({"grad_accum": 3}, PlanError, "--batch-size 4 cannot be split evenly over 1 processes with --grad-accum 3"),
+    "no pieces": ({"grad_accum": 0}, PlanError, "with --grad-accum 0"),
+    "saves": ({"save_every": 0}, PlanError, "--save-every 0: it must be at least 1"),
+    "lr": ({"lr": -1e-4}, PlanError, "a learning rate from -0.0001 to 1e-05: it must fall"),
+    "no lr": ({"lr": "nan"}, PlanError, "a learning rate from nan"),
+    "rising lr": ({"lr": 1e-4, "min_lr": 1e-3}, PlanError, "from 0.0001 to 0.001: it must fall"),
+    "min lr": ({"min_lr": -1e-3}, PlanError, "to -0.001: it must fall, and end at 0 or above"),
+    "warm-up": ({"warm_up": 1.0}, PlanError, "--warm-up 1: it is a share of the steps"),
+    "temperature": ({"temperature": 0.0}, PlanError, "--temperature 0 must be positive"),
+    "hot": ({"temperature": "inf"}, PlanError, "--temperature inf must be positive"),
+    "weight": ({"kd_weight": -1.0}, PlanError, "--kd-weight -1 not negative"),
+    "no data": ({"data": None}, PlanError, "give --data TEXT and --out DIR, or --dry-run"),
+    "missing data": ({"data": "/nowhere/x.txt"}, DataError, "no data at /nowhere/x.txt"),
+    "little data": ({"data": "LITTLE"}, DataError, "has 0 windows of 32 tokens; at least 2 are needed"),
+    "repeated data": (
+        {"data": "SOME", "no_repeat": True}, DataError,
+        "10 windows of 32 tokens to train on, 16 are wanted: 1.60 epochs; with --no-repeat at most --steps 2",
+    ),
+    "missing text": ({"eval_text": "/nowhere/y.txt"}, DataError, "no data at /nowhere/y.txt"),
+    "little text": ({"eval_text": "LITTLE"}, DataError, "fewer than a window of 32"),
+    "eval tokens": ({"eval_text": "TEXT", "eval_tokens": 1}, PlanError, "--eval-tokens 1: at least 2 are needed"),
+    "no out": ({"out": None}, PlanError, "give --data TEXT and --out DIR, or --dry-run"),
+    "there already": ({"out": "UNCUT"}, OutputError, "is, holds or lies in the model folder itself"),
+    "inside": ({"out": "INSIDE"}, OutputError, "is, holds or lies in the model folder itself"),
+    "above": ({"out": "ABOVE"}, OutputError, "is, holds or lies in the model folder itself"),
+    "exists": ({"out": "COPY"}, OutputError, "copy exists already; choose another place or use --force"),
+    "a file": ({"out": "FILE"}, OutputError, "little.txt is a file"),
+    "below a file": ({"out": "FILE/out"}, OutputError, "cannot write"),
+    "control there": ({"control": True, "control_out": "COPY"}, OutputError, "copy exists already"),
+    "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "cannot hold both the model and its control"),
+    "fsdp": ({"fsdp": True}, PlanError, "--fsdp shards a model over GPUs: start one process for each with torchrun"),
+    "log": ({"report_to": "none,wishes"}, PlanError, "wishes cannot be imported: pip install wishes, or --report-to none"),
+    "device": ({"device": "cuda"}, PlanError, "no CUDA device here"),
+    "dtype": ({"dtype": "int4"}, PlanError, "unknown dtype 'int4'"),
+}  # fmt: skip
+
+
+def words(changes: dict) -> list[str]:
+    found = []
+    for name, value in changes.items():
+        flag = f"--{name.replace('_', '-')}"
+        found += [] if value is None else [flag] if value is True else [flag, str(value)]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_path, capsys, monkeypatch):
+    changes, kind, message = BAD[name]
+    places = places | {"OUT": tmp_path / "out", "CACHE": tmp_path / "cache", "FILE/out": places["FILE"] / "out"}
+    given = {"model": "CUT", "out": "OUT", "teacher": "UNCUT", "data": "TEXT", **SHORT, **changes}
+    given = {option: places.get(value, value) for option, value in given.items()}
+    given |= {option: str(given[option]) for option in ("data", "eval_text") if given.get(option) is not None}
+    model = given.pop("model")
+    roots = (tmp_path, places["COPY"].parent, pairs[NAME][0].parent)
+    before = {path for root in roots for path in root.rglob("*")}
+    numbers = {option: float(value) for option, value in given.items() if value in ("nan", "inf")}
+    with pytest.raises(kind, match=message) as refused:
+        slimstate.recover(model, **{**given, **numbers})
+    code, out, err = run(capsys, monkeypatch, "recover", model, *words(given))
+    assert (code, out) == (2, "")
+    assert err == f"slimstate: {refused.value}\n"
+    assert before == {path for root in roots for path in root.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "way_out"),
+    [
+        ("peft", {}, r"pip install 'slimstate\[recover\]'$"),
+        ("accelerate", {}, r"pip install 'slimstate\[recover\]'$"),
+        ("tensorboard", {"report_to": "tensorboard"}, r"pip install 'slimstate\[recover\]', or --report-to none$"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
+    missing, options, way_out, heal, tmp_path, monkeypatch
+):
+    module = importlib.import_module("slimstate.recover")
+    find_spec = module.find_spec
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else find_spec(name))
+    with pytest.raises(PlanError, match=f"^{missing} cannot be imported: {way_out}"):
+        heal(NAME, tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(heal, places, tmp_path):
+    said = Listener()
+    record = heal(NAME, tmp_path / "out", data=str(places["SOME"]), reporter=said)
+    line = f"{places['SOME']} has 10 windows of 32 tokens to train on, 16 are wanted: 1.60 epochs"
+    assert said.lines.count(line) == 1
+    assert record["epochs"] == 1.6
+    again = heal(NAME, tmp_path / "again", data=str(places["SOME"]), no_repeat=True, steps=2)  # as the refusal says
+    assert again["epochs"] == 1.0 or again["epochs"] < 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora_rank": 5}, {"lora_targets": "all-linear"}, {"full": True}, {"tokens": 700, "steps": None}]
+)
+@pytest.mark.parametrize("name", [*tiny.PLAIN, TIED[1]])
+def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, pairs, heal, tmp_path):
+    preview = heal(name, tmp_path / "out", dry_run=True, **changes)
+    assert list(tmp_path.iterdir()) == []
+    checkpoint = Checkpoint.open(pairs[name][1])
+    adapted = Settings(full="full" in changes, lora_targets=changes.get("lora_targets"), lora_rank=5).adaptation(checkpoint)
+    assert preview["targets"] == list(adapted.targets)
+    assert preview["convolutions"] == list(adapted.convolutions)
+    if "full" not in changes:
+        kinds = {target.rpartition(".")[2] for target in preview["targets"]}
+        assert kinds >= {"q_proj", "k_proj", "v_proj", "o_proj", "b_proj"}
+        assert len(preview["convolutions"]) == 6
+    assert preview["parameters"] == checkpoint.parameters
+    record = heal(name, tmp_path / "out", **changes)
+    assert preview["trained_parameters"] == record["trained_parameters"]
+    assert (preview["steps"], preview["tokens"]) == (record["settings"]["steps"], record["tokens"])
+    assert preview["settings"] == {key: value for key, value in record["settings"].items() if key != "adaptation"}
+
+
+def test_a_dry_run_needs_neither_text_nor_a_place(pairs, capsys, monkeypatch):
+    given = ["recover", pairs[NAME][1], "--teacher", pairs[NAME][0], "--dry-run"]
+    code, out, err = run(capsys, monkeypatch, *given)
+    assert (code, err) == (0, "")
+    assert "adapters on:\n  model.layers.0.attn.q_proj\n" in out
+    assert "trained whole:\n  model.layers.0.attn.q_conv1d\n" in out
+    assert "2,000 steps, 65,536,000 tokens; dry run: nothing was trained" in out
+    assert "all weights are trained" in run(capsys, monkeypatch, *given, "--full")[1]
+    code, out, _ = run(capsys, monkeypatch, *given, "--json")
+    assert json.loads(out) == slimstate.recover(pairs[NAME][1], teacher=pairs[NAME][0], dry_run=True)
+
+
+def test_the_command_that_is_recorded_does_it_again(made, tmp_path, capsys, monkeypatch):
+    record = record_of(made["healed"])
+    again = shlex.split(record["command"].replace(str(made["healed"]), str(tmp_path / "out")))
+    code, out, err = run(capsys, monkeypatch, *again[1:])
+    assert code == 0
+    assert weights_of(tmp_path / "out") == weights_of(made["healed"])
+    assert weights_of(tmp_path / "out-control") == weights_of(made["control"])
+    nats = record["measured"]["nats"]
+    assert [f"{value:.4f}" in out for value in nats.values()] == [True] * 4
+    assert f"written to {tmp_path / 'out'}" in out
+    assert "recovering 4/4  loss " in err
+    assert "kernels: PyTorch" in err
+
+
+def test_the_command_and_the_function_have_the_same_options_and_defaults():
+    theirs = {name: each.default for name, each in inspect.signature(slimstate.recover).parameters.items()}
+    ours = {name: each.default for name, each in inspect.signature(command).parameters.items()}
+    assert theirs.pop("reporter") is not None
+    assert ours.pop("as_json") is False
+    assert ours == theirs
+
+
+def test_the_losses_are_written_for_tensorboard(heal, made, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    interrupt(heal, tmp_path / "out", report_to="tensorboard")
+    record = heal(NAME, tmp_path / "out", report_to="tensorboard", resume=True)
+    found = {}
+    for path in (tmp_path / "out" / "runs").rglob("events*"):
+        events = EventAccumulator(str(path)).Reload()
+        for tag in ("train/loss", "train/distillation"):
+            found |= {(tag, event.step): event.value for event in events.Scalars(tag)}
+    for entry in record["log"]:
+        assert found["train/loss", entry["step"]] == pytest.approx(entry["loss"], rel=1e-5)
+        assert found["train/distillation", entry["step"]] == pytest.approx(entry["distillation"], rel=1e-5)
+    assert weights_of(tmp_path / "out") == weights_of(made[NAME])
+
+
+def test_a_seed_decides_everything(heal, made, tmp_path):
+    heal(NAME, tmp_path / "same")
+    other = heal(NAME, tmp_path / "other", seed=1)
+    assert weights_of(tmp_path / "same") == weights_of(made[NAME]) != weights_of(tmp_path / "other")
+    assert losses(other)[0] != losses(record_of(made[NAME]))[0]  # other windows come first
+
+
+def test_the_tokenizer_goes_with_the_model(made):
+    for folder in made.values():
+        assert load_tokenizer(folder).get_vocab() == tiny.tokenizer().get_vocab()
