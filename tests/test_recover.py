@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from slimstate.adapters import trainable
 from slimstate.checkpoint import Checkpoint
 from slimstate.cli.training import recover as command
 from slimstate.corpus import Corpus, Schedule
+from slimstate.distillation import distilled_loss
 from slimstate.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.healing import Settings
 from slimstate.record import PLAN, RECOVERY
@@ -35,9 +37,7 @@ from test_cli import run
 NAME, GATED = tiny.PLAIN
 TIED = ("delta_net-tied", "gated_deltanet-tied")
 SHORT = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}
-WITHOUT_PEFT = (
-    "import runpy, sys; sys.modules['peft'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], {}, '__main__')"
-)
+WITHOUT_PEFT = "import runpy, sys; sys.modules['peft'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], {}, '__main__')"
 
 
 class Listener(slimstate.Reporter):
@@ -83,7 +83,7 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
 @pytest.fixture(scope="module")
 def unseen_text(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("unseen") / "unseen.txt"
-    path.write_text(tiny.text(4000, seed=9))
+    path.write_text(tiny.text(1500, seed=9))
     return path
 
 
@@ -270,7 +270,9 @@ def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, t
         divergence = temperature**2 * apart.sum(-1).mean()
         loss = cross_entropy + weight * divergence
         found = [entry[part] for part in ("loss", "cross_entropy", "distillation")]
-        assert found == pytest.approx([float(loss), float(cross_entropy), float(divergence)], rel=1e-4 if step else 1e-5)
+        assert found == pytest.approx(
+            [float(loss), float(cross_entropy), float(divergence)], rel=1e-4 if step else 1e-5
+        )
         cosine = (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
         rate = lr * step / warm if step < warm else least + (lr - least) * cosine
         assert entry["learning_rate"] == pytest.approx(rate, rel=1e-5)
@@ -311,14 +313,12 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, 
     assert record["corpus"]["held_out"] == 0
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "full", TIED[0]])
-def test_what_is_measured_is_what_is_written(kind, made, heal, unseen_text, tmp_path):
-    full = kind != "bfloat16"
-    name = kind if kind in TIED else "bfloat16" if kind == "bfloat16" else NAME
-    record = heal(name, tmp_path / "out", full=full, eval_text=str(unseen_text))
-    assert weights_of(tmp_path / "out") == weights_of(made[kind]) or record["corpus"] != record_of(made[kind])["corpus"]
-    found = slimstate.evaluate(tmp_path / "out", unseen_text, length=32)["nats_per_token"]
-    assert record["measured"]["nats"]["after"] == pytest.approx(found, rel=1e-6)
+@pytest.mark.parametrize(("name", "full"), [("bfloat16", False), ("bfloat16", True), (TIED[0], True)])
+def test_what_is_measured_is_what_is_written(name, full, heal, unseen_text, tmp_path):
+    """The weights as they are rounded for the file, and those that are stored once and used twice."""
+    record = heal(name, tmp_path / "out", full=full, eval_text=str(unseen_text), eval_tokens=256)
+    found = slimstate.evaluate(tmp_path / "out", unseen_text, length=32, max_tokens=256)
+    assert record["measured"]["nats"]["after"] == pytest.approx(found["nats_per_token"], rel=1e-6)
 
 
 def test_without_a_text_to_measure_on_windows_are_held_out(pairs, heal, text_file, tmp_path):
@@ -349,7 +349,7 @@ def test_work_in_pieces_gives_the_same(pieces, heal, made, tmp_path):
     whole = record_of(made[GATED])
     for part in ("loss", "cross_entropy", "distillation", "grad_norm"):
         found, expected = ([entry[part] for entry in each["log"]] for each in (record, whole))
-        assert found == pytest.approx(expected, abs=1e-5)
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
     assert record["measured"]["nats"]["after"] == pytest.approx(whole["measured"]["nats"]["after"], abs=1e-5)
 
 
@@ -429,13 +429,11 @@ def test_a_control_is_used_again_where_it_fits(made, heal, unseen_text, tmp_path
         "lr 0.01, now 0.005": {"lr": 5e-3},
         "steps 4, now 5": {"steps": 5},
         "kd_weight 1.0, now 0.5": {"kd_weight": 0.5},
-        "measured on .* now .*unseen.txt": {"eval_text": str(unseen_text)},
+        "tokens sha256:.*, now sha256:": {"eval_text": str(unseen_text)},
     }
     for difference, changes in others.items():
-        # what decides the tokens is named by the first difference found, be it the tokens themselves
-        with pytest.raises(OutputError, match=f"control of other settings: (tokens|{difference})"):
+        with pytest.raises(OutputError, match=f"is a control of other settings: {difference}"):
             heal(NAME, tmp_path / "other", control=True, control_out=control, **changes)
-        shutil.rmtree(tmp_path / "other.training")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
     assert before == {path: path.stat().st_mtime_ns for path in control.iterdir()}
 
@@ -607,25 +605,20 @@ def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(f
     assert not (tmp_path / "out").exists()
 
 
-def test_a_loss_that_is_no_number_from_the_start_is_told_by_its_step(pairs, heal, tmp_path):
-    """One letter is NaN to this model, and it comes in the third batch, between two looks at the loss."""
-    corpus = Corpus.collect(tiny.tokenizer(), str(_text(tmp_path)), 32, 16, 1, tmp_path / "tokens")
-    place = int(Schedule(corpus, 16, seed=0)[2 * 4 + 1]["place"])
-    text = (tmp_path / "text.txt").read_text()
-    (tmp_path / "text.txt").write_text(f"{text[: 32 * place + 5]}Z{text[32 * place + 6 :]}")
-    model = decided(NAME)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[tiny.tokenizer()("Z")["input_ids"][0]] = 3e38  # finite, but not its square
-        model.get_output_embeddings().weight[tiny.tokenizer()("Z")["input_ids"][0]] = 3e38
-    folder = cut(tiny.save(model, tmp_path / "model"), tmp_path / "cut")
-    with pytest.raises(TrainingError, match=r"infinite at step \d: no checkpoint was made before it; try a lower --lr"):
-        heal(NAME, tmp_path / "out", model=folder, data=str(tmp_path / "text.txt"), no_teacher=True, save_every=4)
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_step_of_a_bad_loss_is_named_though_it_is_looked_at_later(pieces, heal, tmp_path, monkeypatch):
+    taken = itertools.count(1)
+
+    def spoilt(*args, **options):
+        loss, *parts = distilled_loss(*args, **options)
+        return loss * (math.nan if next(taken) == 3 * pieces else 1), *parts
+
+    monkeypatch.setattr("slimstate.training.distilled_loss", spoilt)
+    options = {"steps": 400, "batch_size": 2, "length": 16, "save_every": 8, "grad_accum": pieces}
+    with pytest.raises(TrainingError, match="at step 3: no checkpoint was made before it; try a lower --lr"):
+        heal(NAME, tmp_path / "out", **options)
+    assert next(taken) == 4 * pieces + 1  # it is looked at every other step
     assert not (tmp_path / "out").exists()
-
-
-def _text(folder: Path) -> Path:
-    (folder / "text.txt").write_text(tiny.text(2000))
-    return folder / "text.txt"
 
 
 @pytest.fixture(scope="module")
@@ -696,7 +689,7 @@ BAD = {
     "little text": ({"eval_text": "LITTLE"}, DataError, "fewer than a window of 32"),
     "eval tokens": ({"eval_text": "TEXT", "eval_tokens": 1}, PlanError, "--eval-tokens 1: at least 2 are needed"),
     "no out": ({"out": None}, PlanError, "give --data TEXT and --out DIR, or --dry-run"),
-    "there already": ({"out": "UNCUT"}, OutputError, "is, holds or lies in the model folder itself"),
+    "the teacher": ({"out": "UNCUT", "force": True}, OutputError, "is, holds or lies in the model folder itself"),
     "inside": ({"out": "INSIDE"}, OutputError, "is, holds or lies in the model folder itself"),
     "above": ({"out": "ABOVE"}, OutputError, "is, holds or lies in the model folder itself"),
     "exists": ({"out": "COPY"}, OutputError, "copy exists already; choose another place or use --force"),
@@ -764,25 +757,28 @@ def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(heal, places, 
     assert said.lines.count(line) == 1
     assert record["epochs"] == 1.6
     again = heal(NAME, tmp_path / "again", data=str(places["SOME"]), no_repeat=True, steps=2)  # as the refusal says
-    assert again["epochs"] == 1.0 or again["epochs"] < 1
+    assert again["epochs"] == 1
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"lora_rank": 5}, {"lora_targets": "all-linear"}, {"full": True}, {"tokens": 700, "steps": None}]
+    ("name", "changes"),
+    [
+        (NAME, {"lora_rank": 5}),
+        (GATED, {}),
+        (NAME, {"lora_targets": "all-linear"}),
+        (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}),
+        (NAME, {"full": True}),
+        (TIED[1], {"full": True}),
+    ],
 )
-@pytest.mark.parametrize("name", [*tiny.PLAIN, TIED[1]])
 def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, pairs, heal, tmp_path):
     preview = heal(name, tmp_path / "out", dry_run=True, **changes)
     assert list(tmp_path.iterdir()) == []
-    checkpoint = Checkpoint.open(pairs[name][1])
-    adapted = Settings(full="full" in changes, lora_targets=changes.get("lora_targets"), lora_rank=5).adaptation(checkpoint)
-    assert preview["targets"] == list(adapted.targets)
-    assert preview["convolutions"] == list(adapted.convolutions)
-    if "full" not in changes:
-        kinds = {target.rpartition(".")[2] for target in preview["targets"]}
-        assert kinds >= {"q_proj", "k_proj", "v_proj", "o_proj", "b_proj"}
-        assert len(preview["convolutions"]) == 6
-    assert preview["parameters"] == checkpoint.parameters
+    checkpoint, full = Checkpoint.open(pairs[name][1]), "full" in changes
+    adaptation = Settings(full=full, lora_targets=changes.get("lora_targets")).adaptation(checkpoint)
+    assert (preview["targets"], preview["convolutions"]) == (list(adaptation.targets), list(adaptation.convolutions))
+    assert (preview["targets"] == []) == full
+    assert (preview["parameters"], preview["out"]) == (checkpoint.parameters, None)
     record = heal(name, tmp_path / "out", **changes)
     assert preview["trained_parameters"] == record["trained_parameters"]
     assert (preview["steps"], preview["tokens"]) == (record["settings"]["steps"], record["tokens"])

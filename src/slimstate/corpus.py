@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,10 @@ class Corpus:
 
     @classmethod
     def collect(cls, tokenizer: Any, source: str, length: int, samples: int, held_out: int, folder: Path) -> Corpus:
-        """The first `samples` + `held_out` windows of a text, or as many as it has, as a file in `folder`."""
+        """The first `samples` + `held_out` windows of a text, or as many as it has, as a file in `folder`.
+
+        Of a text with fewer, fewer are held out.
+        """
         found, digest = 0, hashlib.sha256()
         try:
             with staged_file(folder / TOKENS) as partial, partial.open("wb") as file:
@@ -54,6 +56,7 @@ class Corpus:
                         found += 1
         except OSError as error:
             raise OutputError(f"cannot write {folder / TOKENS}: {error.strerror or error}") from error
+        held_out = min(held_out, held_out_count(found))
         if found < 1 + held_out:
             raise DataError(
                 f"{source} has {found} windows of {length} tokens; at least {1 + held_out} are needed: "
@@ -120,20 +123,25 @@ class Schedule(Dataset[dict[str, Tensor]]):
     def __init__(self, corpus: Corpus, samples: int, seed: int) -> None:
         self.samples, self.seed = samples, seed
         self.tokens, self.places = corpus.tokens, corpus.training_windows
-        self.order = lru_cache(maxsize=2)(self._order)
+        self._epoch, self._order = -1, torch.empty(0)
 
     @property
     def epochs(self) -> float:
         return self.samples / len(self.places)
 
-    def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed + epoch)
-        return torch.randperm(len(self.places), generator=generator)
+    def order(self, epoch: int) -> Tensor:
+        """The order of an epoch; no epoch of one seed is that of another."""
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed + (epoch << 32))
+            self._epoch, self._order = epoch, torch.randperm(len(self.places), generator=generator)
+        return self._order
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, sample: int) -> dict[str, Tensor]:
+        if not 0 <= sample < self.samples:
+            raise IndexError(sample)
         epoch, position = divmod(sample, len(self.places))
         place = int(self.places[int(self.order(epoch)[position])])
         ids = torch.from_numpy(self.tokens[place].astype(np.int64))

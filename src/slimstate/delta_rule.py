@@ -44,8 +44,8 @@ def chunked(
     """The same function, C tokens at a time.
 
     Within a chunk with cumulated decay b, the updates solve a unit triangular system,
-    (I + A) u = beta (v - e^b K S_0),  A_ts = beta_t e^{b_t - b_s} k_t'k_s for s < t: for all chunks at once, up to S_0,
-    which is carried from chunk to chunk.
+    (I + A) u = beta (v - e^b K S_0),  A_ts = beta_t e^{b_t - b_s} k_t'k_s for s < t: for all chunks at once, up to S_0.
+    Two products for each chunk carry S_0 on; all else, the outputs too, is done for all chunks together.
     """
     batch, time, heads, value_dim = v.shape
     key_dim = k.shape[-1]
@@ -68,14 +68,16 @@ def chunked(
     values, erased = solved @ v, solved @ keys_in
     if state is None:
         state = v.new_zeros(batch, heads, key_dim, value_dim)
-    outputs = []
-    for n in range(v.shape[2]):
-        update = values[:, :, n] - erased[:, :, n] @ state
-        outputs.append(queries_in[:, :, n] @ state + scores[:, :, n] @ update)
-        carried = state if decay is None else state * decay[:, :, n]
-        state = carried + keys_out[:, :, n].mT @ update
-    joined = torch.stack(outputs, dim=2).flatten(2, 3)
-    return joined[:, :, :time].transpose(1, 2), state
+    carried, states, updates = state.flatten(0, 1), [], []
+    flat = [x.flatten(0, 1).unbind(1) for x in (values, erased, keys_out.mT)]
+    decays = [None] * v.shape[2] if decay is None else decay.flatten(0, 1).unbind(1)
+    for value, erase, write, fade in zip(*flat, decays, strict=True):
+        states.append(carried)
+        updates.append(torch.baddbmm(value, erase, carried, alpha=-1))
+        carried = torch.baddbmm(carried if fade is None else carried * fade, write, updates[-1])
+    before, update = (torch.stack(parts, dim=1).unflatten(0, (batch, heads)) for parts in (states, updates))
+    outputs = queries_in @ before + scores @ update
+    return outputs.flatten(2, 3)[:, :, :time].transpose(1, 2), carried.unflatten(0, (batch, heads))
 
 
 def delta_rule(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 LOGITS_AT_ONCE = 2**24  # elements of one chunk of logits; about ten tensors of that size are alive together
 
@@ -126,6 +127,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return cross_entropy + weight * distillation, cross_entropy, distillation
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *outer: Any) -> tuple[Tensor | None, ...]:
         by_hidden = None if ctx.by_hidden is None else ctx.by_hidden * outer[0]
         by_head = None if ctx.by_head is None else (ctx.by_head * outer[0]).to(ctx.head_dtype)

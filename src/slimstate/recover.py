@@ -132,6 +132,7 @@ def _run(
         cache = TeacherCache(
             folder=Path(asked["cache_teacher"]),
             model=master.fingerprint,
+            dtype=str(settings.dtype),
             temperature=settings.temperature,
             top_k=min(asked["cache_top_k"], int(master.config["vocab_size"]) - 1),
         )
@@ -147,28 +148,32 @@ def _run(
         tokenizer = load_tokenizer(student.folder)
         unseen = evaluation_windows(tokenizer, text, min(1024, settings.length), asked["eval_tokens"]).tokens
 
+    def lesson_on(corpus: Corpus) -> Lesson:
+        return Lesson(
+            settings=settings,
+            means=means,
+            corpus=corpus,
+            held_out=corpus.held_out_windows if unseen is None else unseen,
+            measured_on=f"windows of {asked['data']} that were not trained on" if text is None else text,
+            teacher=master,
+            cache=cache,
+        )
+
     def prepare() -> Corpus:
         going_on = prepare_workplace(work, decided, resume, means.force, reporter)
         try:
-            return _corpus(student, settings, asked, work, reporter)
+            corpus = _corpus(student, settings, asked, work, reporter)
+            _earlier_control(student, lesson_on(corpus), asked)
         except SlimstateError:
             if not going_on:
                 shutil.rmtree(work, ignore_errors=True)
             raise
+        return corpus
 
-    corpus = processes.from_main(prepare)
-    lesson = Lesson(
-        settings=settings,
-        means=means,
-        corpus=corpus,
-        held_out=corpus.held_out_windows if unseen is None else unseen,
-        measured_on=f"windows of {asked['data']} that were not trained on" if text is None else text,
-        teacher=master,
-        cache=cache,
-    )
+    lesson = lesson_on(processes.from_main(prepare))
     changed = {name: value for name, value in asked.items() if value != DEFAULTS[name]}
     about = {"command": command("recover", [student.source], changed)}
-    beside = _control(student, master, lesson, asked, work, about, reporter) if asked["control"] else None
+    beside = _control(student, lesson, asked, work, about, reporter)
     record = heal(student, lesson, out, work / "model", about, control=beside, reporter=reporter)
     processes.from_main(lambda: shutil.rmtree(work, ignore_errors=True))
     return record
@@ -176,7 +181,6 @@ def _run(
 
 def _control(
     student: Checkpoint,
-    master: Checkpoint | None,
     lesson: Lesson,
     asked: Mapping[str, Any],
     work: Path,
@@ -184,18 +188,31 @@ def _control(
     reporter: Reporter,
 ) -> dict[str, Any] | None:
     """The record of the uncut model after the same training: made now, or found where an earlier run left it."""
-    assert master is not None
-    if master.fingerprint == student.fingerprint:
+    if not _wants_control(student, lesson, asked):
         return None
+    assert lesson.teacher is not None
     out = control_folder(asked)
-    if (out / RECOVERY).is_file():
-        found = read_json(out / RECOVERY)
-        if (difference := _difference(found, lesson, master)) is not None:
-            raise OutputError(f"{out} is a control of other settings: {difference}; choose another --control-out")
+    if (found := _earlier_control(student, lesson, asked)) is not None:
         reporter.say(f"control: {out}, made before with the same settings")
         return found
     reporter.say(f"control: the uncut model gets the same training, into {out}")
-    return heal(master, lesson, out, work / "control", about, reporter=reporter)
+    return heal(lesson.teacher, lesson, out, work / "control", about, reporter=reporter)
+
+
+def _wants_control(student: Checkpoint, lesson: Lesson, asked: Mapping[str, Any]) -> bool:
+    """Whether another model than the student is to be trained as well."""
+    return asked["control"] and lesson.teacher is not None and lesson.teacher.fingerprint != student.fingerprint
+
+
+def _earlier_control(student: Checkpoint, lesson: Lesson, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record of a control that was made before; one of other settings is refused."""
+    out = control_folder(asked)
+    if not _wants_control(student, lesson, asked) or not (out / RECOVERY).is_file():
+        return None
+    found = read_json(out / RECOVERY)
+    if (difference := _difference(found, lesson)) is not None:
+        raise OutputError(f"{out} is a control of other settings: {difference}; choose another --control-out")
+    return found
 
 
 def control_folder(asked: Mapping[str, Any]) -> Path:
@@ -203,10 +220,11 @@ def control_folder(asked: Mapping[str, Any]) -> Path:
     return out.with_name(f"{out.name}-control") if asked["control_out"] is None else Path(asked["control_out"])
 
 
-def _difference(found: Mapping[str, Any], lesson: Lesson, master: Checkpoint) -> str | None:
+def _difference(found: Mapping[str, Any], lesson: Lesson) -> str | None:
     """What an earlier control was made with that this one would not be."""
+    assert lesson.teacher is not None
     ours = plain({
-        **vars(lesson.settings), "model": master.fingerprint, "tokens": lesson.corpus.digest,
+        **vars(lesson.settings), "model": lesson.teacher.fingerprint, "tokens": lesson.corpus.digest,
         "measured on": f"{lesson.held_out.numel()} tokens of {lesson.measured_on}",
     })  # fmt: skip
     measured = found.get("measured", {})

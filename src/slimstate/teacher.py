@@ -59,18 +59,20 @@ class TeacherCache:
 
     folder: Path
     model: str
+    dtype: str
     temperature: float
     top_k: int
 
     def describe(self) -> dict[str, Any]:
-        return {"format": FORMAT, "model": self.model, "temperature": self.temperature, "top_k": self.top_k}
+        names = ("model", "dtype", "temperature", "top_k")
+        return {"format": FORMAT, **{name: getattr(self, name) for name in names}}
 
     def check(self) -> None:
         """Refuse a folder that holds something else."""
         if self.folder.exists() and not self.folder.is_dir():
             raise OutputError(f"{self.folder} is a file; --cache-teacher is a folder")
         if not (self.folder / ABOUT).exists():
-            if self.folder.exists() and any(self.folder.iterdir()):
+            if self.folder.exists() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise OutputError(f"{self.folder} is not empty and no teacher cache; choose another place")
             return
         found = read_json(self.folder / ABOUT)
@@ -80,6 +82,7 @@ class TeacherCache:
 
     def fill(self, corpus: Corpus, load: Callable[[], Runtime], reporter: Reporter = SILENT) -> bool:
         """Write what is missing; the teacher is loaded only where something is. True if anything was."""
+        self.check()
         if processes.is_main():
             write_record(self.folder / ABOUT, self.describe())
         starts = range(0, corpus.count, WINDOWS_IN_A_FILE)
