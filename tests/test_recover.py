@@ -37,7 +37,7 @@ from test_cli import run
 NAME, GATED = tiny.PLAIN
 TIED = ("delta_net-tied", "gated_deltanet-tied")
 SHORT = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}
-WITHOUT_PEFT = "import runpy, sys; sys.modules['peft'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], {}, '__main__')"
+WITHOUT_PEFT = "import runpy, sys; sys.modules['peft'] = None; sys.argv.pop(0); runpy.run_path(sys.argv[0])"
 
 
 class Listener(slimstate.Reporter):
@@ -227,9 +227,8 @@ def test_every_card_says_what_was_done(made, pairs):
     cards = {kind: (folder / "README.md").read_text() for kind, folder in made.items()}
     assert not [kind for kind, card in cards.items() if "{" in card or "None" in card]
     recovered = "key dim 8 instead of 24, recovered"
-    titles = dict.fromkeys(made, recovered) | {
-        "control": "fine-tuned, not cut", "cut again": "key dim 6 instead of 8", "cut control": "key dim 8 instead of 24",
-    }  # fmt: skip
+    titles = dict.fromkeys(made, recovered) | {"control": "fine-tuned, not cut"}
+    titles |= {"cut again": "key dim 6 instead of 8", "cut control": "key dim 8 instead of 24"}
     for kind, card in cards.items():
         assert f"\n# {made[kind].name}: {titles[kind]}\n" in card
     for kind in RECOVERED:
@@ -295,9 +294,8 @@ def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, t
 def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, unseen_text, tmp_path):
     options = {"batch_size": 1, "steps": 2, "length": length, "eval_text": str(unseen_text), "eval_tokens": tokens}
     record = heal(NAME, tmp_path / "out", control=True, **options)
-    folders = {
-        "before": pairs[NAME][1], "after": tmp_path / "out", "uncut": pairs[NAME][0], "control": tmp_path / "out-control",
-    }  # fmt: skip
+    folders = {"before": pairs[NAME][1], "after": tmp_path / "out"}
+    folders |= {"uncut": pairs[NAME][0], "control": tmp_path / "out-control"}
     measured = record["measured"]
     assert measured["nats"].keys() == folders.keys()
     for kind, folder in folders.items():
@@ -667,7 +665,7 @@ BAD = {
     "no batch": ({"steps": None, "tokens": 128, "batch_size": 0}, PlanError, "--batch-size 0: it must be at least 1"),
     "no steps": ({"steps": 0}, PlanError, "--steps 0: it must be at least 1"),
     "one token": ({"length": 1}, PlanError, "--length 1: it must be at least 2"),
-    "pieces": ({"grad_accum": 3}, PlanError, "--batch-size 4 cannot be split evenly over 1 processes with --grad-accum 3"),
+    "pieces": ({"grad_accum": 3}, PlanError, "--batch-size 4 cannot be split evenly .*with --grad-accum 3"),
     "no pieces": ({"grad_accum": 0}, PlanError, "with --grad-accum 0"),
     "saves": ({"save_every": 0}, PlanError, "--save-every 0: it must be at least 1"),
     "lr": ({"lr": -1e-4}, PlanError, "a learning rate from -0.0001 to 1e-05: it must fall"),
@@ -696,9 +694,9 @@ BAD = {
     "a file": ({"out": "FILE"}, OutputError, "little.txt is a file"),
     "below a file": ({"out": "FILE/out"}, OutputError, "cannot write"),
     "control there": ({"control": True, "control_out": "COPY"}, OutputError, "copy exists already"),
-    "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "cannot hold both the model and its control"),
+    "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "cannot hold both the model and"),
     "fsdp": ({"fsdp": True}, PlanError, "--fsdp shards a model over GPUs: start one process for each with torchrun"),
-    "log": ({"report_to": "none,wishes"}, PlanError, "wishes cannot be imported: pip install wishes, or --report-to none"),
+    "log": ({"report_to": "none,wishes"}, PlanError, "wishes cannot be imported: .*, or --report-to none"),
     "device": ({"device": "cuda"}, PlanError, "no CUDA device here"),
     "dtype": ({"dtype": "int4"}, PlanError, "unknown dtype 'int4'"),
 }  # fmt: skip

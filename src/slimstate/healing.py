@@ -188,6 +188,7 @@ def _judge(
     changed = {name: tensor for name, tensor in merged.items() if name in student.tensors}
     record = {
         "kind": "recovery",
+        "name": Path(facts["out"]).name,
         "model": student.source,
         "fingerprint": student.fingerprint,
         "cut": student.cut,

@@ -380,6 +380,23 @@ def recall_curves(evaluations: Sequence[Record]) -> Figure:
     return figure
 
 
+@styled
+def loss_curves(recoveries: Sequence[Record]) -> Figure:
+    """The training loss of recoveries against the tokens seen, each point a mean over a twentieth of the training."""
+    figure, axes = new_figure(7, 3.6)
+    for record, shade in zip(recoveries, colours_of(recoveries), strict=True):
+        per_step = record["settings"]["length"] * record["settings"]["batch_size"]
+        log, span = record["log"], max(1, len(record["log"]) // 20)
+        ends = range(span, len(log) + 1)
+        means = [sum(entry["loss"] for entry in log[end - span : end]) / span for end in ends]
+        x = [log[end - 1]["step"] * per_step for end in ends]
+        axes.plot(x, means, color=shade, linewidth=1.5, label=literal(label_of(record)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k"))
+    axes.set(xlabel="tokens trained on", ylabel="loss", title="Recovery")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    return figure
+
+
 def draw_analysis(
     traces: Sequence[Record], filters: Sequence[Record], folder: Path, head: str | None = None
 ) -> list[Path]:

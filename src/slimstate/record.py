@@ -22,7 +22,7 @@ from slimstate.staging import staged_file
 PACKAGES = ("slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval")
 PLAN = "slimstate_plan.json"
 RECOVERY = "slimstate_recovery.json"
-KINDS = ("sweep", "plan", "trace", "filters", "evaluation")
+KINDS = ("sweep", "plan", "recovery", "trace", "filters", "evaluation")
 
 
 def versions() -> dict[str, str]:
@@ -139,14 +139,14 @@ class Found:
 def read_records(folder: Path) -> tuple[list[Found], list[str]]:
     """Every record under a folder, and a line on each file that looked like one and could not be read.
 
-    Of a model folder only the plan is read; JSON files that are no record are passed over.
+    Of a model folder only what slimstate wrote is read; JSON files that are no record are passed over.
     """
     if not folder.is_dir():
         raise DataError(f"no folder {folder}")
     found, complaints = [], []
     for path in sorted(folder.rglob("*.json")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if hidden or ((path.parent / "config.json").exists() and path.name != PLAN):
+        if hidden or ((path.parent / "config.json").exists() and path.name not in (PLAN, RECOVERY)):
             continue
         try:
             data = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""One page from records: whatever was swept, cut, traced and evaluated, in one HTML file that needs no network.
+"""One page from records: what was swept, cut, recovered, traced and evaluated, in one HTML file without any network.
 
 Records are all it sees: nothing here loads a model. `shapes` says what a record must hold to be drawn; each section of
 the page is a module that turns records into `Html`, which escapes what it is given.
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.errors import DataError
-from slimstate.record import Found, read_records, write_text
+from slimstate.record import RECOVERY, Found, read_records, write_text
 from slimstate.report.shapes import SHAPES, complaint
 from slimstate.reporter import SILENT, Reporter
 
 __all__ = ["write_report"]
 PAGE = "report.html"
-MAKERS = "`slimstate sweep`, `analyze`, `eval --out` and `prune` make them"
+MAKERS = "`slimstate sweep`, `analyze`, `eval --out`, `prune` and `recover` make them"
 
 
 def write_report(folder: str | Path, out: str | Path | None = None, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -53,6 +53,10 @@ def usable_records(folder: Path) -> tuple[dict[str, list[Found]], list[str]]:
 
 
 def without_copies(plans: Sequence[Found]) -> list[Found]:
-    """Plans, less those that `analyze` copied where the model itself is here too."""
-    here = [plan.data["layers"] for plan in plans if "folder" not in plan.data]
-    return [plan for plan in plans if "folder" not in plan.data or plan.data["layers"] not in here]
+    """Plans, less those that `analyze` or `recover` copied where the cut model itself is here too."""
+
+    def copied(plan: Found) -> bool:
+        return "folder" in plan.data or (plan.path.parent / RECOVERY).exists()
+
+    here = [plan.data["layers"] for plan in plans if not copied(plan)]
+    return [plan for plan in plans if not copied(plan) or plan.data["layers"] not in here]

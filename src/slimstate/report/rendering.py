@@ -10,6 +10,7 @@ from slimstate.report.cuts import cut_section
 from slimstate.report.evaluation import evaluation_section
 from slimstate.report.page import page
 from slimstate.report.pieces import Section
+from slimstate.report.recovery import recovery_section
 from slimstate.report.reproduce import footer, reproduce_section
 from slimstate.report.states import filter_section, state_section
 from slimstate.report.summary import head, models
@@ -22,6 +23,7 @@ def render(records: Mapping[str, Sequence[Found]], skipped: Sequence[str], folde
         tradeoff_section(records.get("sweep", ())),
         state_section(records.get("trace", ())),
         filter_section(records.get("filters", ())),
+        recovery_section(records.get("recovery", ())),
         evaluation_section(records.get("evaluation", ())),
         reproduce_section(records),
     )

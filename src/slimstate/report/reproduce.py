@@ -13,7 +13,7 @@ from slimstate.report.markup import Html, element, joined
 from slimstate.report.pieces import Section, code, command_lines, digest, listing, note
 
 Records = Mapping[str, Sequence[Found]]
-ORDER = ("sweep", "plan", "trace", "filters", "evaluation")
+ORDER = ("sweep", "plan", "recovery", "trace", "filters", "evaluation")
 LOAD = """import fla  # registers the architecture
 from transformers import AutoModelForCausalLM
 
@@ -105,7 +105,8 @@ def origin(kind: str, data: Mapping[str, Any]) -> tuple[object, ...]:
         text = data.get("calibration") or {}
     else:
         model, fingerprint = data["model"], data.get("fingerprint") or settings.get("fingerprint")
-        text = data if kind == "evaluation" else data.get("text") or settings.get("text") or {}
+        texts = {"evaluation": data, "recovery": data.get("corpus")}
+        text = texts.get(kind) or data.get("text") or settings.get("text") or {}
     seed = data.get("seed", settings.get("seed"))
     return model, digest(fingerprint), digest(text.get("digest")), "–" if seed is None else seed
 

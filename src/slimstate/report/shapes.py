@@ -188,7 +188,20 @@ PLAN = {
         }
     ),
 }
-SHAPES = {"sweep": SWEEP, "trace": TRACE, "filters": FILTERS, "evaluation": EVALUATION, "plan": PLAN}
+NATS = {"before": NUMBER, "after": NUMBER, "uncut": Maybe(NUMBER), "control": Maybe(NUMBER)}
+RECOVERY = {
+    **MODEL,
+    **ORIGIN,
+    "teacher": Maybe({"model": TEXT, "fingerprint": Maybe(TEXT)}),
+    "settings": {"adaptation": {"full": TRUTH}, "length": WHOLE, "batch_size": WHOLE},
+    "corpus": Maybe({"data": Maybe(TEXT), "digest": Maybe(TEXT)}),
+    "tokens": COUNT,
+    "measured": {"text": Maybe(TEXT), "tokens": COUNT, "nats": NATS, "closed": Maybe(Each(Maybe(NUMBER)))},
+    "log": Maybe([{"step": COUNT, "loss": NUMBER}]),
+}
+SHAPES = {
+    "sweep": SWEEP, "trace": TRACE, "filters": FILTERS, "evaluation": EVALUATION, "plan": PLAN, "recovery": RECOVERY,
+}  # fmt: skip
 
 
 def complaint(found: Found) -> str | None:
@@ -198,13 +211,14 @@ def complaint(found: Found) -> str | None:
 
 def contradiction(kind: str, data: Data) -> str | None:
     """Where fields of the right shape do not fit each other."""
-    return {
+    tests = {
         "sweep": _sweep_contradiction,
         "trace": _trace_contradiction,
         "filters": _filters_contradiction,
         "evaluation": _evaluation_contradiction,
         "plan": _plan_contradiction,
-    }[kind](data)
+    }
+    return tests[kind](data) if kind in tests else None
 
 
 def _sweep_contradiction(sweep: Data) -> str | None:

@@ -52,7 +52,7 @@ def head(records: Records, skipped: Sequence[str]) -> Html:
 def models(records: Records) -> list[str]:
     """The models that were cut or looked at, each once, by the name of their base."""
     found: list[str] = []
-    for kind in ("sweep", "plan", "trace", "evaluation", "filters"):
+    for kind in ("sweep", "plan", "recovery", "trace", "evaluation", "filters"):
         for record in records.get(kind, ()):
             data = record.data
             base = (data.get("cut") or {}).get("base_model")

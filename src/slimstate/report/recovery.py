@@ -1,0 +1,58 @@
+"""Recovery: what fine-tuning gave back, beside the uncut model and the control."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slimstate import plots
+from slimstate.record import Found
+from slimstate.report.evaluation import share_cell
+from slimstate.report.markup import Html, joined
+from slimstate.report.numbers import UNKNOWN, fixed
+from slimstate.report.pieces import Cell, Section, drawing, figure, sortable
+
+Record = Mapping[str, Any]
+STAGES = ("before", "after", "uncut", "control")
+CAPTION = (
+    "Nats per token on text that was not trained on: less is better. The control is the uncut model after the same "
+    "training; “closed” is how much of the gap between the cut model and the control (without one, the uncut model) is "
+    "gone."
+)
+
+
+def recovery_section(recoveries: Sequence[Found]) -> Section | None:
+    if not recoveries:
+        return None
+    records = [found.data for found in recoveries]
+    return Section(anchor="recovery", title="Recovery", body=joined([outcome_table(records), loss_figure(records)]))
+
+
+def outcome_table(records: Sequence[Record]) -> Html:
+    columns = ["model", "tokens", "trained", *STAGES, "closed"]
+    return sortable(CAPTION, columns, [(outcome_cells(record), {}) for record in records])
+
+
+def outcome_cells(record: Record) -> list[Cell]:
+    measured = record["measured"]
+    closed = measured.get("closed") or {}
+    trained = "all weights" if record["settings"]["adaptation"]["full"] else "adapters, convolutions"
+    return [
+        Cell(shown=plots.label_of(record)),
+        Cell(shown=f"{record['tokens']:,}", value=record["tokens"], numeric=True),
+        Cell(shown=trained),
+        *(nats_cell(measured["nats"].get(stage)) for stage in STAGES),
+        share_cell(closed.get("control", closed.get("uncut"))),
+    ]
+
+
+def nats_cell(nats: float | None) -> Cell:
+    return Cell(shown=UNKNOWN if nats is None else fixed(nats, 4), value="" if nats is None else nats, numeric=True)
+
+
+def loss_figure(records: Sequence[Record]) -> Html | None:
+    able = [record for record in records if record.get("log")]
+    if not able:
+        return None
+    picture = drawing(plots.loss_curves(able), "recovery", "Training loss against tokens")
+    return figure(picture, "The training loss, smoothed: cross entropy plus, with a teacher, the distillation.")

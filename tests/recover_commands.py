@@ -1,0 +1,89 @@
+"""Run in fresh processes, one or several: the commands given, one after another; told to, none of them ends by itself.
+
+Arguments: where to put results, and JSON with `commands` (lists of words), `shard` (a model and its cut one, or null)
+and `die_at` (the step at whose checkpoint the last command is killed, before it is marked as whole).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+import tiny
+from slimstate import processes, training
+from slimstate.checkpoint import Checkpoint
+from slimstate.cli import main
+from slimstate.healing import Settings
+from slimstate.runtime import load
+from slimstate.teacher import PresentTeacher
+
+
+def student(uncut: Path, cut: Path, full: bool) -> training.Student:
+    """In the middle of its training: an adapter that has learnt nothing has no gradient to speak of."""
+    torch.manual_seed(0)
+    adapted = Settings(full=full).adaptation(Checkpoint.open(cut)).attach(load(cut, device="cpu").model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in training.trainable(adapted).values():
+            parameter.copy_(parameter + 0.05 * torch.randn(parameter.shape, generator=generator))
+    teacher = PresentTeacher(runtime=load(uncut, device="cpu"))
+    return training.Student(adapted, teacher, temperature=3.0, weight=0.5).train()
+
+
+def shard(uncut: Path, cut: Path, root: Path) -> None:
+    """The loss and gradients of two windows in each process, sharded, beside those of all windows unsharded."""
+    processes.join(torch.device("cpu"))
+    ids, places = tiny.token_ids(2 * processes.count(), 40), torch.arange(2 * processes.count())
+    mine = slice(2 * processes.rank(), 2 * processes.rank() + 2)
+    found: dict[str, Any] = {}
+    for full in (False, True):
+        whole, sharded = student(uncut, cut, full), student(uncut, cut, full)
+        blocks = [part for part in sharded.modules() if type(part).__name__ in sharded._no_split_modules]
+        for part in (*blocks, sharded):
+            fully_shard(part)
+        expected = whole(ids, places)["loss"]
+        loss = sharded(ids[mine], places[mine])["loss"]
+        expected.backward()
+        loss.backward()
+        mean = processes.sum_over_all(loss.detach()) / processes.count()
+        theirs = {name: parameter.grad for name, parameter in training.trainable(whole).items()}
+        ours = {name: parameter.grad.full_tensor() for name, parameter in training.trainable(sharded).items()}
+        state = {name: tensor.full_tensor() for name, tensor in sharded.state_dict().items()}
+        found["full" if full else "adapters"] = {
+            "blocks": len(blocks), "losses": (mean, expected.detach()), "gradients": (ours, theirs),
+            "states": (state, whole.state_dict()),
+        }  # fmt: skip
+    if processes.is_main():
+        torch.save(found, root / "sharded.pt")
+
+
+def die_at(step: int) -> None:
+    mark = training.Watch.on_save
+
+    def on_save(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        mark(self, args, state, control, **kwargs)
+
+    training.Watch.on_save = on_save
+
+
+if __name__ == "__main__":
+    root, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
+    if asked["shard"] is not None:
+        shard(*map(Path, asked["shard"]), root)
+    for number, words in enumerate(asked["commands"], start=1):
+        if number == len(asked["commands"]):
+            die_at(asked["die_at"])
+        sys.argv = ["slimstate", *words]
+        try:
+            main()
+        except SystemExit as stop:
+            print(f"exit {stop.code or 0}", flush=True)
