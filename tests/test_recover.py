@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 import slimstate
 import tiny
@@ -499,6 +500,20 @@ def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, change
     assert {path.name for path in tmp_path.iterdir()} == {"out", *(["out-control"] if kind == "healed" else [])}
 
 
+def test_it_can_be_interrupted_again_and_again(heal, made, tmp_path):
+    """What was left half-written must not push out what is whole."""
+    for step in (1, 2, 3):
+        work = interrupt(heal, tmp_path / "out", step, save_every=1, resume=True) / "model"
+        checkpoints = {path.name for path in work.glob("checkpoint-*")}
+        assert checkpoints == {f"checkpoint-{done}" for done in range(max(1, step - 1), step + 1)}
+        assert all((work / name / file).exists() for name in checkpoints for file in (WHOLE, "model.safetensors"))
+        for number in (97, 98, 99):
+            (work / f"checkpoint-{number}").mkdir()
+    record = heal(NAME, tmp_path / "out", resume=True)
+    assert losses(record) == losses(record_of(made[NAME]))
+    assert weights_of(tmp_path / "out") == weights_of(made[NAME])
+
+
 def test_what_was_not_saved_is_done_again(heal, made, tmp_path, monkeypatch):
     """Interrupted before the first checkpoint, and before there were tokens; and with nothing to go on from."""
     interrupt(heal, tmp_path / "early", step=1)
@@ -586,23 +601,39 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(heal, made, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize(("lr", "full"), [(1e30, True), (1e30, False), (1e39, True)])
-def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(lr, full, heal, tmp_path):
-    """Or weights that are none, which the loss would show one step later, when they had been saved."""
-    from safetensors.torch import load_file
-
-    with pytest.raises(TrainingError) as stopped:
-        heal(NAME, tmp_path / "out", lr=lr, full=full, save_every=1, steps=6)
-    work = tmp_path / "out.training" / "model"
+def last_good(work: Path) -> int:
+    """The number of the last checkpoint marked as whole, after a look at its tensors."""
     last = max(int(path.parent.name.partition("-")[2]) for path in work.glob(f"*/{WHOLE}"))
-    assert f"NaN or infinite at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}" in str(
-        stopped.value
-    )
     tensors = load_file(work / f"checkpoint-{last}" / "model.safetensors")
     assert tensors
     assert all(tensor.isfinite().all() for tensor in tensors.values())
     assert not (work / f"checkpoint-{last + 1}").exists()
+    return last
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(full, heal, tmp_path):
+    with pytest.raises(TrainingError) as stopped:
+        heal(NAME, tmp_path / "out", lr=1e30, full=full, save_every=1, steps=6)
+    work = tmp_path / "out.training" / "model"
+    last = last_good(work)
+    where = f"at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}; try a lower --lr"
+    assert f"the loss is NaN or infinite {where}" in str(stopped.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_no_numbers_are_not_saved(heal, tmp_path, monkeypatch):
+    """Though the loss does not show it yet."""
+    taken = itertools.count(1)
+
+    def steep(hidden, *args, **options):
+        loss, *parts = distilled_loss(hidden, *args, **options)
+        return (loss + (hidden * 0).sum().sqrt() if next(taken) == 3 else loss), *parts  # zero, of infinite slope
+
+    monkeypatch.setattr("slimstate.training.distilled_loss", steep)
+    with pytest.raises(TrainingError, match=r"infinite at step 3: the last good checkpoint is .*checkpoint-2;"):
+        heal(NAME, tmp_path / "out", save_every=1)
+    assert last_good(tmp_path / "out.training" / "model") == 2
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -641,7 +672,8 @@ def places(pairs, text_file, tmp_path_factory) -> dict[str, Path]:
     for name, characters in {"LITTLE": 20, "SOME": 32 * 11}.items():
         found[name] = root / f"{name.lower()}.txt"
         found[name].write_text(tiny.text(characters))
-    found["FILE"] = found["LITTLE"]
+    found["FILE"], found["BLOCKED"] = found["LITTLE"], root / "blocked"
+    (root / "blocked.training").write_text("in the way")
     return found
 
 
@@ -695,10 +727,11 @@ BAD = {
     "exists": ({"out": "COPY"}, OutputError, "copy exists already; choose another place or use --force"),
     "a file": ({"out": "FILE"}, OutputError, "little.txt is a file"),
     "below a file": ({"out": "FILE/out"}, OutputError, "cannot write"),
+    "no workplace": ({"out": "BLOCKED", "force": True}, OutputError, "blocked.training is a file"),
     "control there": ({"control": True, "control_out": "COPY"}, OutputError, "copy exists already"),
     "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "cannot hold both the model and"),
     "fsdp": ({"fsdp": True}, PlanError, "--fsdp shards a model over GPUs: start one process for each with torchrun"),
-    "log": ({"report_to": "none,wishes"}, PlanError, "wishes cannot be imported: .*, or --report-to none"),
+    "log": ({"report_to": "none,wishes"}, PlanError, "--report-to wishes: wishes is not supported"),
     "device": ({"device": "cuda"}, PlanError, "no CUDA device here"),
     "dtype": ({"dtype": "int4"}, PlanError, "unknown dtype 'int4'"),
 }  # fmt: skip
@@ -737,6 +770,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
         ("peft", {}, r"pip install 'slimstate\[recover\]'$"),
         ("accelerate", {}, r"pip install 'slimstate\[recover\]'$"),
         ("tensorboard", {"report_to": "tensorboard"}, r"pip install 'slimstate\[recover\]', or --report-to none$"),
+        ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or --report-to none$"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(

@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install '
 
 from slimstate import plots
 from slimstate.errors import DataError, OutputError
-from slimstate.record import PLAN, Found, write_record
+from slimstate.record import PLAN, RECOVERY, Found, write_record
 from slimstate.report import pieces, write_report
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
@@ -231,8 +231,24 @@ def plan(layers: int = 2, heads: int = 2, width: int = 8, key_dim: int = 4, sour
     }
 
 
+def recovery(name: str = "healed", cut_by: Record | None = None) -> Record:
+    nats = {"before": 4.5, "after": 4.2, "uncut": 4.0, "control": 3.9}
+    return {
+        "kind": "recovery",
+        **identity(name, cut_by or cut()),
+        "teacher": {"model": "base/model", "fingerprint": "sha256:f1f1"},
+        "settings": {"adaptation": {"full": False, "targets": ["q_proj"]}, "length": 64, "batch_size": 4, "seed": 0},
+        "corpus": {"data": "text.txt", "digest": "sha256:c0de"},
+        "tokens": 25_600,
+        "measured": {"text": "text.txt", "tokens": 4096, "nats": nats, "closed": {"uncut": 0.6, "control": 0.5}},
+        "log": [{"step": step, "loss": 5 + wave(step)} for step in range(1, 101)],
+        "command": "slimstate recover models/slim --teacher base/model --data text.txt --out models/healed",
+    }
+
+
 def everything() -> dict[str, Record]:
     return {
+        "recovery.json": recovery(),
         "sweep.json": sweep(),
         "trace-model.json": trace(),
         "trace-slim.json": trace("slim", cut(), width=4),
@@ -278,7 +294,7 @@ def readable(page: str) -> str:
 def test_the_report_says_what_it_made(tmp_path, unpainted):
     made = write_report(write(tmp_path, everything()), tmp_path / "out" / "page.html")
     page = tmp_path / "out" / "page.html"
-    counts = {"sweep": 1, "trace": 2, "filters": 1, "evaluation": 1, "plan": 1}
+    counts = {"sweep": 1, "trace": 2, "filters": 1, "evaluation": 1, "plan": 1, "recovery": 1}
     assert made == {"out": str(page), "records": counts, "skipped": [], "bytes": page.stat().st_size}
     assert [path.name for path in page.parent.iterdir()] == ["page.html"]
 
@@ -300,6 +316,8 @@ def test_every_section_shows_the_numbers_of_its_records(whole):
         "None of 32 sampled states is outside of any bound.",
         "Convolution filters",
         "query 0.100, key 0.100",
+        "Recovery",
+        "healed (drrqr, 4 of 8) 25,600 adapters, convolutions 4.5000 4.2000 4.0000 3.9000 50.0%",
         "Evaluation",
         "lambada_openai",
         "± 0.012",
@@ -322,7 +340,7 @@ def test_commands_are_given_once_and_in_order(whole):
     listing = re.search(r'<div class="listing commands">.*?</div>', whole.read_text(), re.DOTALL)[0]
     lines = [" ".join(re.sub("<[^>]*>", "", line).split()) for line in listing.split("\n")]
     verbs = [re.sub("^Copy", "", line).split()[1] for line in lines]
-    assert verbs == ["sweep", "prune", "prune", "analyze", "analyze", "eval"]
+    assert verbs == ["sweep", "prune", "prune", "recover", "analyze", "analyze", "eval"]
     assert f"--apply {whole.parent / 'cut' / PLAN}" in lines[2]
 
 
@@ -349,6 +367,18 @@ def test_several_records_of_a_kind_each_have_their_place(tmp_path, unpainted):
     assert len(ids) == len(set(ids))
 
 
+def test_the_plan_of_a_recovered_model_is_shown_once(tmp_path, unpainted):
+    """Its folder has the plan of the cut, whose own folder is here too."""
+    records = {f"slim/{PLAN}": plan(), f"healed/{PLAN}": plan(), f"healed/{RECOVERY}": recovery()}
+    folder = write(tmp_path, records)
+    for name in ("slim", "healed"):
+        (folder / name / "config.json").write_text("{}")
+    made = write_report(folder)
+    assert made["records"] == {"plan": 1, "recovery": 1}
+    shutil.rmtree(folder / "slim")
+    assert write_report(folder)["records"] == {"plan": 1, "recovery": 1}
+
+
 @pytest.mark.parametrize(
     ("name", "sections"),
     [
@@ -356,6 +386,7 @@ def test_several_records_of_a_kind_each_have_their_place(tmp_path, unpainted):
         ("trace-model.json", ["states"]),
         ("filters-model.json", ["filters"]),
         ("evaluation.json", ["evaluation"]),
+        ("recovery.json", ["recovery"]),
         (f"cut/{PLAN}", ["cut"]),
     ],
 )
@@ -455,11 +486,13 @@ def with_change(record: Record, path: tuple[Any, ...], change: Any) -> Record:
     return changed
 
 
-@pytest.mark.parametrize("name", sorted({"sweep.json", "trace-slim.json", "evaluation.json", f"cut/{PLAN}"}))
+@pytest.mark.parametrize(
+    "name", sorted({"sweep.json", "trace-slim.json", "evaluation.json", "recovery.json", f"cut/{PLAN}"})
+)
 def test_no_damage_to_a_record_makes_a_traceback(tmp_path, monkeypatch, name):
     """A field that is gone, empty or of another kind: the record is drawn without it or skipped, and nothing breaks."""
     monkeypatch.setattr(pieces, "drawing", lambda figure, *_: Html("<svg></svg>"))
-    for module in ("tradeoff", "states", "evaluation"):
+    for module in ("tradeoff", "states", "evaluation", "recovery"):
         monkeypatch.setattr(sys.modules[f"slimstate.report.{module}"], "drawing", pieces.drawing)
     whole = everything()[name]
     fine = write(tmp_path, {"evaluation-fine.json": {**result("fine", None, 1.0), "kind": "evaluation"}})
@@ -636,7 +669,7 @@ def test_the_page_opens_without_a_complaint_and_without_a_request(desktop, whole
         "figure svg.drawing",
         "all => all.map(one => [one.getBoundingClientRect().width, one.getBoundingClientRect().height])",
     )
-    assert len(boxes) == 7
+    assert len(boxes) == 8
     assert all(width > 400 and height > 100 for width, height in boxes)
 
 

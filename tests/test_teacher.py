@@ -63,7 +63,9 @@ def corpora(text_file, tmp_path_factory) -> dict[int, Corpus]:
 
 @pytest.fixture
 def cache(tmp_path) -> TeacherCache:
-    return TeacherCache(folder=tmp_path / "cache", model="sha256:m", dtype="float32", temperature=TEMPERATURE, top_k=TOP_K)
+    return TeacherCache(
+        folder=tmp_path / "cache", model="sha256:m", dtype="float32", temperature=TEMPERATURE, top_k=TOP_K
+    )
 
 
 def ids_of(corpus, places) -> torch.Tensor:

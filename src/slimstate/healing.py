@@ -27,7 +27,7 @@ from slimstate.errors import OutputError, PlanError
 from slimstate.perplexity import mean_nats, perplexity_of
 from slimstate.record import RECOVERY, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import Runtime, load, pick_device, pick_dtype
+from slimstate.runtime import Runtime, describe_kernels, load, pick_device, pick_dtype
 from slimstate.teacher import PresentTeacher, Teacher, TeacherCache
 from slimstate.tensor_files import DTYPES, Replacement
 
@@ -69,6 +69,8 @@ class Settings:
                 raise PlanError(f"--{name} {value}: it must be at least {least}")
         if not 0 < self.lr < math.inf or not 0 <= self.min_lr <= self.lr:
             raise PlanError(f"a learning rate from {self.lr:g} to {self.min_lr:g}: it must fall, and end at 0 or above")
+        if self.dtype == "float16":
+            raise PlanError("--dtype float16 cannot be trained in without losing gradients: use bfloat16 or float32")
         if not 0 <= self.warm_up < 1:
             raise PlanError(f"--warm-up {self.warm_up:g}: it is a share of the steps, from 0 to less than 1")
         if not 0 < self.temperature < math.inf or not 0 <= self.kd_weight < math.inf:
@@ -223,7 +225,8 @@ def _train(
     )
     schedule = Schedule(lesson.corpus, settings.steps * settings.batch_size, settings.seed)
     size = sum(parameter.numel() for parameter in trainable(learner).values())
-    reporter.say(f"kernels: {runtime.kernels}")
+    kernels = describe_kernels(device, precision)
+    reporter.say(f"kernels: {kernels}")
     reporter.say(
         f"training {size:,} parameters for {course.steps:,} steps of {course.batch} x {settings.length} tokens:"
         f" {settings.tokens:,} tokens, {schedule.epochs:.2f} epochs"
@@ -242,7 +245,7 @@ def _train(
     facts = {
         "epochs": schedule.epochs,
         "trained_parameters": size,
-        "kernels": runtime.kernels,
+        "kernels": kernels,
         "tokens_per_second": speed if done else None,
         "log": plain(log, 6),
     }
@@ -278,7 +281,7 @@ def _measure(
     control: Mapping[str, Any] | None,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Mean nats of the student before and after, and of the uncut model, on tokens that nobody was trained on."""
+    """Mean nats of the student before and after, and of the uncut model, on tokens that were held out."""
     settings, tokens = lesson.settings, lesson.held_out
     runtime = load(student.folder, device=lesson.means.device, dtype=settings.dtype)
     nats = {"before": mean_nats(runtime, tokens, reporter, "measuring before")}

@@ -22,7 +22,6 @@ from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_shapes
 from slimstate.teacher import TeacherCache
 
-EXTRA = ("peft", "accelerate", "tensorboard")  # what slimstate[recover] brings
 PASSING = ("model", "reporter", "dry_run", "force", "resume")  # arguments that do not matter to what comes out
 
 
@@ -124,7 +123,7 @@ def _run(
     reporter: Reporter,
 ) -> dict[str, Any]:
     out = Path(asked["out"])
-    work = out.with_name(f"{out.name}.training")
+    work = _workplace(out)
     cache = None
     if asked["cache_teacher"] is not None:
         if master is None:
@@ -215,6 +214,10 @@ def _earlier_control(student: Checkpoint, lesson: Lesson, asked: Mapping[str, An
     return found
 
 
+def _workplace(out: Path) -> Path:
+    return out.with_name(f"{out.name}.training")
+
+
 def control_folder(asked: Mapping[str, Any]) -> Path:
     out = Path(asked["out"])
     return out.with_name(f"{out.name}-control") if asked["control_out"] is None else Path(asked["control_out"])
@@ -291,11 +294,20 @@ def _steps(steps: int | None, tokens: int | None, per_step: int) -> int:
 
 
 def _check_extras(means: Means) -> None:
-    for name in ("peft", "accelerate", *means.report_to):
+    """What training needs is installed, and the Trainer knows where to log to."""
+    for name in ("peft", "accelerate"):
         if find_spec(name) is None:
-            cure = "pip install 'slimstate[recover]'" if name in EXTRA else f"pip install {name}"
-            other = ", or --report-to none" if name in means.report_to else ""
-            raise PlanError(f"{name} cannot be imported: {cure}{other}")
+            raise PlanError(f"{name} cannot be imported: pip install 'slimstate[recover]'")
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    try:
+        get_reporting_integration_callbacks(list(means.report_to))
+    except ValueError as error:
+        raise PlanError(f"--report-to {','.join(means.report_to)}: {error}") from error
+    for name in means.report_to:
+        if find_spec(name) is None:
+            cure = "'slimstate[recover]'" if name == "tensorboard" else name
+            raise PlanError(f"{name} cannot be imported: pip install {cure}, or --report-to none")
 
 
 def _check_outputs(student: Checkpoint, master: Checkpoint | None, asked: Mapping[str, Any], force: bool) -> None:
@@ -307,6 +319,7 @@ def _check_outputs(student: Checkpoint, master: Checkpoint | None, asked: Mappin
             raise OutputError(f"{beside} cannot hold both the model and its control: choose another --control-out")
         if not (beside / RECOVERY).is_file():
             outs.append(beside)
+    check_place(_workplace(outs[0]), folder=True)
     for out in outs:
         check_place(out, folder=True)
         for checkpoint in (student, master):
