@@ -29,7 +29,7 @@ from slimstate.cli.training import recover as command
 from slimstate.corpus import Corpus, Schedule
 from slimstate.distillation import distilled_loss
 from slimstate.errors import DataError, ModelError, OutputError, PlanError, TrainingError
-from slimstate.healing import Settings
+from slimstate.healing import LEAST_GAP, Settings
 from slimstate.record import PLAN, RECOVERY
 from slimstate.runtime import load, load_tokenizer
 from slimstate.training import WHOLE, StudentTrainer
@@ -305,7 +305,7 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, 
     nats = measured["nats"]
     for goal, share in measured["closed"].items():
         gap = nats["before"] - nats[goal]
-        assert (share is None) == (gap <= 0)
+        assert (share is None) == (gap <= LEAST_GAP)
         assert share is None or share * gap == pytest.approx(nats["before"] - nats["after"])
     assert record["corpus"]["held_out"] == 0
 
@@ -331,6 +331,13 @@ def test_without_a_text_to_measure_on_windows_are_held_out(pairs, heal, text_fil
         assert record["measured"]["nats"][kind] == pytest.approx(nats, rel=1e-5)
 
 
+def test_training_in_half_precision_is_training_with_some_noise(heal, made, tmp_path):
+    record = heal(NAME, tmp_path / "out", dtype="bfloat16")
+    assert losses(record) == pytest.approx(losses(record_of(made[NAME])), rel=0.02)
+    assert {info.dtype for info in Checkpoint.open(tmp_path / "out").tensors.values()} == {"F32"}
+    assert record["settings"]["dtype"] == "bfloat16"
+
+
 def test_a_teacher_without_weight_is_no_teacher(heal, made, tmp_path):
     record = heal(NAME, tmp_path / "out", kd_weight=0)
     alone = record_of(made["alone"])
@@ -340,9 +347,8 @@ def test_a_teacher_without_weight_is_no_teacher(heal, made, tmp_path):
     assert record["measured"]["nats"].keys() - alone["measured"]["nats"].keys() == {"uncut"}
 
 
-@pytest.mark.parametrize("pieces", [2, 4])
-def test_work_in_pieces_gives_the_same(pieces, heal, made, tmp_path):
-    record = heal(GATED, tmp_path / "out", grad_accum=pieces)
+def test_work_in_pieces_gives_the_same(heal, made, tmp_path):
+    record = heal(GATED, tmp_path / "out", grad_accum=2)
     whole = record_of(made[GATED])
     for part in ("loss", "cross_entropy", "distillation", "grad_norm"):
         found, expected = ([entry[part] for entry in each["log"]] for each in (record, whole))
@@ -734,6 +740,7 @@ BAD = {
     "log": ({"report_to": "none,wishes"}, PlanError, "--report-to wishes: wishes is not supported"),
     "device": ({"device": "cuda"}, PlanError, "no CUDA device here"),
     "dtype": ({"dtype": "int4"}, PlanError, "unknown dtype 'int4'"),
+    "half": ({"dtype": "float16"}, PlanError, "--dtype float16 cannot be trained in"),
 }  # fmt: skip
 
 

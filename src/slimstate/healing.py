@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SETTINGS = "settings.json"
 ADAPTER = "adapter"
+LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,9 +304,9 @@ def _measure(
 
 
 def share_closed(nats: Mapping[str, float], goal: str) -> float | None:
-    """How much of the gap in nats between the cut model and `goal` the recovery closed; None where there is no gap."""
+    """How much of the gap in nats between the cut model and `goal` the recovery closed; None where that is too small."""
     gap = nats["before"] - nats[goal]
-    return (nats["before"] - nats["after"]) / gap if gap > 0 else None
+    return (nats["before"] - nats["after"]) / gap if gap > LEAST_GAP else None
 
 
 def _write(
