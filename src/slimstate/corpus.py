@@ -56,7 +56,8 @@ class Corpus:
                         found += 1
         except OSError as error:
             raise OutputError(f"cannot write {folder / TOKENS}: {error.strerror or error}") from error
-        held_out = min(held_out, held_out_count(found))
+        if found < samples + held_out:
+            held_out = min(held_out, held_out_count(found))
         if found < 1 + held_out:
             raise DataError(
                 f"{source} has {found} windows of {length} tokens; at least {1 + held_out} are needed: "
@@ -123,17 +124,16 @@ class Schedule(Dataset[dict[str, Tensor]]):
     def __init__(self, corpus: Corpus, samples: int, seed: int) -> None:
         self.samples, self.seed = samples, seed
         self.tokens, self.places = corpus.tokens, corpus.training_windows
-        self._epoch, self._order = -1, torch.empty(0)
+        self._epoch, self._order = -1, np.empty(0, np.int64)
 
     @property
     def epochs(self) -> float:
         return self.samples / len(self.places)
 
-    def order(self, epoch: int) -> Tensor:
-        """The order of an epoch; no epoch of one seed is that of another."""
+    def order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The places in the order of an epoch; no epoch of one seed is that of another."""
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self.seed + (epoch << 32))
-            self._epoch, self._order = epoch, torch.randperm(len(self.places), generator=generator)
+            self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.places)
         return self._order
 
     def __len__(self) -> int:
@@ -143,6 +143,6 @@ class Schedule(Dataset[dict[str, Tensor]]):
         if not 0 <= sample < self.samples:
             raise IndexError(sample)
         epoch, position = divmod(sample, len(self.places))
-        place = int(self.places[int(self.order(epoch)[position])])
+        place = int(self.order(epoch)[position])
         ids = torch.from_numpy(self.tokens[place].astype(np.int64))
         return {"input_ids": ids, "place": torch.tensor(place)}

@@ -21,7 +21,7 @@ from torch import Tensor
 from slimstate import processes
 from slimstate.adapters import Adaptation, trainable
 from slimstate.card import write_recovery_card
-from slimstate.checkpoint import CARD, Checkpoint, read_json, write_checkpoint
+from slimstate.checkpoint import ADAPTER, CARD, LOGS, Checkpoint, read_json, write_checkpoint
 from slimstate.corpus import Corpus, Schedule
 from slimstate.errors import OutputError, PlanError
 from slimstate.perplexity import mean_nats, perplexity_of
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from slimstate.training import Course
 
 SETTINGS = "settings.json"
-ADAPTER = "adapter"
 LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
 
@@ -304,7 +303,7 @@ def _measure(
 
 
 def share_closed(nats: Mapping[str, float], goal: str) -> float | None:
-    """How much of the gap in nats between the cut model and `goal` the recovery closed; None where that is too small."""
+    """How much of the gap in nats between the cut model and `goal` the recovery closed; None of a gap too small."""
     gap = nats["before"] - nats[goal]
     return (nats["before"] - nats["after"]) / gap if gap > LEAST_GAP else None
 
@@ -324,7 +323,7 @@ def _write(
         RECOVERY: json.dumps(plain(record), indent=1) + "\n",
         CARD: write_recovery_card(record, config, out.name),
     }
-    folders = {name: work / name for name in (ADAPTER, "runs") if (work / name).is_dir()}
+    folders = {name: work / name for name in (ADAPTER, LOGS) if (work / name).is_dir()}
     write_checkpoint(
         student, Replacement(changed), config, documents, out, folders=folders, force=force, reporter=reporter
     )

@@ -19,7 +19,10 @@ from typing import Any
 from slimstate.errors import DataError, OutputError
 from slimstate.staging import staged_file
 
-PACKAGES = ("slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval")
+PACKAGES = (
+    "slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval", "peft",
+    "accelerate",
+)  # fmt: skip
 PLAN = "slimstate_plan.json"
 RECOVERY = "slimstate_recovery.json"
 KINDS = ("sweep", "plan", "recovery", "trace", "filters", "evaluation")

@@ -72,6 +72,8 @@ def recover(
     asked = {name: value for name, value in locals().items() if name not in PASSING}
     processes.join(pick_device(device))
     student = Checkpoint.open(model)
+    if no_teacher and teacher is not None:
+        raise PlanError("give either --teacher or --no-teacher")
     master = None if no_teacher else _find_teacher(student, teacher, control, reporter)
     settings = Settings(
         steps=_steps(steps, tokens, max(1, batch_size * length)),

@@ -5,7 +5,6 @@ Importing this module imports `transformers.Trainer`, and with it accelerate.
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable
@@ -187,7 +186,7 @@ def arguments(
         learning_rate=course.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr": course.least_rate},
-        warmup_steps=math.ceil(course.warm_up * course.steps),
+        warmup_steps=int(course.warm_up * course.steps),
         optim="adamw_torch",
         weight_decay=0.0,
         max_grad_norm=1.0,
