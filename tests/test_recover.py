@@ -37,6 +37,7 @@ from test_cli import run
 
 NAME, GATED = tiny.PLAIN
 TIED = ("delta_net-tied", "gated_deltanet-tied")
+ALONE = {"teacher": None, "no_teacher": True}
 SHORT = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}
 WITHOUT_PEFT = "import runpy, sys; sys.modules['peft'] = None; sys.argv.pop(0); runpy.run_path(sys.argv[0])"
 
@@ -258,7 +259,7 @@ def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, t
     torch.manual_seed(0)
     model = adaptation.attach(source).train()
     optimizer = torch.optim.AdamW(trainable(model).values(), lr=lr, weight_decay=0.0)
-    warm = math.ceil(0.05 * steps)
+    warm = int(0.05 * steps)
     for step, entry in enumerate(record["log"]):
         ids = torch.stack([schedule[4 * step + number]["input_ids"] for number in range(4)])
         with torch.no_grad():
@@ -546,7 +547,7 @@ def test_an_unfinished_recovery_is_never_overwritten_or_mistaken_for_another(hea
         "lr 0.01, now 0.02": {"lr": 2e-2},
         "data .*text.txt, now .*unseen.txt": {"data": str(unseen_text)},
         "model sha256:.*, now sha256:": {"model": made[NAME]},
-        "teacher sha256:.*, now None": {"no_teacher": True},
+        "teacher sha256:.*, now None": ALONE,
         "full False, now True": {"full": True},
         "steps 4, now 5": {"steps": 5},
         "seed 0, now 1": {"seed": 1},
@@ -563,11 +564,12 @@ def test_an_unfinished_recovery_is_never_overwritten_or_mistaken_for_another(hea
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_that_is_no_recovery_is_not_resumed(heal, tmp_path):
+@pytest.mark.parametrize("way", ["resume", "force"])
+def test_a_folder_that_is_no_recovery_is_left_alone(way, heal, tmp_path):
     (tmp_path / "out.training").mkdir()
     (tmp_path / "out.training" / "thesis.txt").write_text("years of work")
-    with pytest.raises(OutputError, match=r"out.training is no unfinished recovery"):
-        heal(NAME, tmp_path / "out", resume=True)
+    with pytest.raises(OutputError, match=r"out.training is in the way and is no unfinished recovery"):
+        heal(NAME, tmp_path / "out", **{way: True})
     assert (tmp_path / "out.training" / "thesis.txt").exists()
 
 
@@ -693,8 +695,8 @@ BAD = {
     "orphan": ({"model": "ORPHAN", "teacher": None}, PlanError, "give the uncut model with --teacher, or --no-teacher"),
     "uncut alone": ({"model": "UNCUT", "teacher": None}, PlanError, "give the uncut model with --teacher"),
     "uncut": ({"model": "UNCUT"}, PlanError, r"is the model itself.*\(or give --control\)"),
-    "control alone": ({"no_teacher": True, "control": True}, PlanError, "--control fine-tunes the uncut model too"),
-    "cache alone": ({"no_teacher": True, "cache_teacher": "OUT"}, PlanError, "--cache-teacher without a teacher"),
+    "control alone": ({**ALONE, "control": True}, PlanError, "--control fine-tunes the uncut model too"),
+    "cache alone": ({**ALONE, "cache_teacher": "OUT"}, PlanError, "--cache-teacher without a teacher"),
     "no guesses": ({"cache_teacher": "CACHE", "cache_top_k": 0}, PlanError, "--cache-top-k 0: it must be at least 1"),
     "cache in a file": ({"cache_teacher": "FILE"}, OutputError, "little.txt is a file"),
     "targets": ({"lora_targets": "x_proj"}, PlanError, "--lora-targets x_proj matches no linear map; there are q_proj"),

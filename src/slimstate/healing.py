@@ -348,7 +348,10 @@ def recovered_config(student: Checkpoint, record: Mapping[str, Any]) -> dict[str
 
 def prepare_workplace(work: Path, decided: Mapping[str, Any], resume: bool, force: bool, reporter: Reporter) -> bool:
     """Make the folder of an unfinished training, or check that the one there is of the same one; True to go on."""
-    if not work.exists() or (force and not resume):
+    begun = (work / SETTINGS).is_file()
+    if not begun and work.exists() and any(not path.name.startswith(".") for path in work.iterdir()):
+        raise OutputError(f"{work} is in the way and is no unfinished recovery: it has no {SETTINGS}")
+    if not begun or (force and not resume):
         if resume:
             reporter.say(f"nothing to resume in {work}: starting")
         shutil.rmtree(work, ignore_errors=True)
@@ -357,8 +360,6 @@ def prepare_workplace(work: Path, decided: Mapping[str, Any], resume: bool, forc
         return False
     if not resume:
         raise OutputError(f"{work} holds an unfinished recovery: --resume goes on with it, --force starts anew")
-    if not (work / SETTINGS).is_file():
-        raise OutputError(f"{work} is no unfinished recovery: it has no {SETTINGS}")
     found = read_json(work / SETTINGS)
     for name, value in plain(decided).items():
         if found.get(name) != value:
