@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from slimstate.axes import Mixer
@@ -113,8 +112,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _matching(config: Mapping[str, Any], chosen: str) -> tuple[str, ...]:
     """The full names of the linear maps that the comma-separated endings name; the output head is not among them."""
-    with torch.device("meta"):
-        model = stock_model(config)
+    model = stock_model(config)
     head = model.get_output_embeddings()
     linear = [
         name

@@ -18,11 +18,9 @@ from slimstate import processes
 from slimstate.axes import Evidence, Mixer
 from slimstate.errors import ModelError
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import Runtime
+from slimstate.runtime import TOKENS_AT_ONCE, Runtime
 from slimstate.selectors import Need
 from slimstate.taps import Role, tapped
-
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 
 
 class Sums:

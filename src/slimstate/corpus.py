@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -101,12 +100,6 @@ class Corpus:
 
     def _held_out_places(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return (np.arange(self.held_out) * 2 + 1) * self.count // max(1, 2 * self.held_out)
-
-    def batches(self, size: int) -> Iterator[tuple[int, Tensor]]:
-        """All windows in the order of the text, `size` at a time, each with the place of its first."""
-        tokens = self.tokens
-        for start in range(0, self.count, size):
-            yield start, torch.from_numpy(tokens[start : start + size].copy())
 
     def describe(self) -> dict[str, Any]:
         return {"data": self.source, "length": self.length, "windows": self.count, "held_out": self.held_out,

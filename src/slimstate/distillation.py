@@ -35,10 +35,13 @@ class WholeOpinion:
     hidden: Tensor
     head: Tensor
 
+    def log_probs(self, rows: slice, temperature: float) -> Tensor:
+        """Of all tokens [n, V] at the temperature."""
+        return (self.hidden[rows] @ self.head.mT).float().div_(temperature).log_softmax(-1)
+
     def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
-        theirs = (self.hidden[rows] @ self.head.mT).float().div_(temperature).log_softmax(-1)
         ours = (logits / temperature).log_softmax(-1)
-        return F.kl_div(ours, theirs, reduction="sum", log_target=True)
+        return F.kl_div(ours, self.log_probs(rows, temperature), reduction="sum", log_target=True)
 
 
 @dataclass(frozen=True, kw_only=True)

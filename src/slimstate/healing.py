@@ -25,7 +25,7 @@ from slimstate.checkpoint import ADAPTER, CARD, LOGS, Checkpoint, read_json, wri
 from slimstate.corpus import Corpus, Schedule
 from slimstate.errors import OutputError, PlanError
 from slimstate.perplexity import mean_nats, perplexity_of
-from slimstate.record import RECOVERY, plain, versions, write_record
+from slimstate.record import RECOVERY, difference, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, describe_kernels, load, pick_device, pick_dtype
 from slimstate.teacher import PresentTeacher, Teacher, TeacherCache
@@ -158,14 +158,15 @@ def heal(
     `control` is the record of the uncut model that had the same training.
     """
     started = time.perf_counter()
-    trained, facts = _train(student, lesson, work, reporter)
+    adaptation = lesson.settings.adaptation(student)
+    trained, facts = _train(student, lesson, adaptation, work, reporter)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     facts |= {**about, "out": str(out)}
 
     def conclude() -> dict[str, Any]:
-        record, changed = _judge(student, lesson, trained, facts, work, control, reporter)
+        record, changed = _judge(student, lesson, adaptation, trained, facts, work, control, reporter)
         record["seconds"] = time.perf_counter() - started
         _write(student, record, changed, out, work, lesson.means.force, reporter)
         return record
@@ -176,6 +177,7 @@ def heal(
 def _judge(
     student: Checkpoint,
     lesson: Lesson,
+    adaptation: Adaptation,
     trained: Mapping[str, Tensor],
     facts: Mapping[str, Any],
     work: Path,
@@ -183,7 +185,6 @@ def _judge(
     reporter: Reporter,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What the training was worth, as a record, and the tensors of the model that it changed."""
-    adaptation = lesson.settings.adaptation(student)
     with reporter.waiting("merging"):
         keep = work / ADAPTER if lesson.means.keep_adapter and not adaptation.full else None
         merged = adaptation.merged(load(student.folder, device="cpu", dtype="float32").model, trained, keep)
@@ -207,12 +208,11 @@ def _judge(
 
 
 def _train(
-    student: Checkpoint, lesson: Lesson, work: Path, reporter: Reporter
+    student: Checkpoint, lesson: Lesson, adaptation: Adaptation, work: Path, reporter: Reporter
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The trained parameters, and what there is to say about the training."""
     from slimstate import training
 
-    adaptation = lesson.settings.adaptation(student)
     settings, means, device = lesson.settings, lesson.means, pick_device(lesson.means.device)
     course = means.course(settings)
     precision = pick_dtype(settings.dtype, device)
@@ -288,11 +288,11 @@ def _measure(
     as_written = {name: tensor.to(DTYPES[student.tensors[name].dtype]) for name, tensor in changed.items()}
     runtime.model.load_state_dict(as_written, strict=False)
     nats["after"] = mean_nats(runtime, tokens, reporter, "measuring after")
-    if lesson.teacher is not None and lesson.teacher.fingerprint != student.fingerprint:
+    if control is not None:  # it was the uncut model, measured on the same tokens
+        nats |= {"uncut": control["measured"]["nats"]["before"], "control": control["measured"]["nats"]["after"]}
+    elif lesson.teacher is not None and lesson.teacher.fingerprint != student.fingerprint:
         runtime = load(lesson.teacher.folder, device=lesson.means.device, dtype=settings.dtype)
         nats["uncut"] = mean_nats(runtime, tokens, reporter, "measuring the uncut model")
-    if control is not None:
-        nats["control"] = control["measured"]["nats"]["after"]
     return {
         "text": lesson.measured_on,
         "tokens": tokens.numel(),
@@ -360,8 +360,6 @@ def prepare_workplace(work: Path, decided: Mapping[str, Any], resume: bool, forc
         return False
     if not resume:
         raise OutputError(f"{work} holds an unfinished recovery: --resume goes on with it, --force starts anew")
-    found = read_json(work / SETTINGS)
-    for name, value in plain(decided).items():
-        if found.get(name) != value:
-            raise PlanError(f"{work} was begun with other settings: {name} {found.get(name)}, now {value}")
+    if (other := difference(read_json(work / SETTINGS), decided)) is not None:
+        raise PlanError(f"{work} was begun with other settings: {other}")
     return True

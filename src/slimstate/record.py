@@ -67,6 +67,12 @@ def plain(value: Any, digits: int | None = None) -> Any:
     return value
 
 
+def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first setting that was another one when `found` was written; None where all are the same."""
+    ours = plain(wanted)
+    return next((f"{name} {found.get(name)}, now {ours[name]}" for name in ours if found.get(name) != ours[name]), None)
+
+
 def check_place(path: Path, *, folder: bool) -> None:
     """Refuse a place where nothing can be written, before the work that would be lost; nothing is made there yet."""
     if path.exists() and path.is_dir() != folder:

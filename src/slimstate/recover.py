@@ -17,7 +17,7 @@ from slimstate.corpus import Corpus, Schedule, held_out_count
 from slimstate.errors import DataError, ModelError, OutputError, PlanError, SlimstateError
 from slimstate.healing import Lesson, Means, Settings, heal, prepare_workplace
 from slimstate.perplexity import evaluation_windows
-from slimstate.record import RECOVERY, check_place, command, plain
+from slimstate.record import RECOVERY, check_place, command, difference
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_shapes
 from slimstate.teacher import TeacherCache
@@ -211,8 +211,8 @@ def _earlier_control(student: Checkpoint, lesson: Lesson, asked: Mapping[str, An
     if not _wants_control(student, lesson, asked) or not (out / RECOVERY).is_file():
         return None
     found = read_json(out / RECOVERY)
-    if (difference := _difference(found, lesson)) is not None:
-        raise OutputError(f"{out} is a control of other settings: {difference}; choose another --control-out")
+    if (other := _difference(found, lesson)) is not None:
+        raise OutputError(f"{out} is a control of other settings: {other}; choose another --control-out")
     return found
 
 
@@ -228,18 +228,16 @@ def control_folder(asked: Mapping[str, Any]) -> Path:
 def _difference(found: Mapping[str, Any], lesson: Lesson) -> str | None:
     """What an earlier control was made with that this one would not be."""
     assert lesson.teacher is not None
-    ours = plain({
+    ours = {
         **vars(lesson.settings), "model": lesson.teacher.fingerprint, "tokens": lesson.corpus.digest,
         "measured on": f"{lesson.held_out.numel()} tokens of {lesson.measured_on}",
-    })  # fmt: skip
+    }  # fmt: skip
     measured = found.get("measured", {})
     theirs = {
         **found.get("settings", {}), "model": found.get("fingerprint"), "tokens": found.get("corpus", {}).get("digest"),
         "measured on": f"{measured.get('tokens')} tokens of {measured.get('text')}",
     }  # fmt: skip
-    return next(
-        (f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours if theirs.get(name) != ours[name]), None
-    )
+    return difference(theirs, ours)
 
 
 def _corpus(

@@ -14,6 +14,7 @@ import torch
 from slimstate import processes
 from slimstate.errors import ModelError, PlanError
 
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

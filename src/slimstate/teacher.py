@@ -21,13 +21,12 @@ from slimstate.distillation import Opinion, TopOpinion, WholeOpinion
 from slimstate.errors import DataError, OutputError
 from slimstate.record import write_record
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import Runtime
+from slimstate.runtime import TOKENS_AT_ONCE, Runtime
 from slimstate.staging import staged_file
 
 FORMAT = 1
 ABOUT = "teacher.json"
 WINDOWS_IN_A_FILE = 64
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 
 
 class Teacher(Protocol):
@@ -124,9 +123,9 @@ class TeacherCache:
         ids, log_probs = [], []
         for batch in torch.from_numpy(tokens.copy()).split(max(1, TOKENS_AT_ONCE[device.type] // corpus.length)):
             opinion = teacher.opinion(batch.to(device, torch.long), batch)
-            for rows in opinion.hidden.split(corpus.length - 1):
-                logits = (rows @ opinion.head.mT).float().div_(self.temperature)
-                best = logits.log_softmax(-1).topk(self.top_k)
+            for first in range(0, len(opinion.hidden), corpus.length - 1):
+                rows = slice(first, first + corpus.length - 1)
+                best = opinion.log_probs(rows, self.temperature).topk(self.top_k)
                 ids.append(best.indices.to(small).cpu())
                 log_probs.append(best.values.half().cpu())
         tensors = {"ids": torch.stack(ids), "log_probs": torch.stack(log_probs)}
