@@ -564,6 +564,25 @@ def test_an_unfinished_recovery_is_never_overwritten_or_mistaken_for_another(hea
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(heal, made, tmp_path, monkeypatch):
+    save = StudentTrainer._save_checkpoint
+
+    def full_at_four(self, *arguments):
+        save(self, *arguments)
+        if self.state.global_step == 4:
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StudentTrainer, "_save_checkpoint", full_at_four)
+        with pytest.raises(RuntimeError, match="unexpected pos"):  # there was room: something else is wrong
+            heal(NAME, tmp_path / "out")
+        patched.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+        with pytest.raises(OutputError, match=r"no space left for .*checkpoint-2; free some and go on with --resume"):
+            heal(NAME, tmp_path / "out", resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
+    assert losses(heal(NAME, tmp_path / "out", resume=True)) == losses(record_of(made[NAME]))
+
+
 @pytest.mark.parametrize("way", ["resume", "force"])
 def test_a_folder_that_is_no_recovery_is_left_alone(way, heal, tmp_path):
     (tmp_path / "out.training").mkdir()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
@@ -22,11 +24,12 @@ from slimstate import processes
 from slimstate.adapters import trainable
 from slimstate.corpus import Schedule
 from slimstate.distillation import distilled_loss
-from slimstate.errors import TrainingError
+from slimstate.errors import OutputError, TrainingError
 from slimstate.record import write_text
 from slimstate.reporter import SILENT, Reporter
 from slimstate.teacher import Teacher
 
+HARDLY_ANY = 2**20  # bytes
 WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
 
 
@@ -135,7 +138,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             bad[-1] = bad[-1].clamp(min=float(not sound))
         if float(processes.sum_over_all(bad).sum()):
             step = state.global_step - len(bad) + 1 + int(bad.nonzero()[0])
-            raise TrainingError(f"the loss is NaN or infinite at step {step}: {_advice(Path(args.output_dir))}")
+            kept = _kept(Path(args.output_dir))
+            raise TrainingError(
+                f"the loss is NaN or infinite at step {step}: {kept}; try a lower --lr, and --force to start anew"
+            )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         processes.wait_for_all()
@@ -155,10 +161,20 @@ def _is_finite(weight: Tensor) -> bool:
     return bool(mine.isfinite().all())
 
 
-def _advice(work: Path) -> str:
+def _kept(work: Path) -> str:
     last = last_whole(work)
-    kept = "no checkpoint was made before it" if last is None else f"the last good checkpoint is {last}"
-    return f"{kept}; try a lower --lr, and --force to start anew"
+    return "no checkpoint was made before it" if last is None else f"the last good checkpoint is {last}"
+
+
+@contextmanager
+def _full_disk_in_words(work: Path) -> Iterator[None]:
+    """Whatever the many writers of a checkpoint raise when there is no room for it, as one line."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if shutil.disk_usage(work).free > HARDLY_ANY:
+            raise
+        raise OutputError(f"no space left for {work}: {_kept(work)}; free some and go on with --resume") from error
 
 
 def last_whole(work: Path) -> Path | None:
@@ -231,7 +247,8 @@ def train(
         )
         trainer.remove_callback(PrinterCallback)
         watch.trainer = trainer
-        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        with _full_disk_in_words(Path(settings.output_dir)):
+            trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     names = {f"model.{name}" for name in trainable(student.model)}
