@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -252,3 +255,30 @@ def test_no_tensor_of_all_tokens_by_the_vocabulary_ever_exists(kind, cast):
     inputs = (hidden, head, theirs.hidden, theirs.head, best.values)
     assert max(tensor.numel() for tensor in inputs) < at_once == ours.largest
     assert whole.largest >= tokens * vocabulary
+
+
+KERNEL = """
+import torch
+from slimstate import distillation
+
+torch.manual_seed(0)
+count, vocabulary, size = 5, 9001, 8  # more than two blocks, the last of them not full
+targets = torch.randint(vocabulary, (count,))
+targets[0] = vocabulary - 1
+for temperature in (0.7, 1.0, 2.0):
+    for taught in (False, True):
+        hidden, head = 2 * torch.randn(count, size), torch.randn(vocabulary, size)
+        teacher = distillation.WholeOpinion(hidden=torch.randn(count, size), head=torch.randn(vocabulary, size))
+        rest = (targets, teacher if taught else None, slice(0, count), temperature, 0.6)
+        expected = distillation._in_pytorch(hidden @ head.mT, *rest)
+        for found, wanted in zip(distillation._in_one_kernel(hidden @ head.mT, *rest), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=2e-5, atol=5e-6)
+print("same")
+"""
+
+
+def test_the_kernel_gives_the_same_sums_and_gradient():
+    """In Triton's interpreter, which needs no GPU."""
+    interpreted = os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, check=False, env=interpreted)
+    assert done.stdout == "same\n", done.stderr

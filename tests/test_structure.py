@@ -12,7 +12,7 @@ import slimstate
 ROOT = Path(slimstate.__file__).parent
 RANKS = [
     {"errors", "reporter", "hub", "staging", "recall_tasks", "processes"},
-    {"record", "rank"},
+    {"record", "rank", "distillation_kernel"},
     {"axes"},
     {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "distillation"},
     {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},

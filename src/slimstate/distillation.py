@@ -5,6 +5,7 @@ The loss of a token with logits z, target y and the teacher's distribution p at 
     -log softmax(z)_y + weight T^2 KL(p || softmax(z / T)),
 
 averaged over tokens. The gradient by the hidden states is taken chunk by chunk in the forward pass; only it is kept.
+On a GPU one kernel goes over the logits of a chunk (`distillation_kernel`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ class WholeOpinion:
     hidden: Tensor
     head: Tensor
 
+    def logits(self, rows: slice) -> Tensor:
+        return self.hidden[rows] @ self.head.mT
+
     def log_probs(self, rows: slice, temperature: float) -> Tensor:
         """Of all tokens [n, V] at the temperature."""
-        return (self.hidden[rows] @ self.head.mT).float().div_(temperature).log_softmax(-1)
+        return self.logits(rows).float().div_(temperature).log_softmax(-1)
 
     def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
         ours = (logits / temperature).log_softmax(-1)
@@ -87,6 +91,32 @@ def distilled_loss(
     return loss, cross_entropy, distillation
 
 
+def _in_pytorch(
+    logits: Tensor, targets: Tensor, opinion: Opinion | None, rows: slice, temperature: float, weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums of both parts over the tokens `rows` of student logits [n, V], and the gradient of the loss by those."""
+    with torch.enable_grad():
+        variable = logits.float().requires_grad_()
+        cross_entropy = F.cross_entropy(variable, targets[rows], reduction="sum")
+        divergence = torch.zeros_like(cross_entropy)
+        if opinion is not None:
+            divergence = opinion.divergence(rows, variable, temperature)
+        loss = cross_entropy + weight * temperature**2 * divergence
+        (gradient,) = torch.autograd.grad(loss, variable)
+    return cross_entropy.detach(), divergence.detach(), gradient.to(logits.dtype)
+
+
+def _in_one_kernel(
+    logits: Tensor, targets: Tensor, opinion: WholeOpinion | None, rows: slice, temperature: float, weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same; the gradient takes the place of the logits."""
+    from slimstate.distillation_kernel import losses_
+
+    teacher = None if opinion is None else opinion.logits(rows)
+    cross_entropy, divergence = losses_(logits, teacher, targets[rows], temperature=temperature, weight=weight)
+    return cross_entropy.sum(), divergence.sum(), logits
+
+
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -102,30 +132,24 @@ class _ChunkedLoss(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:2]
         kind = hidden.device.type
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
-        weights = head.detach().to(compute).requires_grad_(wanted[1])
+        weights = head.detach().to(compute)
         by_hidden = torch.empty_like(hidden) if wanted[0] else None
         by_head = torch.zeros_like(head, dtype=torch.float32) if wanted[1] else None
         sums = torch.zeros(2, device=hidden.device)
+        has_kernel = hidden.is_cuda and (opinion is None or isinstance(opinion, WholeOpinion))
+        losses: Any = _in_one_kernel if has_kernel else _in_pytorch
         with torch.autocast(kind, enabled=False):
             for start in range(0, len(hidden), chunk):
                 rows = slice(start, start + chunk)
-                with torch.set_grad_enabled(any(wanted)):
-                    states = hidden[rows].detach().to(compute).requires_grad_(wanted[0])
-                    logits = F.linear(states, weights).float()
-                    parts = [F.cross_entropy(logits, targets[rows], reduction="sum")]
-                    if opinion is not None:
-                        parts.append(temperature**2 * opinion.divergence(rows, logits, temperature))
-                    loss = parts[0] if opinion is None else parts[0] + weight * parts[1]
-                    inputs = [tensor for tensor, need in zip((states, weights), wanted, strict=True) if need]
-                    gradients = iter(torch.autograd.grad(loss, inputs) if inputs else ())
-                for index, part in enumerate(parts):
-                    sums[index] += part.detach()
+                states = hidden[rows].detach().to(compute)
+                *parts, by_logits = losses(F.linear(states, weights), targets, opinion, rows, temperature, weight)
+                sums += torch.stack(parts)
                 if by_hidden is not None:
-                    by_hidden[rows] = next(gradients) / len(hidden)
+                    by_hidden[rows] = (by_logits @ weights) / len(hidden)
                 if by_head is not None:
-                    by_head += next(gradients) / len(hidden)
+                    by_head += (by_logits.mT @ states) / len(hidden)
         ctx.by_hidden, ctx.by_head, ctx.head_dtype = by_hidden, by_head, head.dtype
-        cross_entropy, distillation = sums[0] / len(hidden), sums[1] / len(hidden)
+        cross_entropy, distillation = sums[0] / len(hidden), temperature**2 * sums[1] / len(hidden)
         ctx.mark_non_differentiable(cross_entropy, distillation)
         return cross_entropy + weight * distillation, cross_entropy, distillation
 

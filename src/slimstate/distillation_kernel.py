@@ -1,0 +1,94 @@
+"""Cross entropy and distillation of many tokens in one Triton kernel: logits in, their gradient out, in the same place.
+
+A chunk of logits is read twice and written once, where the same formula in PyTorch goes over it some thirty times.
+Importing this module imports triton.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _losses(
+    logits: Any,
+    teacher: Any,
+    targets: Any,
+    cross_entropies: Any,
+    divergences: Any,
+    vocabulary: Any,
+    warmth: Any,
+    weight: Any,
+    TAUGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program for each token. `warmth` is 1 / T; `weight` that of the divergence's gradient by the logits."""
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * vocabulary
+    teacher += row.to(tl.int64) * vocabulary
+    target = tl.load(targets + row)
+    said = tl.load(logits + target).to(tl.float32)
+    top, total, warm_total = float("-inf"), 0.0, 0.0
+    their_top, their_total = float("-inf"), 0.0
+    for start in range(0, vocabulary, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < vocabulary
+        ours = tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32)
+        new = tl.maximum(top, tl.max(ours, 0))
+        total = total * tl.exp(top - new) + tl.sum(tl.exp(ours - new), 0)
+        if TAUGHT:
+            warm_total = warm_total * tl.exp((top - new) * warmth) + tl.sum(tl.exp((ours - new) * warmth), 0)
+            theirs = tl.load(teacher + column, mask=inside, other=float("-inf")).to(tl.float32)
+            their_new = tl.maximum(their_top, tl.max(theirs, 0))
+            their_total = their_total * tl.exp((their_top - their_new) * warmth)
+            their_total += tl.sum(tl.exp((theirs - their_new) * warmth), 0)
+            their_top = their_new
+        top = new
+    norm, divergence = top + tl.log(total), 0.0
+    if TAUGHT:
+        warm_norm, their_norm = top * warmth + tl.log(warm_total), their_top * warmth + tl.log(their_total)
+    for start in range(0, vocabulary, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < vocabulary
+        ours = tl.load(logits + column, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.exp(ours - norm) - tl.where(column == target, 1.0, 0.0)
+        if TAUGHT:
+            theirs = tl.load(teacher + column, mask=inside, other=0.0).to(tl.float32) * warmth - their_norm
+            warm = ours * warmth - warm_norm
+            divergence += tl.sum(tl.where(inside, tl.exp(theirs) * (theirs - warm), 0.0), 0)
+            gradient += weight * (tl.exp(warm) - tl.exp(theirs))
+        tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=inside)
+    tl.store(cross_entropies + row, norm - said)
+    tl.store(divergences + row, divergence)
+
+
+def losses_(
+    logits: Tensor, teacher: Tensor | None, targets: Tensor, *, temperature: float, weight: float
+) -> tuple[Tensor, Tensor]:
+    """Cross entropy and KL(teacher || student) at the temperature, of each of n tokens, from logits [n, V].
+
+    `logits` is overwritten by the gradient of cross entropy + weight T^2 KL.
+    """
+    assert all(tensor.is_contiguous() for tensor in (logits, teacher) if tensor is not None)
+    count, vocabulary = logits.shape
+    found = torch.empty(2, count, dtype=torch.float32, device=logits.device)
+    _losses[(count,)](
+        logits,
+        logits if teacher is None else teacher,
+        targets,
+        found[0],
+        found[1],
+        vocabulary,
+        1 / temperature,
+        weight * temperature,
+        TAUGHT=teacher is not None,
+        BLOCK=BLOCK,
+    )
+    return found[0], found[1]
