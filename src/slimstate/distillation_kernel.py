@@ -6,8 +6,6 @@ Importing this module imports triton.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -17,19 +15,22 @@ BLOCK = 4096
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _losses(
-    logits: Any,
-    teacher: Any,
-    targets: Any,
-    cross_entropies: Any,
-    divergences: Any,
-    vocabulary: Any,
-    warmth: Any,
-    weight: Any,
+def _losses(  # type: ignore[no-untyped-def]
+    logits,
+    teacher,
+    targets,
+    cross_entropies,
+    divergences,
+    vocabulary,
+    warmth,
+    weight,
     TAUGHT: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
-    """One program for each token. `warmth` is 1 / T; `weight` that of the divergence's gradient by the logits."""
+):
+    """One program for each token. `warmth` is 1 / T; `weight` that of the divergence's gradient by the logits.
+
+    Triton evaluates annotations, so there are none but its own.
+    """
     row = tl.program_id(0)
     logits += row.to(tl.int64) * vocabulary
     teacher += row.to(tl.int64) * vocabulary
