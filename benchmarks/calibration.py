@@ -18,17 +18,11 @@ from pathlib import Path
 import torch
 from timing import DEMO, peak_memory_kib, seconds
 
-from slimstate.calibration import TOKENS_AT_ONCE, calibrate
+from slimstate.benchmark.calibrating import forward
+from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import sample_windows
-from slimstate.runtime import Runtime, load
-
-
-def forward(runtime: Runtime, tokens: torch.Tensor) -> None:
-    batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
-    with torch.inference_mode():
-        for ids in tokens.split(batch):
-            runtime.model(input_ids=ids.to(runtime.device, torch.long), use_cache=False)
+from slimstate.runtime import load
 
 
 def main() -> None:

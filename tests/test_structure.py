@@ -20,7 +20,7 @@ RANKS = [
     {"calibration", "adapters", "teacher"},
     {"planning", "perplexity", "recall", "tasks", "traces", "training"},
     {"comparison", "tables", "plots", "swept", "healing"},
-    {"prune", "evaluate", "analyze", "sweep", "report", "recover"},
+    {"prune", "evaluate", "analyze", "sweep", "report", "recover", "benchmark"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -337,7 +337,7 @@ def pareto(sweep: Record) -> Figure:
             markeredgecolor=INK, markeredgewidth=1.6, label="recommended" if chosen.get("within") else "mildest cut",
         )  # fmt: skip
     axes.set_yscale("log")
-    _plain_log_ticks(axes)
+    plain_log_ticks(axes)
     axes.set(xlabel="state per sequence, MiB (fp32)", ylabel="perplexity", title="What a smaller state costs")
     axes.set_xlim(left=0)
     axes.legend()
@@ -354,7 +354,7 @@ def _series(rows: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def _plain_log_ticks(axes: Axes) -> None:
+def plain_log_ticks(axes: Axes) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

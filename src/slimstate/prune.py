@@ -19,7 +19,7 @@ from slimstate.overview import parameters_after, state_bytes
 from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
 from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import stock_shapes
+from slimstate.runtime import pick_device, stock_shapes
 from slimstate.selectors import Request, selector_named
 from slimstate.surgery import Cutter
 
@@ -66,7 +66,8 @@ def prune(
         reporter.say(f"applying {apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}")
     else:
         keep, line = resolve_key_dim(checkpoint.mixers[0].axis.width, compression, key_dim)
-        request, selector = Request(keep=keep, score=score, seed=seed, f=f), selector_named(method)
+        request = Request(keep=keep, score=score, seed=seed, f=f, device=pick_device(device).type)
+        selector = selector_named(method)
         path = None if evidence is None else Path(evidence)
         calibration = Calibration(
             data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=path

@@ -87,13 +87,13 @@ def stock_shapes(config: Mapping[str, Any]) -> tuple[dict[str, list[int]], froze
     return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}, tied
 
 
-def stock_model(config: Mapping[str, Any]) -> Any:
-    """The stock model of a config, without its weights: nothing is allocated."""
+def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -> Any:
+    """The stock model of a config with random weights on a device; without one nothing is allocated."""
     prepare_fla()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type = str(config["model_type"])
-    with warnings.catch_warnings(), torch.device("meta"):
+    with warnings.catch_warnings(), torch.device("meta") if device is None else device:
         warnings.simplefilter("ignore")
         settings = AutoConfig.for_model(
             model_type, **{key: value for key, value in config.items() if key != "model_type"}

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from slimstate.cli.benchmarking import bench
 from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.training import recover
@@ -26,6 +27,7 @@ app.command()(analyze)
 app.command()(sweep)
 app.command()(recover)
 app.command()(report)
+app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -17,23 +17,14 @@ from slimstate.cli.terminal import (
     Seed,
     TerminalReporter,
     Text,
+    listed,
     mebibytes,
     print_json,
     printer,
 )
-from slimstate.errors import PlanError
 from slimstate.selectors import SELECTORS
 
-T = TypeVar("T")
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
-
-
-def _listed(text: str, name: str, convert: Callable[[str], T]) -> list[T]:
-    """The members of a comma list."""
-    try:
-        return [convert(part.strip()) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise PlanError(f"{name} {text}: give numbers with commas between them") from error
 
 
 def evaluate(
@@ -189,9 +180,9 @@ def sweep(
         out,
         text=text,
         data=data,
-        methods=_listed(methods, "--methods", str),
-        compressions=_listed(compressions, "--compressions", float),
-        scores=_listed(scores, "--scores", str),
+        methods=listed(methods, "--methods", str),
+        compressions=listed(compressions, "--compressions", float),
+        scores=listed(scores, "--scores", str),
         samples=samples,
         length=length,
         text_length=text_length,

@@ -27,6 +27,7 @@ from rich.progress import (
 from rich.table import Table
 
 from slimstate import processes
+from slimstate.errors import PlanError
 from slimstate.reporter import Reporter
 
 T = TypeVar("T")
@@ -115,6 +116,14 @@ class TerminalReporter(Reporter):
                 yield lambda cells: table.add_row(*cells)
         finally:
             self.progress = None
+
+
+def listed(text: str, name: str, convert: Callable[[str], T]) -> list[T]:
+    """The members of a comma list."""
+    try:
+        return [convert(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise PlanError(f"{name} {text}: give numbers with commas between them") from error
 
 
 def print_json(record: dict[str, Any]) -> None:

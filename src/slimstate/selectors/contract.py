@@ -28,12 +28,13 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """How many channels to keep in every head, judged by keys, queries or both."""
+    """How many channels to keep in every head, judged by keys, queries or both; `device` is where to work it out."""
 
     keep: int
     score: str = "kq"
     seed: int = 0
     f: float = 1.5
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:

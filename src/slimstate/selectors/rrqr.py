@@ -158,11 +158,11 @@ def choose_drrqr(cases: Iterable[Case], request: Request) -> list[Selection]:
             raise ValueError("DRRQR without Gram matrices")
         grams.append(torch.stack(scored(request.score, case.evidence.query_gram, case.evidence.key_gram)).sum(0))
         heads.append(case.heads)
-    result = strong_rrqr(torch.cat(grams), request.keep, request.f)
-    parts = zip(result.keep.split(heads), result.rho.split(heads), result.swaps.split(heads), strict=True)
+    result = strong_rrqr(torch.cat(grams).to(request.device), request.keep, request.f)
+    found = (result.keep.cpu(), result.rho.cpu(), result.swaps.cpu())
+    parts = zip(*(column.split(heads) for column in found), strict=True)
     return [
-        Selection(keep=keep.cpu(), certificate={"rho": rho.tolist(), "swaps": swaps.tolist()})
-        for keep, rho, swaps in parts
+        Selection(keep=keep, certificate={"rho": rho.tolist(), "swaps": swaps.tolist()}) for keep, rho, swaps in parts
     ]
 
 

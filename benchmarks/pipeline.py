@@ -1,0 +1,114 @@
+"""A whole prune of a model against loading it and running it over the same tokens, each in a process of its own.
+
+    python benchmarks/pipeline.py [--model delta_net-1.3b --samples 128 --length 2048 --device cuda]
+
+The model has random weights. Seconds leave out starting Python and importing; peaks are of the process and of the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from timing import DEMO, peak_memory_kib
+
+from slimstate.benchmark.calibrating import forward
+from slimstate.benchmark.subjects import config_of, random_model
+from slimstate.checkpoint import Checkpoint
+from slimstate.data import sample_windows
+from slimstate.prune import prune
+from slimstate.runtime import load, pick_device, prepare_fla
+
+TOY = {
+    "model_type": "delta_net", "hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 8192,
+}  # fmt: skip
+
+
+def make(config: dict, folder: Path, device: torch.device, tokens: int) -> None:
+    """The checkpoint, with the bundled tokenizer, and a text of at least so many tokens."""
+    random_model(config, device, torch.bfloat16).save_pretrained(folder / "model", max_shard_size="1GB")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / "model" / name, folder / "model" / name)
+    lines = (DEMO / "calibration.txt").read_text(encoding="utf-8").splitlines()
+    shuffled, text = random.Random(0), []
+    while sum(map(len, text)) < 8 * tokens:
+        shuffled.shuffle(lines)
+        text.append("\n".join(lines))
+    (folder / "text.txt").write_text("\n".join(text), encoding="utf-8")
+
+
+def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float | None]:
+    """One of the things to compare, in this process."""
+    prepare_fla()
+    device = pick_device(options.device)
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+    model, text = folder / "model", str(folder / "text.txt")
+    parts: dict[str, float | None] = {}
+    started = time.perf_counter()
+    if what == "forward":
+        runtime = load(model, device=options.device)
+        parts["loading"] = time.perf_counter() - started
+        tokens = sample_windows(runtime.tokenizer, text, samples=options.samples, length=options.length).tokens
+        parts["reading text"] = time.perf_counter() - started - parts["loading"]
+        forward(runtime, tokens[: options.samples // 8])  # compiles kernels
+        again = time.perf_counter()
+        forward(runtime, tokens)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        parts["forward"] = time.perf_counter() - again
+    else:
+        key_dim = Checkpoint.open(model).mixers[0].axis.width // 2
+        prune(
+            model, folder / what, method=what, key_dim=key_dim, data=text, samples=options.samples,
+            length=options.length, device=options.device,
+        )  # fmt: skip
+    return {
+        "seconds": time.perf_counter() - started,
+        **parts,
+        "host_peak_bytes": 1024 * peak_memory_kib(),
+        "gpu_peak_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="delta_net-1.3b")
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--toy", action="store_true")
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(run(options.only[0], Path(options.only[1]), options)))
+        return
+    config = TOY if options.toy else config_of(options.model)
+    if options.toy:
+        options.samples, options.length = 8, 64
+    device = pick_device(options.device)
+    record = {"model": "toy" if options.toy else options.model, "samples": options.samples, "length": options.length}
+    with tempfile.TemporaryDirectory() as folder:
+        make(config, Path(folder), device, options.samples * options.length)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        for what in ("forward", "forward", "drrqr", "grad"):  # the first compiles and warms the disk's cache
+            command = [sys.executable, __file__, "--only", what, folder, "--samples", str(options.samples)]
+            command += ["--length", str(options.length), "--device", device.type]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                sys.exit(done.stderr)
+            record[what] = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""How fast a model is at every key dim, and what cutting it costs: mixers, whole models, decoding, calibration.
+
+Every verb gives one record: a list of `rows` with medians and spread of repeated timings after a warm-up, the peak
+memory, and ratios to the widest key dim, all of one run on one device.
+"""
+
+from slimstate.benchmark.calibrating import bench_calibrate
+from slimstate.benchmark.decoding import bench_decode
+from slimstate.benchmark.mixing import bench_mixer
+from slimstate.benchmark.modelling import bench_model
+
+__all__ = ["bench_calibrate", "bench_decode", "bench_mixer", "bench_model"]

@@ -1,0 +1,81 @@
+"""Time a piece of work again and again: CUDA events on a GPU, the clock on a CPU."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the copy that measures a device's bandwidth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of each round, and the most memory that was in use on the GPU, weights and inputs included."""
+
+    seconds: tuple[float, ...]
+    peak_bytes: int | None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def describe(self) -> dict[str, Any]:
+        """The median, the quartiles as its spread, and the peak."""
+        quartiles = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else [self.seconds[0]] * 3
+        return {
+            "seconds": self.median,
+            "quartiles": [quartiles[0], quartiles[2]],
+            "rounds": len(self.seconds),
+            "peak_bytes": self.peak_bytes,
+        }
+
+
+def timed(work: Callable[[], object], device: torch.device, *, rounds: int, warm_up: int = 2) -> Timing:
+    """Do the work `warm_up` times unseen, in which kernels are compiled and tuned, then `rounds` times by the clock."""
+    for _ in range(warm_up):
+        work()
+    if device.type != "cuda":
+        return Timing(seconds=tuple(_clocked(work) for _ in range(rounds)), peak_bytes=None)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        work()
+        mark.record()
+    torch.cuda.synchronize(device)
+    seconds = tuple(start.elapsed_time(end) / 1000 for start, end in pairwise(marks))
+    return Timing(seconds=seconds, peak_bytes=torch.cuda.max_memory_allocated(device))
+
+
+def _clocked(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second, read and written, of the fastest of ten copies between two large tensors."""
+    source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    timing = timed(lambda: target.copy_(source), device, rounds=10)
+    return 2 * source.numel() / min(timing.seconds)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} threads"
