@@ -15,7 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
 from timing import DEMO, peak_memory_kib, seconds
 
 from slimstate.benchmark.calibrating import forward

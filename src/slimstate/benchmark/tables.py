@@ -62,6 +62,7 @@ COLUMNS: dict[str, list[Column]] = {
         TIMES,
         ("tokens/s", _speed),
         SPEEDUP,
+        ("eager ms", lambda row: number(row, "eager_seconds", ".3f", 1000)),
         ("state MiB each", lambda row: number(row, "state_bytes", ".3f", 2**-20)),
         ("state GB/s", lambda row: number(row, "state_bandwidth", ",.0f", 1e-9)),
         ("of copying", lambda row: number(row, "share_of_copy_bandwidth", ".0%")),
@@ -79,9 +80,12 @@ COLUMNS: dict[str, list[Column]] = {
 }
 
 
-def lines(record: Record) -> tuple[list[str], list[list[str]]]:
-    """Titles and cells."""
-    columns = COLUMNS[record["bench"]]
+DISPENSABLE = ("eager ms", "state GB/s", "roofline ms", "GiB")
+
+
+def lines(record: Record, brief: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells; `brief` leaves out what a narrow terminal has no room for."""
+    columns = [column for column in COLUMNS[record["bench"]] if not (brief and column[0] in DISPENSABLE)]
     return [title for title, _ in columns], [[cell(row) for _, cell in columns] for row in record["rows"]]
 
 

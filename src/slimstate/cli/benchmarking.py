@@ -138,7 +138,9 @@ def show(record: dict[str, Any], out: Path | None, as_json: bool) -> None:
         print_json(record)
         return
     console = printer()
-    titles, body = lines(record)
+    if not console.is_terminal:
+        console.width = 200
+    titles, body = lines(record, brief=console.width < 120)
     table = Table(*titles)
     for cells in body:
         table.add_row(*cells)
