@@ -17,7 +17,7 @@ RANKS = [
     {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "distillation"},
     {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},
     {"runtime", "overview"},
-    {"calibration", "adapters", "teacher"},
+    {"calibration", "adapters", "teacher", "placement"},
     {"planning", "perplexity", "recall", "tasks", "traces", "training"},
     {"comparison", "tables", "plots", "swept", "healing"},
     {"prune", "evaluate", "analyze", "sweep", "report", "recover", "benchmark"},

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from slimstate import processes
 from slimstate.axes import Evidence, Mixer
-from slimstate.errors import ModelError
+from slimstate.errors import ModelError, PlanError
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import TOKENS_AT_ONCE, Runtime
 from slimstate.selectors import Need
@@ -42,11 +42,11 @@ class Sums:
     def add_activations(self, role: Role, x: Tensor) -> None:
         """x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
         by_head = x.detach().transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
-        self.tensors[f"{role}_gram"] += (by_head.mT @ by_head).sum(0)
+        self.tensors[f"{role}_gram"] += (by_head.mT @ by_head).sum(0).to(self.device)
 
     def add_input(self, x: Tensor) -> None:
         """x [..., input size]"""
-        self.tensors["input_square"] += x.detach().flatten(0, -2).double().square().sum(0)
+        self.tensors["input_square"] += x.detach().flatten(0, -2).double().square().sum(0).to(self.device)
 
     def add_other_processes(self) -> None:
         for tensor in self.tensors.values():
@@ -65,6 +65,11 @@ def calibrate(
     reporter: Reporter = SILENT,
 ) -> dict[int, Evidence]:
     """The evidence of every mixer, by layer, from windows `tokens` [samples, length]; the same on every process."""
+    if "gradient" in needs and runtime.offloaded:
+        raise PlanError(
+            f"gradients need the whole model on its device, and {runtime.offloaded} of its weights are not: "
+            "use another method, a smaller --dtype, or more GPUs"
+        )
     processes.join(runtime.device)
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
@@ -119,7 +124,8 @@ def _backward(model: nn.Module, mixers: Sequence[Mixer], sums: dict[int, Sums], 
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
     loss = F.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction="sum")
     for (mixer, role, slot), gradient in zip(places, torch.autograd.grad(loss, weights), strict=True):
-        sums[mixer.layer].tensors[f"{role}_gradient"] += mixer.by_channel(slot, gradient).float()
+        entry = sums[mixer.layer]
+        entry.tensors[f"{role}_gradient"] += mixer.by_channel(slot, gradient).float().to(entry.device)
 
 
 def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:

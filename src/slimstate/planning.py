@@ -17,6 +17,7 @@ from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
 from slimstate.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
+from slimstate.placement import load_spread, parse_limits
 from slimstate.rank import gram_condition_number
 from slimstate.record import PLAN, plain, versions
 from slimstate.reporter import SILENT, Reporter
@@ -63,9 +64,22 @@ class Calibration:
     device: str | None = None
     dtype: str | None = None
     path: Path | None = None
+    device_map: str | None = None
+    max_memory: str | None = None
 
     def __post_init__(self) -> None:
         pick_dtype(self.dtype, pick_device(self.device))
+        if self.device_map not in (None, "auto"):
+            raise PlanError(f"unknown device map {self.device_map!r}; there is auto")
+        if self.max_memory is not None and self.device_map is None:
+            raise PlanError("--max-memory limits what --device-map auto takes: give both")
+        parse_limits(self.max_memory)
+
+    def load(self, folder: Path) -> Runtime:
+        """The model, where and how it is to run."""
+        if self.device_map is None:
+            return load(folder, device=self.device, dtype=self.dtype)
+        return load_spread(folder, device=self.device, dtype=self.dtype, limits=parse_limits(self.max_memory))
 
 
 def read_windows(
@@ -121,7 +135,7 @@ def gather_evidence(
         raise DataError(f"{path} holds no {lacking} evidence, which is needed here: give --data too")
     if runtime is None:
         with reporter.waiting("loading the model"):
-            runtime = load(checkpoint.folder, device=calibration.device, dtype=calibration.dtype)
+            runtime = calibration.load(checkpoint.folder)
         reporter.say(f"kernels: {runtime.kernels}")
     evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)
     with reporter.waiting("reading the weights for their fingerprint"):

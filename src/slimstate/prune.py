@@ -39,6 +39,8 @@ def prune(
     f: float = 1.5,
     device: str | None = None,
     dtype: str | None = None,
+    device_map: str | None = None,
+    max_memory: str | None = None,
     keep_norm_eps: bool = False,
     evidence: str | Path | None = None,
     apply: str | Path | None = None,
@@ -70,8 +72,9 @@ def prune(
         selector = selector_named(method)
         path = None if evidence is None else Path(evidence)
         calibration = Calibration(
-            data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=path
-        )
+            data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=path,
+            device_map=device_map, max_memory=max_memory,
+        )  # fmt: skip
         windows = read_windows(checkpoint, selector, calibration, reporter)
         check_stock_shapes(checkpoint, reporter)
         reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)

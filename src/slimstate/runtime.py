@@ -27,6 +27,8 @@ class Runtime:
     device: torch.device
     dtype: torch.dtype
     kernels: str
+    offloaded: int = 0  # weights that are fetched only while their layer runs
+    scratch: Any = None  # the folder they are fetched from, removed with this object
 
 
 def pick_device(name: str | None) -> torch.device:

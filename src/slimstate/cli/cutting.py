@@ -90,6 +90,15 @@ def prune(
     ] = 1.5,
     device: Device = None,
     dtype: Dtype = None,
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            help="auto: calibrate a model larger than the device, its layers on GPUs, in host memory, on disk."
+        ),
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(help="Most that --device-map takes for weights, such as 0=40GiB,cpu=100GiB.")
+    ] = None,
     keep_norm_eps: Annotated[
         bool,
         typer.Option("--keep-norm-eps", help="Leave norm_eps alone, though the key dim sets the query scale."),
@@ -123,6 +132,8 @@ def prune(
         f=rrqr_f,
         device=device,
         dtype=dtype,
+        device_map=device_map,
+        max_memory=max_memory,
         keep_norm_eps=keep_norm_eps,
         evidence=evidence,
         apply=apply,

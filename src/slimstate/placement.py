@@ -1,0 +1,98 @@
+"""Models larger than the device: layers on GPUs, in host memory and on disk, by accelerate; all run on the device.
+
+accelerate fetches weights when the module that holds them is called. Some layers use the weights of a submodule without
+calling it, and would silently compute with whatever memory holds: so a layer is fetched whole when it is entered.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slimstate.checkpoint import read_json
+from slimstate.errors import ModelError, PlanError
+from slimstate.runtime import Runtime, describe_kernels, load_tokenizer, pick_device, pick_dtype, stock_model
+
+SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
+
+
+def parse_limits(text: str | None) -> dict[str, str] | None:
+    """`0=40GiB,cpu=100GiB`: the most that weights may take on each GPU and in host memory."""
+    if text is None:
+        return None
+    limits = {}
+    for part in text.split(","):
+        place, _, size = part.partition("=")
+        if not size or not (place.strip().isdigit() or place.strip() == "cpu"):
+            raise PlanError(f"--max-memory {text}: give sizes such as 0=40GiB,cpu=100GiB")
+        limits[place.strip()] = size.strip()
+    return limits
+
+
+def load_spread(
+    folder: Path, *, device: str | None = None, dtype: str | None = None, limits: Mapping[str, str] | None = None
+) -> Runtime:
+    """The stock model with its layers wherever there is room, GPUs first, disk last.
+
+    What goes to disk is copied to a scratch folder in the temporary directory.
+    """
+    where = pick_device(device)
+    precision = pick_dtype(dtype, where)
+    try:
+        from accelerate import infer_auto_device_map, load_checkpoint_and_dispatch
+    except ImportError as error:
+        raise ModelError("--device-map needs accelerate: pip install 'slimstate[recover]'") from error
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    model = stock_model(read_json(folder / "config.json")).to(precision).eval()
+    blocks = sorted(model._no_split_modules or ())
+    try:
+        places = infer_auto_device_map(model, _room(where, limits), no_split_module_classes=blocks, dtype=precision)
+    except ValueError as error:
+        raise PlanError(f"--max-memory: {error}") from error
+    if set(places.values()) == {"disk"}:
+        raise PlanError("not even the embeddings fit into what --device-map may take: give more with --max-memory")
+    scratch = tempfile.TemporaryDirectory(prefix="slimstate-")
+    with redirect_stderr(io.StringIO()):  # a progress bar
+        model = load_checkpoint_and_dispatch(
+            model, str(folder), device_map=places, offload_folder=scratch.name, dtype=precision,
+            preload_module_classes=blocks,
+        )  # fmt: skip
+    model.requires_grad_(False)
+    placed = Counter(str(place) for place in places.values())
+    return Runtime(
+        model=model,
+        tokenizer=load_tokenizer(folder),
+        device=where,
+        dtype=precision,
+        kernels=f"{describe_kernels(where, precision)}; {_in_words(placed)}",
+        offloaded=sum(weight.is_meta for weight in model.parameters()),
+        scratch=scratch,
+    )
+
+
+def _room(where: torch.device, limits: Mapping[str, str] | None) -> dict[int | str, Any]:
+    """What weights may take up on every device; without limits, most of what is free."""
+    if limits is not None:
+        return {int(place) if place.isdigit() else place: size for place, size in limits.items()}
+    import psutil
+
+    room: dict[int | str, Any] = {}
+    if where.type == "cuda":
+        for card in range(torch.cuda.device_count()):
+            room[card] = int(SHARE_FOR_WEIGHTS * torch.cuda.mem_get_info(card)[0])
+    room["cpu"] = int(SHARE_FOR_WEIGHTS * psutil.virtual_memory().available)
+    return room
+
+
+def _in_words(placed: Counter[str]) -> str:
+    names = {place: f"cuda:{place}" if place.isdigit() else place for place in placed}
+    parts = ", ".join(f"{count} on {names[place]}" for place, count in placed.items())
+    return f"parts of the model: {parts}"
