@@ -19,7 +19,7 @@ RANKS = [
     {"runtime", "overview"},
     {"calibration", "adapters", "teacher", "placement"},
     {"planning", "perplexity", "recall", "tasks", "traces", "training"},
-    {"comparison", "tables", "plots", "swept", "healing"},
+    {"comparison", "tables", "plots", "swept", "healing", "estimate"},
     {"prune", "evaluate", "analyze", "sweep", "report", "recover", "benchmark"},
     {"__init__", "cli"},
     {"__main__"},

@@ -15,6 +15,7 @@ from slimstate.axes import Plan
 from slimstate.card import write_card
 from slimstate.checkpoint import CARD, Checkpoint, check_output, write_checkpoint
 from slimstate.errors import ModelError, PlanError
+from slimstate.estimate import estimate
 from slimstate.overview import parameters_after, state_bytes
 from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
 from slimstate.record import PLAN
@@ -45,16 +46,19 @@ def prune(
     evidence: str | Path | None = None,
     apply: str | Path | None = None,
     dry_run: bool = False,
+    plan_only: bool = False,
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Cut a model and write it to `out`; with `dry_run`, only say what would be done. Returns the record.
 
+    With `plan_only` nothing is loaded: the record estimates time and memory.
+
     Several processes share the calibration, and the main one writes; all return when it has.
     """
     started = time.perf_counter()
     checkpoint = Checkpoint.open(model)
-    if out is None and not dry_run:
+    if out is None and not (dry_run or plan_only):
         raise PlanError("give --out DIR, or --dry-run to write nothing")
     if out is not None:
         check_output(checkpoint, Path(out), force)
@@ -62,6 +66,8 @@ def prune(
         widths = f"from key dim {checkpoint.cut['width']} to {checkpoint.cut['key_dim']}"
         reporter.say(f"cut before, {widths}; both cuts are recorded")
     kernels = None
+    if apply is not None and plan_only:
+        raise PlanError("--apply has its plan already and loads no model: there is nothing for --plan-only to estimate")
     if apply is not None:
         check_stock_shapes(checkpoint, reporter)
         plan = read_plan(Path(apply), checkpoint)
@@ -75,6 +81,10 @@ def prune(
             data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=path,
             device_map=device_map, max_memory=max_memory,
         )  # fmt: skip
+        if plan_only:
+            reporter.say(line)
+            return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep,
+                    **estimate(checkpoint, selector, calibration)}  # fmt: skip
         windows = read_windows(checkpoint, selector, calibration, reporter)
         check_stock_shapes(checkpoint, reporter)
         reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)

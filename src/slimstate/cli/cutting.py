@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -110,6 +110,9 @@ def prune(
         Path | None, typer.Option(help="Repeat the cut of this slimstate_plan.json; no calibration.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Choose channels, write nothing.")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Estimate time and memory, load nothing, write nothing.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing output folder, once the new one is whole.")
     ] = False,
@@ -138,6 +141,7 @@ def prune(
         evidence=evidence,
         apply=apply,
         dry_run=dry_run,
+        plan_only=plan_only,
         force=force,
         reporter=TerminalReporter(),
     )
@@ -145,6 +149,9 @@ def prune(
         print_json(record)
         return
     console = printer()
+    if plan_only:
+        _print_estimate(console, record)
+        return
     states, parameters = record["state_bytes"], record["parameters"]
     if record["kernels"] is None:
         console.print("kernels: none ran")
@@ -163,6 +170,20 @@ def prune(
     if record.get("left_out"):
         console.print(f"left out, because they hold other weights: {', '.join(record['left_out'])}", markup=False)
     console.print(f"written to {record['out']}" if record["out"] else "dry run: nothing was written", markup=False)
+
+
+def _print_estimate(console: Console, record: dict[str, Any]) -> None:
+    calibrated = f", {record['tokens']:,} tokens on {record['device']} in {record['dtype']}" if record["tokens"] else ""
+    console.print(f"{record['method']} to key dim {record['key_dim']}{calibrated}: about")
+    for stage, seconds in record["seconds"].items():
+        console.print(f"  {seconds:,.1f} s  {stage}")
+    for place, title in (("gpu_bytes", "GPU memory"), ("host_bytes", "host memory")):
+        sizes = record[place]
+        parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in sizes.items() if name != "total")
+        if sizes["total"]:
+            console.print(f"  {sizes['total'] / 2**30:.2f} GiB  {title}: {parts}")
+    console.print(f"  {record['disk_bytes'] / 2**30:.2f} GiB  on disk, at most")
+    console.print("nothing was loaded or written; expect these to be wrong by up to a factor of two")
 
 
 def _certificate_lines(certificate: dict[str, float | None]) -> Iterator[str]:
