@@ -1,0 +1,109 @@
+"""A model that does not fit is calibrated all the same, to the same evidence; and a cut can be estimated unseen."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+import tiny
+from slimstate import cli, planning, prune
+from slimstate.errors import PlanError
+from slimstate.placement import load_spread, parse_limits
+from slimstate.runtime import load
+
+
+@pytest.mark.parametrize("name", ["delta_net-plain", "gated_deltanet-plain", "delta_net-tied"])
+def test_layers_on_disk_compute_what_they_do_in_memory(name, tmp_path):
+    folder = tiny.save(tiny.build(tiny.VARIANTS[name]), tmp_path / name, "100KB")
+    whole, spread = load(folder), load_spread(folder, limits={"cpu": "280KB"})
+    assert spread.offloaded > 0
+    assert "on disk" in spread.kernels
+    ids = torch.arange(64).view(2, 32)
+    with torch.inference_mode():
+        assert torch.equal(whole.model(input_ids=ids).logits, spread.model(input_ids=ids).logits)
+
+
+def test_a_spread_calibration_cuts_the_same_channels(folders, text_file, tmp_path):
+    settings = {"key_dim": 16, "data": str(text_file), "samples": 4, "length": 64}
+    for name in tiny.PLAIN:
+        prune(folders[name], tmp_path / f"{name}-whole", **settings)
+        limits = {"device_map": "auto", "max_memory": "cpu=280KB"}
+        record = prune(folders[name], tmp_path / f"{name}-spread", **settings, **limits)
+        assert "on disk" in record["kernels"]
+        for path in (tmp_path / f"{name}-whole").glob("*.safetensors"):
+            assert path.read_bytes() == (tmp_path / f"{name}-spread" / path.name).read_bytes()
+
+
+def test_where_everything_fits_nothing_is_offloaded(folders):
+    assert load_spread(folders[tiny.PLAIN[0]]).offloaded == 0
+
+
+def test_gradients_of_a_spread_model_are_refused(folders, text_file, tmp_path):
+    with pytest.raises(PlanError, match="gradients need the whole model"):
+        prune(
+            folders[tiny.PLAIN[0]], tmp_path / "cut", method="grad", key_dim=16, data=str(text_file), samples=2,
+            length=32, device_map="auto", max_memory="cpu=280KB",
+        )  # fmt: skip
+    assert not (tmp_path / "cut").exists()
+
+
+def test_limits_are_read_by_place():
+    assert parse_limits("0=40GiB, cpu=100GiB") == {"0": "40GiB", "cpu": "100GiB"}
+    assert parse_limits(None) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--device-map", "balanced"), "unknown device map 'balanced'"),
+        (("--max-memory", "cpu=1GiB"), "give both"),
+        (("--device-map", "auto", "--max-memory", "lots"), "such as 0=40GiB,cpu=100GiB"),
+        (("--device-map", "auto", "--max-memory", "cpu=lots"), "--max-memory: "),
+        (("--device-map", "auto", "--max-memory", "cpu=1KB"), "not even the embeddings fit"),
+        (("--plan-only", "--apply", "plan.json"), "nothing for --plan-only to estimate"),
+    ],
+)
+def test_bad_placements_are_one_line(options, complaint, folders, text_file, tmp_path, capsys, monkeypatch):
+    size = [] if "--apply" in options else ["--key-dim", "16"]
+    arguments = ["prune", str(folders[tiny.PLAIN[0]]), *size, "--data", str(text_file), "--samples", "2"]
+    arguments += ["--length", "32", "--out", str(tmp_path / "cut"), *options]
+    monkeypatch.setattr(sys, "argv", ["slimstate", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not (tmp_path / "cut").exists()
+
+
+@pytest.fixture
+def unloadable(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(planning, "load", refuse)
+    monkeypatch.setattr(planning, "calibrate", refuse)
+
+
+@pytest.mark.usefixtures("unloadable")
+def test_an_estimate_loads_and_writes_nothing(folders, tmp_path):
+    for method in ("l1", "s-wanda", "grad", "drrqr"):
+        record = prune(folders[tiny.PLAIN[0]], tmp_path / "cut", method=method, key_dim=16, plan_only=True)
+        seconds = record["seconds"]
+        assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
+        assert ("calibration" in seconds) == (method != "l1")
+    assert not (tmp_path / "cut").exists()
+
+
+@pytest.mark.usefixtures("unloadable")
+def test_an_estimate_counts_weights_tokens_and_gradients(folders):
+    folder = folders[tiny.PLAIN[0]]
+    plain = prune(folder, method="drrqr", key_dim=16, plan_only=True, samples=8, length=128)
+    longer = prune(folder, method="drrqr", key_dim=16, plan_only=True, samples=800, length=128)
+    gradients = prune(folder, method="grad", key_dim=16, plan_only=True, samples=8, length=128)
+    assert (plain["tokens"], longer["tokens"]) == (1024, 102400)
+    assert plain["host_bytes"] == longer["host_bytes"]  # memory does not grow with tokens
+    assert gradients["host_bytes"]["a pass"] > 2 * plain["host_bytes"]["a pass"]
+    parameters = sum(weight.numel() for weight in load(folder).model.state_dict().values())
+    assert plain["host_bytes"]["weights"] == 4 * parameters
