@@ -1,9 +1,11 @@
 """slimstate makes the recurrent state of trained linear-attention language models smaller.
 
-The verbs of the command are functions here: `inspect`, `prune`, `recover`, `evaluate`, `analyze`, `sweep`, `report`.
+The verbs of the command are functions here: `inspect`, `prune`, `recover`, `evaluate`, `analyze`, `sweep`, `report`,
+`bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
 """
 
 from slimstate.analyze import analyze
+from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
 from slimstate.errors import SlimstateError
 from slimstate.evaluate import evaluate
 from slimstate.overview import inspect
@@ -20,6 +22,10 @@ __all__ = [
     "SlimstateError",
     "__version__",
     "analyze",
+    "bench_calibrate",
+    "bench_decode",
+    "bench_mixer",
+    "bench_model",
     "evaluate",
     "inspect",
     "prepare_fla",

@@ -55,9 +55,12 @@ def decoding(record: Record) -> Figure:
         label = f"{in_words(model)}, key dim {key_dim}"
         axes.plot(batches, [1000 * row["seconds"] for row in rows], "o-", markersize=4, color=tone, label=label)
         axes.plot(batches, [1000 * row["roofline_seconds"] for row in rows], ":", color=tone)
-    axes.set(xscale="log", yscale="log", xlabel="sequences", ylabel="ms per token of each")
-    axes.set_title("a decoding step; dotted: moving weights and states at copy speed")
+    axes.set(xscale="log", yscale="log", xlabel="sequences", ylabel="ms per step")
+    axes.set_title("a decoding step; dotted: weights and states at copy speed")
     plain_log_ticks(axes)
+    batches = sorted({row["batch"] for row in _measured(record)})
+    axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
+    axes.minorticks_off()
     axes.legend(fontsize=8)
     figure.supxlabel(record["device"], fontsize=8, color=MUTED)
     return figure
