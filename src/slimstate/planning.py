@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from threading import Thread
 
 from torch import Tensor
 
@@ -133,12 +134,15 @@ def gather_evidence(
     if windows is None:
         lacking = " and ".join(sorted(needs))
         raise DataError(f"{path} holds no {lacking} evidence, which is needed here: give --data too")
+    hashing = Thread(target=lambda: checkpoint.fingerprint, daemon=True)  # the disk is read while the device works
+    hashing.start()
     if runtime is None:
         with reporter.waiting("loading the model"):
             runtime = calibration.load(checkpoint.folder)
         reporter.say(f"kernels: {runtime.kernels}")
     evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)
     with reporter.waiting("reading the weights for their fingerprint"):
+        hashing.join()
         fresh = EvidenceFile(model=checkpoint.fingerprint, calibration=windows.describe(), evidence=evidence)
     whole = fresh if found is None else found.extended(fresh)
     if path is not None:
