@@ -17,9 +17,15 @@ from typing import Any
 from slimstate.benchmark.recording import Bench
 
 
+TUNED_MS = 25
+
+
 def compile_ahead(bench: Bench, cases: Sequence[Mapping[str, Any]], jobs: int) -> None:
     """Run each case once in a process, `jobs` of them at a time; nothing to do on a CPU or without jobs."""
-    if jobs < 1 or bench.device.type != "cuda" or "SLIMSTATE_COMPILING" in os.environ:
+    if bench.device.type != "cuda" or "SLIMSTATE_COMPILING" in os.environ:
+        return
+    tune_briefly()
+    if jobs < 1:
         return
     bench.reporter.say(f"compiling {len(cases)} widths in {jobs} processes")
     with ThreadPoolExecutor(jobs) as pool:
@@ -39,18 +45,27 @@ def _compile(bench: Bench, case: Mapping[str, Any]) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def _run_each_variant_once() -> None:
+def _tune_by(judge: Callable[..., list[float]]) -> None:
+    """Let Triton judge the variants of a kernel by this function of the call and the quantiles it wants."""
     from triton.runtime.autotuner import Autotuner
 
-    def once(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
-        kernel()
-        return [1.0 for _ in quantiles]
+    Autotuner.do_bench = property(lambda tuner: judge, lambda tuner, value: None)
 
-    Autotuner.do_bench = property(lambda tuner: once, lambda tuner, value: None)
+
+def tune_briefly() -> None:
+    """Compare variants for a quarter of the time that Triton takes: there are hundreds for every width."""
+    from triton.testing import do_bench
+
+    _tune_by(lambda kernel, quantiles: do_bench(kernel, warmup=5, rep=TUNED_MS, quantiles=quantiles))
+
+
+def _run_once(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
+    kernel()
+    return [1.0 for _ in quantiles]
 
 
 if __name__ == "__main__":
-    _run_each_variant_once()
+    _tune_by(_run_once)
     import slimstate.benchmark
 
     getattr(slimstate.benchmark, f"bench_{sys.argv[1]}")(**json.loads(sys.argv[2]))
