@@ -16,7 +16,6 @@ from typing import Any
 
 from slimstate.benchmark.recording import Bench
 
-
 TUNED_MS = 25
 
 
