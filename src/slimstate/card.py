@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slimstate.axes import Plan
+from slimstate.axes import Basis, Plan
 
 HEADER = """---
 library_name: transformers
@@ -39,7 +39,7 @@ TEMPLATE = (
 # {name}: key dim {key_dim} instead of {width}
 
 Cut by slimstate from `{source}`: every head of every linear-attention layer keeps {key_dim} of its {width}
-key/query channels. Nothing was retrained, and no other weight was changed.{correction}
+key/query {kept}. Nothing was retrained, and no other weight was changed.{correction}
 
 | | before | after |
 |---|---|---|
@@ -47,7 +47,7 @@ key/query channels. Nothing was retrained, and no other weight was changed.{corr
 | recurrent state per sequence (fp32) | {before} | {after} |
 | parameters | {parameters_before:,} | {parameters_after:,} |
 
-Method: `{method}` (score `{score}`, seed {seed}). {calibration}The kept channels of every head, the options and the
+Method: `{method}` (score `{score}`, seed {seed}). {calibration}What every head keeps, the options and the
 fingerprint of the base model are in `slimstate_plan.json`; this repeats the cut:
 
 ```
@@ -103,8 +103,10 @@ def write_card(
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
     correction = (
         f" `norm_eps` in the config was multiplied by {plan.width}/{plan.key_dim}, which makes up for the query scale"
-        " that comes with the key dim: the model computes what the uncut one does with the dropped channels zeroed."
+        " that comes with the key dim"
     )
+    rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
+    correction += "." if rotated else ": the model computes what the uncut one does with the dropped channels zeroed."
     return TEMPLATE.format(
         base=_base_line(source),
         name=name,
@@ -112,6 +114,7 @@ def write_card(
         model_type=plan.model_type,
         source=source,
         key_dim=plan.key_dim,
+        kept="directions (the projections were turned by a rotation first)" if rotated else "channels",
         width=plan.width,
         before=megabytes(states[0]),
         after=megabytes(states[1]),

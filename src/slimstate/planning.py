@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 from torch import Tensor
 
 from slimstate import processes
-from slimstate.axes import Evidence, Plan, Selection
+from slimstate.axes import Basis, Choice, Evidence, Plan
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
@@ -26,14 +26,16 @@ from slimstate.selectors import Case, Need, Request, Selector, choose, selector_
 ALIGNMENT = 16
 
 
-def resolve_key_dim(width: int, compression: float | None, key_dim: int | None) -> tuple[int, str]:
-    """The key dim that was asked for, and a line on how it came about."""
+def resolve_key_dim(
+    width: int, compression: float | None, key_dim: int | None, *, whole: bool = False
+) -> tuple[int, str]:
+    """The key dim that was asked for, and a line on how it came about; `whole` allows the width itself."""
     if (compression is None) == (key_dim is None):
         raise PlanError("give either --compression or --key-dim")
     if key_dim is not None:
-        if key_dim == width:
+        if key_dim == width and not whole:
             raise PlanError(f"key dim {key_dim} is the width the model has: nothing to cut")
-        if not 0 < key_dim < width:
+        if not 0 < key_dim <= width:
             raise PlanError(f"key dim {key_dim}: it must be at least 1 and less than the width {width}")
         return key_dim, f"key dim {key_dim} of {width}"
     assert compression is not None
@@ -186,18 +188,23 @@ def _cases(checkpoint: Checkpoint, needs: frozenset[Need], evidence: Mapping[int
         )
 
 
-def _certified(selection: Selection, evidence: Evidence | None) -> Selection:
+def _certified(selection: Choice, evidence: Evidence | None) -> Choice:
     """With the condition number of the keys before and after, where their Gram matrix is known."""
     if evidence is None or evidence.key_gram is None:
         return selection
     claims = {
         "condition_before": plain(gram_condition_number(evidence.key_gram)),
-        "condition_after": plain(gram_condition_number(_kept(evidence.key_gram, selection.keep))),
+        "condition_after": plain(gram_condition_number(_kept(evidence.key_gram, selection))),
     }
-    return Selection(keep=selection.keep, certificate={**selection.certificate, **claims})
+    return replace(selection, certificate={**selection.certificate, **claims})
 
 
-def _kept(gram: Tensor, keep: Tensor) -> Tensor:
+def _kept(gram: Tensor, choice: Choice) -> Tensor:
+    """The Gram matrix of what is kept."""
+    if isinstance(choice, Basis):
+        turn = choice.rows.to(gram)
+        return turn @ gram @ turn.mT
+    keep = choice.keep
     rows = gram.gather(1, keep.unsqueeze(2).expand(-1, -1, gram.shape[2]))
     return rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))
 

@@ -20,7 +20,7 @@ from slimstate.planning import Calibration, gather_evidence, make_plan, read_pla
 from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import stock_shapes
-from slimstate.selectors import Request, selector_named
+from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.surgery import Cutter
 
 
@@ -65,7 +65,7 @@ def prune(
         plan = read_plan(Path(apply), checkpoint)
         reporter.say(f"applying {apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}")
     else:
-        keep, line = resolve_key_dim(checkpoint.mixers[0].axis.width, compression, key_dim)
+        keep, line = resolve_key_dim(checkpoint.mixers[0].axis.width, compression, key_dim, whole=method in ROTATIONS)
         request, selector = Request(keep=keep, score=score, seed=seed, f=f), selector_named(method)
         path = None if evidence is None else Path(evidence)
         calibration = Calibration(
@@ -76,6 +76,8 @@ def prune(
         reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)
         gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
         plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
+    if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):
+        reporter.say(f"a rotation, and not exact here: {' and '.join(bends)} act on the channels as they were")
     record = describe(checkpoint, plan)
     record |= {"kernels": kernels, "out": None if dry_run or out is None else str(out)}
     if not dry_run and out is not None:
@@ -163,6 +165,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "key_dim": plan.key_dim,
         "compression": plan.compression,
         "corrected": plan.corrected,
+        "bends": list(mixers[0].bends) if plan.method in ROTATIONS else None,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
         "calibration": plan.calibration,

@@ -25,7 +25,7 @@ from slimstate.planning import Calibration, gather_evidence, make_plan, resolve_
 from slimstate.record import check_place, command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
-from slimstate.selectors import SELECTORS, Need, Request, selector_named
+from slimstate.selectors import SELECTORS, UNINFORMED, Need, Request, selector_named
 from slimstate.swept import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.tables import write_tables
 from slimstate.taps import masked, observed
@@ -205,7 +205,7 @@ def _candidates(
         Request(keep=1, score=score, f=f)
     for method in dict.fromkeys(methods):
         selector_named(method)
-        for score in dict.fromkeys(scores) if method != "random" else ("kq",):
+        for score in dict.fromkeys(scores) if method not in UNINFORMED else ("kq",):
             for key_dim, compression in key_dims.items():
                 yield Candidate(method=method, score=score, compression=compression, key_dim=key_dim)
 

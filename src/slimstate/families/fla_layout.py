@@ -32,8 +32,12 @@ def mixers(
     input_size: int,
     projections: str,
     tap: Tap,
+    bends: tuple[str, ...],
 ) -> tuple[Mixer, ...]:
-    """One mixer for each layer that is not softmax attention; `projections` are the letters of its linear maps."""
+    """One mixer for each layer that is not softmax attention; `projections` are the letters of its linear maps.
+
+    `bends` are the activations and norms of the layer that a rotation of queries and keys does not pass.
+    """
     if min(layers, heads, width, value_heads, value_dim) < 1:
         raise ModelError(
             f"config.json describes {layers} layers of {heads} heads with key dim {width}, value dim {value_dim}"
@@ -54,6 +58,7 @@ def mixers(
             value_dim=value_dim,
             filters=_filters(config, heads, width, value_heads, value_dim),
             projections=tuple(f"{letter}_proj" for letter in projections),
+            bends=("filters of one channel each",) * bool(config.get("use_short_conv", True)) + bends,
         )
         for layer in range(layers)
         if layer not in softmax
@@ -64,7 +69,11 @@ def _convolution_slots(config: Config) -> tuple[Slot, ...]:
     if not config.get("use_short_conv", True):
         return ()
     parameters = ["weight"] + ["bias"] * bool(config.get("conv_bias", False))
-    return tuple(Slot(parameter=f"{name}_conv1d.{parameter}") for name in "qk" for parameter in parameters)
+    return tuple(
+        Slot(parameter=f"{name}_conv1d.{parameter}", filter=parameter == "weight")
+        for name in "qk"
+        for parameter in parameters
+    )
 
 
 def _filters(config: Config, heads: int, width: int, value_heads: int, value_dim: int) -> tuple[tuple[str, Axis], ...]:
