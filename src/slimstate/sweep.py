@@ -22,10 +22,10 @@ from slimstate.errors import PlanError
 from slimstate.overview import state_bytes
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.planning import Calibration, gather_evidence, make_plan, resolve_key_dim
-from slimstate.record import check_place, command, plain, versions, write_record
+from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
-from slimstate.selectors import SELECTORS, UNINFORMED, Need, Request, selector_named
+from slimstate.selectors import SELECTORS, Need, Request, selector_named
 from slimstate.swept import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.tables import write_tables
 from slimstate.taps import masked, observed

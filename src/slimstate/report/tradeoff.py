@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slimstate import plots, tables
-from slimstate.record import Found
+from slimstate.record import UNINFORMED, Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import fixed, magnitude, mebibytes, percent, signed
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
-from slimstate.selectors import UNINFORMED
 
 Record = Mapping[str, Any]
 COLUMNS = (

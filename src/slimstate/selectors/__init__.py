@@ -18,7 +18,6 @@ from slimstate.selectors.scores import GRAD, L1, RANDOM, S_WANDA
 SELECTORS: dict[str, Selector] = {selector.name: selector for selector in (RANDOM, L1, S_WANDA, GRAD, DRRQR)}
 ROTATIONS: dict[str, Selector] = {selector.name: selector for selector in (PCA, PCA_ADVERSARIAL, RANDOM_ROTATION)}
 METHODS = {**SELECTORS, **ROTATIONS}
-UNINFORMED = ("random", "random-rotation")  # they look at nothing, so that keys and queries are the same to them
 
 
 def selector_named(name: str) -> Selector:
@@ -46,6 +45,6 @@ def choose(name: str, cases: Iterable[Case], request: Request) -> Sequence[Choic
 
 
 __all__ = [
-    "METHODS", "ROTATIONS", "SCORES", "SELECTORS", "UNINFORMED", "Case", "Need", "Request", "Selector", "choose",
+    "METHODS", "ROTATIONS", "SCORES", "SELECTORS", "Case", "Need", "Request", "Selector", "choose",
     "selector_named",
 ]  # fmt: skip
