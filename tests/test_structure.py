@@ -14,7 +14,7 @@ RANKS = [
     {"errors", "reporter", "hub", "staging", "recall_tasks", "processes"},
     {"record", "rank", "distillation_kernel"},
     {"axes"},
-    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "distillation"},
+    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "distillation", "sharing"},
     {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},
     {"runtime", "overview"},
     {"calibration", "adapters", "teacher"},

@@ -15,6 +15,7 @@ from slimstate.axes import Plan
 from slimstate.card import write_card
 from slimstate.checkpoint import CARD, Checkpoint, check_output, write_checkpoint
 from slimstate.errors import ModelError, PlanError
+from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.overview import parameters_after, state_bytes
 from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
 from slimstate.record import PLAN
@@ -115,9 +116,15 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "width": plan.width,
         "key_dim": plan.key_dim,
         "corrected": plan.corrected,
+        **_lasting(previous),
         "history": [] if previous is None else [*previous.get("history", []), _without_history(previous)],
     }
     return config
+
+
+def _lasting(previous: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is true of a model after a cut as before it: which channels share a filter."""
+    return {name: value for name, value in (previous or {}).items() if name == SHARED_FILTERS}
 
 
 def _without_history(entry: Mapping[str, Any]) -> dict[str, Any]:

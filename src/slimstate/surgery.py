@@ -61,7 +61,8 @@ def turned(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:
     """A parameter in the directions of a basis: they take the first K places of every head, the others become zero."""
     rows = axis.all_rows(slot).flatten().to(tensor.device)
     turn = basis.rows.to(tensor.device, torch.float64)
-    turn = turn.square() if slot.filter else turn
+    if slot.filter:  # weights that sum to one, to the last digit, leave a shared filter bit for bit as it was
+        turn = turn.square() / turn.square().sum(-1, keepdim=True)
     moved = tensor.movedim(slot.dim, 0).clone()
     by_head = moved[rows].double().reshape(slot.copies, axis.heads, axis.width, -1)
     fresh = torch.zeros_like(by_head)

@@ -10,6 +10,8 @@ from slimstate.axes import Axis, Mixer, Slot, Tap
 from slimstate.errors import ModelError
 
 Config = Mapping[str, Any]
+SHARINGS = ("head", "all")
+SHARED_FILTERS = "shared_filters"
 
 
 def softmax_layers(config: Config) -> frozenset[int]:
@@ -58,11 +60,29 @@ def mixers(
             value_dim=value_dim,
             filters=_filters(config, heads, width, value_heads, value_dim),
             projections=tuple(f"{letter}_proj" for letter in projections),
-            bends=("filters of one channel each",) * bool(config.get("use_short_conv", True)) + bends,
+            bends=(*_filters_that_bend(config), *bends),
+            sharing=sharing(config),
         )
         for layer in range(layers)
         if layer not in softmax
     )
+
+
+def sharing(config: Config) -> str | None:
+    """Which channels have one convolution filter by training: those of a `head`, `all`, or None where each has its own.
+
+    The stock class has no such option: the filters are stored for every channel, and slimstate's own entry in the
+    config remembers that they are equal.
+    """
+    found = (config.get("slimstate") or {}).get(SHARED_FILTERS)
+    if found is not None and found not in SHARINGS:
+        raise ModelError(f"config.json: {SHARED_FILTERS} {found!r}; there are {', '.join(SHARINGS)}")
+    return found if config.get("use_short_conv", True) else None
+
+
+def _filters_that_bend(config: Config) -> tuple[str, ...]:
+    own = bool(config.get("use_short_conv", True)) and sharing(config) is None
+    return ("filters of one channel each",) * own
 
 
 def _convolution_slots(config: Config) -> tuple[Slot, ...]:
