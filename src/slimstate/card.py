@@ -79,6 +79,23 @@ Settings, losses and fingerprints are in `slimstate_recovery.json`; this does it
 """
     + LOADING
 )
+TRAINED = (
+    HEADER
+    + """
+# {name}
+
+A {model_type} of {parameters:,} parameters, trained by slimstate from `{source}` on {tokens:,} tokens of `{data}`
+({epochs:.2f} epochs).{sharing}
+
+On {measured:,} tokens that were held out ({text}): {nats:.4f} nats per token, perplexity {perplexity:.2f}.
+Settings, losses and fingerprints are in `slimstate_training.json`; this does it again:
+
+```
+{command}
+```
+"""
+    + LOADING
+)
 ROWS = {
     "before": "before the fine-tuning",
     "after": "**this model**",
@@ -128,6 +145,28 @@ def write_card(
     )
 
 
+def write_training_card(record: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
+    """The card of a model that was trained from a config."""
+    measured, shared = record["measured"], record["shared_filters"]
+    whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}.get(shared, "")
+    return TRAINED.format(
+        base="",
+        name=name,
+        model_type=config["model_type"],
+        parameters=record["parameters"],
+        source=record["model"],
+        tokens=record["tokens"],
+        data=record["corpus"]["data"],
+        epochs=record["epochs"],
+        sharing=f" In its convolutions {whose} one filter, stored for every channel." if shared else "",
+        measured=measured["tokens"],
+        text=measured["text"],
+        nats=measured["nats"]["after"],
+        perplexity=measured["perplexity"]["after"],
+        command=record["command"],
+    )
+
+
 def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
     """The card of a model that was fine-tuned after a cut, or as its control."""
     settings, measured, done = record["settings"], record["measured"], config["slimstate"]
@@ -174,6 +213,8 @@ def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:
     after = f" {when}" if when else ""
     if "key_dim" in entry:
         yield f"Cut{after}: key dim {entry['width']} to {entry['key_dim']} by `{entry['method']}`."
+    for training in entry.get("trained", ()):
+        yield f"Trained{after} on {training['tokens']:,} tokens."
     for recovery in entry.get("recovered", ()):
         yield f"Fine-tuned{after} on {recovery['tokens']:,} tokens."
 

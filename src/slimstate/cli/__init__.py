@@ -12,7 +12,7 @@ import typer
 
 from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
-from slimstate.cli.training import recover
+from slimstate.cli.training import recover, train
 from slimstate.errors import SlimstateError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -25,6 +25,7 @@ app.command(name="eval")(evaluate)
 app.command()(analyze)
 app.command()(sweep)
 app.command()(recover)
+app.command()(train)
 app.command()(report)
 
 
@@ -47,7 +48,8 @@ def main() -> None:
         code = _complain(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
         print(
-            "slimstate: stopped; nothing is half-written, a sweep goes on with the same command, recover with --resume",
+            "slimstate: stopped; nothing is half-written, a sweep goes on with the same command, recover and train with"
+            " --resume",
             file=sys.stderr,
         )
         code = 130
