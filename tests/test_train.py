@@ -205,7 +205,14 @@ def test_a_learnt_tokenizer_gives_every_text_back(text_file, tmp_path):
         learnt_tokenizer(str(text_file), 100)
 
 
-SIZE = {"370m": (3.5e8, 3.9e8), "30m": (2.7e7, 3.3e7), "31m": (2.7e7, 3.3e7), "5m": (4e6, 6e6)}
+SIZE = {
+    "2.7b": (2.4e9, 3e9),
+    "1.3b": (1.1e9, 1.6e9),
+    "370m": (3.5e8, 3.9e8),
+    "30m": (2.7e7, 3.3e7),
+    "31m": (2.7e7, 3.3e7),
+    "5m": (4e6, 6e6),
+}
 
 
 @pytest.mark.parametrize("name", shipped_configs())

@@ -12,6 +12,7 @@ import typer
 
 from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
+from slimstate.cli.running import run
 from slimstate.cli.training import recover, train
 from slimstate.errors import SlimstateError
 
@@ -27,6 +28,7 @@ app.command()(sweep)
 app.command()(recover)
 app.command()(train)
 app.command()(report)
+app.command()(run)
 
 
 @app.callback(invoke_without_command=True)
