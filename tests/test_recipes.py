@@ -160,11 +160,12 @@ def test_names_lists_and_scales_become_words(recipe, tmp_path):
 
 
 def test_a_stopped_recipe_goes_on_where_it_was(recipe, tmp_path):
-    out, seen = tmp_path / "out", []
+    out, seen, trouble = tmp_path / "out", [], ["eval"]
 
     def execute(words):
         seen.append(words)
-        if words[0] == "eval" and len(seen) == 3:
+        if words[0] in trouble:
+            trouble.clear()
             raise SlimstateError("stopped")
         if "--out" in words:
             Path(words[words.index("--out") + 1]).mkdir(parents=True, exist_ok=True)
