@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,12 @@ from slimstate.axes import Axis, Basis, Plan, Selection, Slot
 from slimstate.checkpoint import Checkpoint
 from slimstate.errors import PlanError
 from slimstate.evidence import EvidenceFile
+from slimstate.families import FAMILIES
 from slimstate.record import PLAN
 from slimstate.runtime import load
 from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
-from slimstate.surgery import cut, turned
+from slimstate.surgery import Cutter, cut, turned
 from slimstate.taps import masked, tapped
 from slimstate.torch_kernels import short_convolution
 from test_contract import case, changed
@@ -292,3 +294,19 @@ def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_pa
     page = (tmp_path / "report.html").read_text()
     assert "directions kept in every head" in page
     assert "was skipped" not in page
+
+
+def test_a_model_whose_channels_cannot_be_turned_is_refused(folders, text_file, tmp_path, monkeypatch):
+    """A family that does not say what a rotation passes; before anything is calibrated."""
+    model = folders[tiny.PLAIN[0]]
+    mixers = tuple(replace(mixer, bends=None) for mixer in Checkpoint.open(model).mixers)
+    monkeypatch.setattr(FAMILIES["delta_net"], "mixers", lambda config: mixers)
+    text = {"data": str(text_file), "samples": 4, "length": 64}
+    refused = "pca turns the channels, which those of delta_net cannot be; use one of random, l1"
+    with pytest.raises(PlanError, match=refused):
+        slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
+    with pytest.raises(PlanError, match=refused):
+        slimstate.sweep(model, tmp_path / "sweep", text=text_file, methods=("l1", "pca"), **text)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(PlanError, match="cannot be turned, only chosen"):
+        Cutter(mixers, {mixer.layer: Basis(rows=directions(2, 8, 24).float()) for mixer in mixers})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ from slimstate.record import TRAINING
 from slimstate.runtime import load, load_tokenizer, stock_shapes
 from slimstate.untrained import END_OF_TEXT, learnt_tokenizer, read_config, shipped_configs, write_untrained
 from test_cli import run
+from test_processes import PATIENCE, free_port, options
 from test_sharing import check_shared
 
 SHORT = {"steps": 6, "length": 32, "batch_size": 4, "lr": 1e-2, "min_lr": 1e-3, "save_every": 2, "report_to": "none"}
@@ -258,3 +260,19 @@ def test_the_command_trains(configs, text_file, tmp_path, monkeypatch, capsys):
     record = record_of(tmp_path / "out")
     assert "--shared-filters head" in record["command"]
     assert "--lr 0.01" in record["command"]
+
+
+def test_two_processes_train_as_one(configs, text_file, tmp_path):
+    """Each works on half of every batch; the untrained model and the tokens are made once."""
+    given = {"data": text_file, "shared_filters": "head", **SHORT}
+    alone = verb(configs["delta_net"], tmp_path / "alone", **{**given, "data": str(text_file)})
+    words = ["train", configs["delta_net"], *options(out=tmp_path / "pair", **given), "--resume"]
+    launcher = ["torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(), "-m", "slimstate"]
+    subprocess.run(
+        [sys.executable, "-m", *map(str, (*launcher, *words))], check=True, capture_output=True, timeout=PATIENCE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    record = record_of(tmp_path / "pair")
+    assert record["processes"] == 2
+    assert losses(record) == pytest.approx(losses(alone), rel=1e-4)
+    check_shared(tmp_path / "pair", "head")

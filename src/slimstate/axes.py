@@ -80,7 +80,8 @@ class Mixer:
 
     `filters` are its convolutions by what they filter, each with an axis of one slot, to look at. `projections` are
     the names of all its linear maps, for adapters. `bends` names what stands between the projections and the state and
-    does not commute with a rotation of the channels; where there is nothing, a rotated cut is exact. `sharing` says
+    does not commute with a rotation of the channels; where there is nothing, a rotated cut is exact. Without it the
+    channels cannot be turned at all, as where each has a gate of its own. `sharing` says
     which channels have one filter: those of a head, all of them, or by default each its own.
     """
 
@@ -95,7 +96,7 @@ class Mixer:
     value_dim: int
     filters: tuple[tuple[str, Axis], ...] = ()
     projections: tuple[str, ...] = ()
-    bends: tuple[str, ...] = ()
+    bends: tuple[str, ...] | None = None
     sharing: str | None = None
 
     @property

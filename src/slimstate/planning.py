@@ -21,7 +21,7 @@ from slimstate.rank import gram_condition_number
 from slimstate.record import PLAN, plain, versions
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
-from slimstate.selectors import Case, Need, Request, Selector, choose, selector_named
+from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named
 
 ALIGNMENT = 16
 
@@ -74,6 +74,7 @@ def read_windows(
     checkpoint: Checkpoint, selector: Selector, calibration: Calibration, reporter: Reporter = SILENT
 ) -> Windows | None:
     """The calibration tokens; None where no text was given and none is needed."""
+    check_turnable(checkpoint, selector.name)
     if not selector.calibrated:
         return None
     if calibration.data is None:
@@ -146,6 +147,7 @@ def make_plan(
 ) -> Plan:
     """The channels every mixer keeps, with all it takes to repeat and to judge the choice."""
     selector = selector_named(method)
+    check_turnable(checkpoint, method)
     evidence = {} if gathered is None else gathered.evidence
     cases = reporter.track(_cases(checkpoint, selector.needs, evidence), "choosing", len(checkpoint.mixers))
     selections = choose(method, cases, request)
@@ -170,6 +172,13 @@ def make_plan(
         selections=chosen,
         parent=checkpoint.plan,
     )
+
+
+def check_turnable(checkpoint: Checkpoint, method: str) -> None:
+    """Refuse a rotation of a model whose channels cannot be turned, before the work that would be lost."""
+    if method in ROTATIONS and any(mixer.bends is None for mixer in checkpoint.mixers):
+        model_type, others = checkpoint.family.model_type, ", ".join(SELECTORS)
+        raise PlanError(f"{method} turns the channels, which those of {model_type} cannot be; use one of {others}")
 
 
 def _cases(checkpoint: Checkpoint, needs: frozenset[Need], evidence: Mapping[int, Evidence]) -> Iterator[Case]:

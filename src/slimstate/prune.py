@@ -172,7 +172,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "key_dim": plan.key_dim,
         "compression": plan.compression,
         "corrected": plan.corrected,
-        "bends": list(mixers[0].bends) if plan.method in ROTATIONS else None,
+        "bends": list(mixers[0].bends or ()) if plan.method in ROTATIONS else None,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
         "calibration": plan.calibration,

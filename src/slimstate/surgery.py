@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slimstate.axes import Axis, Basis, Choice, Mixer, Slot
+from slimstate.errors import PlanError
 
 
 class Cutter:
@@ -25,7 +26,7 @@ class Cutter:
         self._turns: dict[str, list[Callable[[Tensor], Tensor]]] = {}
         for mixer in mixers:
             choice = selections[mixer.layer]
-            choice.check(mixer.axis)
+            check_choice(mixer, choice)
             gone = dropped_channels(mixer.axis.width, kept_channels(choice))
             for slot in mixer.axis.slots:
                 name = mixer.name_of(slot)
@@ -55,6 +56,13 @@ class Cutter:
         stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
         stays[torch.cat(rows)] = False
         return tensor.index_select(dim, stays.nonzero().flatten().to(tensor.device))
+
+
+def check_choice(mixer: Mixer, choice: Choice) -> None:
+    """It fits the mixer, and where it turns the channels, they can be turned."""
+    choice.check(mixer.axis)
+    if isinstance(choice, Basis) and mixer.bends is None:
+        raise PlanError(f"layer {mixer.layer}: the channels of this architecture cannot be turned, only chosen")
 
 
 def turned(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:

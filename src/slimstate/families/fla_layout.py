@@ -34,11 +34,12 @@ def mixers(
     input_size: int,
     projections: str,
     tap: Tap,
-    bends: tuple[str, ...],
+    bends: tuple[str, ...] | None = None,
 ) -> tuple[Mixer, ...]:
     """One mixer for each layer that is not softmax attention; `projections` are the letters of its linear maps.
 
-    `bends` are the activations and norms of the layer that a rotation of queries and keys does not pass.
+    `bends` are the activations and norms of the layer that a rotation of queries and keys does not pass; without them
+    it is not rotated at all.
     """
     if min(layers, heads, width, value_heads, value_dim) < 1:
         raise ModelError(
@@ -60,7 +61,7 @@ def mixers(
             value_dim=value_dim,
             filters=_filters(config, heads, width, value_heads, value_dim),
             projections=tuple(f"{letter}_proj" for letter in projections),
-            bends=(*_filters_that_bend(config), *bends),
+            bends=None if bends is None else (*_filters_that_bend(config), *bends),
             sharing=sharing(config),
         )
         for layer in range(layers)
