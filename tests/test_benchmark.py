@@ -14,7 +14,7 @@ import tiny
 from slimstate import cli
 from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
 from slimstate.benchmark.recording import with_ratios
-from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, random_model, resized, shipped, width_of
+from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, random_model, resized, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
 from slimstate.benchmark.timing import copy_bandwidth, timed
 from slimstate.calibration import calibrate
@@ -22,6 +22,7 @@ from slimstate.checkpoint import Checkpoint
 from slimstate.errors import SlimstateError
 from slimstate.overview import parameters_after, state_bytes
 from slimstate.runtime import stock_model
+from slimstate.untrained import shipped_configs
 
 CPU = torch.device("cpu")
 SMALL = {"batch": 2, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8, "rounds": 2}
@@ -98,7 +99,7 @@ def test_shipped_configs_have_the_size_in_their_name_and_the_papers_key_dim(name
     count = sum(weight.numel() for weight in stock_model(config).parameters())
     assert least * 1e9 < count < most * 1e9
     assert width_of(config) == (128 if name.startswith("delta_net") else 256)
-    assert name in shipped()
+    assert name in shipped_configs()
 
 
 def test_models_are_timed_at_the_size_a_cut_would_have(folders, tmp_path):
@@ -213,7 +214,7 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
         (("mixer", "--key-dims", "a"), "--key-dims a"),
         (("mixer", "--modes", "backward"), "unknown mode 'backward'; there are forward, train"),
         (("mixer", "--rounds", "0"), "0 rounds"),
-        (("model", "--models", "nowhere"), "the shipped configs are delta_net-1.3b"),
+        (("model", "--models", "nowhere"), "or one of delta_net-1.3b"),
         (("model", "--models", "delta_net-370m", "--key-dims", "256"), "between 1 and 128"),
         (("decode", "--batches", "0"), "batch 0"),
         (("calibrate", "--methods", "l1"), "l1 looks at no activations"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny
-from slimstate.data import PIECE, sample_windows, token_stream
+from slimstate.data import PIECE, pieces, sample_windows, token_stream
 from slimstate.errors import DataError
 from slimstate.perplexity import evaluation_windows
 
@@ -107,3 +107,28 @@ def test_evaluation_takes_whole_windows_of_the_first_tokens(text_file):
     assert torch.equal(found.flatten(), tokens[:900])
     assert len(evaluation_windows(TOKENIZER, str(text_file), 100).tokens) == len(tokens) // 100
     assert evaluation_windows(TOKENIZER, str(text_file), 100, 30).tokens.shape == (1, 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("owner/set", ("owner/set", None, "train")),
+        ("owner/set:small", ("owner/set", "small", "train")),
+        ("owner/set:small:test", ("owner/set", "small", "test")),
+        ("owner/set::test", ("owner/set", None, "test")),
+    ],
+)
+def test_a_dataset_is_named_with_its_config_and_its_split(name, asked, monkeypatch):
+    import datasets
+
+    seen = []
+
+    def load_dataset(repository, config, *, split, streaming):
+        assert streaming
+        seen.append((repository, config, split))
+        return [{"text": "one"}, {"text": "two"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("slimstate.data.hub.reachable", lambda: True)
+    assert [piece.text for piece in pieces(name)] == ["one", "two"]
+    assert seen == [asked]

@@ -587,7 +587,7 @@ def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(h
 def test_a_folder_that_is_no_recovery_is_left_alone(way, heal, tmp_path):
     (tmp_path / "out.training").mkdir()
     (tmp_path / "out.training" / "thesis.txt").write_text("years of work")
-    with pytest.raises(OutputError, match=r"out.training is in the way and is no unfinished recovery"):
+    with pytest.raises(OutputError, match=r"out.training is in the way and is no unfinished training"):
         heal(NAME, tmp_path / "out", **{way: True})
     assert (tmp_path / "out.training" / "thesis.txt").exists()
 
@@ -804,7 +804,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
     missing, options, way_out, heal, tmp_path, monkeypatch
 ):
-    module = importlib.import_module("slimstate.recover")
+    module = importlib.import_module("slimstate.workplace")
     find_spec = module.find_spec
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else find_spec(name))
     with pytest.raises(PlanError, match=f"^{missing} cannot be imported: {way_out}"):

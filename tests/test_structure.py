@@ -11,16 +11,27 @@ import slimstate
 
 ROOT = Path(slimstate.__file__).parent
 RANKS = [
-    {"errors", "reporter", "hub", "staging", "recall_tasks", "processes"},
+    {"errors", "reporter", "hub", "staging", "recall_tasks", "processes", "configs"},
     {"record", "rank", "distillation_kernel"},
     {"axes"},
-    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "distillation"},
+    {
+        "families",
+        "selectors",
+        "surgery",
+        "delta_rule",
+        "data",
+        "tensor_files",
+        "card",
+        "distillation",
+        "sharing",
+        "recipes",
+    },
     {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},
     {"runtime", "overview"},
     {"calibration", "adapters", "teacher", "placement"},
-    {"planning", "perplexity", "recall", "tasks", "traces", "training"},
+    {"planning", "perplexity", "recall", "tasks", "traces", "training", "workplace", "untrained"},
     {"comparison", "tables", "plots", "swept", "healing", "estimate"},
-    {"prune", "evaluate", "analyze", "sweep", "report", "recover", "benchmark"},
+    {"prune", "evaluate", "analyze", "sweep", "report", "recover", "train", "benchmark"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -1,7 +1,7 @@
 """slimstate makes the recurrent state of trained linear-attention language models smaller.
 
-The verbs of the command are functions here: `inspect`, `prune`, `recover`, `evaluate`, `analyze`, `sweep`, `report`,
-`bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
+The verbs of the command are functions here: `inspect`, `prune`, `recover`, `train`, `evaluate`, `analyze`, `sweep`,
+`report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
 """
 
 from slimstate.analyze import analyze
@@ -15,6 +15,7 @@ from slimstate.report import write_report as report
 from slimstate.reporter import Reporter
 from slimstate.runtime import prepare_fla
 from slimstate.sweep import sweep
+from slimstate.train import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "recover",
     "report",
     "sweep",
+    "train",
 ]

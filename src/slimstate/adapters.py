@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from slimstate.axes import Mixer
 from slimstate.errors import PlanError
 from slimstate.runtime import stock_model
+from slimstate.sharing import expand, share
 
 ALL_LINEAR = "all-linear"
 NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear maps of which fla only reads the weight
@@ -23,13 +24,17 @@ NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear maps of w
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """The modules that get an adapter and those trained whole, by their full names; with `full`, all weights."""
+    """The modules that get an adapter and those trained whole, by their full names; with `full`, all weights.
+
+    Filters that the `shared` mixers train as one stay one.
+    """
 
     targets: tuple[str, ...]
     convolutions: tuple[str, ...]
     rank: int = 16
     alpha: int = 32
     full: bool = False
+    shared: tuple[Mixer, ...] = ()
 
     @classmethod
     def of(
@@ -43,19 +48,21 @@ class Adaptation:
         full: bool = False,
     ) -> Adaptation:
         """The projections and convolutions of the mixers, or the linear maps whose names end as `chosen` says."""
+        shared = tuple(mixer for mixer in mixers if mixer.sharing is not None)
         if full:
             if chosen is not None:
                 raise PlanError("--full trains all weights: leave out --lora-targets")
-            return cls(targets=(), convolutions=(), full=True)
+            return cls(targets=(), convolutions=(), full=True, shared=shared)
         if rank < 1 or alpha <= 0:
             raise PlanError(f"LoRA of rank {rank} and alpha {alpha}: both must be at least 1")
         named = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections)
         targets = named if chosen is None else _matching(config, chosen)
         convolutions = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.convolutions)
-        return cls(targets=targets, convolutions=convolutions, rank=rank, alpha=alpha)
+        return cls(targets=targets, convolutions=convolutions, rank=rank, alpha=alpha, shared=shared)
 
     def attach(self, model: Any) -> Any:
         """The model with only these parts left to train, those in float32."""
+        share(model, self.shared)
         if self.full:
             adapted = model.requires_grad_(True)
         else:
@@ -89,10 +96,12 @@ class Adaptation:
             raise AssertionError(f"{odd[0]} is in the model or was trained, but not both")
         adapted.load_state_dict(dict(trained), strict=False)
         if self.full:
+            expand(adapted)
             return dict(adapted.state_dict())
         if keep is not None:
             adapted.save_pretrained(keep)
         merged = adapted.merge_and_unload(safe_merge=True)
+        expand(merged)
         parts = (*self.targets, *self.convolutions)
         return {name: tensor for name, tensor in merged.state_dict().items() if name.rpartition(".")[0] in parts}
 

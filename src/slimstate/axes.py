@@ -6,10 +6,11 @@ of which K (the key dim) are kept. A slot says which rows of a parameter belong 
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ class Slot:
     """Rows of one parameter that hold the channels of an axis.
 
     The row of (head h, channel c) along `dim` is `start + h * head_stride + c`; without a head stride the heads lie
-    side by side. The whole pattern stands `copies` times, `copy_stride` rows apart.
+    side by side. The whole pattern stands `copies` times, `copy_stride` rows apart. A `filter` acts on its channel
+    alone, as the taps of a depthwise convolution do; other rows make their channel, and turn with it.
     """
 
     parameter: str
@@ -31,6 +33,7 @@ class Slot:
     head_stride: int | None = None
     copies: int = 1
     copy_stride: int = 0
+    filter: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,10 @@ class Mixer:
     """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state.
 
     `filters` are its convolutions by what they filter, each with an axis of one slot, to look at. `projections` are
-    the names of all its linear maps, for adapters.
+    the names of all its linear maps, for adapters. `bends` names what stands between the projections and the state and
+    does not commute with a rotation of the channels; where there is nothing, a rotated cut is exact. Without it the
+    channels cannot be turned at all, as where each has a gate of its own. `sharing` says
+    which channels have one filter: those of a head, all of them, or by default each its own.
     """
 
     layer: int
@@ -90,6 +96,8 @@ class Mixer:
     value_dim: int
     filters: tuple[tuple[str, Axis], ...] = ()
     projections: tuple[str, ...] = ()
+    bends: tuple[str, ...] | None = None
+    sharing: str | None = None
 
     @property
     def convolutions(self) -> tuple[str, ...]:
@@ -159,6 +167,10 @@ class Selection:
         if self.keep.numel() == 0 or bool((self.keep < 0).any()) or bool((self.keep.diff(dim=1) <= 0).any()):
             raise ValueError("keep must be non-empty, non-negative and ascending in every head")
 
+    @property
+    def kept(self) -> int:
+        return self.keep.shape[1]
+
     def check(self, axis: Axis) -> None:
         heads, kept = self.keep.shape
         if heads != axis.heads or kept > axis.width or int(self.keep.max()) >= axis.width:
@@ -168,9 +180,48 @@ class Selection:
             )
 
 
+SEMI_ORTHOGONAL = 1e-4  # how far T T' may be from the identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """The directions kept in one mixer: `rows` [H, K, D] in float32, orthonormal in every head.
+
+    Channels become `rows @ channels`, queries and keys alike. A selection is the special case whose rows are axes.
+    """
+
+    rows: Tensor
+    certificate: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 3 or self.rows.dtype != torch.float32 or self.rows.numel() == 0:
+            shape, dtype = list(self.rows.shape), self.rows.dtype
+            raise ValueError(f"a basis must be [heads, kept, width] of float32, not {shape} of {dtype}")
+        wide = self.rows.double()
+        identity = torch.eye(wide.shape[1], dtype=wide.dtype, device=wide.device)
+        off = float((wide @ wide.mT - identity).abs().max())
+        if not off <= SEMI_ORTHOGONAL:
+            raise ValueError(f"a basis must be semi-orthogonal; its rows are {off:.2g} away from being orthonormal")
+
+    @property
+    def kept(self) -> int:
+        return self.rows.shape[1]
+
+    def check(self, axis: Axis) -> None:
+        heads, kept, width = self.rows.shape
+        if heads != axis.heads or width != axis.width or kept > width:
+            raise PlanError(
+                f"a basis of {heads} x {kept} directions of {width} channels "
+                f"does not fit {axis.heads} heads of {axis.width}"
+            )
+
+
+Choice: TypeAlias = Selection | Basis
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which channels every mixer keeps, and all it takes to repeat or to trust that choice.
+    """Which channels or directions every mixer keeps, and all it takes to repeat or to trust that choice.
 
     `corrected` says that the new config also makes up for the query scale that comes with the key dim.
     """
@@ -186,7 +237,7 @@ class Plan:
     model: Mapping[str, Any]
     calibration: Mapping[str, Any] | None
     versions: Mapping[str, str]
-    selections: Mapping[int, Selection]
+    selections: Mapping[int, Choice]
     parent: Mapping[str, Any] | None = None
 
     FORMAT = 1
@@ -211,8 +262,7 @@ class Plan:
             item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("selections", "parent")
         }
         layers = {
-            str(layer): {"keep": selection.keep.tolist(), **selection.certificate}
-            for layer, selection in self.selections.items()
+            str(layer): {**_written(selection), **selection.certificate} for layer, selection in self.selections.items()
         }
         certificate = {"compression": self.compression, "certificate": self.summary()}
         whole = {"format": self.FORMAT, **plain, **certificate, "layers": layers, "parent": self.parent}
@@ -225,12 +275,24 @@ class Plan:
             if data["format"] != cls.FORMAT:
                 raise PlanError(f"a plan of format {data['format']}; this version reads format {cls.FORMAT}")
             names = {item.name for item in fields(cls)} - {"selections"}
-            selections = {int(layer): _selection(entry) for layer, entry in data["layers"].items()}
+            selections = {int(layer): _choice(entry) for layer, entry in data["layers"].items()}
             return cls(selections=selections, **{name: data[name] for name in names})
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise PlanError(f"not a slimstate plan: {type(error).__name__} {error}") from error
 
 
-def _selection(entry: dict[str, Any]) -> Selection:
-    keep = torch.tensor(entry["keep"], dtype=torch.long)
-    return Selection(keep=keep, certificate={name: values for name, values in entry.items() if name != "keep"})
+def _written(choice: Choice) -> dict[str, Any]:
+    """Channels as numbers, to be read; directions as the bytes of their float32, which come back as they were."""
+    if isinstance(choice, Selection):
+        return {"keep": choice.keep.tolist()}
+    data = choice.rows.cpu().contiguous().numpy().astype("<f4").tobytes()
+    return {"basis": {"shape": list(choice.rows.shape), "float32": base64.b64encode(data).decode()}}
+
+
+def _choice(entry: dict[str, Any]) -> Choice:
+    certificate = {name: values for name, values in entry.items() if name not in ("keep", "basis")}
+    if "basis" not in entry:
+        return Selection(keep=torch.tensor(entry["keep"], dtype=torch.long), certificate=certificate)
+    data = bytearray(base64.b64decode(entry["basis"]["float32"], validate=True))
+    rows = torch.frombuffer(data, dtype=torch.float32).view(entry["basis"]["shape"])
+    return Basis(rows=rows, certificate=certificate)

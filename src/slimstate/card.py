@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slimstate.axes import Plan
+from slimstate.axes import Basis, Plan
 
 HEADER = """---
 library_name: transformers
@@ -39,7 +39,7 @@ TEMPLATE = (
 # {name}: key dim {key_dim} instead of {width}
 
 Cut by slimstate from `{source}`: every head of every linear-attention layer keeps {key_dim} of its {width}
-key/query channels. Nothing was retrained, and no other weight was changed.{correction}
+key/query {kept}. Nothing was retrained, and no other weight was changed.{correction}
 
 | | before | after |
 |---|---|---|
@@ -47,7 +47,7 @@ key/query channels. Nothing was retrained, and no other weight was changed.{corr
 | recurrent state per sequence (fp32) | {before} | {after} |
 | parameters | {parameters_before:,} | {parameters_after:,} |
 
-Method: `{method}` (score `{score}`, seed {seed}). {calibration}The kept channels of every head, the options and the
+Method: `{method}` (score `{score}`, seed {seed}). {calibration}What every head keeps, the options and the
 fingerprint of the base model are in `slimstate_plan.json`; this repeats the cut:
 
 ```
@@ -79,6 +79,23 @@ Settings, losses and fingerprints are in `slimstate_recovery.json`; this does it
 """
     + LOADING
 )
+TRAINED = (
+    HEADER
+    + """
+# {name}
+
+A {model_type} of {parameters:,} parameters, trained by slimstate from `{source}` on {tokens:,} tokens of `{data}`
+({epochs:.2f} epochs).{sharing}
+
+On {measured:,} tokens that were held out ({text}): {nats:.4f} nats per token, perplexity {perplexity:.2f}.
+Settings, losses and fingerprints are in `slimstate_training.json`; this does it again:
+
+```
+{command}
+```
+"""
+    + LOADING
+)
 ROWS = {
     "before": "before the fine-tuning",
     "after": "**this model**",
@@ -103,8 +120,10 @@ def write_card(
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
     correction = (
         f" `norm_eps` in the config was multiplied by {plan.width}/{plan.key_dim}, which makes up for the query scale"
-        " that comes with the key dim: the model computes what the uncut one does with the dropped channels zeroed."
+        " that comes with the key dim"
     )
+    rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
+    correction += "." if rotated else ": the model computes what the uncut one does with the dropped channels zeroed."
     return TEMPLATE.format(
         base=_base_line(source),
         name=name,
@@ -112,6 +131,7 @@ def write_card(
         model_type=plan.model_type,
         source=source,
         key_dim=plan.key_dim,
+        kept="directions (the projections were turned by a rotation first)" if rotated else "channels",
         width=plan.width,
         before=megabytes(states[0]),
         after=megabytes(states[1]),
@@ -122,6 +142,28 @@ def write_card(
         seed=plan.seed,
         calibration=calibration,
         history=earlier + "\n" if earlier else "",
+    )
+
+
+def write_training_card(record: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
+    """The card of a model that was trained from a config."""
+    measured, shared = record["measured"], record["shared_filters"]
+    whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}.get(shared, "")
+    return TRAINED.format(
+        base="",
+        name=name,
+        model_type=config["model_type"],
+        parameters=record["parameters"],
+        source=record["model"],
+        tokens=record["tokens"],
+        data=record["corpus"]["data"],
+        epochs=record["epochs"],
+        sharing=f" In its convolutions {whose} one filter, stored for every channel." if shared else "",
+        measured=measured["tokens"],
+        text=measured["text"],
+        nats=measured["nats"]["after"],
+        perplexity=measured["perplexity"]["after"],
+        command=record["command"],
     )
 
 
@@ -171,6 +213,8 @@ def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:
     after = f" {when}" if when else ""
     if "key_dim" in entry:
         yield f"Cut{after}: key dim {entry['width']} to {entry['key_dim']} by `{entry['method']}`."
+    for training in entry.get("trained", ()):
+        yield f"Trained{after} on {training['tokens']:,} tokens."
     for recovery in entry.get("recovered", ()):
         yield f"Fine-tuned{after} on {recovery['tokens']:,} tokens."
 

@@ -23,7 +23,7 @@ from slimstate import hub
 from slimstate.axes import Mixer, Slot
 from slimstate.errors import ModelError, OutputError, SlimstateError
 from slimstate.families import Family, family_of
-from slimstate.record import PLAN, RECOVERY
+from slimstate.record import PLAN, RECOVERY, TRAINING
 from slimstate.reporter import SILENT, Reporter
 from slimstate.staging import staged
 from slimstate.tensor_files import Change, TensorFile, TensorInfo, write_changed
@@ -33,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 CARD = "README.md"
 BASE_CARD = "README.base.md"
 ADAPTER, LOGS = "adapter", "runs"
-OF_A_RECOVERY = (RECOVERY, ADAPTER, LOGS)  # of the weights they lie beside, and of no others made from them
+OF_A_TRAINING = (RECOVERY, TRAINING, ADAPTER, LOGS)  # of the weights they lie beside, and of no others made from them
 # weights in other formats would be stale beside the cut ones
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
 
@@ -308,12 +308,12 @@ def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
 def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
     """Everything that is not a weight; what is written anew is copied first and replaced later."""
     left_out = []
-    recovered = "recovered" in (checkpoint.config.get("slimstate") or {})
+    trained = not {"recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
     for path in sorted(checkpoint.folder.rglob("*")):
         name = path.relative_to(checkpoint.folder)
         if path.is_dir() or any(part in (".git", ".cache", "__pycache__") for part in name.parts):
             continue
-        if str(name) in (*checkpoint.files, INDEX, "config.json") or (recovered and name.parts[0] in OF_A_RECOVERY):
+        if str(name) in (*checkpoint.files, INDEX, "config.json") or (trained and name.parts[0] in OF_A_TRAINING):
             continue
         if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
             left_out.append(str(name))

@@ -183,14 +183,14 @@ def _parquet(file: IO[bytes], path: Path) -> Iterator[Piece]:
 
 
 def _from_hub(name: str) -> Iterator[Piece]:
-    """A dataset streamed from the hub: NAME or NAME:CONFIG, its train split, its `text` field."""
+    """A dataset streamed from the hub: NAME, NAME:CONFIG or NAME:CONFIG:SPLIT, by default train; its `text` field."""
     from datasets import load_dataset
 
     if not hub.reachable():
         raise DataError(f"no file {name}, and the hub cannot be reached from here for a dataset of that name")
-    repository, _, config = name.partition(":")
+    repository, config, split = (*name.split(":", 2), "", "")[:3]
     try:
-        for row in load_dataset(repository, config or None, split="train", streaming=True):
+        for row in load_dataset(repository, config or None, split=split or "train", streaming=True):
             yield Piece(text=str(row["text"]), ends=True)
     except Exception as error:
         raise DataError(f"no file {name}, and no dataset of that name can be had: {hub.reason(error)}") from error

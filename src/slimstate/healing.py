@@ -1,5 +1,7 @@
 """One model trained and written: its parts that learn, the teacher's opinion, the course, the merge, the numbers.
 
+Recoveries and pre-trainings are both this; an `Ending` says what is made of the result.
+
 What a training needs to go on after any interruption lies in a workplace beside the folder it will become.
 """
 
@@ -8,9 +10,8 @@ from __future__ import annotations
 import gc
 import json
 import math
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,11 @@ from torch import Tensor
 from slimstate import processes
 from slimstate.adapters import Adaptation, trainable
 from slimstate.card import write_recovery_card
-from slimstate.checkpoint import ADAPTER, CARD, LOGS, Checkpoint, read_json, write_checkpoint
+from slimstate.checkpoint import ADAPTER, CARD, LOGS, Checkpoint, write_checkpoint
 from slimstate.corpus import Corpus, Schedule
-from slimstate.errors import OutputError, PlanError
+from slimstate.errors import PlanError
 from slimstate.perplexity import mean_nats, perplexity_of
-from slimstate.record import RECOVERY, difference, plain, versions, write_record
+from slimstate.record import RECOVERY, plain, versions
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, describe_kernels, load, pick_device, pick_dtype
 from slimstate.teacher import PresentTeacher, Teacher, TeacherCache
@@ -34,7 +35,6 @@ from slimstate.tensor_files import DTYPES, Replacement
 if TYPE_CHECKING:
     from slimstate.training import Course
 
-SETTINGS = "settings.json"
 LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
 
@@ -78,6 +78,14 @@ class Settings:
                 f"--temperature {self.temperature:g} must be positive, --kd-weight {self.kd_weight:g} not negative"
             )
 
+    def described(self) -> dict[str, Any]:
+        """What a record tells of them, and what an unfinished training must have been begun with."""
+        return dict(vars(self))
+
+    def optimizer(self) -> tuple[float, float]:
+        """AdamW's second beta and its weight decay."""
+        return 0.999, 0.0
+
     @property
     def tokens(self) -> int:
         return self.steps * self.batch_size * self.length
@@ -118,7 +126,10 @@ class Means:
             raise PlanError("--fsdp shards a model over GPUs: start one process for each with torchrun")
         if self.save_every is not None and self.save_every < 1:
             raise PlanError(f"--save-every {self.save_every}: it must be at least 1")
+        second_beta, weight_decay = settings.optimizer()
         return Course(
+            second_beta=second_beta,
+            weight_decay=weight_decay,
             steps=settings.steps,
             batch=settings.batch_size,
             pieces=self.grad_accum,
@@ -143,6 +154,17 @@ class Lesson:
     cache: TeacherCache | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What a training ends in: the kind and the file of its record, the config and the card of the model."""
+
+    kind: str
+    label: str
+    record: str
+    config: Callable[[Checkpoint, Mapping[str, Any]], dict[str, Any]]
+    card: Callable[[Mapping[str, Any], Mapping[str, Any], str], str]
+
+
 def heal(
     student: Checkpoint,
     lesson: Lesson,
@@ -151,24 +173,26 @@ def heal(
     about: Mapping[str, Any],
     *,
     control: Mapping[str, Any] | None = None,
+    ending: Ending | None = None,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Train a student, merge what it learnt, and write it to `out`; returns the record.
 
-    `control` is the record of the uncut model that had the same training.
+    `control` is the record of the uncut model that had the same training; without an `ending` this is a recovery.
     """
+    ending = ending or RECOVERED
     started = time.perf_counter()
     adaptation = lesson.settings.adaptation(student)
-    trained, facts = _train(student, lesson, adaptation, work, reporter)
+    trained, facts = _train(student, lesson, adaptation, work, ending.label, reporter)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    facts |= {**about, "out": str(out)}
+    facts |= {"kind": ending.kind, **about, "out": str(out)}
 
     def conclude() -> dict[str, Any]:
         record, changed = _judge(student, lesson, adaptation, trained, facts, work, control, reporter)
         record["seconds"] = time.perf_counter() - started
-        _write(student, record, changed, out, work, lesson.means.force, reporter)
+        _write(student, record, changed, out, work, ending, lesson.means.force, reporter)
         return record
 
     return processes.from_main(conclude)
@@ -190,13 +214,13 @@ def _judge(
         merged = adaptation.merged(load(student.folder, device="cpu", dtype="float32").model, trained, keep)
     changed = {name: tensor for name, tensor in merged.items() if name in student.tensors}
     record = {
-        "kind": "recovery",
+        "kind": facts["kind"],
         "name": Path(facts["out"]).name,
         "model": student.source,
         "fingerprint": student.fingerprint,
         "cut": student.cut,
         "teacher": _teacher_record(lesson),
-        "settings": vars(lesson.settings) | {"adaptation": adaptation.describe()},
+        "settings": lesson.settings.described() | {"adaptation": adaptation.describe()},
         "corpus": lesson.corpus.describe(),
         "tokens": lesson.settings.tokens,
         "measured": _measure(student, lesson, changed, control, reporter),
@@ -208,7 +232,7 @@ def _judge(
 
 
 def _train(
-    student: Checkpoint, lesson: Lesson, adaptation: Adaptation, work: Path, reporter: Reporter
+    student: Checkpoint, lesson: Lesson, adaptation: Adaptation, work: Path, label: str, reporter: Reporter
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The trained parameters, and what there is to say about the training."""
     from slimstate import training
@@ -239,7 +263,7 @@ def _train(
         reporter.say(f"going on from {resume}")
     arguments = training.arguments(course, work, device, precision == torch.bfloat16, list(means.report_to), means.fsdp)
     begun = time.perf_counter()
-    trained, log = training.train(learner, schedule, course, arguments, settings.length, resume, reporter)
+    trained, log = training.train(learner, schedule, course, arguments, settings.length, label, resume, reporter)
     done = course.steps - (0 if resume is None else int(resume.name.rpartition("-")[2]))
     speed = done * course.batch * settings.length / (time.perf_counter() - begun)
     facts = {
@@ -314,14 +338,15 @@ def _write(
     changed: Mapping[str, Tensor],
     out: Path,
     work: Path,
+    ending: Ending,
     force: bool,
     reporter: Reporter,
 ) -> None:
     """The plain checkpoint with its record and card; the training's logs and its adapter go with it."""
-    config = recovered_config(student, record)
+    config = ending.config(student, record)
     documents = {
-        RECOVERY: json.dumps(plain(record), indent=1) + "\n",
-        CARD: write_recovery_card(record, config, out.name),
+        ending.record: json.dumps(plain(record), indent=1) + "\n",
+        CARD: ending.card(record, config, out.name),
     }
     folders = {name: work / name for name in (ADAPTER, LOGS) if (work / name).is_dir()}
     write_checkpoint(
@@ -346,20 +371,6 @@ def recovered_config(student: Checkpoint, record: Mapping[str, Any]) -> dict[str
     return {**student.config, "slimstate": {**earlier, "recovered": [*earlier.get("recovered", []), entry]}}
 
 
-def prepare_workplace(work: Path, decided: Mapping[str, Any], resume: bool, force: bool, reporter: Reporter) -> bool:
-    """Make the folder of an unfinished training, or check that the one there is of the same one; True to go on."""
-    begun = (work / SETTINGS).is_file()
-    if not begun and work.exists() and any(not path.name.startswith(".") for path in work.iterdir()):
-        raise OutputError(f"{work} is in the way and is no unfinished recovery: it has no {SETTINGS}")
-    if not begun or (force and not resume):
-        if resume:
-            reporter.say(f"nothing to resume in {work}: starting")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        write_record(work / SETTINGS, decided)
-        return False
-    if not resume:
-        raise OutputError(f"{work} holds an unfinished recovery: --resume goes on with it, --force starts anew")
-    if (other := difference(read_json(work / SETTINGS), decided)) is not None:
-        raise PlanError(f"{work} was begun with other settings: {other}")
-    return True
+RECOVERED = Ending(
+    kind="recovery", label="recovering", record=RECOVERY, config=recovered_config, card=write_recovery_card
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from threading import Thread
@@ -12,7 +12,7 @@ from threading import Thread
 from torch import Tensor
 
 from slimstate import processes
-from slimstate.axes import Evidence, Plan, Selection
+from slimstate.axes import Basis, Choice, Evidence, Plan
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
@@ -23,19 +23,21 @@ from slimstate.rank import gram_condition_number
 from slimstate.record import PLAN, plain, versions
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
-from slimstate.selectors import Case, Need, Request, Selector, choose, selector_named
+from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named
 
 ALIGNMENT = 16
 
 
-def resolve_key_dim(width: int, compression: float | None, key_dim: int | None) -> tuple[int, str]:
-    """The key dim that was asked for, and a line on how it came about."""
+def resolve_key_dim(
+    width: int, compression: float | None, key_dim: int | None, *, whole: bool = False
+) -> tuple[int, str]:
+    """The key dim that was asked for, and a line on how it came about; `whole` allows the width itself."""
     if (compression is None) == (key_dim is None):
         raise PlanError("give either --compression or --key-dim")
     if key_dim is not None:
-        if key_dim == width:
+        if key_dim == width and not whole:
             raise PlanError(f"key dim {key_dim} is the width the model has: nothing to cut")
-        if not 0 < key_dim < width:
+        if not 0 < key_dim <= width:
             raise PlanError(f"key dim {key_dim}: it must be at least 1 and less than the width {width}")
         return key_dim, f"key dim {key_dim} of {width}"
     assert compression is not None
@@ -87,6 +89,7 @@ def read_windows(
     checkpoint: Checkpoint, selector: Selector, calibration: Calibration, reporter: Reporter = SILENT
 ) -> Windows | None:
     """The calibration tokens; None where no text was given and none is needed."""
+    check_turnable(checkpoint, selector.name)
     if not selector.calibrated:
         return None
     if calibration.data is None:
@@ -162,6 +165,7 @@ def make_plan(
 ) -> Plan:
     """The channels every mixer keeps, with all it takes to repeat and to judge the choice."""
     selector = selector_named(method)
+    check_turnable(checkpoint, method)
     evidence = {} if gathered is None else gathered.evidence
     cases = reporter.track(_cases(checkpoint, selector.needs, evidence), "choosing", len(checkpoint.mixers))
     selections = choose(method, cases, request)
@@ -188,6 +192,13 @@ def make_plan(
     )
 
 
+def check_turnable(checkpoint: Checkpoint, method: str) -> None:
+    """Refuse a rotation of a model whose channels cannot be turned, before the work that would be lost."""
+    if method in ROTATIONS and any(mixer.bends is None for mixer in checkpoint.mixers):
+        model_type, others = checkpoint.family.model_type, ", ".join(SELECTORS)
+        raise PlanError(f"{method} turns the channels, which those of {model_type} cannot be; use one of {others}")
+
+
 def _cases(checkpoint: Checkpoint, needs: frozenset[Need], evidence: Mapping[int, Evidence]) -> Iterator[Case]:
     for mixer in checkpoint.mixers:
         weights = (
@@ -204,18 +215,23 @@ def _cases(checkpoint: Checkpoint, needs: frozenset[Need], evidence: Mapping[int
         )
 
 
-def _certified(selection: Selection, evidence: Evidence | None) -> Selection:
+def _certified(selection: Choice, evidence: Evidence | None) -> Choice:
     """With the condition number of the keys before and after, where their Gram matrix is known."""
     if evidence is None or evidence.key_gram is None:
         return selection
     claims = {
         "condition_before": plain(gram_condition_number(evidence.key_gram)),
-        "condition_after": plain(gram_condition_number(_kept(evidence.key_gram, selection.keep))),
+        "condition_after": plain(gram_condition_number(_kept(evidence.key_gram, selection))),
     }
-    return Selection(keep=selection.keep, certificate={**selection.certificate, **claims})
+    return replace(selection, certificate={**selection.certificate, **claims})
 
 
-def _kept(gram: Tensor, keep: Tensor) -> Tensor:
+def _kept(gram: Tensor, choice: Choice) -> Tensor:
+    """The Gram matrix of what is kept."""
+    if isinstance(choice, Basis):
+        turn = choice.rows.to(gram)
+        return turn @ gram @ turn.mT
+    keep = choice.keep
     rows = gram.gather(1, keep.unsqueeze(2).expand(-1, -1, gram.shape[2]))
     return rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))
 

@@ -16,12 +16,13 @@ from slimstate.card import write_card
 from slimstate.checkpoint import CARD, Checkpoint, check_output, write_checkpoint
 from slimstate.errors import ModelError, PlanError
 from slimstate.estimate import estimate
+from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.overview import parameters_after, state_bytes
 from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
 from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import pick_device, stock_shapes
-from slimstate.selectors import Request, selector_named
+from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.surgery import Cutter
 
 
@@ -73,7 +74,7 @@ def prune(
         plan = read_plan(Path(apply), checkpoint)
         reporter.say(f"applying {apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}")
     else:
-        keep, line = resolve_key_dim(checkpoint.mixers[0].axis.width, compression, key_dim)
+        keep, line = resolve_key_dim(checkpoint.mixers[0].axis.width, compression, key_dim, whole=method in ROTATIONS)
         request = Request(keep=keep, score=score, seed=seed, f=f, device=pick_device(device).type)
         selector = selector_named(method)
         path = None if evidence is None else Path(evidence)
@@ -90,6 +91,8 @@ def prune(
         reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)
         gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
         plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
+    if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):
+        reporter.say(f"a rotation, and not exact here: {' and '.join(bends)} act on the channels as they were")
     record = describe(checkpoint, plan)
     record |= {"kernels": kernels, "out": None if dry_run or out is None else str(out)}
     if not dry_run and out is not None:
@@ -127,9 +130,15 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "width": plan.width,
         "key_dim": plan.key_dim,
         "corrected": plan.corrected,
+        **_lasting(previous),
         "history": [] if previous is None else [*previous.get("history", []), _without_history(previous)],
     }
     return config
+
+
+def _lasting(previous: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is true of a model after a cut as before it: which channels share a filter."""
+    return {name: value for name, value in (previous or {}).items() if name == SHARED_FILTERS}
 
 
 def _without_history(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,6 +186,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "key_dim": plan.key_dim,
         "compression": plan.compression,
         "corrected": plan.corrected,
+        "bends": list(mixers[0].bends or ()) if plan.method in ROTATIONS else None,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
         "calibration": plan.calibration,

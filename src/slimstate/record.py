@@ -25,6 +25,8 @@ PACKAGES = (
 )  # fmt: skip
 PLAN = "slimstate_plan.json"
 RECOVERY = "slimstate_recovery.json"
+TRAINING = "slimstate_training.json"
+UNINFORMED = ("random", "random-rotation")  # methods that look at nothing: keys and queries are the same to them
 KINDS = ("sweep", "plan", "recovery", "trace", "filters", "evaluation")
 
 

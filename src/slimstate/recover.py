@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,22 @@ import torch
 
 from slimstate import processes
 from slimstate.checkpoint import Checkpoint, check_output, read_json
-from slimstate.corpus import Corpus, Schedule, held_out_count
-from slimstate.errors import DataError, ModelError, OutputError, PlanError, SlimstateError
-from slimstate.healing import Lesson, Means, Settings, heal, prepare_workplace
+from slimstate.corpus import Corpus
+from slimstate.errors import ModelError, OutputError, PlanError, SlimstateError
+from slimstate.healing import Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows
 from slimstate.record import RECOVERY, check_place, command, difference
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_shapes
 from slimstate.teacher import TeacherCache
+from slimstate.workplace import (
+    check_extras,
+    logs_to,
+    prepare_workplace,
+    steps_for,
+    training_corpus,
+    workplace_of,
+)
 
 PASSING = ("model", "reporter", "dry_run", "force", "resume")  # arguments that do not matter to what comes out
 
@@ -76,7 +83,7 @@ def recover(
         raise PlanError("give either --teacher or --no-teacher")
     master = None if no_teacher else _find_teacher(student, teacher, control, reporter)
     settings = Settings(
-        steps=_steps(steps, tokens, max(1, batch_size * length)),
+        steps=steps_for(steps, tokens, max(1, batch_size * length), Settings.steps),
         batch_size=batch_size,
         length=length,
         lr=lr,
@@ -96,7 +103,7 @@ def recover(
         device=device,
         grad_accum=grad_accum,
         save_every=save_every,
-        report_to=tuple(name for name in map(str.strip, report_to.split(",")) if name not in ("", "none")),
+        report_to=logs_to(report_to),
         fsdp=fsdp,
         keep_adapter=keep_adapter,
         force=force,
@@ -107,7 +114,7 @@ def recover(
         raise PlanError("give --data TEXT and --out DIR, or --dry-run to train nothing")
     if control and master is None:
         raise PlanError("--control fine-tunes the uncut model too: give it with --teacher")
-    _check_extras(means)
+    check_extras(means.report_to, "peft", "accelerate")
     means.course(settings)
     settings.adaptation(student)
     _check_outputs(student, master, asked, force)
@@ -125,7 +132,7 @@ def _run(
     reporter: Reporter,
 ) -> dict[str, Any]:
     out = Path(asked["out"])
-    work = _workplace(out)
+    work = workplace_of(out)
     cache = None
     if asked["cache_teacher"] is not None:
         if master is None:
@@ -163,7 +170,18 @@ def _run(
     def prepare() -> Corpus:
         going_on = prepare_workplace(work, decided, resume, means.force, reporter)
         try:
-            corpus = _corpus(student, settings, asked, work, reporter)
+            corpus = training_corpus(
+                load_tokenizer(student.folder),
+                asked["data"],
+                work,
+                steps=settings.steps,
+                batch_size=settings.batch_size,
+                length=settings.length,
+                seed=settings.seed,
+                measured_elsewhere=text is not None,
+                no_repeat=asked["no_repeat"],
+                reporter=reporter,
+            )
             _earlier_control(student, lesson_on(corpus), asked)
         except SlimstateError:
             if not going_on:
@@ -216,10 +234,6 @@ def _earlier_control(student: Checkpoint, lesson: Lesson, asked: Mapping[str, An
     return found
 
 
-def _workplace(out: Path) -> Path:
-    return out.with_name(f"{out.name}.training")
-
-
 def control_folder(asked: Mapping[str, Any]) -> Path:
     out = Path(asked["out"])
     return out.with_name(f"{out.name}-control") if asked["control_out"] is None else Path(asked["control_out"])
@@ -238,29 +252,6 @@ def _difference(found: Mapping[str, Any], lesson: Lesson) -> str | None:
         "measured on": f"{measured.get('tokens')} tokens of {measured.get('text')}",
     }  # fmt: skip
     return difference(theirs, ours)
-
-
-def _corpus(
-    student: Checkpoint, settings: Settings, asked: Mapping[str, Any], work: Path, reporter: Reporter
-) -> Corpus:
-    """The tokens of this training: read now, or left by an earlier run of it."""
-    samples = settings.steps * settings.batch_size
-    if Corpus.lies_in(work):
-        corpus = Corpus.open(work)
-    else:
-        held_out = 0 if asked["eval_text"] is not None else held_out_count(samples)
-        with reporter.waiting(f"reading {asked['data']}"):
-            corpus = Corpus.collect(
-                load_tokenizer(student.folder), asked["data"], settings.length, samples, held_out, work
-            )
-    epochs = Schedule(corpus, samples, settings.seed).epochs
-    if epochs > 1:
-        size = f"{corpus.source} has {corpus.count - corpus.held_out:,} windows of {corpus.length} tokens to train on"
-        line = f"{size}, {samples:,} are wanted: {epochs:.2f} epochs"
-        if asked["no_repeat"]:
-            raise DataError(f"{line}; with --no-repeat at most --steps {int(samples / epochs) // settings.batch_size}")
-        reporter.say(line)
-    return corpus
 
 
 def _find_teacher(student: Checkpoint, given: str | Path | None, control: bool, reporter: Reporter) -> Checkpoint:
@@ -283,33 +274,6 @@ def _find_teacher(student: Checkpoint, given: str | Path | None, control: bool, 
     return master
 
 
-def _steps(steps: int | None, tokens: int | None, per_step: int) -> int:
-    if steps is not None and tokens is not None:
-        raise PlanError("give either --steps or --tokens")
-    if tokens is None:
-        return Settings.steps if steps is None else steps
-    if tokens < per_step:
-        raise PlanError(f"--tokens {tokens}: one step alone takes {per_step}")
-    return tokens // per_step
-
-
-def _check_extras(means: Means) -> None:
-    """What training needs is installed, and the Trainer knows where to log to."""
-    for name in ("peft", "accelerate"):
-        if find_spec(name) is None:
-            raise PlanError(f"{name} cannot be imported: pip install 'slimstate[recover]'")
-    from transformers.integrations import get_reporting_integration_callbacks
-
-    try:
-        get_reporting_integration_callbacks(list(means.report_to))
-    except ValueError as error:
-        raise PlanError(f"--report-to {','.join(means.report_to)}: {error}") from error
-    for name in means.report_to:
-        if find_spec(name) is None:
-            cure = "'slimstate[recover]'" if name == "tensorboard" else name
-            raise PlanError(f"{name} cannot be imported: pip install {cure}, or --report-to none")
-
-
 def _check_outputs(student: Checkpoint, master: Checkpoint | None, asked: Mapping[str, Any], force: bool) -> None:
     """Every folder that will be written can be, before the work that would be lost."""
     outs = [Path(asked["out"])]
@@ -319,7 +283,7 @@ def _check_outputs(student: Checkpoint, master: Checkpoint | None, asked: Mappin
             raise OutputError(f"{beside} cannot hold both the model and its control: choose another --control-out")
         if not (beside / RECOVERY).is_file():
             outs.append(beside)
-    check_place(_workplace(outs[0]), folder=True)
+    check_place(workplace_of(outs[0]), folder=True)
     for out in outs:
         check_place(out, folder=True)
         for checkpoint in (student, master):

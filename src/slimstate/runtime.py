@@ -139,7 +139,8 @@ def _quiet_transformers() -> None:
     transformers_logging.set_verbosity_error()
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path | str) -> Any:
+    """The tokenizer of a folder, or of a hub repository by its name."""
     from transformers import AutoTokenizer
 
     _quiet_transformers()

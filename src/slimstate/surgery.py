@@ -1,30 +1,39 @@
-"""Cut parameters by a selection. Knows slots, never architectures.
+"""Cut parameters by a choice of channels or of directions. Knows slots, never architectures.
 
-To cut is to delete the rows of the dropped channels and to keep all other rows in their order.
+To cut by a selection is to delete the rows of the dropped channels and to keep all other rows in their order. To cut
+by a basis T [K, D] is to turn the D rows of every head into K first: the rows that make the channels become T rows, and
+filters, which act on one channel each, become (T o T) filters, the elementwise square: the best that filters of one
+channel each can do, and the same filter where all channels of a head have one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from slimstate.axes import Mixer, Selection
+from slimstate.axes import Axis, Basis, Choice, Mixer, Slot
+from slimstate.errors import PlanError
 
 
 class Cutter:
-    """The rows that every parameter keeps under a choice of channels for each mixer."""
+    """What becomes of every parameter under a choice of channels or directions for each mixer."""
 
-    def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Selection]) -> None:
+    def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Choice]) -> None:
         self._dropped: dict[str, tuple[int, list[Tensor]]] = {}
+        self._turns: dict[str, list[Callable[[Tensor], Tensor]]] = {}
         for mixer in mixers:
-            selection = selections[mixer.layer]
-            selection.check(mixer.axis)
-            gone = dropped_channels(mixer.axis.width, selection.keep)
+            choice = selections[mixer.layer]
+            check_choice(mixer, choice)
+            gone = dropped_channels(mixer.axis.width, kept_channels(choice))
             for slot in mixer.axis.slots:
-                _, rows = self._dropped.setdefault(mixer.name_of(slot), (slot.dim, []))
+                name = mixer.name_of(slot)
+                _, rows = self._dropped.setdefault(name, (slot.dim, []))
                 rows.append(mixer.axis.rows(slot, gone).flatten())
+                if isinstance(choice, Basis):
+                    self._turns.setdefault(name, []).append(partial(turned, mixer.axis, slot, choice))
 
     def touches(self, name: str) -> bool:
         return name in self._dropped
@@ -38,13 +47,43 @@ class Cutter:
         return sizes
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
-        """Parameter `name` without the rows of the dropped channels."""
+        """Parameter `name`, turned where its mixer is, without the rows of the dropped channels."""
         if not self.touches(name):
             return tensor
+        for turn in self._turns.get(name, ()):
+            tensor = turn(tensor)
         dim, rows = self._dropped[name]
         stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
         stays[torch.cat(rows)] = False
         return tensor.index_select(dim, stays.nonzero().flatten().to(tensor.device))
+
+
+def check_choice(mixer: Mixer, choice: Choice) -> None:
+    """It fits the mixer, and where it turns the channels, they can be turned."""
+    choice.check(mixer.axis)
+    if isinstance(choice, Basis) and mixer.bends is None:
+        raise PlanError(f"layer {mixer.layer}: the channels of this architecture cannot be turned, only chosen")
+
+
+def turned(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:
+    """A parameter in the directions of a basis: they take the first K places of every head, the others become zero."""
+    rows = axis.all_rows(slot).flatten().to(tensor.device)
+    turn = basis.rows.to(tensor.device, torch.float64)
+    if slot.filter:  # weights that sum to one, to the last digit, leave a shared filter bit for bit as it was
+        turn = turn.square() / turn.square().sum(-1, keepdim=True)
+    moved = tensor.movedim(slot.dim, 0).clone()
+    by_head = moved[rows].double().reshape(slot.copies, axis.heads, axis.width, -1)
+    fresh = torch.zeros_like(by_head)
+    fresh[:, :, : basis.kept] = turn @ by_head
+    moved[rows] = fresh.reshape(len(rows), *moved.shape[1:]).to(tensor.dtype)
+    return moved.movedim(0, slot.dim).contiguous()
+
+
+def kept_channels(choice: Choice) -> Tensor:
+    """The places [H, K] that stay: those of a selection; of a basis the first K, where `turned` puts its directions."""
+    if isinstance(choice, Basis):
+        return torch.arange(choice.kept).expand(choice.rows.shape[0], -1)
+    return choice.keep
 
 
 def dropped_channels(width: int, keep: Tensor) -> Tensor:
@@ -53,9 +92,7 @@ def dropped_channels(width: int, keep: Tensor) -> Tensor:
     return (~stays).nonzero()[:, 1].view(keep.shape[0], width - keep.shape[1])
 
 
-def cut(
-    tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Selection]
-) -> dict[str, Tensor]:
+def cut(tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Choice]) -> dict[str, Tensor]:
     """All parameters of a model after the cut."""
     cutter = Cutter(mixers, selections)
     return {name: cutter.apply(name, tensor) for name, tensor in tensors.items()}

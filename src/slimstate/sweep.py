@@ -21,8 +21,8 @@ from slimstate.data import Windows, sample_windows
 from slimstate.errors import PlanError
 from slimstate.overview import state_bytes
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
-from slimstate.planning import Calibration, gather_evidence, make_plan, resolve_key_dim
-from slimstate.record import check_place, command, plain, versions, write_record
+from slimstate.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
+from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
@@ -86,6 +86,8 @@ def sweep(
     if not 0 <= max_loss < math.inf:
         raise PlanError(f"--max-loss {max_loss}: it must be a number of nats, 0 or more")
     check_place(folder, folder=True)
+    for method in methods:
+        check_turnable(checkpoint, method)
     candidates = list(_candidates(width, methods, compressions, scores, f, reporter))
     calibration = Calibration(
         data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=folder / EVIDENCE
@@ -205,7 +207,7 @@ def _candidates(
         Request(keep=1, score=score, f=f)
     for method in dict.fromkeys(methods):
         selector_named(method)
-        for score in dict.fromkeys(scores) if method != "random" else ("kq",):
+        for score in dict.fromkeys(scores) if method not in UNINFORMED else ("kq",):
             for key_dim, compression in key_dims.items():
                 yield Candidate(method=method, score=score, compression=compression, key_dim=key_dim)
 

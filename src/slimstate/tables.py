@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate.record import write_text
+from slimstate.record import UNINFORMED, write_text
 
 Record = Mapping[str, Any]
-NAMES = {"random": "Rand", "l1": "L1", "s-wanda": "S-Wanda", "grad": "Grad", "drrqr": "DRRQR"}
+NAMES = {
+    "random": "Rand", "l1": "L1", "s-wanda": "S-Wanda", "grad": "Grad", "drrqr": "DRRQR", "pca": "PCA (prop.)",
+    "pca-adversarial": "PCA (adv.)", "random-rotation": "Rand. rotation",
+}  # fmt: skip
 SCORES = {"kq": "K, Q", "k": "K", "q": "Q"}
 FIELDS = (
     "method", "score", "compression", "key_dim", "state_bytes", "perplexity", "nats_per_token", "nats_over_uncut",
@@ -58,7 +61,7 @@ def write_tables(sweep: Record, folder: Path) -> list[Path]:
         "sweep.md": as_markdown(main_grid(sweep, latex=False)),
         "sweep.tex": as_latex(main_grid(sweep, latex=True)),
     }
-    if len({row["score"] for row in sweep["rows"] if row["method"] != "random"}) > 1:
+    if len({row["score"] for row in sweep["rows"] if row["method"] not in UNINFORMED}) > 1:
         texts["ablation.md"] = as_markdown(ablation_grid(sweep, latex=False))
         texts["ablation.tex"] = as_latex(ablation_grid(sweep, latex=True))
     for name, text in texts.items():
@@ -78,7 +81,7 @@ def main_grid(sweep: Record, latex: bool) -> Grid:
     """Methods by compressions, judged by the first score."""
     rows = sweep["rows"]
     score = "kq" if any(row["score"] == "kq" for row in rows) else rows[0]["score"]
-    judged = [row for row in rows if row["score"] == score or row["method"] == "random"]
+    judged = [row for row in rows if row["score"] == score or row["method"] in UNINFORMED]
     return _grid(
         rows,
         [(metric.latex if latex else metric.title, metric, judged) for metric in METRICS],
@@ -89,7 +92,7 @@ def main_grid(sweep: Record, latex: bool) -> Grid:
 
 def ablation_grid(sweep: Record, latex: bool) -> Grid:
     """Perplexity by method and by what channels are judged by, a group for each compression."""
-    rows = [row for row in sweep["rows"] if row["method"] != "random"]
+    rows = [row for row in sweep["rows"] if row["method"] not in UNINFORMED]
     by_score = {score: [row for row in rows if row["score"] == score] for score in SCORES}
     columns = [(SCORES[score], METRICS[0], judged) for score, judged in by_score.items() if judged]
     return _grid(rows, columns, (f"{sweep['uncut']['perplexity']:.2f}",), latex)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slimstate.axes import Mixer, Selection, Tap
+from slimstate.axes import Basis, Choice, Mixer, Tap
+from slimstate.surgery import kept_channels, turned
 
 Role = Literal["query", "key"]
 See = Callable[[Mixer, Role, Tensor], Tensor]
@@ -49,23 +50,50 @@ def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
         yield
 
 
+@contextmanager
 def masked(
-    model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Selection], *, rescaled: bool = False
-) -> AbstractContextManager[None]:
+    model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice], *, rescaled: bool = False
+) -> Iterator[None]:
     """The cut model without cutting it: dropped channels are zero before the norm.
 
-    `rescaled` also sets the query scale to that of the key dim, as a cut does whose norm epsilon is kept.
+    Where a basis is kept, the weights are turned by it while this is open: behind an activation, turning the queries
+    and keys themselves would be another model than the cut one. `rescaled` also sets the query scale to that of the key
+    dim, as a cut does whose norm epsilon is kept.
     """
     masks = {
-        mixer.layer: torch.zeros(mixer.axis.heads, mixer.axis.width).scatter_(1, selections[mixer.layer].keep, 1.0)
+        mixer.layer: torch.zeros(mixer.axis.heads, mixer.axis.width).scatter_(
+            1, kept_channels(selections[mixer.layer]), 1.0
+        )
         for mixer in mixers
     }
-    key_dim = selections[mixers[0].layer].keep.shape[1]
+    key_dim = selections[mixers[0].layer].kept
 
     def mask(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
         return x * masks[mixer.layer].to(x)
 
-    return tapped(model, mixers, mask, scale=key_dim**-0.5 if rescaled else None)
+    scale = key_dim**-0.5 if rescaled else None
+    with _turned_weights(model, mixers, selections), tapped(model, mixers, mask, scale):
+        yield
+
+
+@contextmanager
+def _turned_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice]) -> Iterator[None]:
+    """While open, the parameters of every mixer that keeps a basis are turned by it, at the size they have."""
+    before: dict[str, Tensor] = {}
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            for mixer in mixers:
+                choice = selections[mixer.layer]
+                for slot in mixer.axis.slots if isinstance(choice, Basis) else ():
+                    assert isinstance(choice, Basis)
+                    parameter = model.get_parameter(mixer.name_of(slot))
+                    before.setdefault(mixer.name_of(slot), parameter.detach().clone())
+                    parameter.copy_(turned(mixer.axis, slot, choice, parameter.detach()))
+        yield
+    finally:
+        with torch.inference_mode(False), torch.no_grad():
+            for name, values in before.items():
+                model.get_parameter(name).copy_(values)
 
 
 @dataclass(frozen=True, kw_only=True)

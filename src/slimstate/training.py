@@ -45,6 +45,8 @@ class Course:
     warm_up: float
     seed: int
     save_every: int
+    second_beta: float = 0.999
+    weight_decay: float = 0.0
 
     @property
     def log_every(self) -> int:
@@ -204,7 +206,8 @@ def arguments(
         lr_scheduler_kwargs={"min_lr": course.least_rate},
         warmup_steps=int(course.warm_up * course.steps),
         optim="adamw_torch",
-        weight_decay=0.0,
+        adam_beta2=course.second_beta,
+        weight_decay=course.weight_decay,
         max_grad_norm=1.0,
         bf16=half,
         use_cpu=device.type == "cpu",
@@ -232,11 +235,12 @@ def train(
     course: Course,
     settings: TrainingArguments,
     length: int,
+    label: str,
     resume: Path | None = None,
     reporter: Reporter = SILENT,
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Run the course; returns the trained parameters, as the student's model names them, and the log."""
-    with reporter.meter("recovering", course.steps) as tell:
+    with reporter.meter(label, course.steps) as tell:
         watch = Watch(course.batch * length, course.pieces, tell)
         trainer = StudentTrainer(
             model=student,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +10,17 @@ import torch
 from torch import nn
 
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import ModelError, PlanError
+from slimstate.errors import PlanError
 from slimstate.families import family_of
 from slimstate.runtime import load, stock_model
+from slimstate.untrained import read_config
 
 Config = Mapping[str, Any]
-CONFIGS = files("slimstate") / "configs"
-
-
-def shipped() -> list[str]:
-    """The names of the configs in the package."""
-    return sorted(entry.name.removesuffix(".json") for entry in CONFIGS.iterdir() if entry.name.endswith(".json"))
 
 
 def config_of(model: str) -> dict[str, Any]:
     """That of a model folder, of a config file, or of a name in the package."""
-    if model in shipped():
-        text = (CONFIGS / f"{model}.json").read_text(encoding="utf-8")
-    elif Path(model).is_file():
-        text = Path(model).read_text(encoding="utf-8")
-    elif Path(model).is_dir():
-        return dict(Checkpoint.open(model).config)
-    else:
-        raise ModelError(f"no model folder or config file {model}; the shipped configs are {', '.join(shipped())}")
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise ModelError(f"{model} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{model} is not a config")
-    return config
+    return dict(Checkpoint.open(model).config) if Path(model).is_dir() else read_config(model)
 
 
 def mixer_config(model_type: str, *, hidden: int, heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:

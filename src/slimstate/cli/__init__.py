@@ -13,7 +13,8 @@ import typer
 from slimstate.cli.benchmarking import bench
 from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
-from slimstate.cli.training import recover
+from slimstate.cli.running import run
+from slimstate.cli.training import recover, train
 from slimstate.errors import SlimstateError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -26,8 +27,10 @@ app.command(name="eval")(evaluate)
 app.command()(analyze)
 app.command()(sweep)
 app.command()(recover)
+app.command()(train)
 app.command()(report)
 app.add_typer(bench, name="bench")
+app.command()(run)
 
 
 @app.callback(invoke_without_command=True)
@@ -49,7 +52,8 @@ def main() -> None:
         code = _complain(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
         print(
-            "slimstate: stopped; nothing is half-written, a sweep goes on with the same command, recover with --resume",
+            "slimstate: stopped; nothing is half-written, a sweep goes on with the same command, recover and train with"
+            " --resume",
             file=sys.stderr,
         )
         code = 130

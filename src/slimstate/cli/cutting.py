@@ -22,7 +22,7 @@ from slimstate.cli.terminal import (
     print_json,
     printer,
 )
-from slimstate.selectors import SELECTORS
+from slimstate.selectors import METHODS as SELECTORS
 
 METHODS = "; ".join(f"{selector.name}: {selector.summary}" for selector in SELECTORS.values())
 
@@ -164,7 +164,8 @@ def prune(
     console.print(f"parameters: {parameters['before']:,} to {parameters['after']:,}")
     if record["corrected"]:
         factor = record["width"] / record["key_dim"]
-        console.print(f"norm_eps times {factor:.4g}: makes up for the new query scale, so that cutting is zeroing")
+        meaning = ", so that cutting is zeroing" if record["bends"] is None else ""
+        console.print(f"norm_eps times {factor:.4g}: makes up for the new query scale{meaning}")
     for line in _certificate_lines(record["certificate"]):
         console.print(line)
     if record.get("left_out"):
@@ -189,6 +190,8 @@ def _print_estimate(console: Console, record: dict[str, Any]) -> None:
 def _certificate_lines(certificate: dict[str, float | None]) -> Iterator[str]:
     if "rho" in certificate:
         yield f"largest rho left: {certificate['rho']:.3f} after {certificate['swaps']:.0f} exchanges"
+    if "variance_lost" in certificate:
+        yield f"most variance that a head loses: {certificate['variance_lost']:.2%}"
     if "condition_after" in certificate:
         before, after = (
             "singular" if value is None else f"{value:.3g}"

@@ -101,6 +101,69 @@ def recover(
         _print_outcome(record)
 
 
+def train(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A shape that comes with slimstate, a config.json, or a model folder to train further.",
+        ),
+    ],
+    data: Annotated[str, typer.Option(help=Text.format("train on"))],
+    out: Annotated[Path, typer.Option(help="Folder for the model; it appears only when it is whole.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A folder or hub id to take it from; by default one is learnt from the text.")
+    ] = None,
+    shared_filters: Annotated[
+        str | None, typer.Option(help="One convolution filter for every head (head), or one for all of them (all).")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; 4000 by default.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Train on so many tokens, instead of --steps.")] = None,
+    length: Annotated[int, typer.Option(help="Tokens per window.")] = 1024,
+    batch_size: Annotated[int, typer.Option(help="Windows per step, over all processes.")] = 64,
+    grad_accum: Annotated[
+        int,
+        typer.Option(help="Work on each batch in so many pieces, which takes less memory and changes nothing else."),
+    ] = 1,
+    lr: Annotated[float, typer.Option(help="The highest learning rate.")] = 3e-3,
+    min_lr: Annotated[float, typer.Option(help="The learning rate at the end of the cosine.")] = 3e-4,
+    warm_up: Annotated[float, typer.Option(help="The share of steps in which the learning rate rises.")] = 0.05,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.")] = 0.0,
+    second_beta: Annotated[float, typer.Option(help="AdamW's second beta.")] = 0.95,
+    eval_text: Annotated[
+        str | None, typer.Option(help="Text to measure on; by default some windows of the data are held out.")
+    ] = None,
+    eval_tokens: Annotated[int | None, typer.Option(help="Measure on the first so many tokens of it.")] = None,
+    no_repeat: Annotated[
+        bool, typer.Option("--no-repeat", help="Refuse to train on the same text more than once.")
+    ] = False,
+    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints; 20 of them by default.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last whole checkpoint of an interrupted run.")
+    ] = False,
+    report_to: Annotated[
+        str, typer.Option(help="Where the Trainer logs: tensorboard, wandb, or others it knows, or none.")
+    ] = "tensorboard",
+    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard the model over the processes (FSDP).")] = False,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing output folder, and an unfinished run.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model from a config and a text, or a model further, and write a checkpoint that the stock class loads."""
+    from slimstate.train import train as learn
+
+    given = {name: value for name, value in locals().items() if name not in ("config", "as_json", "learn")}
+    record = learn(config, **given, reporter=TerminalReporter())
+    if as_json:
+        print_json(record)
+    else:
+        _print_outcome(record)
+
+
 def _print_preview(record: dict[str, Any]) -> None:
     console = printer()
     for title, names in (("adapters on", record["targets"]), ("trained whole", record["convolutions"])):

@@ -17,6 +17,7 @@ DEFAULTS = {
     "expand_k": 1.0,
     "expand_v": 1.0,
     "num_hidden_layers": 24,
+    "qk_activation": "silu",
     "qk_norm": "l2",
     "use_beta": True,
     "use_gate": False,
@@ -40,6 +41,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
             operators=("chunk_delta_rule", "fused_recurrent_delta_rule"),
             normaliser="sum_norm" if known["qk_norm"] == "sum" else None,
         ),
+        bends=_bends(known["qk_activation"], known["qk_norm"]),
     )
 
 
@@ -49,6 +51,12 @@ def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str,
     ratio = ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))
     norm = corrected_norm(config, mixers(config)[0].axis.width, key_dim) if corrected else {}
     return {**config, "expand_k": ratio, **norm}
+
+
+def _bends(activation: str, norm: str) -> tuple[str, ...]:
+    """A length is the same in every basis, a sum of channels is not."""
+    found = () if activation == "identity" else (f"the activation {activation}",)
+    return found if norm == "l2" else (*found, f"the norm {norm}")
 
 
 def _per_head(hidden: int, ratio: float, heads: int, name: str) -> int:

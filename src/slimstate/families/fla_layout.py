@@ -10,6 +10,8 @@ from slimstate.axes import Axis, Mixer, Slot, Tap
 from slimstate.errors import ModelError
 
 Config = Mapping[str, Any]
+SHARINGS = ("head", "all")
+SHARED_FILTERS = "shared_filters"
 
 
 def softmax_layers(config: Config) -> frozenset[int]:
@@ -32,8 +34,13 @@ def mixers(
     input_size: int,
     projections: str,
     tap: Tap,
+    bends: tuple[str, ...] | None = None,
 ) -> tuple[Mixer, ...]:
-    """One mixer for each layer that is not softmax attention; `projections` are the letters of its linear maps."""
+    """One mixer for each layer that is not softmax attention; `projections` are the letters of its linear maps.
+
+    `bends` are the activations and norms of the layer that a rotation of queries and keys does not pass; without them
+    it is not rotated at all.
+    """
     if min(layers, heads, width, value_heads, value_dim) < 1:
         raise ModelError(
             f"config.json describes {layers} layers of {heads} heads with key dim {width}, value dim {value_dim}"
@@ -54,17 +61,40 @@ def mixers(
             value_dim=value_dim,
             filters=_filters(config, heads, width, value_heads, value_dim),
             projections=tuple(f"{letter}_proj" for letter in projections),
+            bends=None if bends is None else (*_filters_that_bend(config), *bends),
+            sharing=sharing(config),
         )
         for layer in range(layers)
         if layer not in softmax
     )
 
 
+def sharing(config: Config) -> str | None:
+    """Which channels have one convolution filter by training: those of a `head`, `all`, or None where each has its own.
+
+    The stock class has no such option: the filters are stored for every channel, and slimstate's own entry in the
+    config remembers that they are equal.
+    """
+    found = (config.get("slimstate") or {}).get(SHARED_FILTERS)
+    if found is not None and found not in SHARINGS:
+        raise ModelError(f"config.json: {SHARED_FILTERS} {found!r}; there are {', '.join(SHARINGS)}")
+    return found if config.get("use_short_conv", True) else None
+
+
+def _filters_that_bend(config: Config) -> tuple[str, ...]:
+    own = bool(config.get("use_short_conv", True)) and sharing(config) is None
+    return ("filters of one channel each",) * own
+
+
 def _convolution_slots(config: Config) -> tuple[Slot, ...]:
     if not config.get("use_short_conv", True):
         return ()
     parameters = ["weight"] + ["bias"] * bool(config.get("conv_bias", False))
-    return tuple(Slot(parameter=f"{name}_conv1d.{parameter}") for name in "qk" for parameter in parameters)
+    return tuple(
+        Slot(parameter=f"{name}_conv1d.{parameter}", filter=parameter == "weight")
+        for name in "qk"
+        for parameter in parameters
+    )
 
 
 def _filters(config: Config, heads: int, width: int, value_heads: int, value_dim: int) -> tuple[tuple[str, Axis], ...]:

@@ -37,6 +37,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
             module="fla.layers.gated_deltanet",
             operators=("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
         ),
+        bends=("the activation silu",),
     )
 
 

@@ -9,6 +9,7 @@ from slimstate.record import Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import ARROW, magnitude, percent, plural
 from slimstate.report.pieces import Section, code, facts, note
+from slimstate.report.shapes import head_count
 from slimstate.report.strips import plan_strips
 
 SCORES = {"kq": "keys and queries", "k": "keys", "q": "queries"}
@@ -26,11 +27,16 @@ def cut_section(plans: Sequence[Found]) -> Section | None:
 
 
 def channels(plan: Mapping[str, Any]) -> int:
-    return plan["width"] * sum(len(layer["keep"]) for layer in plan["layers"].values())
+    return plan["width"] * sum(map(head_count, plan["layers"].values()))
+
+
+def is_rotation(plan: Mapping[str, Any]) -> bool:
+    return any(layer.get("basis") is not None for layer in plan["layers"].values())
 
 
 def plan_body(found: Found, drawn: bool, opened: bool) -> Html:
     plan = found.data
+    drawn = drawn and not is_rotation(plan)
     heading = element("h3", plan["model"]["source"], f": key dim {plan['width']}{ARROW}{plan['key_dim']}")
     strips = (
         element(
@@ -48,16 +54,21 @@ def plan_body(found: Found, drawn: bool, opened: bool) -> Html:
             open=opened,
         )
         if drawn
-        else note("The strips of this plan are left out to keep the page small.")
+        else note(
+            "Every head keeps directions across its channels, not channels: there are no strips to draw."
+            if is_rotation(plan)
+            else "The strips of this plan are left out to keep the page small."
+        )
     )
     return joined([heading, facts(plan_facts(found)), strips])
 
 
 def plan_facts(found: Found) -> Iterator[tuple[str, object]]:
     plan = found.data
-    heads = sum(len(layer["keep"]) for layer in plan["layers"].values())
+    heads, rotated = sum(map(head_count, plan["layers"].values())), is_rotation(plan)
+    kept = "directions" if rotated else "channels"
     share = 1 - plan["key_dim"] / plan["width"]
-    yield "Cut", f"{plan['key_dim']} of {plan['width']} channels kept in every head, {percent(share)} less state"
+    yield "Cut", f"{plan['key_dim']} of {plan['width']} {kept} kept in every head, {percent(share)} less state"
     yield "Where", f"{plural(len(plan['layers']), 'layer')}, {plural(heads, 'head')} ({plan['model_type']})"
     judge = SCORES.get(plan["score"], plan["score"])
     yield "Method", joined([code(plan["method"]), f"judging by {judge}"], " ")
@@ -86,6 +97,8 @@ def certificate_words(certificate: Mapping[str, float | None]) -> str | None:
     if "rho" in certificate:
         exchanges = plural(int(certificate.get("swaps") or 0), "exchange")
         words.append(f"largest rho {magnitude(certificate['rho'])} after {exchanges}")
+    if "variance_lost" in certificate:
+        words.append(f"most variance that a head loses {percent(certificate['variance_lost'] or 0.0)}")
     if "condition_after" in certificate:
         before, after = (magnitude(certificate.get(f"condition_{when}")) for when in ("before", "after"))
         words.append(f"worst condition number of a head's keys {before}{ARROW}{after}")

@@ -181,7 +181,8 @@ PLAN = {
     "parent": Maybe({"method": TEXT, "width": WHOLE, "key_dim": WHOLE}),
     "layers": Each(
         {
-            "keep": [[COUNT]],
+            "keep": Maybe([[COUNT]]),
+            "basis": Maybe({"shape": [WHOLE]}),
             "rho": Maybe([Maybe(NUMBER)]),
             "condition_before": Maybe([Maybe(NUMBER)]),
             "condition_after": Maybe([Maybe(NUMBER)]),
@@ -264,10 +265,17 @@ def _evaluation_contradiction(record: Data) -> str | None:
     return None if measured else "it holds neither a perplexity nor a task nor recall"
 
 
+def head_count(layer: Data) -> int:
+    """The heads of a layer of a plan, whether they keep channels or directions."""
+    return len(layer["keep"]) if layer.get("keep") is not None else int((layer["basis"]["shape"] or [0])[0])
+
+
 def _plan_contradiction(plan: Data) -> str | None:
     for name, layer in plan["layers"].items():
-        heads = len(layer["keep"])
-        if max(channel for head in layer["keep"] for channel in head) >= plan["width"]:
+        if (layer.get("keep") is None) == (layer.get("basis") is None):
+            return f"layers.{name} keeps neither channels nor directions, or both"
+        heads = head_count(layer)
+        if max((channel for head in layer.get("keep") or () for channel in head), default=0) >= plan["width"]:
             return f"layers.{name} keeps a channel beyond its width of {plan['width']}"
         claims = (layer.get(claim) for claim in ("rho", "condition_before", "condition_after"))
         if any(claim and len(claim) != heads for claim in claims):

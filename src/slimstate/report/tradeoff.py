@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slimstate import plots, tables
-from slimstate.record import Found
+from slimstate.record import UNINFORMED, Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import fixed, magnitude, mebibytes, percent, signed
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
@@ -59,7 +59,7 @@ def sweep_body(sweep: Record, name: str) -> Html:
 
 
 def several_scores(sweep: Record) -> bool:
-    return len({row["score"] for row in sweep["rows"] if row["method"] != "random"}) > 1
+    return len({row["score"] for row in sweep["rows"] if row["method"] not in UNINFORMED}) > 1
 
 
 def drawable(sweep: Record) -> Record:

@@ -1,29 +1,33 @@
 """The registry of selectors, and the one door to them: `choose`, which validates every request and every result.
 
-A new selector is one module with one `Selector` value, named in SELECTORS below.
+A new selector is one module with one `Selector` value, named below: in SELECTORS where it keeps channels, in ROTATIONS
+where it keeps directions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from slimstate.axes import Selection
+from slimstate.axes import Basis, Choice
 from slimstate.errors import PlanError
 from slimstate.selectors.contract import SCORES, Case, Need, Request, Selector
+from slimstate.selectors.rotations import PCA, PCA_ADVERSARIAL, RANDOM_ROTATION
 from slimstate.selectors.rrqr import DRRQR
 from slimstate.selectors.scores import GRAD, L1, RANDOM, S_WANDA
 
 SELECTORS: dict[str, Selector] = {selector.name: selector for selector in (RANDOM, L1, S_WANDA, GRAD, DRRQR)}
+ROTATIONS: dict[str, Selector] = {selector.name: selector for selector in (PCA, PCA_ADVERSARIAL, RANDOM_ROTATION)}
+METHODS = {**SELECTORS, **ROTATIONS}
 
 
 def selector_named(name: str) -> Selector:
-    if name not in SELECTORS:
-        raise PlanError(f"unknown method {name!r}; there are {', '.join(SELECTORS)}")
-    return SELECTORS[name]
+    if name not in METHODS:
+        raise PlanError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
+    return METHODS[name]
 
 
-def choose(name: str, cases: Iterable[Case], request: Request) -> list[Selection]:
-    """The channels every case keeps, by the method of that name."""
+def choose(name: str, cases: Iterable[Case], request: Request) -> Sequence[Choice]:
+    """The channels or directions every case keeps, by the method of that name."""
     sizes: list[tuple[int, int]] = []
 
     def noted() -> Iterable[Case]:
@@ -33,11 +37,14 @@ def choose(name: str, cases: Iterable[Case], request: Request) -> list[Selection
 
     selections = selector_named(name).choose(noted(), request)
     for (heads, width), selection in zip(sizes, selections, strict=True):
-        if tuple(selection.keep.shape) != (heads, request.keep) or int(selection.keep.max()) >= width:
-            raise AssertionError(
-                f"{name} returned {tuple(selection.keep.shape)} for {heads} heads keeping {request.keep}"
-            )
+        shape = tuple(selection.rows.shape if isinstance(selection, Basis) else selection.keep.shape)
+        fits = shape[2] == width if isinstance(selection, Basis) else int(selection.keep.max()) < width
+        if shape[:2] != (heads, request.keep) or not fits:
+            raise AssertionError(f"{name} returned {shape} for {heads} heads keeping {request.keep} of {width}")
     return selections
 
 
-__all__ = ["SCORES", "SELECTORS", "Case", "Need", "Request", "Selector", "choose", "selector_named"]
+__all__ = [
+    "METHODS", "ROTATIONS", "SCORES", "SELECTORS", "Case", "Need", "Request", "Selector", "choose",
+    "selector_named",
+]  # fmt: skip

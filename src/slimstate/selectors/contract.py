@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from slimstate.axes import Evidence, Selection
+from slimstate.axes import Choice, Evidence
 from slimstate.errors import PlanError
 
 Need = Literal["weight", "gram", "input", "gradient"]
@@ -28,7 +28,10 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """How many channels to keep in every head, judged by keys, queries or both; `device` is where to work it out."""
+    """How many channels or directions to keep in every head, judged by keys, queries or both.
+
+    `device` is where to work it out.
+    """
 
     keep: int
     score: str = "kq"
@@ -45,12 +48,15 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Selector:
-    """A way to choose channels. `needs` says what must be collected for it; `choose` sees the mixers one by one."""
+    """A way to choose channels or directions.
+
+    `needs` says what must be collected for it; `choose` sees the mixers one by one.
+    """
 
     name: str
     summary: str
     needs: frozenset[Need]
-    choose: Callable[[Iterable[Case], Request], list[Selection]]
+    choose: Callable[[Iterable[Case], Request], Sequence[Choice]]
     options: tuple[str, ...] = ()
 
     @property

@@ -1,0 +1,60 @@
+"""The verb that runs others: a recipe's commands, one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slimstate.cli.terminal import Json, TerminalReporter, print_json, printer
+from slimstate.errors import PlanError
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A file such as recipes/pre-rft.toml.")],
+    small: Annotated[bool, typer.Option("--small", help="At a small scale, instead of the paper's.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for all results; by default build/recipes/RECIPE.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another value for a name in the recipe.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and run none of them.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a table or a figure: run a recipe's commands; one that was stopped goes on where it was."""
+    import shlex
+
+    from slimstate.cli import app
+    from slimstate.recipes import Recipe, run_recipe
+
+    found, scale = Recipe.read(recipe), "small" if small else "paper"
+    changes = dict(_pair(text) for text in change or ())
+    if dry_run:
+        place = out or Path("build") / "recipes" / recipe.stem
+        for words in found.commands(scale, place, changes):
+            printer().print(f"slimstate {shlex.join(words)}", markup=False)
+        return
+    reporter = TerminalReporter()
+    reporter.say(f"{found.title} ({scale} scale)")
+    record = run_recipe(
+        found,
+        lambda words: app(words, standalone_mode=False),
+        scale=scale,
+        out=out,
+        changes=changes,
+        reporter=reporter,
+    )
+    if as_json:
+        print_json(record)
+    else:
+        seconds = sum(entry["seconds"] for entry in record["steps"])
+        printer().print(
+            f"{len(record['steps'])} steps in {seconds:,.0f} s; results are in {record['out']}", markup=False
+        )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise PlanError(f"--set {text}: give NAME=VALUE")
+    return name.strip(), value

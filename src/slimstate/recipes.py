@@ -1,0 +1,184 @@
+"""A recipe: one table or figure of the paper as a list of commands, at the paper's scale and at a small one.
+
+    title = "…"
+    about = "…"
+    [paper]                      # values for the names in braces; [small] holds those that differ
+    methods = ["grad", "drrqr"]
+    [[steps]]
+    run = "prune {model} --method {method} --out {out}/{method}"
+    each = {method = "methods"}  # once for every member of that list
+
+`{out}` is where the results go, `{root}` the folder above the recipe's, `{built}` where other recipes put theirs. A
+word `{*name}` becomes all words of a list, and for a value that is a path `{name:name}` is its last part. `only` keeps
+a step to one scale. Steps that are done are remembered, so that a recipe goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from slimstate import processes
+from slimstate.errors import DataError, PlanError
+from slimstate.record import check_place, versions, write_record
+from slimstate.reporter import SILENT, Reporter
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCALES = ("paper", "small")
+PROGRESS = "recipe.json"
+AGAIN = {"prune": ("--force",), "recover": ("--force", "--resume"), "train": ("--force", "--resume")}  # after a stop
+Execute = Callable[[list[str]], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command with names in braces, run once for every combination of the lists that `each` names."""
+
+    run: str
+    each: Mapping[str, str] = field(default_factory=dict)
+    only: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    path: Path
+    title: str
+    about: str
+    values: Mapping[str, Mapping[str, Any]]
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Recipe:
+        try:
+            with path.open("rb") as file:
+                data = tomllib.load(file)
+            odd = data.keys() - {"title", "about", "steps", *SCALES}
+            if odd:
+                raise ValueError(f"{sorted(odd)[0]} is no part of a recipe")
+            steps = tuple(Step(**entry) for entry in data["steps"])
+            if any(step.only not in (None, *SCALES) for step in steps):
+                raise ValueError(f"`only` is one of {', '.join(SCALES)}")
+            values = {scale: dict(data[scale]) for scale in SCALES}
+            return cls(path=path, title=data["title"], about=data["about"].strip(), values=values, steps=steps)
+        except OSError as error:
+            raise DataError(f"cannot read recipe {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is not a recipe: {type(error).__name__} {error}") from error
+
+    def commands(self, scale: str, out: Path, changes: Mapping[str, str] | None = None) -> list[list[str]]:
+        """Every command in its order, as words; `changes` replace values of the recipe."""
+        known = self._values(scale, out, changes or {})
+        return [
+            words
+            for step in self.steps
+            if step.only in (None, scale)
+            for members in product(*(self._members(known, name) for name in step.each.values()))
+            for words in self._words(step, {**known, **dict(zip(step.each, members, strict=True))})
+        ]
+
+    def _values(self, scale: str, out: Path, changes: Mapping[str, str]) -> dict[str, Any]:
+        values = {**self.values["paper"], **(self.values["small"] if scale == "small" else {})}
+        for name, text in changes.items():
+            if name not in values:
+                raise PlanError(f"{self.path} has no value {name}; there are {', '.join(values)}")
+            listed = isinstance(values[name], list)
+            values[name] = [part.strip() for part in text.split(",") if part.strip()] if listed else text
+        root = self.path.absolute().parent.parent
+        places = {"out": out, "root": root, "built": root / "build" / "recipes"}
+        return {**{name: _filled(value, places) for name, value in values.items()}, **places}
+
+    def _members(self, known: Mapping[str, Any], name: str) -> Sequence[Any]:
+        if not isinstance(known.get(name), list):
+            raise DataError(f"{self.path}: {name} is no list of values")
+        return list(known[name])
+
+    def _words(self, step: Step, known: Mapping[str, Any]) -> Iterator[list[str]]:
+        try:
+            words: list[str] = []
+            for word in shlex.split(step.run):
+                if word.startswith("{*") and word.endswith("}"):
+                    words += map(str, known[word[2:-1]])
+                else:
+                    words.append(_filled(word, known))
+            yield words
+        except (KeyError, ValueError, IndexError) as error:
+            raise DataError(f"{self.path}: step {step.run!r}: {type(error).__name__} {error}") from error
+
+
+class _Names(Formatter):
+    """Values by name; lists with commas between their members; with `:name`, the last part of a path."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "name":
+            return Path(str(value)).name
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        return text if not format_spec else super().format_field(value, format_spec)
+
+
+def _filled(value: Any, known: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_filled(member, known) for member in value]
+    return _Names().vformat(value, (), dict(known)) if isinstance(value, str) else value
+
+
+def run_recipe(
+    recipe: Recipe,
+    execute: Execute,
+    *,
+    scale: str = "paper",
+    out: Path | None = None,
+    changes: Mapping[str, str] | None = None,
+    reporter: Reporter = SILENT,
+) -> dict[str, Any]:
+    """Run the steps that are not done yet; returns what was done, which `out` also remembers."""
+    folder = Path("build") / "recipes" / recipe.path.stem if out is None else out
+    check_place(folder, folder=True)
+    commands = recipe.commands(scale, folder, changes)
+    done = processes.from_main(lambda: _done(folder / PROGRESS))
+    record: dict[str, Any] = {
+        "recipe": str(recipe.path), "title": recipe.title, "scale": scale, "versions": versions(),
+        "steps": [entry for entry in done if entry["command"] in set(map(shlex.join, commands))],
+        "out": str(folder),
+    }  # fmt: skip
+    finished = {entry["command"] for entry in record["steps"]}
+    ran = False  # a report is made again after whatever it reports on
+    for number, words in enumerate(commands, start=1):
+        command = shlex.join(words)
+        if command in finished and _still_there(words) and ("--out" in words or not ran):
+            reporter.say(f"step {number} of {len(commands)}, done before: slimstate {command}")
+            continue
+        reporter.say(f"step {number} of {len(commands)}: slimstate {command}")
+        started = time.perf_counter()
+        execute([*words, *AGAIN.get(words[0], ())])
+        ran = True
+        record["steps"] = [entry for entry in record["steps"] if entry["command"] != command]
+        record["steps"].append({"command": command, "seconds": time.perf_counter() - started})
+        processes.from_main(lambda: write_record(folder / PROGRESS, record))
+    return record
+
+
+def _done(path: Path) -> list[dict[str, Any]]:
+    """The steps that an earlier run finished."""
+    if not path.exists():
+        return []
+    try:
+        return [dict(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["steps"] if entry["command"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} does not say what was done: {error}; remove it to start anew") from error
+
+
+def _still_there(words: Sequence[str]) -> bool:
+    """Whether what a finished step wrote is where it wrote it."""
+    return all(Path(place).exists() for option, place in pairwise(words) if option == "--out")

@@ -1,0 +1,76 @@
+"""Choose K orthonormal directions per head instead of K channels: principal components, and two controls.
+
+G [H, D, D] is the Gram matrix of the keys, of the queries, or of both, over all calibration tokens: N times their
+uncentred covariance. The K eigenvectors of its largest eigenvalues keep the most of the variance that K directions can
+keep, which the certificate names as the share that is lost. Queries and keys are those that enter the state, behind
+convolution and activation; what a cut turns are the projections before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from slimstate.axes import Basis
+from slimstate.selectors.contract import Case, Request, Selector, scored
+
+
+def principal_directions(gram: Tensor, keep: int, *, least: bool = False) -> tuple[Tensor, Tensor]:
+    """The `keep` eigenvectors [H, K, D] of the largest (or least) eigenvalues, and the share of variance lost [H]."""
+    wide = gram.double()
+    values, vectors = torch.linalg.eigh((wide + wide.mT) / 2)
+    values, rows = values.clamp_min(0), vectors.mT
+    places = slice(None, keep) if least else slice(values.shape[-1] - keep, None)
+    total = values.sum(-1)
+    share = torch.where(total > 0, values[:, places].sum(-1) / total, 1.0)
+    return _with_fixed_signs(rows[:, places].flip(1)), (1 - share).clamp_min(0)
+
+
+def _with_fixed_signs(rows: Tensor) -> Tensor:
+    """An eigenvector is one up to its sign: here its largest entry is positive."""
+    largest = rows.gather(-1, rows.abs().argmax(-1, keepdim=True))
+    return rows * torch.where(largest < 0, -1.0, 1.0)
+
+
+def random_directions(heads: int, keep: int, width: int, generator: torch.Generator) -> Tensor:
+    """Orthonormal rows [H, K, D], all directions alike: the QR of normal numbers with a positive diagonal of R."""
+    q, r = torch.linalg.qr(torch.randn(heads, width, keep, generator=generator, dtype=torch.float64))
+    return (q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)).mT
+
+
+def components(*, least: bool) -> Callable[[Iterable[Case], Request], list[Basis]]:
+    def choose(cases: Iterable[Case], request: Request) -> list[Basis]:
+        bases = []
+        for case in cases:
+            if case.evidence is None:
+                raise ValueError("principal components without Gram matrices")
+            gram = torch.stack(scored(request.score, case.evidence.query_gram, case.evidence.key_gram)).sum(0)
+            rows, lost = principal_directions(gram, request.keep, least=least)
+            bases.append(Basis(rows=rows.float().cpu(), certificate={"variance_lost": lost.tolist()}))
+        return bases
+
+    return choose
+
+
+def choose_random(cases: Iterable[Case], request: Request) -> list[Basis]:
+    generator = torch.Generator().manual_seed(request.seed)
+    return [Basis(rows=random_directions(case.heads, request.keep, case.width, generator).float()) for case in cases]
+
+
+PCA = Selector(
+    name="pca",
+    summary="principal components: a rotation, not a choice of channels",
+    needs=frozenset({"gram"}),
+    choose=components(least=False),
+)
+PCA_ADVERSARIAL = Selector(
+    name="pca-adversarial",
+    summary="the components of least variance, the control of pca",
+    needs=frozenset({"gram"}),
+    choose=components(least=True),
+)
+RANDOM_ROTATION = Selector(
+    name="random-rotation", summary="random directions, the control", needs=frozenset(), choose=choose_random
+)

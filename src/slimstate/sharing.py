@@ -1,0 +1,59 @@
+"""One convolution filter for all channels of a head, or for all heads, of queries, of keys and of values.
+
+The stock class knows no such filters, so they are stored for every channel and the sharing is how a model is trained: a
+parametrisation that spreads G filters over D channels. It is put on before training and taken off before writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from slimstate.axes import Mixer
+from slimstate.errors import ModelError
+
+
+class SharedFilters(nn.Module):
+    """G filters [G, 1, W] as the weight [D, 1, W] of a depthwise convolution, D / G neighbours to each."""
+
+    def __init__(self, groups: int, channels: int) -> None:
+        super().__init__()
+        self.size = channels // groups
+
+    def forward(self, filters: Tensor) -> Tensor:
+        return filters.repeat_interleave(self.size, dim=0)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """The filter of the first channel of each group: of equal ones, exactly theirs."""
+        return weight[:: self.size].clone()
+
+
+def share(model: Any, mixers: Iterable[Mixer], *, untrained: bool = False) -> None:
+    """Let the mixers that share filters train one for each group. Filters that differ are refused unless untrained."""
+    for name, module, groups in _shared(model, mixers):
+        shared = SharedFilters(groups, module.weight.shape[0])
+        weight = module.weight.detach()
+        if not untrained and not bool((shared(shared.right_inverse(weight)) == weight).all()):
+            raise ModelError(
+                f"{name}: its channels should share a filter, as config.json says, and do not; "
+                "remove shared_filters from its slimstate entry to train them apart"
+            )
+        parametrize.register_parametrization(module, "weight", shared)
+
+
+def expand(model: nn.Module) -> None:
+    """Give every channel its own copy of the filter it shares: the plain module again."""
+    for module in model.modules():
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+
+
+def _shared(model: Any, mixers: Iterable[Mixer]) -> Iterator[tuple[str, Any, int]]:
+    """Every convolution whose filters are shared, by its name, with the number of filters it has."""
+    for mixer in mixers:
+        for _, axis in mixer.filters if mixer.sharing is not None else ():
+            name = mixer.name_of(axis.slots[0]).rpartition(".")[0]
+            yield name, model.get_submodule(name), axis.heads if mixer.sharing == "head" else 1

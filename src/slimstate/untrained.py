@@ -1,0 +1,124 @@
+"""A model before its first step, as a checkpoint like any other: a config, a tokenizer, and weights drawn by a seed.
+
+Training it is then what training any model is.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slimstate import hub
+from slimstate.checkpoint import described_mixers, read_json
+from slimstate.data import pieces
+from slimstate.errors import DataError, ModelError
+from slimstate.families import family_of
+from slimstate.families.fla_layout import SHARED_FILTERS
+from slimstate.runtime import DTYPES, load_tokenizer, prepare_fla
+from slimstate.sharing import expand, share
+from slimstate.staging import staged
+
+END_OF_TEXT = "<|endoftext|>"
+ENOUGH_TEXT = 2**27  # characters that a tokenizer is learnt from
+CONFIGS = "configs"
+
+
+def shipped_configs() -> list[str]:
+    """The names of the shapes that come with slimstate."""
+    return sorted(entry.name.removesuffix(".json") for entry in (files("slimstate") / CONFIGS).iterdir())
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """A config by the name of a shipped shape, or from a file."""
+    if name in shipped_configs():
+        return dict(json.loads((files("slimstate") / CONFIGS / f"{name}.json").read_text(encoding="utf-8")))
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ModelError(f"no config {name}: give a file, a model folder, or one of {', '.join(shipped_configs())}")
+    config = read_json(path)
+    family_of(config)
+    return config
+
+
+def write_untrained(
+    config: Mapping[str, Any],
+    folder: Path,
+    *,
+    data: str,
+    tokenizer: str | None,
+    sharing: str | None,
+    seed: int,
+    dtype: str,
+) -> None:
+    """A folder with weights drawn by `seed`, and with a tokenizer: the one given, or one learnt from the text."""
+    prepare_fla()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with staged(folder, force=True) as place:
+        words = _tokenizer(tokenizer, data, int(config.get("vocab_size") or 8192))
+        size = int(config.get("vocab_size") or len(words))
+        if len(words) > size:
+            raise ModelError(f"the tokenizer has {len(words):,} tokens, the config says vocab_size {size:,}")
+        special = {
+            "bos_token_id": words.bos_token_id,
+            "eos_token_id": words.eos_token_id,
+            "pad_token_id": words.eos_token_id if words.pad_token_id is None else words.pad_token_id,
+        }
+        ours = {} if sharing is None else {"slimstate": {SHARED_FILTERS: sharing}}
+        whole = {**config, "vocab_size": size, **special, **ours}
+        model_type = str(whole.pop("model_type"))
+        with warnings.catch_warnings(), torch.random.fork_rng():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(seed)
+            try:
+                model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **whole))
+            except (ValueError, AssertionError, TypeError, RuntimeError) as error:
+                raise ModelError(f"the stock class refuses this config: {error}") from error
+        share(model, described_mixers({**whole, "model_type": model_type}), untrained=True)
+        expand(model)
+        model.to(DTYPES[dtype]).save_pretrained(place)
+        words.save_pretrained(place)
+
+
+def _tokenizer(name: str | None, data: str, vocab_size: int) -> Any:
+    if name is None:
+        return learnt_tokenizer(data, vocab_size)
+    if not Path(name).expanduser().exists() and not hub.reachable():
+        raise ModelError(f"no tokenizer at {name}, and the hub cannot be reached from here")
+    return load_tokenizer(Path(name).expanduser() if Path(name).expanduser().exists() else name)
+
+
+def learnt_tokenizer(data: str, vocab_size: int) -> Any:
+    """A byte-level BPE of the beginning of a text, with one special token between documents."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size <= len(alphabet):
+        raise DataError(f"vocab_size {vocab_size}: a tokenizer of bytes has {len(alphabet) + 1} tokens at least")
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    raw.train_from_iterator(_beginning(data), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
+    )
+
+
+def _beginning(data: str) -> Iterator[str]:
+    """The text without the marks between its documents, as far as it is needed."""
+    seen = 0
+    for piece in pieces(data):
+        yield from piece.text.split(END_OF_TEXT)
+        seen += len(piece.text)
+        if seen >= ENOUGH_TEXT:
+            return

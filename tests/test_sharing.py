@@ -1,0 +1,165 @@
+"""Shared filters: trained as one, stored for every channel, remembered, cut, and passed by rotations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+import slimstate
+import tiny
+from slimstate.adapters import trainable
+from slimstate.axes import Plan
+from slimstate.checkpoint import Checkpoint, described_mixers
+from slimstate.errors import ModelError
+from slimstate.families import FAMILIES
+from slimstate.healing import Settings
+from slimstate.record import PLAN
+from slimstate.runtime import load
+from slimstate.sharing import SharedFilters, expand, share
+from slimstate.taps import tapped
+
+NAMES = [*tiny.PLAIN, "gated_deltanet-grouped-values"]
+KINDS = ["head", "all"]
+SHORT = {"steps": 3, "length": 32, "batch_size": 4, "lr": 1e-2, "report_to": "none", "no_teacher": True}
+
+
+def shared_model(variant: tiny.Variant, folder: Path, sharing: str) -> Path:
+    """A random model whose filters are shared, as training would leave it."""
+    model = tiny.build(variant, slimstate={"shared_filters": sharing})
+    share(model, described_mixers(model.config.to_dict()), untrained=True)
+    expand(model)
+    return tiny.save(model, folder)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[tuple[str, str], Path]:
+    root = tmp_path_factory.mktemp("shared")
+    return {
+        (name, kind): shared_model(tiny.VARIANTS[name], root / f"{name}-{kind}", kind)
+        for name in NAMES
+        for kind in KINDS
+    }
+
+
+def filters(folder: Path):
+    """Every filter as [heads, channels, taps], by layer and role."""
+    checkpoint = Checkpoint.open(folder)
+    for mixer in checkpoint.mixers:
+        for role, axis in mixer.filters:
+            weight = checkpoint.read(mixer.name_of(axis.slots[0]))
+            yield (mixer.layer, role), weight.view(axis.heads, axis.width, -1)
+
+
+def check_shared(folder: Path, kind: str) -> None:
+    for place, found in filters(folder):
+        assert torch.equal(found, found[:, :1].expand_as(found)), place
+        assert torch.equal(found, found[:1, :1].expand_as(found)) == (kind == "all"), place
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=tiny.token_ids(), use_cache=False).logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parametrised_model_is_the_plain_one_with_fewer_filters_to_train(name, kind, models):
+    runtime, checkpoint = load(models[name, kind], device="cpu"), Checkpoint.open(models[name, kind])
+    expected, before = logits(runtime.model), len(list(runtime.model.parameters()))
+    share(runtime.model, checkpoint.mixers)
+    assert torch.equal(logits(runtime.model), expected)
+    mixer = checkpoint.mixers[0]
+    for role, axis in mixer.filters:
+        module = runtime.model.get_submodule(f"{mixer.path}.{role[0]}_conv1d")
+        assert module.parametrizations.weight.original.shape[0] == (axis.heads if kind == "head" else 1)
+    assert len(list(runtime.model.parameters())) == before
+    expand(runtime.model)
+    assert not any(parametrize.is_parametrized(module) for module in runtime.model.modules())
+    assert runtime.model.state_dict().keys() == load(models[name, kind], device="cpu").model.state_dict().keys()
+    assert torch.equal(logits(runtime.model), expected)
+
+
+def test_the_gradient_of_a_shared_filter_is_the_sum_over_its_channels():
+    torch.manual_seed(0)
+    shared = SharedFilters(2, 6)
+    filters, target = torch.randn(2, 1, 4, requires_grad=True), torch.randn(6, 1, 4)
+    (shared(filters) * target).sum().backward()
+    assert torch.allclose(filters.grad, target.view(2, 3, 1, 4).sum(1))
+    assert torch.equal(shared.right_inverse(shared(filters)), filters)
+
+
+@pytest.fixture(scope="module")
+def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
+    """Shared models trained, cut, turned and healed; a fresh process has left the stock class's logits in each."""
+    root = tmp_path_factory.mktemp("made")
+    folders: dict[str, tuple[Path, str]] = {}
+    for kind in KINDS:
+        name = tiny.PLAIN[kind == "all"]
+        source = models[name, kind]
+        out = {step: root / f"{kind}-{step}" for step in ("full", "cut", "turned", "healed", "again")}
+        slimstate.recover(source, out["full"], data=str(text_file), full=True, **SHORT)
+        slimstate.prune(source, out["cut"], method="l1", key_dim=8)
+        slimstate.prune(source, out["turned"], method="random-rotation", key_dim=8)
+        slimstate.recover(out["cut"], out["healed"], data=str(text_file), **SHORT)
+        slimstate.recover(out["healed"], out["again"], data=str(text_file), **SHORT)
+        folders |= {f"{kind}-{step}": (folder, kind) for step, folder in out.items()}
+    torch.save(tiny.token_ids(), root / "ids.pt")
+    script = Path(__file__).with_name("reload_stock.py")
+    command = [sys.executable, str(script), str(root / "ids.pt"), *(str(folder) for folder, _ in folders.values())]
+    subprocess.run(command, check=True, capture_output=True)
+    return folders
+
+
+@pytest.mark.parametrize("step", ["full", "cut", "turned", "healed", "again"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_filters_stay_shared_and_the_stock_class_loads_them(kind, step, made):
+    folder, _ = made[f"{kind}-{step}"]
+    check_shared(folder, kind)
+    assert json.loads((folder / "config.json").read_text())["slimstate"]["shared_filters"] == kind
+    here = logits(load(folder, device="cpu").model)
+    torch.testing.assert_close(torch.load(folder / "logits.pt"), here, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_changes_the_shared_filters(kind, models, made):
+    source = models[tiny.PLAIN[kind == "all"], kind]
+    before, after = dict(filters(source)), dict(filters(made[f"{kind}-full"][0]))
+    assert all(not torch.equal(before[place], after[place]) for place in before)
+    adapted = Settings().adaptation(Checkpoint.open(source)).attach(load(source, device="cpu").model)
+    whole = [parameter for name, parameter in trainable(adapted).items() if "conv1d" in name]
+    mixer = Checkpoint.open(source).mixers[0]
+    assert {len(parameter) for parameter in whole} == ({mixer.axis.heads} if kind == "head" else {1})
+
+
+def test_filters_that_were_trained_apart_are_not_taken_for_shared(models, tmp_path):
+    folder = tiny.save(tiny.build(tiny.VARIANTS[tiny.PLAIN[0]], slimstate={"shared_filters": "head"}), tmp_path / "odd")
+    with pytest.raises(ModelError, match="q_conv1d: its channels should share a filter"):
+        share(load(folder, device="cpu").model, Checkpoint.open(folder).mixers)
+    with pytest.raises(ModelError, match="shared_filters 'some'"):
+        FAMILIES["delta_net"].mixers({"slimstate": {"shared_filters": "some"}})
+
+
+def test_without_an_activation_shared_filters_make_a_rotated_cut_exact(tmp_path):
+    """The lemma in a whole model; with SiLU behind the filters it fails, and the mixer says so."""
+    straight = tiny.Variant("shared-straight", "delta_net", {"expand_k": 0.75, "qk_activation": "identity"})
+    source = shared_model(straight, tmp_path / "model", "head")
+    record = slimstate.prune(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
+    assert record["bends"] == []
+    plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
+    runtime, mixers = load(source, device="cpu"), Checkpoint.open(source).mixers
+
+    def project(mixer, role, x):
+        rows = plan.selections[mixer.layer].rows
+        return torch.einsum("bthd,hkd,hke->bthe", x, rows, rows)
+
+    with tapped(runtime.model, mixers, project, scale=8**-0.5):
+        expected = logits(runtime.model)
+    torch.testing.assert_close(logits(load(tmp_path / "cut", device="cpu").model), expected, rtol=1e-4, atol=1e-4)
+    bent = Checkpoint.open(shared_model(tiny.VARIANTS[tiny.PLAIN[0]], tmp_path / "bent", "head"))
+    assert bent.mixers[0].bends == ("the activation silu",)

@@ -1,0 +1,226 @@
+"""The dynamical view and the regression view, each against an oracle; and docs/THEORY.md says only what is so."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from slimstate.delta_rule import recurrence
+from slimstate.rank import effective_rank, rank_utilisation, singular_values
+from slimstate.selectors.rotations import principal_directions, random_directions
+
+TESTS = Path(__file__).parent
+PAGE = (TESTS.parent / "docs" / "THEORY.md").read_text(encoding="utf-8")
+# every statement that the paper numbers, in its order: main text, appendices on material, effective rank and proofs
+NUMBERED = {
+    "Proposition": ["conditioning of the keys", "orthogonal invariance", "depthwise convolutions",
+                    "optimal diagonal adaptation", "transposition", "unitary maps and scale", "bounds",
+                    "condition number", "algebraic rank"],
+    "Theorem": ["effective rank governs retrieval error"],
+    "Corollary": ["expected error"],
+    "Lemma": ["shared convolutions", "monotonicity of utilisation"],
+}  # fmt: skip
+
+
+def rows() -> list[list[str]]:
+    """The cells of every line of the page's tables that names a test."""
+    lines = [line for line in PAGE.splitlines() if line.startswith("|") and "::" in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def named_tests() -> list[str]:
+    return re.findall(r"`(test_\w+\.py::\w+)`", PAGE)
+
+
+def functions(file: str) -> set[str]:
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_test_that_the_page_names_exists():
+    assert len(named_tests()) > 25
+    for name in named_tests():
+        file, _, function = name.partition("::")
+        assert function in functions(file), name
+
+
+def test_every_numbered_statement_has_a_test():
+    listed = [row for row in rows() if row[0].isdigit()]
+    assert [int(row[0]) for row in listed] == list(range(1, 14))
+    found = sorted(re.fullmatch(r"(\w+) \((.*)\)", row[1]).groups() for row in listed)
+    assert found == sorted((kind, name) for kind, names in NUMBERED.items() for name in names)
+    assert all("::" in row[-1] for row in rows())
+
+
+def test_every_check_of_this_file_is_on_the_page():
+    ours = {f"test_theory.py::{name}" for name in functions("test_theory.py") if name.startswith("test_")}
+    about_the_page = {name for name in ours if "page" in name or "numbered" in name}
+    assert ours - about_the_page <= set(named_tests())
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_code_on_the_page_runs(number):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 3
+    exec(compile(blocks[number], f"THEORY.md, block {number}", "exec"), {})
+
+
+def stream(time: int, key_dim: int, value_dim: int, seed: int = 0):
+    """Keys of length one, values and strengths."""
+    generator = torch.Generator().manual_seed(seed)
+    keys = F.normalize(torch.randn(time, key_dim, generator=generator, dtype=torch.float64), dim=-1)
+    values = torch.randn(time, value_dim, generator=generator, dtype=torch.float64)
+    return keys, values, torch.rand(time, generator=generator, dtype=torch.float64)
+
+
+def after(keys, values, beta, queries=None, log_decay=None, state=None):
+    """Outputs [T, V] and the state [V, K] of slimstate's recurrence for one head."""
+    q = keys if queries is None else queries
+    rest = [] if log_decay is None else [log_decay.view(1, -1, 1)]
+    start = None if state is None else state.mT[None, None]
+    lifted = (x.unsqueeze(0).unsqueeze(2) for x in (q, keys, values))
+    o, last = recurrence(*lifted, beta.view(1, -1, 1), *rest, scale=1.0, state=start)
+    return o[0, :, 0], last[0, 0].mT
+
+
+def test_an_euler_step_of_the_regression_flow_is_the_delta_rule():
+    """Autograd's gradient of half the squared error, one token after another."""
+    keys, values, beta = stream(30, 5, 3)
+    state = torch.zeros(3, 5, dtype=torch.float64)
+    for k, v, step in zip(keys, values, beta, strict=True):
+        state.requires_grad_(True)
+        loss = (v - state @ k).square().sum() / 2
+        state = (state - step * torch.autograd.grad(loss, state)[0]).detach()
+    torch.testing.assert_close(after(keys, values, beta)[1], state)
+
+
+def test_a_step_is_the_exact_flow_for_another_time():
+    """dS/dt = (v - S k) k' solved by the matrix exponential of the affine system, for t = -log(1 - beta)."""
+    keys, values, beta = stream(1, 4, 3)
+    start = torch.randn(3, 4, dtype=torch.float64)
+    k, v, time = keys[0], values[0], -torch.log1p(-beta[0])
+    system = torch.zeros(5, 5, dtype=torch.float64)  # of one row of S with a one beside it
+    expected = torch.empty_like(start)
+    for i in range(3):
+        system[:4, :4], system[:4, 4] = -torch.outer(k, k), v[i] * k
+        expected[i] = (torch.matrix_exp(time * system) @ torch.cat([start[i], torch.ones(1, dtype=torch.float64)]))[:4]
+    torch.testing.assert_close(after(keys, values, beta, state=start)[1], expected)
+
+
+def test_the_update_is_stable_exactly_where_the_condition_holds():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        k = torch.randn(6, generator=generator, dtype=torch.float64)
+        beta = 4 * float(torch.rand((), generator=generator, dtype=torch.float64)) - 1
+        transition = torch.eye(6, dtype=torch.float64) - beta * torch.outer(k, k)
+        values = torch.linalg.eigvalsh(transition)
+        assert (float(values.abs().max()) <= 1 + 1e-9) == (abs(1 - beta * float(k @ k)) <= 1 + 1e-9)
+        others = values[(values - (1 - beta * k @ k)).abs().argsort()][1:]
+        torch.testing.assert_close(others, torch.ones(5, dtype=torch.float64))
+    keys, _, beta = stream(400, 6, 3)  # with keys of length one and a sigmoid nothing grows, whatever is read
+    start = torch.randn(3, 6, dtype=torch.float64)
+    _, state = after(keys, torch.zeros(400, 3, dtype=torch.float64), beta, state=start)
+    assert state.norm() <= start.norm()
+
+
+def test_every_row_of_the_state_is_a_linear_system_of_its_own():
+    keys, values, beta = stream(25, 5, 4)
+    queries = torch.randn(25, 5, dtype=torch.float64)
+    outputs, state = after(keys, values, beta, queries)
+    for i in range(4):
+        h, read = torch.zeros(5, dtype=torch.float64), []
+        for k, v, strength, q in zip(keys, values, beta, queries, strict=True):
+            h = (torch.eye(5, dtype=torch.float64) - strength * torch.outer(k, k)) @ h + strength * k * v[i]
+            read.append(q @ h)
+        torch.testing.assert_close(state[i], h)
+        torch.testing.assert_close(outputs[:, i], torch.stack(read))
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_only_orthogonal_changes_of_basis_keep_the_delta_rule(orthogonal):
+    """(A, B, C) -> (T^-T A T^T, T B, C T^-1) keeps outputs; the new A is I - beta k k' of some key only if T turns."""
+    keys, values, beta = stream(20, 4, 1)
+    queries = torch.randn(20, 4, dtype=torch.float64)
+    turn = torch.randn(4, 4, dtype=torch.float64)
+    turn = torch.linalg.qr(turn)[0] if orthogonal else turn
+    inverse, h, read = torch.linalg.inv(turn), torch.zeros(4, dtype=torch.float64), []
+    symmetric = True
+    for k, v, strength, q in zip(keys, values, beta, queries, strict=True):
+        a = inverse.mT @ (torch.eye(4, dtype=torch.float64) - strength * torch.outer(k, k)) @ turn.mT
+        symmetric = symmetric and torch.allclose(a, a.mT)
+        h = a.mT @ h + turn @ (strength * k) * v[0]
+        read.append(q @ inverse @ h)
+    torch.testing.assert_close(torch.stack(read), after(keys, values, beta, queries)[0][:, 0])
+    assert symmetric == orthogonal
+    turned, _ = after(keys @ turn.mT, values, beta, queries @ turn.mT)
+    assert torch.allclose(turned[:, 0], torch.stack(read)) == orthogonal
+
+
+def test_pruning_restricts_the_regression_to_the_kept_features():
+    """The small state, spread out, is the online regression over maps S'T, by autograd; it is blind to the rest."""
+    keys, values, beta = stream(40, 7, 3)
+    turn = random_directions(1, 3, 7, torch.Generator().manual_seed(0))[0]
+    _, small = after(keys @ turn.mT, values, beta)
+    learnt = torch.zeros(3, 3, dtype=torch.float64)
+    for k, v, step in zip(keys, values, beta, strict=True):
+        learnt.requires_grad_(True)
+        loss = (v - learnt @ turn @ k).square().sum() / 2
+        learnt = (learnt - step * torch.autograd.grad(loss, learnt)[0]).detach()
+    torch.testing.assert_close(small, learnt)
+    dropped = torch.eye(7, dtype=torch.float64) - turn.mT @ turn
+    assert float((small @ turn @ dropped).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("time", [1, 3, 4, 12])
+def test_the_state_lies_in_the_spans_of_its_keys_and_values(time, gated):
+    keys, values, beta = stream(time, 6, 5)
+    keys, values = keys @ torch.diag(torch.tensor([1.0, 1, 1, 1, 0, 0])).double(), values.clone()
+    values[:, 3:] = 0
+    log_decay = -torch.rand(time, dtype=torch.float64) if gated else None
+    _, state = after(keys, values, beta, log_decay=log_decay)
+
+    def outside(vectors, span):
+        """What of the rows of `vectors` lies outside the span of the rows of `span`."""
+        return vectors - vectors @ torch.linalg.pinv(span) @ span
+
+    assert float(outside(state, keys).abs().max()) < 1e-10
+    assert float(outside(state.mT, values).abs().max()) < 1e-10
+    ranks = [int(torch.linalg.matrix_rank(matrix, rtol=1e-9)) for matrix in (state, keys, values)]
+    assert ranks[0] <= min(ranks[1:]) <= time
+
+
+def test_the_bounds_of_the_effective_rank_are_met_where_the_paper_says():
+    generator = torch.Generator().manual_seed(0)
+    left = random_directions(1, 5, 7, generator)[0].mT
+    right = random_directions(1, 5, 6, generator)[0]
+
+    def er(*values):
+        spectrum = torch.tensor([*values, *[0.0] * (5 - len(values))], dtype=torch.float64)
+        return float(effective_rank(singular_values(left * spectrum @ right)))
+
+    for rank in range(1, 6):
+        assert er(*[3.0] * rank) == pytest.approx(rank)  # equal singular values: the rank
+        if rank > 1:
+            assert 1 < er(*[3.0] * (rank - 1), 2.9) < rank  # not quite equal: less
+    assert er(5.0) == pytest.approx(1)
+    assert er(5.0, 0.01) > 1  # rank two: more than one
+
+
+def test_principal_components_never_lower_the_utilisation_of_the_keys():
+    """With the directions that `pca` keeps, on keys of every spread; the largest with the least can lower it."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        scales = torch.logspace(0, -2 * float(torch.rand((), generator=generator)), 6, dtype=torch.float64)
+        keys = torch.randn(50, 6, generator=generator, dtype=torch.float64) * scales
+        before = rank_utilisation(singular_values(keys))
+        for kept in range(1, 7):
+            rows, _ = principal_directions((keys.mT @ keys)[None], kept)
+            assert float(rank_utilisation(singular_values(keys @ rows[0].mT))) >= float(before) - 1e-9
+    keys = torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0.01], dtype=torch.float64))
+    assert rank_utilisation(singular_values(keys[:, [0, 5]])) < rank_utilisation(singular_values(keys))

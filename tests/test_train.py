@@ -1,0 +1,278 @@
+"""A pre-training ends as a plain checkpoint, goes as a loop by hand would, survives a stop, and streams its text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import get_scheduler
+
+import slimstate
+import tiny
+from slimstate import train as verb
+from slimstate import training
+from slimstate.checkpoint import Checkpoint
+from slimstate.corpus import Corpus, Schedule
+from slimstate.data import Piece
+from slimstate.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.families import family_of
+from slimstate.record import TRAINING
+from slimstate.runtime import load, load_tokenizer, stock_shapes
+from slimstate.untrained import END_OF_TEXT, learnt_tokenizer, read_config, shipped_configs, write_untrained
+from test_cli import run
+from test_processes import PATIENCE, free_port, options
+from test_sharing import check_shared
+
+SHORT = {"steps": 6, "length": 32, "batch_size": 4, "lr": 1e-2, "min_lr": 1e-3, "save_every": 2, "report_to": "none"}
+SHAPES = {
+    "delta_net": {"model_type": "delta_net", "expand_k": 0.75},
+    "gated_deltanet": {"model_type": "gated_deltanet", "head_dim": 24, "expand_v": 1.5},
+}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 300}
+KINDS = ["delta_net", "gated_deltanet", "head", "all"]
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("configs")
+    for name, shape in SHAPES.items():
+        (root / f"{name}.json").write_text(json.dumps({**SIZES, **shape}))
+    return {name: root / f"{name}.json" for name in SHAPES}
+
+
+@pytest.fixture(scope="module")
+def made(configs, text_file, tmp_path_factory) -> dict[str, Path]:
+    """Models of both families and with shared filters; a fresh process has left the stock class's logits in each."""
+    root = tmp_path_factory.mktemp("trained")
+    folders = {kind: root / kind for kind in (*KINDS, "further", "cut")}
+    for kind in KINDS:
+        sharing = kind if kind in ("head", "all") else None
+        config = configs.get(kind, configs["delta_net"])
+        verb(config, folders[kind], data=str(text_file), shared_filters=sharing, **SHORT)
+    verb(folders["head"], folders["further"], data=str(text_file), seed=1, **SHORT)
+    slimstate.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
+    torch.save(tiny.token_ids(), root / "ids.pt")
+    script = Path(__file__).with_name("reload_stock.py")
+    command = [sys.executable, str(script), str(root / "ids.pt"), *map(str, folders.values())]
+    subprocess.run(command, check=True, capture_output=True)
+    return folders
+
+
+def record_of(folder: Path) -> dict:
+    return json.loads((folder / TRAINING).read_text())
+
+
+def losses(record: dict) -> list[float]:
+    return [entry["loss"] for entry in record["log"]]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "further", "cut"])
+def test_the_stock_class_loads_a_trained_model_in_a_fresh_process(kind, made):
+    runtime = load(made[kind], device="cpu")
+    with torch.inference_mode():
+        here = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
+    torch.testing.assert_close(torch.load(made[kind] / "logits.pt"), here, rtol=1e-5, atol=1e-5)
+    assert not list(made[kind].parent.glob("*.training"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_record_holds_the_losses_and_what_they_were_worth(kind, made):
+    record = record_of(made[kind])
+    assert record["kind"] == "training"
+    assert [entry["step"] for entry in record["log"]] == [1, 2, 3, 4, 5, 6]
+    assert record["measured"]["nats"]["after"] < record["measured"]["nats"]["before"]
+    assert record["tokens"] == 6 * 4 * 32
+    assert record["tokens_per_second"] > 0
+    assert record["parameters"] == Checkpoint.open(made[kind]).parameters
+    assert f"perplexity {record['measured']['perplexity']['after']:.2f}" in (made[kind] / "README.md").read_text()
+    (entry,) = json.loads((made[kind] / "config.json").read_text())["slimstate"]["trained"]
+    assert entry["corpus"]["digest"] == record["corpus"]["digest"]
+    assert "lora_rank" not in record["settings"]
+
+
+@pytest.mark.parametrize("kind", ["head", "all", "further", "cut"])
+def test_shared_filters_are_trained_as_one_and_remembered(kind, made):
+    sharing = "all" if kind == "all" else "head"
+    check_shared(made[kind], sharing)
+    assert json.loads((made[kind] / "config.json").read_text())["slimstate"]["shared_filters"] == sharing
+    if kind != "cut":
+        assert record_of(made[kind])["shared_filters"] == sharing
+        own = record_of(made["delta_net"])["trained_parameters"]
+        assert record_of(made[kind])["trained_parameters"] < own
+
+
+def test_training_further_begins_where_the_model_was(made):
+    assert record_of(made["further"])["measured"]["nats"]["before"] == pytest.approx(
+        record_of(made["head"])["measured"]["nats"]["after"], rel=0.05
+    )
+    assert len(json.loads((made["further"] / "config.json").read_text())["slimstate"]["trained"]) == 2
+    assert not (made["cut"] / TRAINING).exists()  # it is of the uncut weights
+    assert "Trained before on 768 tokens" in (made["cut"] / "README.md").read_text()
+
+
+def test_training_is_what_a_loop_by_hand_gives(configs, text_file, tmp_path):
+    """AdamW, a warm-up, a cosine, gradients clipped at one, the windows in the order of the schedule."""
+    options = {**SHORT, "weight_decay": 0.1, "warm_up": 0.34}
+    record = verb(configs["delta_net"], tmp_path / "out", data=str(text_file), **options)
+    config = read_config(str(configs["delta_net"]))
+    write_untrained(
+        config, tmp_path / "start", data=str(text_file), tokenizer=None, sharing=None, seed=0, dtype="float32"
+    )
+    tokenizer = load_tokenizer(tmp_path / "start")
+    corpus = Corpus.collect(tokenizer, str(text_file), 32, 24, 1, tmp_path)
+    model = load(tmp_path / "start", device="cpu").model.train()
+    decayed = [p for name, p in model.named_parameters() if "norm" not in name and "bias" not in name]
+    rest = [p for name, p in model.named_parameters() if "norm" in name or "bias" in name]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
+    scheduler = get_scheduler(
+        "cosine_with_min_lr", optimizer, num_warmup_steps=2, num_training_steps=6,
+        scheduler_specific_kwargs={"min_lr": 1e-3},
+    )  # fmt: skip
+    schedule, found = Schedule(corpus, 24, 0), []
+    for step in range(6):
+        ids = torch.stack([schedule[4 * step + n]["input_ids"] for n in range(4)])
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+        loss = F.cross_entropy(logits, ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        found.append(float(loss))
+    assert losses(record) == pytest.approx(found, rel=1e-4)
+
+
+def test_a_stopped_training_goes_on_with_the_same_losses(configs, text_file, tmp_path, monkeypatch):
+    options = {"data": str(text_file), "shared_filters": "head", **SHORT}
+    whole = verb(configs["delta_net"], tmp_path / "whole", **options)
+    seen = training.Watch.on_step_end
+
+    def stop(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            raise KeyboardInterrupt
+        seen(self, args, state, control, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Watch, "on_step_end", stop)
+        with pytest.raises(KeyboardInterrupt):
+            verb(configs["delta_net"], tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(OutputError, match="holds an unfinished training"):
+        verb(configs["delta_net"], tmp_path / "out", **options)
+    with pytest.raises(PlanError, match=r"begun with other settings: shared_filters head, now all"):
+        verb(configs["delta_net"], tmp_path / "out", **{**options, "shared_filters": "all"}, resume=True)
+    record = verb(configs["delta_net"], tmp_path / "out", **options, resume=True)
+    assert losses(record) == losses(whole)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "out")]
+    assert weights[0] == weights[1]
+
+
+def test_a_loss_that_is_no_number_stops_the_training(configs, text_file, tmp_path):
+    with pytest.raises(TrainingError, match="NaN or infinite"):
+        verb(configs["delta_net"], tmp_path / "out", data=str(text_file), **{**SHORT, "lr": 1e30, "steps": 20})
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_is_read_as_a_stream(configs, tmp_path, monkeypatch):
+    """From a text without an end: no more of it is read than is trained on."""
+
+    def endless(source):
+        for number in itertools.count():
+            assert number < 2000
+            yield Piece(text=tiny.text(4000, seed=number), ends=True)
+
+    monkeypatch.setattr("slimstate.data.pieces", endless)
+    monkeypatch.setattr("slimstate.untrained.pieces", endless)
+    monkeypatch.setattr("slimstate.untrained.ENOUGH_TEXT", 20_000)
+    record = verb(configs["delta_net"], tmp_path / "out", data="endless", **SHORT)
+    assert record["corpus"]["windows"] == 25
+    assert record["epochs"] == 1
+
+
+def test_a_learnt_tokenizer_gives_every_text_back(text_file, tmp_path):
+    words = learnt_tokenizer(str(text_file), 300)
+    assert len(words) <= 300
+    text = "Ein Zustand, 状態 \x00 and a tab\t."
+    assert words.decode(words(text)["input_ids"]) == text
+    assert words(f"state{END_OF_TEXT}key")["input_ids"].count(words.eos_token_id) == 1
+    with pytest.raises(DataError, match="257 tokens at least"):
+        learnt_tokenizer(str(text_file), 100)
+
+
+SIZE = {
+    "2.7b": (2.4e9, 3e9),
+    "1.3b": (1.1e9, 1.6e9),
+    "370m": (3.5e8, 3.9e8),
+    "30m": (2.7e7, 3.3e7),
+    "31m": (2.7e7, 3.3e7),
+    "5m": (4e6, 6e6),
+}
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_a_shipped_shape_is_as_large_as_its_name_says(name):
+    config = read_config(name)
+    family, size = name.split("-")
+    assert family_of(config).model_type == family
+    shapes, tied = stock_shapes({**config, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0})
+    parameters = sum(torch.Size(shape).numel() for tensor, shape in shapes.items() if tensor not in tied)
+    low, high = SIZE[size]
+    assert low < parameters < high
+    if size == "370m":  # the paper's key dims
+        assert family_of(config).mixers(config)[0].axis.width == {"delta_net": 128, "gated_deltanet": 256}[family]
+
+
+def test_bad_requests_are_refused_in_words(configs, made, text_file, tmp_path):
+    options = {"data": str(text_file), **SHORT}
+    for config, changes, complaint in (
+        ("delta_net-9t", {}, "no config delta_net-9t: give a file, a model folder, or one of delta_net-30m"),
+        (configs["delta_net"], {"shared_filters": "layer"}, "there are head, all"),
+        (made["head"], {"shared_filters": "all"}, "leave out --tokenizer and --shared-filters"),
+        (configs["delta_net"], {"second_beta": 1.0}, "--second-beta 1 must be from 0 to less than 1"),
+        (configs["delta_net"], {"tokenizer": "no/such"}, "no tokenizer at no/such"),
+    ):
+        with pytest.raises((ModelError, PlanError), match=complaint):
+            verb(config, tmp_path / "out", **{**options, **changes})
+        assert not (tmp_path / "out.training").exists()
+    small = tmp_path / "small.json"
+    small.write_text(json.dumps({**SIZES, **SHAPES["delta_net"], "vocab_size": 260}))
+    with pytest.raises(ModelError, match="the config says vocab_size 260"):
+        verb(small, tmp_path / "out", tokenizer=str(made["delta_net"]), **options)
+    with pytest.raises(OutputError, match="exists already"):
+        verb(configs["delta_net"], made["head"], **options)
+
+
+def test_the_command_trains(configs, text_file, tmp_path, monkeypatch, capsys):
+    words = ["train", str(configs["gated_deltanet"]), "--data", str(text_file), "--out", str(tmp_path / "out")]
+    short = [f"--{name.replace('_', '-')}={value}" for name, value in SHORT.items()]
+    code, out, _ = run(capsys, monkeypatch, *words, *short, "--shared-filters", "head")
+    assert code == 0
+    assert "tokens/s" in out
+    assert "written to" in out
+    record = record_of(tmp_path / "out")
+    assert "--shared-filters head" in record["command"]
+    assert "--lr 0.01" in record["command"]
+
+
+def test_two_processes_train_as_one(configs, text_file, tmp_path):
+    """Each works on half of every batch; the untrained model and the tokens are made once."""
+    given = {"data": text_file, "shared_filters": "head", **SHORT}
+    alone = verb(configs["delta_net"], tmp_path / "alone", **{**given, "data": str(text_file)})
+    words = ["train", configs["delta_net"], *options(out=tmp_path / "pair", **given), "--resume"]
+    launcher = ["torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(), "-m", "slimstate"]
+    subprocess.run(
+        [sys.executable, "-m", *map(str, (*launcher, *words))], check=True, capture_output=True, timeout=PATIENCE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    record = record_of(tmp_path / "pair")
+    assert record["processes"] == 2
+    assert losses(record) == pytest.approx(losses(alone), rel=1e-4)
+    check_shared(tmp_path / "pair", "head")
