@@ -233,7 +233,7 @@ def test_a_shipped_shape_is_as_large_as_its_name_says(name):
 def test_bad_requests_are_refused_in_words(configs, made, text_file, tmp_path):
     options = {"data": str(text_file), **SHORT}
     for config, changes, complaint in (
-        ("delta_net-9t", {}, "no config delta_net-9t: give a file, a model folder, or one of delta_net-30m"),
+        ("delta_net-9t", {}, "no config delta_net-9t: give a file, a model folder, or one of delta_net-1.3b"),
         (configs["delta_net"], {"shared_filters": "layer"}, "there are head, all"),
         (made["head"], {"shared_filters": "all"}, "leave out --tokenizer and --shared-filters"),
         (configs["delta_net"], {"second_beta": 1.0}, "--second-beta 1 must be from 0 to less than 1"),
