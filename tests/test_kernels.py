@@ -11,7 +11,7 @@ from slimstate import torch_kernels as kernels
 from slimstate.delta_rule import recurrence
 
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])
-NAMES = sorted(tiny.VARIANTS)
+NAMES = sorted(tiny.OF_FLA)
 
 
 def test_convolution_is_a_causal_depthwise_conv1d():

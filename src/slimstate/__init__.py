@@ -11,7 +11,7 @@ from slimstate.prune import prune
 from slimstate.recover import recover
 from slimstate.report import write_report as report
 from slimstate.reporter import Reporter
-from slimstate.runtime import prepare_fla
+from slimstate.runtime import prepare, prepare_fla
 from slimstate.sweep import sweep
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __all__ = [
     "analyze",
     "evaluate",
     "inspect",
+    "prepare",
     "prepare_fla",
     "prune",
     "recover",

@@ -101,14 +101,11 @@ def write_card(
         about = plan.calibration
         calibration = f"Calibrated on {about['samples']} windows of {about['length']} tokens. "
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
-    correction = (
-        f" `norm_eps` in the config was multiplied by {plan.width}/{plan.key_dim}, which makes up for the query scale"
-        " that comes with the key dim: the model computes what the uncut one does with the dropped channels zeroed."
-    )
+    correction = f" The query scale that comes with the key dim: {plan.correction}."
     return TEMPLATE.format(
         base=_base_line(source),
         name=name,
-        correction=correction if plan.corrected else "",
+        correction=correction if plan.correction else "",
         model_type=plan.model_type,
         source=source,
         key_dim=plan.key_dim,

@@ -205,6 +205,11 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
             rows, needed = tensors[name].shape[slot.dim], int(mixer.axis.all_rows(slot).max()) + 1
             if rows < needed:
                 raise ModelError(f"{where}: {name} has {rows} rows where the config needs {needed}")
+            if rows > needed and any(slot.parameter in parts for _, parts in mixer.joined):
+                raise ModelError(
+                    f"{where}: {name} has {rows} rows where the config needs {needed}: save_pretrained of transformers"
+                    " splits joined tensors into equal parts; take the checkpoint as it was published"
+                )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def _train(
     )
     schedule = Schedule(lesson.corpus, settings.steps * settings.batch_size, settings.seed)
     size = sum(parameter.numel() for parameter in trainable(learner).values())
-    kernels = describe_kernels(device, precision)
+    kernels = describe_kernels(device, precision, student.family)
     reporter.say(f"kernels: {kernels}")
     reporter.say(
         f"training {size:,} parameters for {course.steps:,} steps of {course.batch} x {settings.length} tokens:"

@@ -153,9 +153,11 @@ def make_plan(
         mixer.layer: _certified(selection, evidence.get(mixer.layer))
         for mixer, selection in zip(checkpoint.mixers, selections, strict=True)
     }
+    correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
+    corrected = corrected and correction.possible
     return Plan(
         model_type=checkpoint.family.model_type,
-        width=checkpoint.mixers[0].axis.width,
+        width=width,
         key_dim=request.keep,
         method=method,
         score=request.score,
@@ -167,6 +169,7 @@ def make_plan(
         versions=versions(),
         selections=chosen,
         parent=checkpoint.plan,
+        correction=correction.describe(width, request.keep, corrected),
     )
 
 

@@ -19,7 +19,7 @@ from slimstate.overview import parameters_after, state_bytes
 from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
 from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import stock_shapes
+from slimstate.runtime import stock_differences
 from slimstate.selectors import Request, selector_named
 from slimstate.surgery import Cutter
 
@@ -89,15 +89,12 @@ def prune(
 def check_stock_shapes(checkpoint: Checkpoint, reporter: Reporter = SILENT) -> None:
     """Every tensor the stock class would make of the config is there, in that shape."""
     with reporter.waiting("comparing the tensors with the stock class"):
-        expected, dispensable = stock_shapes(checkpoint.config)
-    for name, shape in expected.items():
-        info = checkpoint.tensors.get(name)
-        if info is None:
-            if name in dispensable:
-                continue
+        shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
+        differences = stock_differences(checkpoint.config, shapes)
+    for name, shape, expected in differences:
+        if shape is None:
             raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config asks for")
-        if list(info.shape) != shape:
-            raise ModelError(f"{checkpoint.folder}: {name} is {list(info.shape)} where the config says {shape}")
+        raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
@@ -113,6 +110,7 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "width": plan.width,
         "key_dim": plan.key_dim,
         "corrected": plan.corrected,
+        "correction": plan.correction,
         "history": [] if previous is None else [*previous.get("history", []), _without_history(previous)],
     }
     return config
@@ -126,7 +124,7 @@ def apply_plan(
     checkpoint: Checkpoint, plan: Plan, out: Path, *, force: bool = False, reporter: Reporter = SILENT
 ) -> list[str]:
     """Write the model that the plan describes; returns the files that were left out."""
-    cutter = Cutter(checkpoint.mixers, plan.selections)
+    cutter = Cutter(checkpoint.mixers, plan.selections, corrected=plan.corrected)
     config = cut_config(checkpoint, plan)
     _check_result(checkpoint, cutter, config)
     record = describe(checkpoint, plan)
@@ -144,11 +142,9 @@ def apply_plan(
 
 def _check_result(checkpoint: Checkpoint, cutter: Cutter, config: Mapping[str, Any]) -> None:
     """Before anything is written: what will be on disk is what the stock class makes of the new config."""
-    expected, _ = stock_shapes(config)
-    for name, info in checkpoint.tensors.items():
-        after = cutter.shape(name, info.shape)
-        if name in expected and expected[name] != after:
-            raise AssertionError(f"{name} would be {after} where the stock class makes {expected[name]}")
+    shapes = {name: cutter.shape(name, info.shape) for name, info in checkpoint.tensors.items()}
+    for name, after, expected in stock_differences(config, shapes):
+        raise AssertionError(f"{name} would be {after} where the stock class makes {expected}")
 
 
 def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
@@ -163,6 +159,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "key_dim": plan.key_dim,
         "compression": plan.compression,
         "corrected": plan.corrected,
+        "correction": plan.correction,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
         "calibration": plan.calibration,

@@ -1,10 +1,12 @@
 """Cut parameters by a selection. Knows slots, never architectures.
 
-To cut is to delete the rows of the dropped channels and to keep all other rows in their order.
+To cut is to delete the rows of the dropped channels and to keep all other rows in their order. Queries are scaled by
+d_k^-0.5, so the rows that stay in a `scaled` slot are multiplied by sqrt(key dim / width), where asked for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -16,8 +18,9 @@ from slimstate.axes import Mixer, Selection
 class Cutter:
     """The rows that every parameter keeps under a choice of channels for each mixer."""
 
-    def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Selection]) -> None:
+    def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Selection], *, corrected: bool = True) -> None:
         self._dropped: dict[str, tuple[int, list[Tensor]]] = {}
+        self._softened: dict[str, tuple[Tensor, float]] = {}
         for mixer in mixers:
             selection = selections[mixer.layer]
             selection.check(mixer.axis)
@@ -25,6 +28,10 @@ class Cutter:
             for slot in mixer.axis.slots:
                 _, rows = self._dropped.setdefault(mixer.name_of(slot), (slot.dim, []))
                 rows.append(mixer.axis.rows(slot, gone).flatten())
+                if slot.scaled and corrected:
+                    stays = mixer.axis.rows(slot, selection.keep).flatten()
+                    factor = math.sqrt(selection.keep.shape[1] / mixer.axis.width)
+                    self._softened[mixer.name_of(slot)] = (stays, factor)
 
     def touches(self, name: str) -> bool:
         return name in self._dropped
@@ -42,6 +49,10 @@ class Cutter:
         if not self.touches(name):
             return tensor
         dim, rows = self._dropped[name]
+        if name in self._softened:
+            kept, factor = self._softened[name]
+            softer = tensor.index_select(dim, kept.to(tensor.device)).float() * factor
+            tensor = tensor.index_copy(dim, kept.to(tensor.device), softer.to(tensor.dtype))
         stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
         stays[torch.cat(rows)] = False
         return tensor.index_select(dim, stays.nonzero().flatten().to(tensor.device))
@@ -54,8 +65,12 @@ def dropped_channels(width: int, keep: Tensor) -> Tensor:
 
 
 def cut(
-    tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Selection]
+    tensors: Mapping[str, Tensor],
+    mixers: Iterable[Mixer],
+    selections: Mapping[int, Selection],
+    *,
+    corrected: bool = True,
 ) -> dict[str, Tensor]:
     """All parameters of a model after the cut."""
-    cutter = Cutter(mixers, selections)
+    cutter = Cutter(mixers, selections, corrected=corrected)
     return {name: cutter.apply(name, tensor) for name, tensor in tensors.items()}

@@ -10,6 +10,8 @@ B batch, T time, D channels, W taps of a convolution. With `cu_seqlens` N sequen
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slimstate.axes import Tap
 from slimstate.delta_rule import delta_rule
 
 
@@ -365,6 +368,23 @@ def _substitute(owner: Any, name: str, version: Callable[..., Any], when: Callab
         return chosen(*args, **kwargs)
 
     setattr(owner, name, routed)
+
+
+@functools.cache
+def use_reference(tap: Tap) -> None:
+    """Make the functions of a transformers module run their own PyTorch form on a CPU. Once a process.
+
+    Transformers chooses compiled kernels when it is imported, by what is installed and not by where the tensors are.
+    """
+    module = importlib.import_module(tap.module)
+    step = () if tap.step is None else (tap.step,)
+    for name in (*tap.operators, *step, *tap.kernels):
+        chosen = getattr(module, name)
+        reference = inspect.unwrap(chosen)
+        if reference is not chosen:
+            _substitute(module, name, reference)
+    for name in tap.shortcuts:
+        _substitute(module, name, inspect.unwrap(getattr(module, name)), lambda *_, **__: True)
 
 
 @functools.cache

@@ -144,9 +144,8 @@ def prune(
         f"state per sequence (fp32): {mebibytes(states['before']['fp32'])} to {mebibytes(states['after']['fp32'])}"
     )
     console.print(f"parameters: {parameters['before']:,} to {parameters['after']:,}")
-    if record["corrected"]:
-        factor = record["width"] / record["key_dim"]
-        console.print(f"norm_eps times {factor:.4g}: makes up for the new query scale, so that cutting is zeroing")
+    if record["correction"]:
+        console.print(record["correction"])
     for line in _certificate_lines(record["certificate"]):
         console.print(line)
     if record.get("left_out"):

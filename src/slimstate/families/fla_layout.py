@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from slimstate.axes import Axis, Mixer, Slot, Tap
 from slimstate.errors import ModelError
-
-Config = Mapping[str, Any]
+from slimstate.families.contract import NORM_EPS, Config, Correction
 
 
 def softmax_layers(config: Config) -> frozenset[int]:
@@ -77,15 +75,17 @@ def _filters(config: Config, heads: int, width: int, value_heads: int, value_dim
     )
 
 
-def corrected_norm(config: Config, width: int, key_dim: int) -> dict[str, float]:
-    """The norm epsilon under which a cut layer gives out what it gave with the dropped channels zeroed.
+def correction(config: Config) -> Correction:
+    """All norms of these models have one epsilon, that behind the state among them."""
+    return NORM_EPS
 
-    The layers scale queries by d_k^-0.5, so a cut multiplies what reaches the output norm by s = sqrt(width / key_dim).
-    As s o / sqrt(s^2 mean(o^2) + s^2 eps) = o / sqrt(mean(o^2) + eps), an epsilon s^2 times as large takes that out.
-    Trained models have mean(o^2) well below eps, so without it the whole layer would come out louder. The other norms
-    share the epsilon but see values of a thousand times its size or more.
-    """
-    return {"norm_eps": float(config.get("norm_eps", 1e-6)) * width / key_dim}
+
+def per_head(hidden: int, ratio: float, heads: int, name: str) -> int:
+    """The channels per head where the config has their total as a ratio to the hidden size."""
+    total = round(hidden * ratio)
+    if heads < 1 or total % heads:
+        raise ModelError(f"config.json: {name} {ratio} of hidden size {hidden} is not a multiple of {heads} heads")
+    return total // heads
 
 
 def ratio_for(numerator: int, denominator: int) -> float:

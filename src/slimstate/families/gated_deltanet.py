@@ -6,11 +6,14 @@ from typing import Any
 
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
-from slimstate.families.fla_layout import Config, corrected_norm, ratio_for
+from slimstate.families.contract import Config, Library, corrected_epsilon
+from slimstate.families.fla_layout import ratio_for
 
 model_type = "gated_deltanet"
+library: Library = "fla"
 softmax_layers = fla_layout.softmax_layers
-DEFAULTS = {
+correction = fla_layout.correction
+DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,
     "num_heads": 6,
     "num_v_heads": None,
@@ -18,6 +21,7 @@ DEFAULTS = {
     "expand_v": 2.0,
     "num_hidden_layers": 21,
     "use_gate": True,
+    "norm_eps": 1e-6,
 }
 
 
@@ -42,7 +46,8 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
 
 def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
     """The config of the same model with `key_dim` channels per head and the value width it had."""
-    norm = corrected_norm(config, mixers(config)[0].axis.width, key_dim) if corrected else {}
+    width, default = int(mixers(config)[0].axis.width), DEFAULTS["norm_eps"]
+    norm = corrected_epsilon(correction(config), config, default, width, key_dim) if corrected else {}
     return {**config, "head_dim": key_dim, "expand_v": ratio_for(_value_dim(config), key_dim), **norm}
 
 
