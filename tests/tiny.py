@@ -197,8 +197,7 @@ def build(variant: Variant, seed: int = 0, **changes: Any) -> torch.nn.Module:
             elif "conv1d" in name:
                 parameter.normal_(std=0.5)
             elif "embed" in name and "pos" not in name:
-                shared = family.library == "transformers" and model.config.tie_word_embeddings
-                parameter.normal_(std=parameter.shape[1] ** -0.5 if shared else 1.0)
+                parameter.normal_()
     return model.eval()
 
 
