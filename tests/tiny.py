@@ -169,7 +169,51 @@ HYBRIDS = [
         {"plain": {}},
     ),
 ]
-VARIANTS = {variant.name: variant for variant in (*DELTA_NET, *GATED_DELTANET, *HYBRIDS)}
+GROUPED = {"num_heads": 4, "num_kv_heads": 2}
+BY_HEAD_DIM = {"head_dim": 24, "expand_v": 1.5}
+OTHERS_OF_FLA = [
+    *_variants(
+        "kda",
+        BY_HEAD_DIM,
+        {
+            "plain": {},
+            "grouped-values": {"num_v_heads": 4},
+            "bounded-gate": {"safe_gate": True, "lower_bound": -5.0, "allow_neg_eigval": True},
+            "hybrid": {"attn": HYBRID, "num_hidden_layers": 3},
+        },
+    ),
+    *_variants(
+        "gla",
+        {"expand_k": 0.75},
+        {
+            "plain": {},
+            "grouped-keys": GROUPED,
+            "conv": {"use_short_conv": True},
+            "relu": {"feature_map": "relu", "use_output_gate": False},
+            "sigmoid": {"feature_map": "sigmoid", "fuse_norm": False},
+        },
+    ),
+    *_variants(
+        "gated_deltaproduct",
+        {**BY_HEAD_DIM, "num_householder": 2},
+        {
+            "plain": {"use_forget_gate": True},
+            "ungated": {"num_householder": 3, "use_output_gate": False, "allow_neg_eigval": True},
+        },
+    ),
+    *_variants("comba", BY_HEAD_DIM, {"plain": {}, "grouped-values": {"num_v_heads": 4, "use_output_gate": False}}),
+    *_variants(
+        "linear_attn",
+        {"expand_k": 0.75, "feature_map": "relu"},
+        {
+            "plain": {},
+            "grouped-keys": GROUPED,
+            "elu": {"feature_map": "elu"},
+            "normalised": {"norm_feature_map": True, "feature_map": "elu"},
+        },
+    ),
+]
+VARIANTS = {variant.name: variant for variant in (*DELTA_NET, *GATED_DELTANET, *HYBRIDS, *OTHERS_OF_FLA)}
 PLAIN = ("delta_net-plain", "gated_deltanet-plain")
 OF_FLA = tuple(name for name, variant in VARIANTS.items() if FAMILIES[variant.model_type].library == "fla")
 OF_TRANSFORMERS = tuple(name for name in VARIANTS if name not in OF_FLA)

@@ -67,10 +67,11 @@ class Tap:
     `operators` are names in `module` that the layer calls with the arguments `query` and `key` [B, T, H, D], or with as
     many copies of each head as there are value heads. `step`, where it is another function, takes one token without a
     time axis. Where the layer normalises them itself first, `normaliser` names the function it calls with the queries
-    and then with the keys. `timed` are the other arguments with a time axis, `state` and `final` those that take the
-    state and ask for it; it is [B, H, V, K] where `value_first` says so. `scaled` operators multiply queries by
-    D^-0.5; `bare` ones give out no state unless asked. `kernels` are other functions of `module` that may be compiled
-    for GPUs only, `shortcuts` those that do a whole layer and read the weights of linear maps past their adapters.
+    and then with the keys. `companions` are arguments with the channels of the keys that are no keys. `timed` are the
+    other arguments with a time axis, `state` and `final` those that take the state and ask for it; it is [B, H, V, K]
+    where `value_first` says so. `scaled` operators multiply queries by D^-0.5; `bare` ones give out no state unless
+    asked. `kernels` are other functions of `module` that may be compiled for GPUs only, `shortcuts` those that do a
+    whole layer and read the weights of linear maps past their adapters.
     """
 
     module: str
@@ -79,6 +80,7 @@ class Tap:
     key: str = "k"
     step: str | None = None
     normaliser: str | None = None
+    companions: tuple[str, ...] = ()
     timed: tuple[str, ...] = ("v", "g", "beta")
     state: str = "initial_state"
     final: str = "output_final_state"

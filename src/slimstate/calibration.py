@@ -92,7 +92,8 @@ def calibrate(
 @contextmanager
 def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
     def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
-        sums[mixer.layer].add_activations(role, x)
+        if role != "companion":
+            sums[mixer.layer].add_activations(role, x)
         return x
 
     def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from slimstate import processes
 from slimstate.errors import ModelError, PlanError
-from slimstate.families import Family, family_of, tap_of
+from slimstate.families import FAMILIES, Family, family_of, tap_of
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -91,7 +91,7 @@ def prepare_fla() -> None:
 
 def prepare(model_type: str) -> None:
     """Make the models of a family run on this machine, whatever their library would choose by itself."""
-    family = family_of({"model_type": model_type})
+    family = FAMILIES.get(model_type) or family_of({"model_type": model_type})
     if family.library == "fla":
         prepare_fla()
         return

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from slimstate.axes import Mixer, Selection, Tap
 
-Role = Literal["query", "key"]
+Role = Literal["query", "key", "companion"]
 See = Callable[[Mixer, Role, Tensor], Tensor]
 Operator = Callable[..., Any]
 
@@ -90,7 +90,7 @@ def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
                 given = Arguments(names, args, options)
                 for mixer in running:
                     if tap.normaliser is None:
-                        for role, name in roles(tap):
+                        for role, name in (*roles(tap), *(("companion", name) for name in tap.companions)):
                             given[name] = _seen_by(see, mixer, role, given[name], timeless)
                 result = operator(*given.args, **given.options)
                 if scale is None or not tap.scaled or not running:

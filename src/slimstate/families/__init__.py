@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from slimstate.axes import Tap
 from slimstate.errors import ModelError
-from slimstate.families import delta_net, gated_deltanet, mamba2, olmo_hybrid, qwen3_5, qwen3_next
+from slimstate.families import (
+    comba,
+    delta_net,
+    gated_deltanet,
+    gated_deltaproduct,
+    gla,
+    kda,
+    linear_attn,
+    mamba2,
+    olmo_hybrid,
+    qwen3_5,
+    qwen3_next,
+)
 from slimstate.families.contract import Config, Correction, Family
 from slimstate.families.refused import refusal
 
@@ -21,6 +33,11 @@ LISTED: tuple[Family, ...] = (
     *qwen3_5.FAMILIES,
     *olmo_hybrid.FAMILIES,
     *mamba2.FAMILIES,
+    kda,
+    gla,
+    gated_deltaproduct,
+    comba,
+    linear_attn,
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in LISTED}
 

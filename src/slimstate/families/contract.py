@@ -80,10 +80,8 @@ class Family(Protocol):
         """
 
 
-def corrected_epsilon(
-    correction: Correction, config: Config, default: float, width: int, key_dim: int
-) -> dict[str, float]:
-    """The changed norm epsilon, where there is one to change."""
+def corrected_epsilon(correction: Correction, known: Config, width: int, key_dim: int) -> dict[str, float]:
+    """The changed norm epsilon, where there is one to change; `known` is the config with its defaults."""
     if correction.epsilon is None:
         return {}
-    return {correction.epsilon: float(config.get(correction.epsilon, default)) * width / key_dim}
+    return {correction.epsilon: float(known[correction.epsilon]) * width / key_dim}

@@ -6,13 +6,11 @@ from typing import Any
 
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
-from slimstate.families.contract import Config, Library, corrected_epsilon
-from slimstate.families.fla_layout import per_head, ratio_for
+from slimstate.families.contract import Config, Library
 
 model_type = "delta_net"
 library: Library = "fla"
-softmax_layers = fla_layout.softmax_layers
-correction = fla_layout.correction
+softmax_layers, correction = fla_layout.softmax_layers, fla_layout.correction
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,
     "num_heads": 16,
@@ -33,9 +31,9 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         layers=int(known["num_hidden_layers"]),
         heads=heads,
-        width=per_head(hidden, known["expand_k"], heads, "expand_k"),
+        width=fla_layout.per_head(hidden, known["expand_k"], heads, "expand_k"),
         value_heads=heads,
-        value_dim=per_head(hidden, known["expand_v"], heads, "expand_v"),
+        value_dim=fla_layout.per_head(hidden, known["expand_v"], heads, "expand_v"),
         input_size=hidden,
         projections="qkv" + "b" * bool(known["use_beta"]) + "g" * bool(known["use_gate"]) + "o",
         tap=Tap(
@@ -49,7 +47,4 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
 def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
     """The config of the same model with `key_dim` channels per head."""
     known = {**DEFAULTS, **config}
-    ratio = ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))
-    width = mixers(config)[0].axis.width
-    norm = corrected_epsilon(correction(config), config, known["norm_eps"], width, key_dim) if corrected else {}
-    return {**config, "expand_k": ratio, **norm}
+    return fla_layout.resized_by_expansion(known, config, key_dim, correction(config) if corrected else None)

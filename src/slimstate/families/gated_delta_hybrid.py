@@ -151,8 +151,7 @@ class GatedDeltaHybrid:
         sizes = self.sizes(config)
         changes: dict[str, Any] = {"linear_key_head_dim": key_dim, "linear_value_head_dim": sizes.value_dim}
         if corrected:
-            default = float(self.DEFAULTS["rms_norm_eps"])
-            changes |= corrected_epsilon(self.scale, self.text(config), default, sizes.width, key_dim)
+            changes |= corrected_epsilon(self.scale, self.text(config), sizes.width, key_dim)
         if self.nested:
             return {**config, "text_config": {**config["text_config"], **changes}}
         return {**config, **changes}

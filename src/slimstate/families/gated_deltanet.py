@@ -6,13 +6,11 @@ from typing import Any
 
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
-from slimstate.families.contract import Config, Library, corrected_epsilon
-from slimstate.families.fla_layout import ratio_for
+from slimstate.families.contract import Config, Library
 
 model_type = "gated_deltanet"
 library: Library = "fla"
-softmax_layers = fla_layout.softmax_layers
-correction = fla_layout.correction
+softmax_layers, correction = fla_layout.softmax_layers, fla_layout.correction
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,
     "num_heads": 6,
@@ -34,7 +32,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         heads=heads,
         width=int(known["head_dim"]),
         value_heads=heads if known["num_v_heads"] is None else int(known["num_v_heads"]),
-        value_dim=_value_dim(config),
+        value_dim=fla_layout.value_dim_of(known),
         input_size=int(known["hidden_size"]),
         projections="qkvab" + "g" * bool(known["use_gate"]) + "o",
         tap=Tap(
@@ -46,11 +44,5 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
 
 def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
     """The config of the same model with `key_dim` channels per head and the value width it had."""
-    width, default = int(mixers(config)[0].axis.width), DEFAULTS["norm_eps"]
-    norm = corrected_epsilon(correction(config), config, default, width, key_dim) if corrected else {}
-    return {**config, "head_dim": key_dim, "expand_v": ratio_for(_value_dim(config), key_dim), **norm}
-
-
-def _value_dim(config: Config) -> int:
     known = {**DEFAULTS, **config}
-    return int(int(known["head_dim"]) * float(known["expand_v"]))
+    return fla_layout.resized_by_head_dim(known, config, key_dim, correction(config) if corrected else None)

@@ -33,6 +33,8 @@ def refusal(config: Config) -> str | None:
     if model_type == "linear_attn" and config.get("feature_map", DEFAULT_FEATURE_MAP) in MIXING:
         chosen = config.get("feature_map", DEFAULT_FEATURE_MAP)
         return f"its feature map {chosen} mixes the channels of a head, so a channel is not one row of the weights"
+    if model_type == "linear_attn" and (config.get("norm_q") or config.get("norm_k")):
+        return "its norm_q or norm_k divides by the sum over a head's channels, which is not supported"
     return REFUSED.get(model_type)
 
 
