@@ -142,6 +142,21 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.elu(x) + 1
 
 
+def both_ways(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """An activation and its backward pass, as fla calls them."""
+
+    def forward(x: Tensor, **_: Any) -> Tensor:
+        return activation(x)
+
+    def backward(x: Tensor, dy: Tensor, **_: Any) -> Tensor:
+        with torch.enable_grad():
+            point = x.detach().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(activation(point), point, dy)
+        return gradient
+
+    return forward, backward
+
+
 def cross_entropy(criterion: Any, logits: Tensor, target: Tensor) -> Tensor:
     """The forward of fla's FusedCrossEntropyLoss, for the options its language models use."""
     if criterion.lse_square_scale or criterion.return_z_loss or criterion.process_group is not None:
@@ -269,21 +284,15 @@ def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
     return differentiated and gated_backward_refused()
 
 
-def routed(
-    original: Callable[..., Any] | None, version: Callable[..., Any], when: Callable[..., bool] = on_cpu
-) -> Callable[..., Any]:
-    """A function that is `version` where `when` says so of its arguments, and `original` elsewhere."""
+def _substitute(owner: Any, name: str, version: Callable[..., Any], when: Callable[..., bool] = on_cpu) -> None:
+    original = getattr(owner, name, None)
 
     @functools.wraps(version)
-    def route(*args: Any, **kwargs: Any) -> Any:
+    def routed(*args: Any, **kwargs: Any) -> Any:
         chosen = version if original is None or when(*args, **kwargs) else original
         return chosen(*args, **kwargs)
 
-    return route
-
-
-def _substitute(owner: Any, name: str, version: Callable[..., Any], when: Callable[..., bool] = on_cpu) -> None:
-    setattr(owner, name, routed(getattr(owner, name, None), version, when))
+    setattr(owner, name, routed)
 
 
 @functools.cache
@@ -338,6 +347,9 @@ def install() -> None:
         rotary_ops.rotary_embedding_fwdbwd: rotary,
         fla.modules.causal_conv1d.ops.causal_conv1d_update: convolution_step,
     }
+    for name, activation in (("sigmoid", torch.sigmoid), ("swish", F.silu), ("elu_p1", elu_plus_one)):
+        forward, backward = both_ways(activation)
+        whole |= {getattr(activations, f"{name}_fwd"): forward, getattr(activations, f"{name}_bwd"): backward}
     for entry_point, version in whole.items():
         register(entry_point, backend=TorchBackend, verifier=accepts)(version)
 
@@ -359,7 +371,6 @@ def install() -> None:
 
     _substitute(fla.layers.delta_net, "chunk_delta_rule", plain_delta_rule, too_precise_for_triton)
     _substitute(fla.layers.delta_net, "fused_recurrent_delta_rule", plain_delta_rule)
-    _substitute(fla.layers.delta_net, "elu_p1", elu_plus_one)
     _substitute(fla.layers.gated_deltanet, "fused_recurrent_gated_delta_rule", gated_delta_rule)
     _substitute(fla.layers.gated_deltaproduct, "fused_recurrent_gated_delta_rule", gated_delta_rule)
     _substitute(fla.layers.gated_deltaproduct, "chunk_gated_delta_product", delta_product)
@@ -371,15 +382,12 @@ def install() -> None:
         _substitute(fla.layers.gla, name, gated_linear_attention)
     for name in ("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"):
         _substitute(fla.layers.linear_attn, name, linear_attention)
-    _substitute(fla.layers.linear_attn, "elu_p1", elu_plus_one)
     for module in (fla.layers.gated_deltanet, fla.modules.causal_conv1d.ops):
         _substitute(module, "causal_conv1d", short_convolution)
     _substitute(fla.modules.norm.layernorm, "rms_norm", rms_norm)
     _substitute(fla.modules.norm.fused_norm_gate, "rms_norm_gated", rms_norm_gated)
     _substitute(fla.modules.mlp, "swiglu", swiglu)
     _substitute(fla.modules.mlp, "powglu", powglu)
-    for name, version in (("silu", F.silu), ("swish", F.silu), ("sigmoid", torch.sigmoid)):
-        activations.ACT2FN[name] = routed(activations.ACT2FN[name], version)
     _substitute(FusedCrossEntropyLoss, "forward", cross_entropy)
     _substitute(fla.modules.fused_linear_cross_entropy.ops, "fused_linear_cross_entropy_loss", linear_cross_entropy)
     # None where flash-attn is not installed; then these run on every device
