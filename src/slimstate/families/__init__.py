@@ -22,9 +22,10 @@ from slimstate.families import (
     qwen3_next,
 )
 from slimstate.families.contract import Config, Correction, Family
+from slimstate.families.logits import logit_factor
 from slimstate.families.refused import refusal
 
-__all__ = ["FAMILIES", "Config", "Correction", "Family", "family_of", "tap_of"]
+__all__ = ["FAMILIES", "Config", "Correction", "Family", "family_of", "logit_factor", "tap_of"]
 
 LISTED: tuple[Family, ...] = (
     delta_net,

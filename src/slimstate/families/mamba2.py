@@ -73,7 +73,7 @@ class Mamba2:
                 value_heads=heads,
                 value_dim=head_dim,
                 filters=_filters(heads, head_dim, groups, width),
-                projections=("in_proj", "out_proj"),
+                projections=("in_proj",),  # fused kernels read the weight of out_proj past an adapter; PEFT refuses it
             )
             for axis in [Axis(heads=groups, width=width, slots=(query, key, *others))]
             for layer, kind in enumerate(kinds)
