@@ -1,4 +1,4 @@
-"""Recovery of hybrids: adapters on every linear map of the mixers, convolutions whole, merged into the files' layout."""
+"""Recovery of hybrids: adapters on the linear maps of the mixers, convolutions whole, merged as the files have it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def test_what_is_trained_is_all_of_the_mixers_and_never_an_adapter_on_a_convolut
     kinds = {type(layer) for layer in layers.values()}
     assert [path for path, part in model.named_modules() if type(part) in kinds] == list(layers)
     inner = {f"{path}.{part}": kind for path, layer in layers.items() for part, kind in layer.named_modules()}
-    assert sorted(found.targets) == sorted(part for part, kind in inner.items() if isinstance(kind, nn.Linear))
+    linear = {part for part, kind in inner.items() if isinstance(kind, nn.Linear)}
+    if checkpoint.mixers[0].tap.shortcuts:  # fused kernels read past an adapter there
+        linear = {part for part in linear if not part.endswith(".out_proj")}
+    assert sorted(found.targets) == sorted(linear)
     assert sorted(found.convolutions) == sorted(part for part, kind in inner.items() if isinstance(kind, nn.Conv1d))
 
 
@@ -88,11 +91,13 @@ def test_models_that_scale_their_logits_do_so_in_the_loss(model_type, field):
 
 
 def test_what_cannot_be_written_back_is_not_trained(folders):
-    """Experts are joined when a model is loaded; softmax layers of a nested model are renamed, which is no hindrance."""
+    """Experts are joined when a model is loaded; softmax layers of a nested model are renamed, which is no matter."""
     with pytest.raises(PlanError, match="another form in the files of qwen3_next"):
         Settings(full=True).adaptation(Checkpoint.open(folders["qwen3_next-plain"]))
     Settings(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["qwen3_5-plain"]))
     Settings(full=True).adaptation(Checkpoint.open(folders["qwen3_5_text-plain"]))
+    everything = Settings(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["mamba2-plain"]))
+    everything.attach(load(folders["mamba2-plain"], device="cpu").model)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe-plain", "olmo_hybrid-plain", "nemotron_h-plain", "gla-plain"])
