@@ -15,7 +15,7 @@ RANKS = [
     {"record", "rank", "distillation_kernel"},
     {"axes"},
     {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "card", "distillation"},
-    {"torch_rules"},
+    {"torch_rules", "budget"},
     {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},
     {"runtime", "overview"},
     {"calibration", "adapters", "teacher"},

@@ -11,7 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from slimstate import processes
-from slimstate.axes import Evidence, Plan, Selection
+from slimstate.axes import Evidence, Mixer, Plan, Selection
+from slimstate.budget import Budget
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
@@ -26,10 +27,25 @@ from slimstate.selectors import Case, Need, Request, Selector, choose, selector_
 ALIGNMENT = 16
 
 
+def decide_key_dim(
+    mixers: tuple[Mixer, ...], compression: float | None, key_dim: int | None, budget: Budget | None
+) -> tuple[int, str]:
+    """The key dim that was asked for, or the largest that fits a budget, and a line on how it came about."""
+    width = mixers[0].axis.width
+    if budget is None:
+        return resolve_key_dim(width, compression, key_dim)
+    if compression is not None or key_dim is not None:
+        raise PlanError("a budget says how much is kept: leave out --compression and --key-dim")
+    chosen, line = budget.choose(mixers)
+    if chosen == width:
+        raise PlanError(f"{line}; nothing to cut")
+    return chosen, line
+
+
 def resolve_key_dim(width: int, compression: float | None, key_dim: int | None) -> tuple[int, str]:
     """The key dim that was asked for, and a line on how it came about."""
     if (compression is None) == (key_dim is None):
-        raise PlanError("give either --compression or --key-dim")
+        raise PlanError("give either --compression or --key-dim, or a budget (--state-mb, --sequences)")
     if key_dim is not None:
         if key_dim == width:
             raise PlanError(f"key dim {key_dim} is the width the model has: nothing to cut")

@@ -12,11 +12,12 @@ from typing import Any
 
 from slimstate import processes
 from slimstate.axes import Plan
+from slimstate.budget import Budget, state_bytes
 from slimstate.card import write_card
 from slimstate.checkpoint import CARD, Checkpoint, check_output, write_checkpoint
 from slimstate.errors import ModelError, PlanError
-from slimstate.overview import parameters_after, state_bytes
-from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
+from slimstate.overview import parameters_after
+from slimstate.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
 from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import stock_differences
@@ -31,6 +32,10 @@ def prune(
     method: str = "drrqr",
     compression: float | None = None,
     key_dim: int | None = None,
+    state_mb: float | None = None,
+    sequences: int | None = None,
+    memory_gb: float | None = None,
+    state_dtype: str = "fp32",
     data: str | None = None,
     samples: int = 128,
     length: int = 2048,
@@ -65,7 +70,8 @@ def prune(
         plan = read_plan(Path(apply), checkpoint)
         reporter.say(f"applying {apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}")
     else:
-        keep, line = resolve_key_dim(checkpoint.mixers[0].axis.width, compression, key_dim)
+        budget = Budget.of(state_mb, sequences, memory_gb, state_dtype)
+        keep, line = decide_key_dim(checkpoint.mixers, compression, key_dim, budget)
         request, selector = Request(keep=keep, score=score, seed=seed, f=f), selector_named(method)
         path = None if evidence is None else Path(evidence)
         calibration = Calibration(

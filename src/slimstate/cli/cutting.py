@@ -24,14 +24,27 @@ from slimstate.cli.terminal import (
 )
 from slimstate.selectors import SELECTORS
 
+StateMb = Annotated[
+    float | None, typer.Option(help="MiB of recurrent state per sequence: the largest key dim that fits is chosen.")
+]
+Sequences = Annotated[int | None, typer.Option(help="With --memory-gb: so many sequences at once must fit.")]
+MemoryGb = Annotated[float | None, typer.Option(help="GiB that the states of all --sequences may take.")]
+StateDtype = Annotated[str, typer.Option(help="What the engine keeps states in: fp32 or bf16.")]
 METHODS = "; ".join(f"{selector.name}: {selector.summary}" for selector in SELECTORS.values())
 
 
-def inspect(model: Model, as_json: Json = False) -> None:
+def inspect(
+    model: Model,
+    state_mb: StateMb = None,
+    sequences: Sequences = None,
+    memory_gb: MemoryGb = None,
+    state_dtype: StateDtype = "fp32",
+    as_json: Json = False,
+) -> None:
     """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only."""
     from slimstate.overview import inspect as look
 
-    record = look(model)
+    record = look(model, state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, state_dtype=state_dtype)
     if as_json:
         print_json(record)
         return
@@ -60,6 +73,8 @@ def inspect(model: Model, as_json: Json = False) -> None:
             f"{option['parameters']:,}",
         )
     console.print(table)
+    if record["budget"]:
+        console.print(record["budget"]["why"])
 
 
 def prune(
@@ -75,6 +90,10 @@ def prune(
         ),
     ] = None,
     key_dim: Annotated[int | None, typer.Option(help="Channels per head to keep, exactly.")] = None,
+    state_mb: StateMb = None,
+    sequences: Sequences = None,
+    memory_gb: MemoryGb = None,
+    state_dtype: StateDtype = "fp32",
     data: Annotated[
         str | None,
         typer.Option(help=Text.format("calibrate on")),
@@ -115,6 +134,10 @@ def prune(
         method=method,
         compression=compression,
         key_dim=key_dim,
+        state_mb=state_mb,
+        sequences=sequences,
+        memory_gb=memory_gb,
+        state_dtype=state_dtype,
         data=data,
         samples=samples,
         length=length,
