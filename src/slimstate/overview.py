@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slimstate import serving
 from slimstate.budget import Budget, key_dims_worth_choosing, state_bytes
 from slimstate.checkpoint import Checkpoint, open_headers
 
@@ -42,7 +43,7 @@ def inspect(
     budget = Budget.of(state_mb, sequences, memory_gb, state_dtype)
     checkpoint = open_headers(str(model))
     mixers = checkpoint.mixers
-    first = mixers[0]
+    first, model_type = mixers[0], checkpoint.family.model_type
     options = [
         Option(
             key_dim=key_dim,
@@ -54,7 +55,7 @@ def inspect(
     ]
     return {
         "model": checkpoint.source,
-        "model_type": checkpoint.family.model_type,
+        "model_type": model_type,
         "mixers": len(mixers),
         "softmax_layers": len(checkpoint.family.softmax_layers(checkpoint.config)),
         "heads": first.axis.heads,
@@ -64,6 +65,7 @@ def inspect(
         "parameters": checkpoint.parameters,
         "state_bytes": state_bytes(mixers, first.axis.width),
         "already_cut": checkpoint.cut,
+        "serving": {"date": serving.date(), "rules": [vars(rule) for rule in serving.rules_of(model_type)]},
         "budget": None if budget is None else _fitting(budget, checkpoint),
         "options": [vars(option) for option in options],
     }

@@ -23,6 +23,7 @@ from slimstate.cli.terminal import (
     printer,
 )
 from slimstate.selectors import SELECTORS
+from slimstate.serving import rules_of
 
 StateMb = Annotated[
     float | None, typer.Option(help="MiB of recurrent state per sequence: the largest key dim that fits is chosen.")
@@ -75,6 +76,10 @@ def inspect(
     console.print(table)
     if record["budget"]:
         console.print(record["budget"]["why"])
+    rules = rules_of(record["model_type"])
+    console.print(f"serving, as of {record['serving']['date']}:" if rules else "serving: no engine was examined")
+    for rule in rules:
+        console.print(f"  {rule.describe(condition=True)}", markup=False)
 
 
 def prune(
