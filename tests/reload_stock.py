@@ -1,6 +1,7 @@
 """Run in a fresh process: load each folder with the stock class, save its logits. No slimstate until they are loaded.
 
-Hybrid models are the exception: fla's softmax layer asks for flash-attn when it is made, which a CPU does not have.
+Hybrids of fla are the exception: its softmax layer asks for flash-attn when it is made, which a CPU does not have.
+With `without-fla` as the first argument fla cannot be imported, and slimstate is not needed at all.
 """
 
 import json
@@ -9,36 +10,56 @@ import warnings
 from pathlib import Path
 
 warnings.simplefilter("ignore")
-
-import fla  # noqa: E402, F401
+KIND, IDS, *FOLDERS = sys.argv[1:]
+if KIND == "without-fla":
+    sys.modules["fla"] = None  # type: ignore[assignment]
+if KIND == "fla":
+    import fla  # noqa: F401
 import torch  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: E402
 
 FIELDS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 
 
+def config_of(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def whole(folder: Path) -> torch.nn.Module:
+    """The model with all that its files hold, of which no tensor may be left over."""
+    kind = AutoModelForImageTextToText if "vision_config" in config_of(folder) else AutoModelForCausalLM
+    model, report = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(report[name] for name in FIELDS), (folder, report)
+    return model.eval()
+
+
 def main() -> None:
-    folders = [Path(argument) for argument in sys.argv[2:]]
-    folders.sort(key=lambda folder: json.loads((folder / "config.json").read_text()).get("attn") is not None)
-    ids = torch.load(sys.argv[1])
+    folders = sorted(map(Path, FOLDERS), key=lambda folder: config_of(folder).get("attn") is not None)
+    ids = torch.load(IDS)
     models = {}
     for folder in folders:
-        if json.loads((folder / "config.json").read_text()).get("attn") is not None:
+        if config_of(folder).get("attn") is not None:
             import slimstate
 
             slimstate.prepare_fla()
         else:
             assert "slimstate" not in sys.modules
-        model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        assert not any(report[name] for name in FIELDS), (folder, report)
-        assert type(model).__module__.startswith("fla.models.")
-        models[folder] = model.eval()
-    import slimstate
+        models[folder] = [whole(folder)]
+        module = type(models[folder][0]).__module__
+        assert module.startswith("fla.models." if KIND == "fla" else "transformers.models."), module
+        if "vision_config" in config_of(folder):
+            models[folder].append(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+    if KIND != "without-fla":
+        import slimstate
 
-    slimstate.prepare_fla()
-    for folder, model in models.items():
+        for folder in folders:
+            slimstate.prepare(config_of(folder)["model_type"])
+    for folder, versions in models.items():
         with torch.inference_mode():
-            torch.save(model(input_ids=ids, use_cache=False).logits, folder / "logits.pt")
+            logits = [model(input_ids=ids, use_cache=False).logits for model in versions]
+            assert all(torch.equal(logits[0], other) for other in logits)
+            torch.save(logits[0], folder / f"logits-{KIND}.pt")
+    assert KIND != "without-fla" or "slimstate" not in sys.modules
 
 
 main()

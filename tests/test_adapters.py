@@ -62,7 +62,7 @@ def modules_trained(adapted) -> tuple[set[str], set[str]]:
     return low_rank, whole
 
 
-@pytest.mark.parametrize("name", sorted(tiny.VARIANTS))
+@pytest.mark.parametrize("name", sorted(name for name in tiny.VARIANTS if "delta_net-" in name or "deltanet-" in name))
 def test_the_linear_maps_and_convolutions_of_the_mixers_are_trained(name):
     model = tiny.build(tiny.VARIANTS[name])
     from fla.layers import DeltaNet, GatedDeltaNet

@@ -144,7 +144,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, folders, text_file, tm
             '{"model_type": "llama"}',
             "llama is not a linear-attention model that slimstate knows; the families are",
         ),
-        ('{"model_type": "qwen3_next"}', "qwen3_next is a linear-attention model that is not supported yet"),
+        ('{"model_type": "kimi_linear"}', "kimi_linear: its config has one linear_head_dim"),
         ("{}", "names no model_type"),
         ("not json", "is not JSON"),
         ("[]", "is not a JSON object"),

@@ -13,7 +13,7 @@ from slimstate.prune import prune
 from slimstate.recover import recover
 from slimstate.report import write_report as report
 from slimstate.reporter import Reporter
-from slimstate.runtime import prepare_fla
+from slimstate.runtime import prepare, prepare_fla
 from slimstate.sweep import sweep
 from slimstate.train import train
 
@@ -29,6 +29,7 @@ __all__ = [
     "bench_model",
     "evaluate",
     "inspect",
+    "prepare",
     "prepare_fla",
     "prune",
     "recover",

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from slimstate.axes import Mixer
 from slimstate.errors import PlanError
+from slimstate.families import family_of
+from slimstate.families.contract import Library
 from slimstate.runtime import stock_model
 from slimstate.sharing import expand, share
 
@@ -35,6 +37,7 @@ class Adaptation:
     alpha: int = 32
     full: bool = False
     shared: tuple[Mixer, ...] = ()
+    library: Library = "fla"
 
     @classmethod
     def of(
@@ -52,13 +55,22 @@ class Adaptation:
         if full:
             if chosen is not None:
                 raise PlanError("--full trains all weights: leave out --lora-targets")
-            return cls(targets=(), convolutions=(), full=True, shared=shared)
+            return cls(targets=(), convolutions=(), full=True, shared=shared, library=family_of(config).library)
         if rank < 1 or alpha <= 0:
             raise PlanError(f"LoRA of rank {rank} and alpha {alpha}: both must be at least 1")
         named = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections)
-        targets = named if chosen is None else _matching(config, chosen)
+        targets = named if chosen is None else _matching(config, mixers, chosen)
         convolutions = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.convolutions)
-        return cls(targets=targets, convolutions=convolutions, rank=rank, alpha=alpha, shared=shared)
+        library = family_of(config).library
+        return cls(targets=targets, convolutions=convolutions, rank=rank, alpha=alpha, shared=shared, library=library)
+
+    def weights(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """The parameters that training changes, as the running model names them; without those that are tied."""
+        if not self.full:
+            return tuple(f"{name}.weight" for name in (*self.targets, *self.convolutions))
+        model = stock_model(config)
+        tied = frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
+        return tuple(name for name, _ in model.named_parameters() if name not in tied)
 
     def attach(self, model: Any) -> Any:
         """The model with only these parts left to train, those in float32."""
@@ -66,12 +78,10 @@ class Adaptation:
         if self.full:
             adapted = model.requires_grad_(True)
         else:
-            from fla.modules import GatedMLP
             from peft import LoraConfig, get_peft_model
 
-            for name, part in model.named_modules():
-                if isinstance(part, GatedMLP) and f"{name}.down_proj" in self.targets:
-                    part.fuse_swiglu = False  # fused, it only reads the weight of down_proj, past the adapter
+            if self.library == "fla":
+                _unfuse(model, self.targets)
             adapted = get_peft_model(
                 model,
                 LoraConfig(
@@ -114,19 +124,36 @@ class Adaptation:
         return {"full": False, "lora_rank": self.rank, "lora_alpha": self.alpha, **short, "modules": len(self.targets)}
 
 
+def _unfuse(model: nn.Module, targets: Sequence[str]) -> None:
+    """fla's fused MLP only reads the weight of down_proj, past an adapter."""
+    from fla.modules import GatedMLP
+
+    for name, part in model.named_modules():
+        if isinstance(part, GatedMLP) and f"{name}.down_proj" in targets:
+            part.fuse_swiglu = False
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, each once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _matching(config: Mapping[str, Any], chosen: str) -> tuple[str, ...]:
-    """The full names of the linear maps that the comma-separated endings name; the output head is not among them."""
+def _matching(config: Mapping[str, Any], mixers: Sequence[Mixer], chosen: str) -> tuple[str, ...]:
+    """The full names of the linear maps that the comma-separated endings name.
+
+    Not among them are the output head, and maps of a mixer that are not its projections: those cannot be adapted.
+    """
     model = stock_model(config)
+    ours = {f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections}
+    within = tuple(f"{mixer.path}." for mixer in mixers)
     head = model.get_output_embeddings()
     linear = [
         name
         for name, part in model.named_modules()
-        if isinstance(part, nn.Linear) and part is not head and name.rpartition(".")[2] not in NEVER_CALLED
+        if isinstance(part, nn.Linear)
+        and part is not head
+        and name.rpartition(".")[2] not in NEVER_CALLED
+        and (name in ours or not name.startswith(within))
     ]
     endings = [ending.strip() for ending in chosen.split(",") if ending.strip()]
     found: set[str] = set()

@@ -24,7 +24,8 @@ class Slot:
 
     The row of (head h, channel c) along `dim` is `start + h * head_stride + c`; without a head stride the heads lie
     side by side. The whole pattern stands `copies` times, `copy_stride` rows apart. A `filter` acts on its channel
-    alone, as the taps of a depthwise convolution do; other rows make their channel, and turn with it.
+    alone, as the taps of a depthwise convolution do; other rows make their channel, and turn with it. Where nothing but
+    linear maps lies between these rows and the state, a cut can take the change of the query scale into them: `scaled`.
     """
 
     parameter: str
@@ -34,6 +35,7 @@ class Slot:
     copies: int = 1
     copy_stride: int = 0
     filter: bool = False
+    scaled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +67,44 @@ class Axis:
 class Tap:
     """Where the queries and keys of a mixer can be seen as they enter the state: after convolution and activation.
 
-    `operators` are names in `module` that the layer calls with `q=` and `k=` [B, T, H, D]. Where the layer normalises
-    them itself first, `normaliser` names the function it calls with the queries and then with the keys.
+    `operators` are names in `module` that the layer calls with the arguments `query` and `key` [B, T, H, D], or with as
+    many copies of each head as there are value heads. `step`, where it is another function, takes one token without a
+    time axis. Where the layer normalises them itself first, `normaliser` names the function it calls with the queries
+    and then with the keys. `companions` are arguments with the channels of the keys that are no keys. `timed` are the
+    other arguments with a time axis, `state` and `final` those that take the state and ask for it; it is [B, H, V, K]
+    where `value_first` says so. `scaled` operators multiply queries by D^-0.5; `bare` ones give out no state unless
+    asked. `kernels` are other functions of `module` that may be compiled for GPUs only, `shortcuts` those that do a
+    whole layer and read the weights of linear maps past their adapters.
     """
 
     module: str
     operators: tuple[str, ...]
+    query: str = "q"
+    key: str = "k"
+    step: str | None = None
     normaliser: str | None = None
+    companions: tuple[str, ...] = ()
+    timed: tuple[str, ...] = ("v", "g", "beta")
+    state: str = "initial_state"
+    final: str = "output_final_state"
+    value_first: bool = False
+    scaled: bool = True
+    bare: bool = False
+    kernels: tuple[str, ...] = ()
+    shortcuts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer:
     """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state.
 
-    `filters` are its convolutions by what they filter, each with an axis of one slot, to look at. `projections` are
-    the names of all its linear maps, for adapters. `bends` names what stands between the projections and the state and
-    does not commute with a rotation of the channels; where there is nothing, a rotated cut is exact. Without it the
-    channels cannot be turned at all, as where each has a gate of its own. `sharing` says
-    which channels have one filter: those of a head, all of them, or by default each its own.
+    `path` is its place in the running model. Files may name it otherwise (`stored`) and keep in parts what the model
+    joins along the first dimension (`joined`: a parameter and its parts); slots are named as in the files. `filters`
+    are its convolutions by what they filter, each with an axis of one slot, to look at. `projections` are the names
+    of all its linear maps, for adapters. `bends` names what stands between the projections and the state and does not
+    commute with a rotation of the channels; where there is nothing, a rotated cut is exact. Without it the channels
+    cannot be turned at all, as where each has a gate of its own. `sharing` says which channels have one filter: those
+    of a head, all of them, or by default each its own.
     """
 
     layer: int
@@ -98,23 +120,40 @@ class Mixer:
     projections: tuple[str, ...] = ()
     bends: tuple[str, ...] | None = None
     sharing: str | None = None
+    stored: str | None = None
+    joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def convolutions(self) -> tuple[str, ...]:
-        """The names of the convolution modules."""
-        return tuple(axis.slots[0].parameter.rpartition(".")[0] for _, axis in self.filters)
+        """The names of the convolution modules of the running model."""
+        whole = {part: name for name, parts in self.joined for part in parts}
+        parameters = (axis.slots[0].parameter for _, axis in self.filters)
+        return tuple(dict.fromkeys(whole.get(name, name).rpartition(".")[0] for name in parameters))
 
     @property
     def state_elements(self) -> int:
         return self.value_heads * self.value_dim * self.axis.width
 
     def name_of(self, slot: Slot) -> str:
+        """The tensor of a slot in the files."""
+        return f"{self.path if self.stored is None else self.stored}.{slot.parameter}"
+
+    def running_name_of(self, slot: Slot) -> str:
+        """The parameter of a slot in the running model; of the projections, which are never joined."""
         return f"{self.path}.{slot.parameter}"
 
+    def stored_parts(self, name: str) -> tuple[str, ...]:
+        """The tensors in the files that make up a parameter of the running model; none where it is not the mixer's."""
+        if not name.startswith(f"{self.path}."):
+            return ()
+        parameter = name.removeprefix(f"{self.path}.")
+        parts = dict(self.joined).get(parameter, (parameter,))
+        return tuple(f"{self.path if self.stored is None else self.stored}.{part}" for part in parts)
+
     def by_channel(self, slot: Slot, weight: Tensor) -> Tensor:
-        """A projection, or its gradient, as [H, D, input size]."""
-        rows = self.axis.all_rows(slot)[0]
-        return weight.index_select(slot.dim, rows.flatten().to(weight.device)).unflatten(slot.dim, tuple(rows.shape))
+        """A projection, or its gradient, as [H, D, copies * input size]."""
+        rows = self.axis.all_rows(slot).permute(1, 2, 0)
+        return weight.index_select(slot.dim, rows.flatten().to(weight.device)).view(*rows.shape[:2], -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +161,7 @@ class Evidence:
     """Sums over calibration tokens for one mixer. Sums merge: across batches, processes and machines.
 
     query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. input_square [input size]: sum
-    of squares of the mixer's input. query_gradient, key_gradient [H, D, input size]: gradient of the summed
+    of squares of the mixer's input. query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed
     language-model loss by the projection weights. What a method does not need is None.
     """
 
@@ -223,7 +262,8 @@ Choice: TypeAlias = Selection | Basis
 class Plan:
     """Which channels or directions every mixer keeps, and all it takes to repeat or to trust that choice.
 
-    `corrected` says that the new config also makes up for the query scale that comes with the key dim.
+    `corrected` says that the cut also makes up for the query scale that comes with the key dim, `correction` how, or
+    why not.
     """
 
     model_type: str
@@ -239,6 +279,7 @@ class Plan:
     versions: Mapping[str, str]
     selections: Mapping[int, Choice]
     parent: Mapping[str, Any] | None = None
+    correction: str = ""
 
     FORMAT = 1
 
@@ -274,9 +315,10 @@ class Plan:
             data = json.loads(text)
             if data["format"] != cls.FORMAT:
                 raise PlanError(f"a plan of format {data['format']}; this version reads format {cls.FORMAT}")
-            names = {item.name for item in fields(cls)} - {"selections"}
+            names = {item.name for item in fields(cls)} - {"selections", "correction"}
             selections = {int(layer): _choice(entry) for layer, entry in data["layers"].items()}
-            return cls(selections=selections, **{name: data[name] for name in names})
+            correction = str(data.get("correction", ""))
+            return cls(selections=selections, correction=correction, **{name: data[name] for name in names})
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise PlanError(f"not a slimstate plan: {type(error).__name__} {error}") from error
 

@@ -36,8 +36,9 @@ class Sums:
         if "input" in needs:
             self.tensors["input_square"] = torch.zeros(size, dtype=torch.float64, device=device)
         if "gradient" in needs:
-            for role in ("query", "key"):
-                self.tensors[f"{role}_gradient"] = torch.zeros(heads, width, size, dtype=torch.float32, device=device)
+            for role, slot in (("query", mixer.query), ("key", mixer.key)):
+                shape = heads, width, slot.copies * size
+                self.tensors[f"{role}_gradient"] = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def add_activations(self, role: Role, x: Tensor) -> None:
         """x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
@@ -96,7 +97,8 @@ def calibrate(
 @contextmanager
 def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
     def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
-        sums[mixer.layer].add_activations(role, x)
+        if role != "companion":
+            sums[mixer.layer].add_activations(role, x)
         return x
 
     def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -117,15 +119,17 @@ def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: 
 def _backward(model: nn.Module, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor) -> None:
     """Add the gradient of the summed next-token loss by the query and key projections."""
     places = [(mixer, role, slot) for mixer in mixers for role, slot in (("query", mixer.query), ("key", mixer.key))]
-    weights = [model.get_parameter(mixer.name_of(slot)) for mixer, _, slot in places]
+    weights = {name: model.get_parameter(name) for name in (mixer.running_name_of(slot) for mixer, _, slot in places)}
     model.requires_grad_(False)
-    for weight in weights:
+    for weight in weights.values():
         weight.requires_grad_(True)
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
     loss = F.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction="sum")
-    for (mixer, role, slot), gradient in zip(places, torch.autograd.grad(loss, weights), strict=True):
+    gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+    for mixer, role, slot in places:
+        gradient = mixer.by_channel(slot, gradients[mixer.running_name_of(slot)])
         entry = sums[mixer.layer]
-        entry.tensors[f"{role}_gradient"] += mixer.by_channel(slot, gradient).float().to(entry.device)
+        entry.tensors[f"{role}_gradient"] += gradient.float().to(entry.device)
 
 
 def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:

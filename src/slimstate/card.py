@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slimstate import serving
 from slimstate.axes import Basis, Plan
+from slimstate.families import FAMILIES
 
 HEADER = """---
 library_name: transformers
@@ -23,14 +25,27 @@ LOADING = """
 The stock class loads it, with no custom code:
 
 ```python
-import fla  # registers the architecture
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{registration}from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
 
-flash-linear-attention runs on a GPU; to run on a CPU, call `slimstate.prepare_fla()` before `from_pretrained`.
+{on_a_cpu}
+"""
+REGISTRATION = "import fla  # registers the architecture\n"
+ON_A_CPU = {
+    "fla": "flash-linear-attention runs on a GPU; to run on a CPU, call `slimstate.prepare_fla()` before"
+    " `from_pretrained`.",
+    "transformers": "Where flash-linear-attention is installed transformers uses its kernels, which run on a GPU; to"
+    ' run on a CPU, call `slimstate.prepare("{model_type}")` first.',
+}
+SERVING = """
+## Serve it
+
+What was found in the sources of serving engines on {date}:
+
+{rules}
 """
 
 TEMPLATE = (
@@ -118,16 +133,12 @@ def write_card(
         about = plan.calibration
         calibration = f"Calibrated on {about['samples']} windows of {about['length']} tokens. "
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
-    correction = (
-        f" `norm_eps` in the config was multiplied by {plan.width}/{plan.key_dim}, which makes up for the query scale"
-        " that comes with the key dim"
-    )
     rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
-    correction += "." if rotated else ": the model computes what the uncut one does with the dropped channels zeroed."
-    return TEMPLATE.format(
+    correction = f" The query scale that comes with the key dim: {plan.correction}."
+    return _after_loading(plan.model_type, plan.key_dim, TEMPLATE).format(
         base=_base_line(source),
         name=name,
-        correction=correction if plan.corrected else "",
+        correction=correction if plan.correction else "",
         model_type=plan.model_type,
         source=source,
         key_dim=plan.key_dim,
@@ -181,7 +192,7 @@ def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], na
         parts += "; convolutions trained whole" if adaptation["convolutions"] else ""
     past = [*done.get("history", ()), {**done, "recovered": done["recovered"][:-1]}]
     lines = [line for entry in past for line in _done(entry, "")]
-    return RECOVERED.format(
+    return _after_loading(config["model_type"], done.get("key_dim"), RECOVERED).format(
         base=_base_line(str(done.get("base_model", record["model"]))),
         model_type=config["model_type"],
         name=name,
@@ -206,6 +217,16 @@ def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], na
         ),
         command=record["command"],
     )
+
+
+def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
+    """The template with what loading and serving take for models of this type; more braces are yet to be filled."""
+    library = FAMILIES[model_type].library
+    found = () if key_dim is None else serving.advice(model_type, key_dim)
+    rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
+    page = template.replace("{registration}", REGISTRATION if library == "fla" else "")
+    page = page.replace("{on_a_cpu}", ON_A_CPU[library])
+    return page + (SERVING.format(date=serving.date(), rules=rules) if found else "")
 
 
 def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:

@@ -86,6 +86,24 @@ class Checkpoint:
         entry = self.config.get("slimstate")
         return entry if entry is not None and "key_dim" in entry else None
 
+    def stored_names(self, name: str) -> tuple[str, ...]:
+        """The tensors that make up the parameter `name` of the running model; none where the files do not have it."""
+        for mixer in self.mixers:
+            if parts := mixer.stored_parts(name):
+                return parts
+        running, stored = _roots(self.mixers[0])
+        renamed = stored + name.removeprefix(running) if name.startswith(running) else name
+        return tuple(known for known in (name, renamed) if known in self.tensors)[:1]
+
+    def in_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of the running model as the tensors that the files have; what they do not have is left out."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in parameters.items():
+            if names := self.stored_names(name):
+                parts = tensor.split([self.tensors[part].shape[0] for part in names]) if len(names) > 1 else (tensor,)
+                found |= dict(zip(names, parts, strict=True))
+        return found
+
     @property
     def parameters(self) -> int:
         return sum(info.elements for info in self.tensors.values())
@@ -109,6 +127,15 @@ class Checkpoint:
             head = int((~healthy).nonzero()[0])
             raise ModelError(f"layer {mixer.layer}, head {head}: {mixer.name_of(slot)} holds NaN or infinite weights")
         return weight
+
+
+def _roots(mixer: Mixer) -> tuple[str, str]:
+    """How the names of the running model and of the files begin where they differ."""
+    running, stored = mixer.path.split("."), (mixer.stored or mixer.path).split(".")
+    while running and stored and running[-1] == stored[-1]:
+        running.pop()
+        stored.pop()
+    return "".join(f"{part}." for part in running), "".join(f"{part}." for part in stored)
 
 
 def locate(source: str | Path) -> Path:
@@ -205,6 +232,11 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
             rows, needed = tensors[name].shape[slot.dim], int(mixer.axis.all_rows(slot).max()) + 1
             if rows < needed:
                 raise ModelError(f"{where}: {name} has {rows} rows where the config needs {needed}")
+            if rows > needed and any(slot.parameter in parts for _, parts in mixer.joined):
+                raise ModelError(
+                    f"{where}: {name} has {rows} rows where the config needs {needed}: save_pretrained of transformers"
+                    " splits joined tensors into equal parts; take the checkpoint as it was published"
+                )
 
 
 def read_json(path: Path) -> dict[str, Any]:

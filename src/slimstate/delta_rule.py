@@ -4,6 +4,8 @@ B batch, T time, H query/key heads, G value heads (a multiple of H), K key dim, 
 q, k [B, T, H, K]; v [B, T, G, V]; beta, g [B, T, G], g the logarithm of the decay; state [B, G, K, V].
 
     S_t = e^{g_t} S_{t-1} + k_t u_t',   u_t = beta_t (v_t - e^{g_t} S_{t-1}' k_t),   o_t = scale S_t' q_t
+
+`erase` [B, T, H, K] stands in for k_t inside u_t: what is erased may be looked up by another vector, or by none.
 """
 
 from __future__ import annotations
@@ -13,17 +15,25 @@ from torch import Tensor
 
 
 def recurrence(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, *, scale: float, state: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    *,
+    scale: float,
+    state: Tensor | None = None,
+    erase: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token after the other, as the definition says."""
-    q, k = _per_value_head(q, v), _per_value_head(k, v)
+    q, k, erase = (_per_value_head(x, v) for x in (q, k, k if erase is None else erase))
     if state is None:
         state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
     outputs = []
     for t in range(q.shape[1]):
         if g is not None:
             state = state * g[:, t].exp()[..., None, None]
-        recalled = torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+        recalled = torch.einsum("bhkv,bhk->bhv", state, erase[:, t])
         update = beta[:, t].unsqueeze(-1) * (v[:, t] - recalled)
         state = state + k[:, t].unsqueeze(-1) * update.unsqueeze(-2)
         outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * scale)
@@ -39,6 +49,7 @@ def chunked(
     *,
     scale: float,
     state: Tensor | None = None,
+    erase: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """The same function, C tokens at a time.
@@ -50,16 +61,18 @@ def chunked(
     batch, time, heads, value_dim = v.shape
     key_dim = k.shape[-1]
     chunk = min(chunk, time)
+    by = None if erase is None else _in_chunks(_per_value_head(erase, v), chunk)
     q, k, v = (_in_chunks(x, chunk) for x in (_per_value_head(q, v) * scale, _per_value_head(k, v), v))
     beta = _in_chunks(beta.unsqueeze(-1), chunk)
-    keys_in, queries_in, keys_out = k, q, k
-    scores, gram = q @ k.mT, k @ k.mT
+    by = k if by is None else by
+    keys_in, queries_in, keys_out = by, q, k
+    scores, gram = q @ k.mT, by @ k.mT
     decay = None
     if g is not None:
         total = _in_chunks(g.unsqueeze(-1), chunk).cumsum(-2)
         between = (total - total.mT).masked_fill(~_lower(chunk, 0, v.device), -torch.inf).exp()
         scores, gram = scores * between, gram * between
-        keys_in, queries_in = k * total.exp(), q * total.exp()
+        keys_in, queries_in = by * total.exp(), q * total.exp()
         last = total[..., -1:, :]
         keys_out, decay = k * (last - total).exp(), last.exp()
     scores = scores.masked_fill(~_lower(chunk, 0, v.device), 0.0)
@@ -81,11 +94,38 @@ def chunked(
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, *, scale: float, state: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    *,
+    scale: float,
+    state: Tensor | None = None,
+    erase: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Whichever form is faster for this length."""
     form = recurrence if q.shape[1] == 1 else chunked
-    return form(q, k, v, beta, g, scale=scale, state=state)
+    return form(q, k, v, beta, g, scale=scale, state=state, erase=erase)
+
+
+def channel_decay(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, *, scale: float, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The recurrence with a decay g [B, T, G, K] for every key channel; without beta nothing is erased."""
+    q, k = _per_value_head(q, v), _per_value_head(k, v)
+    if state is None:
+        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    outputs = []
+    for t in range(q.shape[1]):
+        state = state * g[:, t].exp().unsqueeze(-1)
+        update = v[:, t]
+        if beta is not None:
+            recalled = torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+            update = beta[:, t].unsqueeze(-1) * (update - recalled)
+        state = state + k[:, t].unsqueeze(-1) * update.unsqueeze(-2)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * scale)
+    return torch.stack(outputs, dim=1), state
 
 
 def _per_value_head(x: Tensor, v: Tensor) -> Tensor:

@@ -91,7 +91,8 @@ class Settings:
         return self.steps * self.batch_size * self.length
 
     def adaptation(self, student: Checkpoint) -> Adaptation:
-        return Adaptation.of(
+        """What is trained; all of it can be written back into files like the student's."""
+        adaptation = Adaptation.of(
             student.config,
             student.mixers,
             self.lora_targets,
@@ -99,6 +100,13 @@ class Settings:
             alpha=self.lora_alpha,
             full=self.full,
         )
+        for name in adaptation.weights(student.config):
+            if not student.stored_names(name):
+                raise PlanError(
+                    f"{name} is kept in another form in the files of {student.family.model_type} models, and cannot be"
+                    " trained: leave out --full, and choose --lora-targets without it"
+                )
+        return adaptation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +220,7 @@ def _judge(
     with reporter.waiting("merging"):
         keep = work / ADAPTER if lesson.means.keep_adapter and not adaptation.full else None
         merged = adaptation.merged(load(student.folder, device="cpu", dtype="float32").model, trained, keep)
-    changed = {name: tensor for name, tensor in merged.items() if name in student.tensors}
+    changed = student.in_files(merged)
     record = {
         "kind": facts["kind"],
         "name": Path(facts["out"]).name,
@@ -223,7 +231,7 @@ def _judge(
         "settings": lesson.settings.described() | {"adaptation": adaptation.describe()},
         "corpus": lesson.corpus.describe(),
         "tokens": lesson.settings.tokens,
-        "measured": _measure(student, lesson, changed, control, reporter),
+        "measured": _measure(student, lesson, merged, control, reporter),
         **facts,
         "versions": versions(),
         "processes": processes.count(),
@@ -249,7 +257,7 @@ def _train(
     )
     schedule = Schedule(lesson.corpus, settings.steps * settings.batch_size, settings.seed)
     size = sum(parameter.numel() for parameter in trainable(learner).values())
-    kernels = describe_kernels(device, precision)
+    kernels = describe_kernels(device, precision, student.family.library)
     reporter.say(f"kernels: {kernels}")
     reporter.say(
         f"training {size:,} parameters for {course.steps:,} steps of {course.batch} x {settings.length} tokens:"
@@ -301,7 +309,7 @@ def _teacher_record(lesson: Lesson) -> dict[str, Any] | None:
 def _measure(
     student: Checkpoint,
     lesson: Lesson,
-    changed: Mapping[str, Tensor],
+    merged: Mapping[str, Tensor],
     control: Mapping[str, Any] | None,
     reporter: Reporter,
 ) -> dict[str, Any]:
@@ -309,7 +317,11 @@ def _measure(
     settings, tokens = lesson.settings, lesson.held_out
     runtime = load(student.folder, device=lesson.means.device, dtype=settings.dtype)
     nats = {"before": mean_nats(runtime, tokens, reporter, "measuring before")}
-    as_written = {name: tensor.to(DTYPES[student.tensors[name].dtype]) for name, tensor in changed.items()}
+    as_written = {
+        name: tensor.to(DTYPES[student.tensors[stored[0]].dtype])
+        for name, tensor in merged.items()
+        if (stored := student.stored_names(name))
+    }
     runtime.model.load_state_dict(as_written, strict=False)
     nats["after"] = mean_nats(runtime, tokens, reporter, "measuring after")
     if control is not None:  # it was the uncut model, measured on the same tokens

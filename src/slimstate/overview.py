@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate.axes import Mixer
+from slimstate import serving
+from slimstate.budget import Budget, key_dims_worth_choosing, state_bytes
 from slimstate.checkpoint import Checkpoint, open_headers
-
-BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +21,6 @@ class Option:
     parameters: int
 
 
-def state_bytes(mixers: tuple[Mixer, ...], key_dim: int) -> dict[str, int]:
-    """Bytes of recurrent state per sequence."""
-    elements = sum(mixer.state_elements // mixer.axis.width * key_dim for mixer in mixers)
-    return {name: elements * size for name, size in BYTES.items()}
-
-
 def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
     lost = 0
     for mixer in checkpoint.mixers:
@@ -38,18 +31,19 @@ def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
     return checkpoint.parameters - lost
 
 
-def key_dims_worth_choosing(width: int) -> list[int]:
-    """Multiples of 16 below the width; of a narrow head, its halves."""
-    if width > 16:
-        return list(range((width - 1) // 16 * 16, 0, -16))
-    return [width >> shift for shift in range(1, width.bit_length()) if width >> shift]
-
-
-def inspect(model: str | Path) -> dict[str, Any]:
-    """The shape of a model and its state, and the key dims worth choosing."""
+def inspect(
+    model: str | Path,
+    *,
+    state_mb: float | None = None,
+    sequences: int | None = None,
+    memory_gb: float | None = None,
+    state_dtype: str = "fp32",
+) -> dict[str, Any]:
+    """The shape of a model and its state, the key dims worth choosing, and the one that fits a budget."""
+    budget = Budget.of(state_mb, sequences, memory_gb, state_dtype)
     checkpoint = open_headers(str(model))
     mixers = checkpoint.mixers
-    first = mixers[0]
+    first, model_type = mixers[0], checkpoint.family.model_type
     options = [
         Option(
             key_dim=key_dim,
@@ -61,7 +55,7 @@ def inspect(model: str | Path) -> dict[str, Any]:
     ]
     return {
         "model": checkpoint.source,
-        "model_type": checkpoint.family.model_type,
+        "model_type": model_type,
         "mixers": len(mixers),
         "softmax_layers": len(checkpoint.family.softmax_layers(checkpoint.config)),
         "heads": first.axis.heads,
@@ -71,5 +65,12 @@ def inspect(model: str | Path) -> dict[str, Any]:
         "parameters": checkpoint.parameters,
         "state_bytes": state_bytes(mixers, first.axis.width),
         "already_cut": checkpoint.cut,
+        "serving": {"date": serving.date(), "rules": [vars(rule) for rule in serving.rules_of(model_type)]},
+        "budget": None if budget is None else _fitting(budget, checkpoint),
         "options": [vars(option) for option in options],
     }
+
+
+def _fitting(budget: Budget, checkpoint: Checkpoint) -> dict[str, Any]:
+    key_dim, line = budget.choose(checkpoint.mixers)
+    return {"bytes": budget.bytes, "dtype": budget.dtype, "key_dim": key_dim, "why": line}

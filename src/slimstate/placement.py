@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from slimstate.checkpoint import read_json
+from slimstate.checkpoint import Checkpoint
 from slimstate.errors import ModelError, PlanError
 from slimstate.runtime import Runtime, describe_kernels, load_tokenizer, pick_device, pick_dtype, stock_model
 
@@ -51,7 +51,12 @@ def load_spread(
     except ImportError as error:
         raise ModelError("--device-map needs accelerate: pip install 'slimstate[recover]'") from error
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    model = stock_model(read_json(folder / "config.json")).to(precision).eval()
+    checkpoint = Checkpoint.open(folder)
+    model = stock_model(checkpoint.config).to(precision).eval()
+    tied = model._tied_weights_keys or () if model.config.tie_word_embeddings else ()
+    renamed = model.state_dict().keys() - checkpoint.tensors.keys() - set(tied)
+    if renamed:
+        raise PlanError(f"--device-map cannot be used here: {folder} has no {min(renamed)}, which the model calls it")
     blocks = sorted(model._no_split_modules or ())
     try:
         places = infer_auto_device_map(model, _room(where, limits), no_split_module_classes=blocks, dtype=precision)
@@ -72,7 +77,7 @@ def load_spread(
         tokenizer=load_tokenizer(folder),
         device=where,
         dtype=precision,
-        kernels=f"{describe_kernels(where, precision)}; {_in_words(placed)}",
+        kernels=f"{describe_kernels(where, precision, checkpoint.family.library)}; {_in_words(placed)}",
         offloaded=sum(weight.is_meta for weight in model.parameters()),
         scratch=scratch,
     )

@@ -12,7 +12,8 @@ from threading import Thread
 from torch import Tensor
 
 from slimstate import processes
-from slimstate.axes import Basis, Choice, Evidence, Plan
+from slimstate.axes import Basis, Choice, Evidence, Mixer, Plan
+from slimstate.budget import Budget
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
@@ -28,12 +29,35 @@ from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selec
 ALIGNMENT = 16
 
 
+def decide_key_dim(
+    mixers: tuple[Mixer, ...],
+    compression: float | None,
+    key_dim: int | None,
+    budget: Budget | None,
+    *,
+    whole: bool = False,
+) -> tuple[int, str]:
+    """The key dim that was asked for, or the largest that fits a budget, and a line on how it came about.
+
+    `whole` allows the width itself.
+    """
+    width = mixers[0].axis.width
+    if budget is None:
+        return resolve_key_dim(width, compression, key_dim, whole=whole)
+    if compression is not None or key_dim is not None:
+        raise PlanError("a budget says how much is kept: leave out --compression and --key-dim")
+    chosen, line = budget.choose(mixers)
+    if chosen == width:
+        raise PlanError(f"{line}; nothing to cut")
+    return chosen, line
+
+
 def resolve_key_dim(
     width: int, compression: float | None, key_dim: int | None, *, whole: bool = False
 ) -> tuple[int, str]:
     """The key dim that was asked for, and a line on how it came about; `whole` allows the width itself."""
     if (compression is None) == (key_dim is None):
-        raise PlanError("give either --compression or --key-dim")
+        raise PlanError("give either --compression or --key-dim, or a budget (--state-mb, --sequences)")
     if key_dim is not None:
         if key_dim == width and not whole:
             raise PlanError(f"key dim {key_dim} is the width the model has: nothing to cut")
@@ -175,9 +199,11 @@ def make_plan(
         mixer.layer: _certified(selection, evidence.get(mixer.layer))
         for mixer, selection in zip(checkpoint.mixers, selections, strict=True)
     }
+    correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
+    corrected = corrected and correction.possible
     return Plan(
         model_type=checkpoint.family.model_type,
-        width=checkpoint.mixers[0].axis.width,
+        width=width,
         key_dim=request.keep,
         method=method,
         score=request.score,
@@ -189,6 +215,7 @@ def make_plan(
         versions=versions(),
         selections=chosen,
         parent=checkpoint.plan,
+        correction=correction.describe(width, request.keep, corrected, turned=method in ROTATIONS),
     )
 
 

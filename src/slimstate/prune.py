@@ -12,16 +12,17 @@ from typing import Any
 
 from slimstate import processes
 from slimstate.axes import Plan
+from slimstate.budget import Budget, state_bytes
 from slimstate.card import write_card
 from slimstate.checkpoint import CARD, Checkpoint, check_output, write_checkpoint
 from slimstate.errors import ModelError, PlanError
 from slimstate.estimate import estimate
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.overview import parameters_after, state_bytes
-from slimstate.planning import Calibration, gather_evidence, make_plan, read_plan, read_windows, resolve_key_dim
+from slimstate.overview import parameters_after
+from slimstate.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
 from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import pick_device, stock_shapes
+from slimstate.runtime import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.surgery import Cutter
 
@@ -33,6 +34,10 @@ def prune(
     method: str = "drrqr",
     compression: float | None = None,
     key_dim: int | None = None,
+    state_mb: float | None = None,
+    sequences: int | None = None,
+    memory_gb: float | None = None,
+    state_dtype: str = "fp32",
     data: str | None = None,
     samples: int = 128,
     length: int = 2048,
@@ -74,7 +79,8 @@ def prune(
         plan = read_plan(Path(apply), checkpoint)
         reporter.say(f"applying {apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}")
     else:
-        keep, line = resolve_key_dim(checkpoint.mixers[0].axis.width, compression, key_dim, whole=method in ROTATIONS)
+        budget = Budget.of(state_mb, sequences, memory_gb, state_dtype)
+        keep, line = decide_key_dim(checkpoint.mixers, compression, key_dim, budget, whole=method in ROTATIONS)
         request = Request(keep=keep, score=score, seed=seed, f=f, device=pick_device(device).type)
         selector = selector_named(method)
         path = None if evidence is None else Path(evidence)
@@ -106,15 +112,12 @@ def prune(
 def check_stock_shapes(checkpoint: Checkpoint, reporter: Reporter = SILENT) -> None:
     """Every tensor the stock class would make of the config is there, in that shape."""
     with reporter.waiting("comparing the tensors with the stock class"):
-        expected, dispensable = stock_shapes(checkpoint.config)
-    for name, shape in expected.items():
-        info = checkpoint.tensors.get(name)
-        if info is None:
-            if name in dispensable:
-                continue
+        shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
+        differences = stock_differences(checkpoint.config, shapes)
+    for name, shape, expected in differences:
+        if shape is None:
             raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config asks for")
-        if list(info.shape) != shape:
-            raise ModelError(f"{checkpoint.folder}: {name} is {list(info.shape)} where the config says {shape}")
+        raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
@@ -130,6 +133,7 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "width": plan.width,
         "key_dim": plan.key_dim,
         "corrected": plan.corrected,
+        "correction": plan.correction,
         **_lasting(previous),
         "history": [] if previous is None else [*previous.get("history", []), _without_history(previous)],
     }
@@ -149,7 +153,7 @@ def apply_plan(
     checkpoint: Checkpoint, plan: Plan, out: Path, *, force: bool = False, reporter: Reporter = SILENT
 ) -> list[str]:
     """Write the model that the plan describes; returns the files that were left out."""
-    cutter = Cutter(checkpoint.mixers, plan.selections)
+    cutter = Cutter(checkpoint.mixers, plan.selections, corrected=plan.corrected)
     config = cut_config(checkpoint, plan)
     _check_result(checkpoint, cutter, config)
     record = describe(checkpoint, plan)
@@ -167,11 +171,9 @@ def apply_plan(
 
 def _check_result(checkpoint: Checkpoint, cutter: Cutter, config: Mapping[str, Any]) -> None:
     """Before anything is written: what will be on disk is what the stock class makes of the new config."""
-    expected, _ = stock_shapes(config)
-    for name, info in checkpoint.tensors.items():
-        after = cutter.shape(name, info.shape)
-        if name in expected and expected[name] != after:
-            raise AssertionError(f"{name} would be {after} where the stock class makes {expected[name]}")
+    shapes = {name: cutter.shape(name, info.shape) for name, info in checkpoint.tensors.items()}
+    for name, after, expected in stock_differences(config, shapes):
+        raise AssertionError(f"{name} would be {after} where the stock class makes {expected}")
 
 
 def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
@@ -187,6 +189,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "compression": plan.compression,
         "corrected": plan.corrected,
         "bends": list(mixers[0].bends or ()) if plan.method in ROTATIONS else None,
+        "correction": plan.correction,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
         "calibration": plan.calibration,

@@ -8,8 +8,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slimstate import processes
 from slimstate.checkpoint import Checkpoint, check_output, read_json
 from slimstate.corpus import Corpus
@@ -18,7 +16,7 @@ from slimstate.healing import Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows
 from slimstate.record import RECOVERY, check_place, command, difference
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_shapes
+from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_model
 from slimstate.teacher import TeacherCache
 from slimstate.workplace import (
     check_extras,
@@ -296,8 +294,8 @@ def _check_outputs(student: Checkpoint, master: Checkpoint | None, asked: Mappin
 def _preview(student: Checkpoint, master: Checkpoint | None, settings: Settings) -> dict[str, Any]:
     """What would be trained, by the full names of the modules."""
     adaptation = settings.adaptation(student)
-    shapes, _ = stock_shapes(student.config)
-    sizes = {name.rpartition(".")[0]: torch.Size(shape) for name, shape in shapes.items() if name.endswith(".weight")}
+    tensors = stock_model(student.config).state_dict()
+    sizes = {name.rpartition(".")[0]: tensor.shape for name, tensor in tensors.items() if name.endswith(".weight")}
     adapted = sum(settings.lora_rank * sum(sizes[name]) for name in adaptation.targets)
     whole = sum(sizes[name].numel() for name in adaptation.convolutions)
     return {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ import torch
 
 from slimstate import processes
 from slimstate.errors import ModelError, PlanError
+from slimstate.families import FAMILIES, Family, family_of, tap_of
+from slimstate.families.contract import Library
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -54,10 +59,15 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def describe_kernels(device: torch.device, dtype: torch.dtype) -> str:
+def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library = "fla") -> str:
     precision = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
         return f"PyTorch {torch.__version__} on the CPU, {precision}"
+    if library == "transformers":
+        import transformers
+
+        card = torch.cuda.get_device_name(device)
+        return f"what transformers {transformers.__version__} chooses on {card}, {precision}"
     import fla
     import triton
 
@@ -82,44 +92,132 @@ def prepare_fla() -> None:
         install()
 
 
-def stock_shapes(config: Mapping[str, Any]) -> tuple[dict[str, list[int]], frozenset[str]]:
-    """The parameters that the stock class makes of a config, and those it can do without; nothing is allocated."""
+def prepare(model_type: str) -> None:
+    """Make the models of a family run on this machine, whatever their library would choose by itself."""
+    family = FAMILIES.get(model_type) or family_of({"model_type": model_type})
+    if family.library == "fla":
+        prepare_fla()
+        return
+    from slimstate.torch_kernels import use_reference
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        use_reference(tap_of(family))
+
+
+def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
+    """The config class and the model class of a family: a language model, or with `whole` all that the files hold.
+
+    Transformers' own classes are taken by name: importing fla registers other ones for some model types.
+    """
+    import transformers
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    if family.library == "fla":
+        return transformers.AutoConfig, transformers.AutoModelForCausalLM
+    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if whole:
+        names = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    try:
+        found = configuration_auto.CONFIG_MAPPING_NAMES[family.model_type], names[family.model_type]
+    except KeyError as error:
+        raise ModelError(f"transformers {transformers.__version__} has no {family.model_type}") from error
+    return getattr(transformers, found[0]), getattr(transformers, found[1])
+
+
+Difference = tuple[str, list[int] | None, list[int]]
+
+
+def stock_differences(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> list[Difference]:
+    """Where tensors of these shapes are not what the stock class asks for: name, shape or None, shape asked for.
+
+    Nothing is allocated. Transformers loads tensors without contents, so that whatever it renames or joins is.
+    """
+    family = family_of(config)
+    if family.library == "transformers":
+        return _loading_differences(family, config, shapes)
     model = stock_model(config)
     tied = frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
-    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}, tied
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    return [
+        (name, shapes.get(name), shape)
+        for name, shape in expected.items()
+        if shapes.get(name) != shape and not (name in tied and name not in shapes)
+    ]
+
+
+def _loading_differences(
+    family: Family, config: Mapping[str, Any], shapes: Mapping[str, list[int]]
+) -> list[Difference]:
+    prepare(family.model_type)
+    config_class, model_class = stock_class(family, whole=True)
+    empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    with warnings.catch_warnings(), refusals():
+        warnings.simplefilter("ignore")
+        _quiet_transformers()
+        model, report = model_class.from_pretrained(
+            None,
+            config=_settings(config_class, config),
+            state_dict=empty,
+            device_map="meta",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    asked = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    missing: list[Difference] = [(name, None, asked[name]) for name in sorted(report["missing_keys"])]
+    return missing + [(name, list(found), list(want)) for name, found, want in sorted(report["mismatched_keys"])]
+
+
+def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:
+    """A config as its class reads it from a file: numbers such as infinity are written in a way of their own there."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(dict(config)), encoding="utf-8")
+        return config_class.from_json_file(path)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What a stock class has against a config, as one line."""
+    try:
+        yield
+    except (ValueError, AssertionError, TypeError, RuntimeError) as error:
+        raise ModelError(f"the stock class refuses this config: {error}") from error
 
 
 def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -> Any:
-    """The stock model of a config with random weights on a device; without one nothing is allocated."""
-    prepare_fla()
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    model_type = str(config["model_type"])
-    with warnings.catch_warnings(), torch.device("meta") if device is None else device:
+    """The stock language model of a config with random weights on a device; without one nothing is allocated."""
+    family = family_of(config)
+    prepare(family.model_type)
+    config_class, model_class = stock_class(family)
+    with warnings.catch_warnings(), torch.device("meta") if device is None else device, refusals():
         warnings.simplefilter("ignore")
-        settings = AutoConfig.for_model(
-            model_type, **{key: value for key, value in config.items() if key != "model_type"}
-        )
-        try:
-            return AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
-        except (ValueError, AssertionError, TypeError, RuntimeError) as error:
-            raise ModelError(f"the stock class refuses this config: {error}") from error
+        if family.library == "transformers":
+            return model_class(_settings(config_class, config).get_text_config())
+        others = {key: value for key, value in config.items() if key != "model_type"}
+        return model_class.from_config(config_class.for_model(family.model_type, **others), trust_remote_code=False)
 
 
 def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -> Runtime:
     """The stock model class on the device, in evaluation mode, with its tokenizer."""
     where = pick_device(device)
     precision = pick_dtype(dtype, where)
-    prepare_fla()
-    from transformers import AutoModelForCausalLM
-
+    family = family_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    prepare(family.model_type)
+    config_class, model_class = stock_class(family)
     _quiet_transformers()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=precision, trust_remote_code=False, output_loading_info=True
+        settings = config_class.from_pretrained(folder, trust_remote_code=False)
+        model, report = model_class.from_pretrained(
+            folder,
+            config=settings if family.library == "fla" else settings.get_text_config(),
+            dtype=precision,
+            output_loading_info=True,
         )
-    wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+    wrong = [*report["missing_keys"], *report["mismatched_keys"]]
+    if family.library == "fla":  # files of transformers may hold more, such as a vision tower
+        wrong += report["unexpected_keys"]
     if wrong:
         raise ModelError(f"{folder}: the stock class does not load {len(wrong)} tensors, such as {wrong[0]}")
     return Runtime(
@@ -127,7 +225,7 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
         tokenizer=load_tokenizer(folder),
         device=where,
         dtype=precision,
-        kernels=describe_kernels(where, precision),
+        kernels=describe_kernels(where, precision, family.library),
     )
 
 

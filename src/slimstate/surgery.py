@@ -3,11 +3,13 @@
 To cut by a selection is to delete the rows of the dropped channels and to keep all other rows in their order. To cut
 by a basis T [K, D] is to turn the D rows of every head into K first: the rows that make the channels become T rows, and
 filters, which act on one channel each, become (T o T) filters, the elementwise square: the best that filters of one
-channel each can do, and the same filter where all channels of a head have one.
+channel each can do, and the same filter where all channels of a head have one. Queries are scaled by d_k^-0.5, so the
+rows that stay in a `scaled` slot are multiplied by sqrt(key dim / width), where asked for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -21,9 +23,10 @@ from slimstate.errors import PlanError
 class Cutter:
     """What becomes of every parameter under a choice of channels or directions for each mixer."""
 
-    def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Choice]) -> None:
+    def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Choice], *, corrected: bool = True) -> None:
         self._dropped: dict[str, tuple[int, list[Tensor]]] = {}
         self._turns: dict[str, list[Callable[[Tensor], Tensor]]] = {}
+        self._softened: dict[str, tuple[Tensor, float]] = {}
         for mixer in mixers:
             choice = selections[mixer.layer]
             check_choice(mixer, choice)
@@ -34,6 +37,9 @@ class Cutter:
                 rows.append(mixer.axis.rows(slot, gone).flatten())
                 if isinstance(choice, Basis):
                     self._turns.setdefault(name, []).append(partial(turned, mixer.axis, slot, choice))
+                if slot.scaled and corrected:
+                    stays = mixer.axis.rows(slot, kept_channels(choice)).flatten()
+                    self._softened[name] = (stays, math.sqrt(choice.kept / mixer.axis.width))
 
     def touches(self, name: str) -> bool:
         return name in self._dropped
@@ -53,6 +59,10 @@ class Cutter:
         for turn in self._turns.get(name, ()):
             tensor = turn(tensor)
         dim, rows = self._dropped[name]
+        if name in self._softened:
+            kept, factor = self._softened[name]
+            softer = tensor.index_select(dim, kept.to(tensor.device)).float() * factor
+            tensor = tensor.index_copy(dim, kept.to(tensor.device), softer.to(tensor.dtype))
         stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
         stays[torch.cat(rows)] = False
         return tensor.index_select(dim, stays.nonzero().flatten().to(tensor.device))
@@ -92,7 +102,13 @@ def dropped_channels(width: int, keep: Tensor) -> Tensor:
     return (~stays).nonzero()[:, 1].view(keep.shape[0], width - keep.shape[1])
 
 
-def cut(tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Choice]) -> dict[str, Tensor]:
+def cut(
+    tensors: Mapping[str, Tensor],
+    mixers: Iterable[Mixer],
+    selections: Mapping[int, Choice],
+    *,
+    corrected: bool = True,
+) -> dict[str, Tensor]:
     """All parameters of a model after the cut."""
-    cutter = Cutter(mixers, selections)
+    cutter = Cutter(mixers, selections, corrected=corrected)
     return {name: cutter.apply(name, tensor) for name, tensor in tensors.items()}

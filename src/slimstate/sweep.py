@@ -16,10 +16,10 @@ from typing import Any
 
 from slimstate import processes
 from slimstate.axes import Plan
+from slimstate.budget import state_bytes
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
 from slimstate.errors import PlanError
-from slimstate.overview import state_bytes
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
@@ -253,7 +253,8 @@ class _Judge:
 
     def row(self, candidate: Candidate, plan: Plan, uncut_nats: float) -> dict[str, Any]:
         label = f"{candidate.method} {candidate.score} {candidate.key_dim}"
-        with masked(self.runtime.model, self.checkpoint.mixers, plan.selections):
+        rescaled = not self.checkpoint.family.correction(self.checkpoint.config).possible
+        with masked(self.runtime.model, self.checkpoint.mixers, plan.selections, rescaled=rescaled):
             found = self._measure(candidate.key_dim, label)
         kappas = [
             kappa

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,9 +17,66 @@ from torch import Tensor, nn
 from slimstate.axes import Basis, Choice, Mixer, Tap
 from slimstate.surgery import kept_channels, turned
 
-Role = Literal["query", "key"]
+Role = Literal["query", "key", "companion"]
 See = Callable[[Mixer, Role, Tensor], Tensor]
 Operator = Callable[..., Any]
+
+
+class Arguments:
+    """The arguments of a call by name; those given by position stay there, because kernels name them differently."""
+
+    def __init__(self, names: tuple[str, ...], args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        self.names, self.args, self.options = names, list(args), dict(options)
+
+    def __getitem__(self, name: str) -> Any:
+        place = self.names.index(name) if name in self.names else len(self.args)
+        return self.args[place] if place < len(self.args) else self.options[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        place = self.names.index(name) if name in self.names else len(self.args)
+        if place < len(self.args):
+            self.args[place] = value
+        else:
+            self.options[name] = value
+
+    def get(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return None
+
+    def copy(self) -> Arguments:
+        return Arguments(self.names, self.args, self.options)
+
+
+def _parameters(operator: Operator) -> tuple[str, ...]:
+    return tuple(inspect.signature(operator).parameters)
+
+
+def roles(tap: Tap) -> tuple[tuple[Role, str], ...]:
+    """The names of the arguments that take the queries and the keys."""
+    return ("query", tap.query), ("key", tap.key)
+
+
+def _seen_by(see: See, mixer: Mixer, role: Role, x: Tensor, timeless: bool) -> Tensor:
+    """What `see` makes of x, which may hold each head once for every value head and may lack the time axis."""
+    x = x.unsqueeze(1) if timeless else x
+    copies = x.shape[2] // mixer.axis.heads
+    # copies that differ, as queries of one key head may, are seen one after the other
+    seen = torch.stack([see(mixer, role, x[:, :, copy::copies]) for copy in range(_distinct(mixer, role, copies))], 3)
+    seen = seen if seen.shape[3] == copies else seen.expand(-1, -1, -1, copies, -1)
+    seen = seen.flatten(2, 3)
+    return seen.squeeze(1) if timeless else seen
+
+
+def _distinct(mixer: Mixer, role: Role, copies: int) -> int:
+    slot = mixer.query if role == "query" else mixer.key
+    return slot.copies if slot.copies == copies else 1
+
+
+def _times(result: Any, factor: float) -> Any:
+    """The output of an operator, alone or with a state, times a factor."""
+    return (result[0] * factor, *result[1:]) if isinstance(result, tuple) else result * factor
 
 
 @contextmanager
@@ -26,14 +84,19 @@ def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
     """While open, the queries and keys [B, T, H, D] of every mixer are what `see` returns, scaled by `scale`."""
 
     def versions(tap: Tap, running: list[Mixer], module: Any) -> dict[str, Operator]:
-        def watched(operator: Operator) -> Operator:
-            def call(*, q: Tensor, k: Tensor, **options: Any) -> Any:
+        def watched(operator: Operator, *, timeless: bool = False) -> Operator:
+            names = _parameters(operator)
+
+            def call(*args: Any, **options: Any) -> Any:
+                given = Arguments(names, args, options)
                 for mixer in running:
                     if tap.normaliser is None:
-                        q, k = see(mixer, "query", q), see(mixer, "key", k)
-                    if scale is not None:
-                        options["scale"] = scale
-                return operator(q=q, k=k, **options)
+                        for role, name in (*roles(tap), *(("companion", name) for name in tap.companions)):
+                            given[name] = _seen_by(see, mixer, role, given[name], timeless)
+                result = operator(*given.args, **given.options)
+                if scale is None or not tap.scaled or not running:
+                    return result
+                return _times(result, scale * given[tap.query].shape[-1] ** 0.5)
 
             return call
 
@@ -42,6 +105,8 @@ def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
             return lambda x: normalise(see(running[0], next(roles), x) if running else x)
 
         replaced = {name: watched(getattr(module, name)) for name in tap.operators}
+        if tap.step is not None:
+            replaced[tap.step] = watched(getattr(module, tap.step), timeless=True)
         if tap.normaliser is not None:
             replaced[tap.normaliser] = watched_normaliser(getattr(module, tap.normaliser))
         return replaced
@@ -121,10 +186,12 @@ def observed(
 
     def versions(tap: Tap, running: list[Mixer], module: Any) -> dict[str, Operator]:
         def watched(operator: Operator) -> Operator:
-            def call(**options: Any) -> Any:
+            names = _parameters(operator)
+
+            def call(*args: Any, **options: Any) -> Any:
                 if not running:
-                    return operator(**options)
-                return _in_pieces(operator, running[0], options, see, every)
+                    return operator(*args, **options)
+                return _in_pieces(operator, running[0], Arguments(names, args, options), see, every)
 
             return call
 
@@ -134,27 +201,31 @@ def observed(
         yield
 
 
-TIMED = ("q", "k", "v", "g", "beta")
-
-
 def _in_pieces(
-    operator: Operator, mixer: Mixer, options: dict[str, Any], see: Callable[[Reading], None], every: int | None
-) -> tuple[Tensor, Tensor | None]:
-    timed = {name: options.pop(name) for name in TIMED if options.get(name) is not None}
-    state, wanted = options.pop("initial_state", None), options.pop("output_final_state", False)
-    length = timed["q"].shape[1]
+    operator: Operator, mixer: Mixer, given: Arguments, see: Callable[[Reading], None], every: int | None
+) -> Any:
+    tap = mixer.tap
+    state, wanted = given.options.get(tap.state), given.options.get(tap.final, False)
+    timed = [name for name in (tap.query, tap.key, *tap.timed) if given.get(name) is not None]
+    length = given[tap.query].shape[1]
     every = length if every is None else every
+    normalised = given.options.get("use_qk_l2norm_in_kernel", False)
+    value_first = given.options.get("state_v_first", tap.value_first)
     outputs = []
     for start in range(0, length, every):
-        piece = {name: x[:, start : start + every].contiguous() for name, x in timed.items()}
-        output, state = operator(**piece, **options, initial_state=state, output_final_state=True)
+        piece = given.copy()
+        for name in timed:
+            per_token = given[name].shape[1] // length
+            piece[name] = given[name][:, start * per_token : (start + every) * per_token].contiguous()
+        piece.options |= {tap.state: state, tap.final: True}
+        output, state = operator(*piece.args, **piece.options)
         outputs.append(output)
-        normalised = options.get("use_qk_l2norm_in_kernel", False)
-        queries, keys = (F.normalize(x, dim=-1) if normalised else x for x in (piece["q"], piece["k"]))
-        by_key = state.mT if options.get("state_v_first", False) else state
+        queries, keys = (F.normalize(piece[name], dim=-1) if normalised else piece[name] for _, name in roles(tap))
         time = min(start + every, length)
+        by_key = state.mT if value_first else state
         see(Reading(mixer=mixer, time=time, state=by_key, queries=queries, keys=keys))
-    return torch.cat(outputs, dim=1), state if wanted else None
+    output = torch.cat(outputs, dim=1)
+    return (output, state if wanted else None) if wanted or not tap.bare else output
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from slimstate.checkpoint import read_json
 from slimstate.corpus import Corpus
 from slimstate.distillation import Opinion, TopOpinion, WholeOpinion
 from slimstate.errors import DataError, OutputError
+from slimstate.families import logit_factor
 from slimstate.record import write_record
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import TOKENS_AT_ONCE, Runtime
@@ -44,6 +45,7 @@ class PresentTeacher:
         model = self.runtime.model
         with torch.inference_mode(), torch.autocast(ids.device.type, enabled=False):
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+            hidden = hidden * logit_factor(model.config.to_dict())
         # a copy made outside of inference mode may take part in a loss
         return WholeOpinion(hidden=hidden.clone(), head=model.get_output_embeddings().weight.detach())
 

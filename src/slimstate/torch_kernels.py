@@ -10,6 +10,8 @@ B batch, T time, D channels, W taps of a convolution. With `cu_seqlens` N sequen
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
@@ -18,29 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.delta_rule import delta_rule
-
-
-class Packing:
-    """Sequences end to end [1, total, ...] and the same as a padded batch [N, longest, ...]."""
-
-    def __init__(self, cu_seqlens: Tensor) -> None:
-        starts, self.lengths = cu_seqlens[:-1], cu_seqlens.diff()
-        steps = torch.arange(int(self.lengths.max()), device=cu_seqlens.device)
-        self.inside = steps < self.lengths.unsqueeze(1)
-        self.index = torch.where(self.inside, starts.unsqueeze(1) + steps, 0)
-
-    def pad(self, x: Tensor) -> Tensor:
-        inside = self.inside.view(*self.inside.shape, *[1] * (x.ndim - 2))
-        return torch.where(inside, x[0][self.index], x.new_zeros(()))
-
-    def pack(self, x: Tensor) -> Tensor:
-        return x[self.inside].unsqueeze(0)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Half precision in float32, as the kernels compute inside."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+from slimstate.axes import Tap
+from slimstate.torch_rules import (
+    Packing,
+    comba_rule,
+    delta_product,
+    gated_delta_rule,
+    gated_linear_attention,
+    kimi_delta_rule,
+    linear_attention,
+    plain_delta_rule,
+    wide,
+)
 
 
 def short_convolution(
@@ -62,7 +53,7 @@ def short_convolution(
     taps = weight.shape[-1]
     past = inputs.new_zeros(batch, taps, inputs.shape[-1]) if initial_state is None else initial_state.mT.to(inputs)
     whole = torch.cat([past, inputs], dim=1)
-    kernel, shifted = _wide(weight), _wide(whole)
+    kernel, shifted = wide(weight), wide(whole)
     y = shifted[:, 1 : time + 1] * kernel[:, 0]
     for tap in range(1, taps):
         y = torch.addcmul(y, shifted[:, tap + 1 : tap + 1 + time], kernel[:, tap])
@@ -89,7 +80,7 @@ def convolution_step(
     assert weight is not None
     rolled = torch.cat([cache[..., 1:], x.reshape(cache.shape[0], -1, 1).to(cache.dtype)], dim=-1)
     cache.copy_(rolled)
-    y = (_wide(rolled) * _wide(weight)).sum(-1)
+    y = (wide(rolled) * wide(weight)).sum(-1)
     y = y if bias is None else y + bias
     y = (F.silu(y) if activation in ("silu", "swish") else y).to(x.dtype).view_as(x)
     return (y if residual is None else y + residual), cache
@@ -104,7 +95,7 @@ def rms_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    total = _wide(x) if residual is None else _wide(x) + residual
+    total = wide(x) if residual is None else wide(x) + residual
     y = F.rms_norm(total, x.shape[-1:], None if weight is None else weight.to(total), eps)
     y = (y if bias is None else y + bias).to(x.dtype)
     return (y, total if residual_in_fp32 else total.to(x.dtype)) if prenorm else y
@@ -121,10 +112,10 @@ def rms_norm_gated(
     residual_in_fp32: bool = False,
     eps: float = 1e-6,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    total = _wide(x) if residual is None else _wide(x) + residual
+    total = wide(x) if residual is None else wide(x) + residual
     y = rms_norm(total, weight, bias, eps=eps)
     assert isinstance(y, Tensor)
-    gate = _wide(g).sigmoid() if activation == "sigmoid" else F.silu(_wide(g))
+    gate = wide(g).sigmoid() if activation == "sigmoid" else F.silu(wide(g))
     y = (y * gate).to(x.dtype)
     return (y, total if residual_in_fp32 else total.to(x.dtype)) if prenorm else y
 
@@ -151,11 +142,26 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.elu(x) + 1
 
 
+def both_ways(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """An activation and its backward pass, as fla calls them."""
+
+    def forward(x: Tensor, **_: Any) -> Tensor:
+        return activation(x)
+
+    def backward(x: Tensor, dy: Tensor, **_: Any) -> Tensor:
+        with torch.enable_grad():
+            point = x.detach().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(activation(point), point, dy)
+        return gradient
+
+    return forward, backward
+
+
 def cross_entropy(criterion: Any, logits: Tensor, target: Tensor) -> Tensor:
     """The forward of fla's FusedCrossEntropyLoss, for the options its language models use."""
     if criterion.lse_square_scale or criterion.return_z_loss or criterion.process_group is not None:
         raise NotImplementedError("z-loss and sharded vocabularies need fla's Triton kernels")
-    logits = _wide(logits) * criterion.logit_scale
+    logits = wide(logits) * criterion.logit_scale
     if criterion.logit_softcapping is not None:
         logits = criterion.logit_softcapping * torch.tanh(logits / criterion.logit_softcapping)
     return F.cross_entropy(
@@ -182,7 +188,7 @@ def linear_cross_entropy(
 ) -> Tensor:
     from fla.modules.l2warp import l2_warp
 
-    logits = _wide(F.linear(x, weight, bias)) * logit_scale
+    logits = wide(F.linear(x, weight, bias)) * logit_scale
     loss = F.cross_entropy(
         logits, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )
@@ -247,84 +253,6 @@ def packed_attention(
     return torch.cat(parts)
 
 
-def _rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    g: Tensor | None,
-    *,
-    scale: float | None,
-    state: Tensor | None,
-    normalise: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The delta rule as fla's layers call it: packed sequences, L2 norm inside, half precision outside."""
-    dtype = v.dtype
-    q, k, v, beta = (_wide(x) for x in (q, k, v, beta))
-    if normalise:
-        q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    packing = None if cu_seqlens is None else Packing(cu_seqlens)
-    if packing is not None:
-        q, k, v, beta = (packing.pad(x) for x in (q, k, v, beta))
-        g = None if g is None else packing.pad(g)
-    o, state = delta_rule(q, k, v, beta, g, scale=scale, state=None if state is None else state.to(v))
-    return (o if packing is None else packing.pack(o)).to(dtype), state
-
-
-def plain_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    beta = torch.ones_like(q[..., 0]) if beta is None else beta
-    o, state = _rule(
-        q, k, v, beta, None, scale=scale, state=initial_state, normalise=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens
-    )
-    return o, state if output_final_state else None
-
-
-def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    g, beta = _wide(g), _wide(beta)
-    if use_gate_in_kernel:
-        assert A_log is not None
-        g = -_wide(A_log).exp() * F.softplus(g if dt_bias is None else g + _wide(dt_bias))
-    if use_beta_sigmoid_in_kernel:
-        beta = beta.sigmoid() * (2 if allow_neg_eigval else 1)
-    if initial_state is not None and state_v_first:
-        initial_state = initial_state.mT
-    o, state = _rule(
-        q, k, v, beta, g, scale=scale, state=initial_state, normalise=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens
-    )
-    return o, (state.mT.contiguous() if state_v_first else state) if output_final_state else None
-
-
 def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
     return (value for value in values if isinstance(value, Tensor))
 
@@ -368,11 +296,33 @@ def _substitute(owner: Any, name: str, version: Callable[..., Any], when: Callab
 
 
 @functools.cache
+def use_reference(tap: Tap) -> None:
+    """Make the functions of a transformers module run their own PyTorch form on a CPU. Once a process.
+
+    Transformers chooses compiled kernels when it is imported, by what is installed and not by where the tensors are.
+    """
+    module = importlib.import_module(tap.module)
+    step = () if tap.step is None else (tap.step,)
+    for name in (*tap.operators, *step, *tap.kernels):
+        chosen = getattr(module, name)
+        reference = inspect.unwrap(chosen)
+        if reference is not chosen:
+            _substitute(module, name, reference)
+    for name in tap.shortcuts:
+        _substitute(module, name, inspect.unwrap(getattr(module, name)), lambda *_, **__: True)
+
+
+@functools.cache
 def install() -> None:
-    """Make fla's DeltaNet and Gated DeltaNet run wherever PyTorch runs. Once a process; a second call does nothing."""
+    """Make fla's models run wherever PyTorch runs. Once a process; a second call does nothing."""
     import fla.layers.attn
+    import fla.layers.comba
     import fla.layers.delta_net
     import fla.layers.gated_deltanet
+    import fla.layers.gated_deltaproduct
+    import fla.layers.gla
+    import fla.layers.kda
+    import fla.layers.linear_attn
     import fla.modules.causal_conv1d.ops
     import fla.modules.fused_linear_cross_entropy.ops
     import fla.modules.mlp
@@ -397,6 +347,9 @@ def install() -> None:
         rotary_ops.rotary_embedding_fwdbwd: rotary,
         fla.modules.causal_conv1d.ops.causal_conv1d_update: convolution_step,
     }
+    for name, activation in (("sigmoid", torch.sigmoid), ("swish", F.silu), ("elu_p1", elu_plus_one)):
+        forward, backward = both_ways(activation)
+        whole |= {getattr(activations, f"{name}_fwd"): forward, getattr(activations, f"{name}_bwd"): backward}
     for entry_point, version in whole.items():
         register(entry_point, backend=TorchBackend, verifier=accepts)(version)
 
@@ -418,8 +371,17 @@ def install() -> None:
 
     _substitute(fla.layers.delta_net, "chunk_delta_rule", plain_delta_rule, too_precise_for_triton)
     _substitute(fla.layers.delta_net, "fused_recurrent_delta_rule", plain_delta_rule)
-    _substitute(fla.layers.delta_net, "elu_p1", elu_plus_one)
     _substitute(fla.layers.gated_deltanet, "fused_recurrent_gated_delta_rule", gated_delta_rule)
+    _substitute(fla.layers.gated_deltaproduct, "fused_recurrent_gated_delta_rule", gated_delta_rule)
+    _substitute(fla.layers.gated_deltaproduct, "chunk_gated_delta_product", delta_product)
+    for name in ("chunk_kda", "fused_recurrent_kda"):
+        _substitute(fla.layers.kda, name, kimi_delta_rule)
+    for name in ("chunk_comba", "fused_recurrent_comba"):
+        _substitute(fla.layers.comba, name, comba_rule)
+    for name in ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"):
+        _substitute(fla.layers.gla, name, gated_linear_attention)
+    for name in ("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"):
+        _substitute(fla.layers.linear_attn, name, linear_attention)
     for module in (fla.layers.gated_deltanet, fla.modules.causal_conv1d.ops):
         _substitute(module, "causal_conv1d", short_convolution)
     _substitute(fla.modules.norm.layernorm, "rms_norm", rms_norm)

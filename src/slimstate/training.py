@@ -25,6 +25,7 @@ from slimstate.adapters import trainable
 from slimstate.corpus import Schedule
 from slimstate.distillation import distilled_loss
 from slimstate.errors import OutputError, TrainingError
+from slimstate.families import logit_factor
 from slimstate.record import write_text
 from slimstate.reporter import SILENT, Reporter
 from slimstate.teacher import Teacher
@@ -76,6 +77,7 @@ class Student(nn.Module):
         teacher: Teacher | None = self.__dict__["teacher"]
         opinion = None if teacher is None else teacher.opinion(input_ids, place)
         hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        hidden = hidden * logit_factor(model.config.to_dict())
         loss, cross_entropy, distillation = distilled_loss(
             hidden[:, :-1].flatten(0, 1),
             model.get_output_embeddings().weight,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slimstate.axes import Evidence, Mixer
 from slimstate.benchmark.recording import Bench, Row, positive
-from slimstate.benchmark.subjects import config_of, model_for, width_of
+from slimstate.benchmark.subjects import config_of, library_of, model_for, width_of
 from slimstate.benchmark.timing import Timing, timed
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
@@ -20,7 +20,7 @@ from slimstate.data import sample_windows
 from slimstate.errors import PlanError
 from slimstate.families import family_of
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import TOKENS_AT_ONCE, Runtime, describe_kernels, load_tokenizer
+from slimstate.runtime import TOKENS_AT_ONCE, Runtime, load_tokenizer
 from slimstate.selectors import Case, Request, Selector, choose, selector_named
 
 METHODS = ("drrqr", "s-wanda", "grad")
@@ -41,7 +41,9 @@ def bench_calibrate(
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Time calibration and selection on a text, or on random tokens; a config gets random weights."""
-    bench = Bench.begin("calibrate", device=device, dtype=dtype, rounds=rounds, out=out, reporter=reporter)
+    bench = Bench.begin(
+        "calibrate", device=device, dtype=dtype, rounds=rounds, out=out, reporter=reporter, library=library_of([model])
+    )
     positive(samples=samples, length=length)
     selectors = [selector_named(method) for method in methods]
     for selector in selectors:
@@ -54,7 +56,7 @@ def bench_calibrate(
     mixers = family_of(config).mixers(config)
     runtime = Runtime(
         model=model_for(model, width, bench.device, bench.dtype), tokenizer=None, device=bench.device,
-        dtype=bench.dtype, kernels=describe_kernels(bench.device, bench.dtype),
+        dtype=bench.dtype, kernels=bench.kernels,
     )  # fmt: skip
     tokens = _tokens(model, data, samples, length, runtime.model.config.vocab_size)
     settings: dict[str, Any] = {

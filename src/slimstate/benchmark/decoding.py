@@ -16,8 +16,9 @@ from torch import Tensor
 from slimstate.benchmark.compiling import compile_ahead
 from slimstate.benchmark.modelling import widths_of
 from slimstate.benchmark.recording import Bench, Row, positive, with_ratios
-from slimstate.benchmark.subjects import model_for
+from slimstate.benchmark.subjects import library_of, model_for
 from slimstate.benchmark.timing import Timing, copy_bandwidth, timed
+from slimstate.errors import PlanError
 from slimstate.reporter import SILENT, Reporter
 
 BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
@@ -37,8 +38,14 @@ def bench_decode(
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Time a decoding step of models at key dims and batch sizes, and find the largest batch that fits."""
-    bench = Bench.begin("decode", device=device, dtype=dtype, rounds=rounds, out=out, reporter=reporter)
+    bench = Bench.begin(
+        "decode", device=device, dtype=dtype, rounds=rounds, out=out, reporter=reporter, library=library_of(models)
+    )
     positive(batch=min(batches, default=0))
+    if library_of(models) != "fla":
+        raise PlanError(
+            "decoding is timed for models of flash-linear-attention only; transformers keeps its own caches"
+        )
     wanted = widths_of(models, key_dims)
     settings: dict[str, Any] = {
         "models": list(models), "key_dims": list(dict.fromkeys(key_dim for _, key_dim in wanted)) if key_dims else None,

@@ -10,7 +10,7 @@ import torch
 
 from slimstate.benchmark.compiling import compile_ahead
 from slimstate.benchmark.recording import Bench, Row, checked_modes, positive, with_ratios
-from slimstate.benchmark.subjects import config_of, model_for, resized, width_of
+from slimstate.benchmark.subjects import config_of, library_of, model_for, resized, width_of
 from slimstate.benchmark.timing import Timing, timed
 from slimstate.distillation import distilled_loss
 from slimstate.reporter import SILENT, Reporter
@@ -45,7 +45,9 @@ def bench_model(
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Time models, given as folders, config files or names of shipped configs, at key dims."""
-    bench = Bench.begin("model", device=device, dtype=dtype, rounds=rounds, out=out, reporter=reporter)
+    bench = Bench.begin(
+        "model", device=device, dtype=dtype, rounds=rounds, out=out, reporter=reporter, library=library_of(models)
+    )
     positive(batch=batch, length=length)
     wanted = widths_of(models, key_dims)
     settings: dict[str, Any] = {

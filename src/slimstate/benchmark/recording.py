@@ -12,6 +12,7 @@ import torch
 
 from slimstate.benchmark.timing import Timing, device_name
 from slimstate.errors import PlanError
+from slimstate.families.contract import Library
 from slimstate.record import check_place, command, versions, write_record, write_text
 from slimstate.reporter import Reporter
 from slimstate.runtime import describe_kernels, pick_device, pick_dtype, prepare_fla
@@ -30,6 +31,7 @@ class Bench:
     out: Path | None
     reporter: Reporter
     started: float
+    kernels: str
 
     @classmethod
     def begin(
@@ -41,6 +43,7 @@ class Bench:
         rounds: int,
         out: str | Path | None,
         reporter: Reporter,
+        library: Library = "fla",
     ) -> Bench:
         if rounds < 1:
             raise PlanError(f"{rounds} rounds: at least one is needed")
@@ -51,12 +54,13 @@ class Bench:
 
             check_place(folder, folder=True)
         prepare_fla()
-        bench = cls(
-            verb=verb, device=where, dtype=pick_dtype(dtype, where), rounds=rounds, out=folder, reporter=reporter,
-            started=time.perf_counter(),
+        precision = pick_dtype(dtype, where)
+        kernels = describe_kernels(where, precision, library)
+        reporter.say(f"{device_name(where)}; kernels: {kernels}")
+        return cls(
+            verb=verb, device=where, dtype=precision, rounds=rounds, out=folder, reporter=reporter,
+            started=time.perf_counter(), kernels=kernels,
         )  # fmt: skip
-        reporter.say(f"{device_name(where)}; kernels: {describe_kernels(where, bench.dtype)}")
-        return bench
 
     def attempt(self, row: Row, measure: Callable[..., tuple[Timing, Row]], *given: Any) -> Row:
         """The row with what was measured, or with why nothing was: a GPU that is full is an answer too."""
@@ -79,7 +83,7 @@ class Bench:
             "bench": self.verb,
             "device": device_name(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "kernels": describe_kernels(self.device, self.dtype),
+            "kernels": self.kernels,
             "settings": dict(settings),
             "rounds": self.rounds,
             "rows": list(rows),

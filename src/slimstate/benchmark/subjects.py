@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from slimstate.checkpoint import Checkpoint
 from slimstate.errors import PlanError
 from slimstate.families import family_of
+from slimstate.families.contract import Library
 from slimstate.runtime import load, stock_model
 from slimstate.untrained import read_config
 
@@ -21,6 +22,12 @@ Config = Mapping[str, Any]
 def config_of(model: str) -> dict[str, Any]:
     """That of a model folder, of a config file, or of a name in the package."""
     return dict(Checkpoint.open(model).config) if Path(model).is_dir() else read_config(model)
+
+
+def library_of(models: Sequence[str]) -> Library:
+    """Where the stock classes of some models are: transformers, if any of them is there."""
+    found = {family_of(config_of(model)).library for model in models}
+    return "transformers" if "transformers" in found else "fla"
 
 
 def mixer_config(model_type: str, *, hidden: int, heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:

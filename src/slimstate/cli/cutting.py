@@ -23,15 +23,29 @@ from slimstate.cli.terminal import (
     printer,
 )
 from slimstate.selectors import METHODS as SELECTORS
+from slimstate.serving import rules_of
 
+StateMb = Annotated[
+    float | None, typer.Option(help="MiB of recurrent state per sequence: the largest key dim that fits is chosen.")
+]
+Sequences = Annotated[int | None, typer.Option(help="With --memory-gb: so many sequences at once must fit.")]
+MemoryGb = Annotated[float | None, typer.Option(help="GiB that the states of all --sequences may take.")]
+StateDtype = Annotated[str, typer.Option(help="What the engine keeps states in: fp32 or bf16.")]
 METHODS = "; ".join(f"{selector.name}: {selector.summary}" for selector in SELECTORS.values())
 
 
-def inspect(model: Model, as_json: Json = False) -> None:
+def inspect(
+    model: Model,
+    state_mb: StateMb = None,
+    sequences: Sequences = None,
+    memory_gb: MemoryGb = None,
+    state_dtype: StateDtype = "fp32",
+    as_json: Json = False,
+) -> None:
     """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only."""
     from slimstate.overview import inspect as look
 
-    record = look(model)
+    record = look(model, state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, state_dtype=state_dtype)
     if as_json:
         print_json(record)
         return
@@ -60,6 +74,12 @@ def inspect(model: Model, as_json: Json = False) -> None:
             f"{option['parameters']:,}",
         )
     console.print(table)
+    if record["budget"]:
+        console.print(record["budget"]["why"])
+    rules = rules_of(record["model_type"])
+    console.print(f"serving, as of {record['serving']['date']}:" if rules else "serving: no engine was examined")
+    for rule in rules:
+        console.print(f"  {rule.describe(condition=True)}", markup=False)
 
 
 def prune(
@@ -75,6 +95,10 @@ def prune(
         ),
     ] = None,
     key_dim: Annotated[int | None, typer.Option(help="Channels per head to keep, exactly.")] = None,
+    state_mb: StateMb = None,
+    sequences: Sequences = None,
+    memory_gb: MemoryGb = None,
+    state_dtype: StateDtype = "fp32",
     data: Annotated[
         str | None,
         typer.Option(help=Text.format("calibrate on")),
@@ -127,6 +151,10 @@ def prune(
         method=method,
         compression=compression,
         key_dim=key_dim,
+        state_mb=state_mb,
+        sequences=sequences,
+        memory_gb=memory_gb,
+        state_dtype=state_dtype,
         data=data,
         samples=samples,
         length=length,
@@ -162,10 +190,8 @@ def prune(
         f"state per sequence (fp32): {mebibytes(states['before']['fp32'])} to {mebibytes(states['after']['fp32'])}"
     )
     console.print(f"parameters: {parameters['before']:,} to {parameters['after']:,}")
-    if record["corrected"]:
-        factor = record["width"] / record["key_dim"]
-        meaning = ", so that cutting is zeroing" if record["bends"] is None else ""
-        console.print(f"norm_eps times {factor:.4g}: makes up for the new query scale{meaning}")
+    if record["correction"]:
+        console.print(record["correction"])
     for line in _certificate_lines(record["certificate"]):
         console.print(line)
     if record.get("left_out"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from slimstate.axes import Mixer, Tap
-from slimstate.errors import ModelError
 from slimstate.families import fla_layout
-from slimstate.families.fla_layout import Config, corrected_norm, ratio_for
+from slimstate.families.contract import Config, Library
 
 model_type = "delta_net"
-softmax_layers = fla_layout.softmax_layers
-DEFAULTS = {
+library: Library = "fla"
+softmax_layers, correction = fla_layout.softmax_layers, fla_layout.correction
+DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,
     "num_heads": 16,
     "expand_k": 1.0,
@@ -21,6 +21,7 @@ DEFAULTS = {
     "qk_norm": "l2",
     "use_beta": True,
     "use_gate": False,
+    "norm_eps": 1e-6,
 }
 
 
@@ -31,9 +32,9 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         layers=int(known["num_hidden_layers"]),
         heads=heads,
-        width=_per_head(hidden, known["expand_k"], heads, "expand_k"),
+        width=fla_layout.per_head(hidden, known["expand_k"], heads, "expand_k"),
         value_heads=heads,
-        value_dim=_per_head(hidden, known["expand_v"], heads, "expand_v"),
+        value_dim=fla_layout.per_head(hidden, known["expand_v"], heads, "expand_v"),
         input_size=hidden,
         projections="qkv" + "b" * bool(known["use_beta"]) + "g" * bool(known["use_gate"]) + "o",
         tap=Tap(
@@ -48,19 +49,10 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
 def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
     """The config of the same model with `key_dim` channels per head."""
     known = {**DEFAULTS, **config}
-    ratio = ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))
-    norm = corrected_norm(config, mixers(config)[0].axis.width, key_dim) if corrected else {}
-    return {**config, "expand_k": ratio, **norm}
+    return fla_layout.resized_by_expansion(known, config, key_dim, correction(config) if corrected else None)
 
 
 def _bends(activation: str, norm: str) -> tuple[str, ...]:
     """A length is the same in every basis, a sum of channels is not."""
     found = () if activation == "identity" else (f"the activation {activation}",)
     return found if norm == "l2" else (*found, f"the norm {norm}")
-
-
-def _per_head(hidden: int, ratio: float, heads: int, name: str) -> int:
-    total = round(hidden * ratio)
-    if heads < 1 or total % heads:
-        raise ModelError(f"config.json: {name} {ratio} of hidden size {hidden} is not a multiple of {heads} heads")
-    return total // heads

@@ -1,17 +1,23 @@
-"""What the families of flash-linear-attention share: rows by head, optional convolutions, softmax layers by index."""
+"""What the families of flash-linear-attention share: rows by head, optional convolutions, softmax layers by index.
+
+Some configs store the key width as a ratio to the hidden size (`expand_k`), others as `head_dim` with the value width
+as a ratio to it (`expand_v`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from slimstate.axes import Axis, Mixer, Slot, Tap
 from slimstate.errors import ModelError
+from slimstate.families.contract import NORM_EPS, Config, Correction, corrected_epsilon
 
-Config = Mapping[str, Any]
 SHARINGS = ("head", "all")
 SHARED_FILTERS = "shared_filters"
+QUERY, KEY = Slot(parameter="q_proj.weight"), Slot(parameter="k_proj.weight")
 
 
 def softmax_layers(config: Config) -> frozenset[int]:
@@ -23,6 +29,11 @@ def softmax_layers(config: Config) -> frozenset[int]:
     return frozenset(int(layer) for spec in specs for layer in spec["layers"])
 
 
+def correction(config: Config) -> Correction:
+    """All norms of these models have one epsilon, that behind the state among them."""
+    return NORM_EPS
+
+
 def mixers(
     config: Config,
     *,
@@ -32,21 +43,31 @@ def mixers(
     value_heads: int,
     value_dim: int,
     input_size: int,
-    projections: str,
+    projections: Iterable[str],
     tap: Tap,
+    query: Slot = QUERY,
+    key: Slot = KEY,
+    gates: tuple[Slot, ...] = (),
+    value_rows: int | None = None,
+    convolved: bool | None = None,
     bends: tuple[str, ...] | None = None,
 ) -> tuple[Mixer, ...]:
-    """One mixer for each layer that is not softmax attention; `projections` are the letters of its linear maps.
+    """One mixer for each layer that is not softmax attention.
 
-    `bends` are the activations and norms of the layer that a rotation of queries and keys does not pass; without them
-    it is not rotated at all.
+    `projections` are the names of its linear maps, where they end in `_proj` without that. `gates` are slots besides
+    projections and convolutions; `value_rows` counts the heads of values where that is not `value_heads`. `bends` are
+    the activations and norms of the layer that a rotation of queries and keys does not pass; without them it is not
+    rotated at all.
     """
     if min(layers, heads, width, value_heads, value_dim) < 1:
         raise ModelError(
             f"config.json describes {layers} layers of {heads} heads with key dim {width}, value dim {value_dim}"
         )
-    query, key = Slot(parameter="q_proj.weight"), Slot(parameter="k_proj.weight")
-    axis = Axis(heads=heads, width=width, slots=(query, key, *_convolution_slots(config)))
+    convolved = bool(config.get("use_short_conv", True)) if convolved is None else convolved
+    convolutions = _convolution_slots(config, query, key) if convolved else ()
+    axis = Axis(heads=heads, width=width, slots=(query, key, *convolutions, *gates))
+    sizes = {"query": (heads * query.copies, width), "key": (heads * key.copies, width)}
+    sizes["value"] = (value_heads if value_rows is None else value_rows, value_dim)
     softmax = softmax_layers(config)
     return tuple(
         Mixer(
@@ -59,10 +80,10 @@ def mixers(
             input_size=input_size,
             value_heads=value_heads,
             value_dim=value_dim,
-            filters=_filters(config, heads, width, value_heads, value_dim),
-            projections=tuple(f"{letter}_proj" for letter in projections),
+            filters=_filters(sizes) if convolved else (),
+            projections=tuple(name if "_" in name else f"{name}_proj" for name in projections),
             bends=None if bends is None else (*_filters_that_bend(config), *bends),
-            sharing=sharing(config),
+            sharing=sharing(config) if convolved else None,
         )
         for layer in range(layers)
         if layer not in softmax
@@ -86,36 +107,53 @@ def _filters_that_bend(config: Config) -> tuple[str, ...]:
     return ("filters of one channel each",) * own
 
 
-def _convolution_slots(config: Config) -> tuple[Slot, ...]:
-    if not config.get("use_short_conv", True):
-        return ()
+def _convolution_slots(config: Config, query: Slot, key: Slot) -> tuple[Slot, ...]:
+    """A convolution has its rows where the projection before it has them."""
     parameters = ["weight"] + ["bias"] * bool(config.get("conv_bias", False))
     return tuple(
-        Slot(parameter=f"{name}_conv1d.{parameter}", filter=parameter == "weight")
-        for name in "qk"
+        replace(slot, parameter=f"{name}_conv1d.{parameter}", scaled=False, filter=parameter == "weight")
+        for name, slot in (("q", query), ("k", key))
         for parameter in parameters
     )
 
 
-def _filters(config: Config, heads: int, width: int, value_heads: int, value_dim: int) -> tuple[tuple[str, Axis], ...]:
-    if not config.get("use_short_conv", True):
-        return ()
-    sizes = {"query": (heads, width), "key": (heads, width), "value": (value_heads, value_dim)}
+def _filters(sizes: Mapping[str, tuple[int, int]]) -> tuple[tuple[str, Axis], ...]:
     return tuple(
         (role, Axis(heads=count, width=size, slots=(Slot(parameter=f"{role[0]}_conv1d.weight"),)))
         for role, (count, size) in sizes.items()
     )
 
 
-def corrected_norm(config: Config, width: int, key_dim: int) -> dict[str, float]:
-    """The norm epsilon under which a cut layer gives out what it gave with the dropped channels zeroed.
+def per_group(parameter: str, width: int, copies: int, **options: Any) -> Slot:
+    """Rows of several heads that share the channels of one: they lie next to each other."""
+    return Slot(parameter=parameter, head_stride=copies * width, copies=copies, copy_stride=width, **options)
 
-    The layers scale queries by d_k^-0.5, so a cut multiplies what reaches the output norm by s = sqrt(width / key_dim).
-    As s o / sqrt(s^2 mean(o^2) + s^2 eps) = o / sqrt(mean(o^2) + eps), an epsilon s^2 times as large takes that out.
-    Trained models have mean(o^2) well below eps, so without it the whole layer would come out louder. The other norms
-    share the epsilon but see values of a thousand times its size or more.
-    """
-    return {"norm_eps": float(config.get("norm_eps", 1e-6)) * width / key_dim}
+
+def per_head(hidden: int, ratio: float, heads: int, name: str) -> int:
+    """The channels per head where the config has their total as a ratio to the hidden size."""
+    total = round(hidden * ratio)
+    if heads < 1 or total % heads:
+        raise ModelError(f"config.json: {name} {ratio} of hidden size {hidden} is not a multiple of {heads} heads")
+    return total // heads
+
+
+def value_dim_of(known: Config) -> int:
+    """The value width where it is a ratio to the key width."""
+    return int(int(known["head_dim"]) * float(known["expand_v"]))
+
+
+def resized_by_head_dim(known: Config, config: Config, key_dim: int, epsilon: Correction | None) -> dict[str, Any]:
+    """Another `head_dim` for the keys, and the value width it had."""
+    norm = {} if epsilon is None else corrected_epsilon(epsilon, known, int(known["head_dim"]), key_dim)
+    return {**config, "head_dim": key_dim, "expand_v": ratio_for(value_dim_of(known), key_dim), **norm}
+
+
+def resized_by_expansion(known: Config, config: Config, key_dim: int, epsilon: Correction | None) -> dict[str, Any]:
+    """Another `expand_k`, exact to the last bit."""
+    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
+    width = per_head(hidden, known["expand_k"], heads, "expand_k")
+    norm = {} if epsilon is None else corrected_epsilon(epsilon, known, width, key_dim)
+    return {**config, "expand_k": ratio_for(key_dim * heads, hidden), **norm}
 
 
 def ratio_for(numerator: int, denominator: int) -> float:

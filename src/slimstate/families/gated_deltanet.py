@@ -6,11 +6,12 @@ from typing import Any
 
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
-from slimstate.families.fla_layout import Config, corrected_norm, ratio_for
+from slimstate.families.contract import Config, Library
 
 model_type = "gated_deltanet"
-softmax_layers = fla_layout.softmax_layers
-DEFAULTS = {
+library: Library = "fla"
+softmax_layers, correction = fla_layout.softmax_layers, fla_layout.correction
+DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,
     "num_heads": 6,
     "num_v_heads": None,
@@ -18,6 +19,7 @@ DEFAULTS = {
     "expand_v": 2.0,
     "num_hidden_layers": 21,
     "use_gate": True,
+    "norm_eps": 1e-6,
 }
 
 
@@ -30,7 +32,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         heads=heads,
         width=int(known["head_dim"]),
         value_heads=heads if known["num_v_heads"] is None else int(known["num_v_heads"]),
-        value_dim=_value_dim(config),
+        value_dim=fla_layout.value_dim_of(known),
         input_size=int(known["hidden_size"]),
         projections="qkvab" + "g" * bool(known["use_gate"]) + "o",
         tap=Tap(
@@ -43,10 +45,5 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
 
 def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
     """The config of the same model with `key_dim` channels per head and the value width it had."""
-    norm = corrected_norm(config, mixers(config)[0].axis.width, key_dim) if corrected else {}
-    return {**config, "head_dim": key_dim, "expand_v": ratio_for(_value_dim(config), key_dim), **norm}
-
-
-def _value_dim(config: Config) -> int:
     known = {**DEFAULTS, **config}
-    return int(int(known["head_dim"]) * float(known["expand_v"]))
+    return fla_layout.resized_by_head_dim(known, config, key_dim, correction(config) if corrected else None)

@@ -74,7 +74,9 @@ def plan_facts(found: Found) -> Iterator[tuple[str, object]]:
     yield "Method", joined([code(plan["method"]), f"judging by {judge}"], " ")
     yield "Calibration", calibration_words(plan.get("calibration"))
     yield "Certificate", certificate_words(plan.get("certificate") or {})
-    if plan.get("corrected") is True:
+    if plan.get("correction"):
+        yield "Query scale", plan["correction"]
+    elif plan.get("corrected") is True:
         factor = magnitude(plan["width"] / plan["key_dim"])
         yield "Config", joined([code("norm_eps"), f"times {factor}, which makes up for the new query scale"], " ")
     if parent := plan.get("parent"):

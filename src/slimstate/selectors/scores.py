@@ -47,7 +47,10 @@ def wanda(case: Case, request: Request) -> Tensor:
         raise ValueError("S-Wanda without input norms")
     norm = case.evidence.input_square.double().sqrt()
     weights = scored(request.score, case.query_weight, case.key_weight)
-    return torch.stack([weight.double().abs() @ norm for weight in weights]).sum(0)
+    # a channel may have several rows, one after the other
+    return torch.stack(
+        [(weight.double().abs().unflatten(-1, (-1, len(norm))) @ norm).sum(-1) for weight in weights]
+    ).sum(0)
 
 
 def saliency(case: Case, request: Request) -> Tensor:

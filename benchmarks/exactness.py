@@ -1,0 +1,58 @@
+"""How far a cut model of every family is from the uncut one with the same channels zeroed; writes docs/SUPPORT.md.
+
+python benchmarks/exactness.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import slimstate  # noqa: E402
+import tiny  # noqa: E402
+from slimstate.axes import Plan  # noqa: E402
+from slimstate.checkpoint import Checkpoint  # noqa: E402
+from slimstate.record import PLAN  # noqa: E402
+from slimstate.runtime import load  # noqa: E402
+from slimstate.support import support_table  # noqa: E402
+from slimstate.taps import masked  # noqa: E402
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=tiny.token_ids(), use_cache=False).logits
+
+
+def difference(original: Path, cut: Path) -> float:
+    """The largest of any logit, in standard deviations of the logits."""
+    checkpoint, model = Checkpoint.open(original), load(original, device="cpu").model
+    plan = Plan.from_json((cut / PLAN).read_text())
+    with masked(model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
+        expected = logits(model)
+    return float((logits(load(cut, device="cpu").model) - expected).abs().max() / expected.std())
+
+
+def main() -> None:
+    found = {}
+    with tempfile.TemporaryDirectory() as place:
+        for name in tiny.EVERY_PLAIN:
+            original = tiny.save(tiny.build(tiny.VARIANTS[name]), Path(place) / name)
+            entry = found.setdefault(tiny.VARIANTS[name].model_type, {})
+            for kind in ("cut", "rescaled"):
+                out = Path(place) / f"{name}-{kind}"
+                slimstate.prune(original, out, method="random", key_dim=8, keep_norm_eps=kind == "rescaled")
+                entry[kind] = difference(original, out)
+            print(name, entry, flush=True)
+    (ROOT / "docs" / "records" / "exactness.json").write_text(json.dumps(found, indent=1) + "\n")
+    (ROOT / "docs" / "SUPPORT.md").write_text(support_table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""How much memory the recurrent state takes, and the largest key dim that fits into a given one.
+
+Counted is the state itself, per sequence; the few last inputs that convolutions keep are about a fiftieth of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slimstate.axes import Mixer
+from slimstate.errors import PlanError
+
+BYTES = {"fp32": 4, "bf16": 2}
+MIB, GIB = 2**20, 2**30
+
+
+def state_bytes(mixers: tuple[Mixer, ...], key_dim: int) -> dict[str, int]:
+    """Bytes of recurrent state per sequence."""
+    elements = sum(mixer.state_elements // mixer.axis.width * key_dim for mixer in mixers)
+    return {name: elements * size for name, size in BYTES.items()}
+
+
+def key_dims_worth_choosing(width: int) -> list[int]:
+    """Multiples of 16 below the width; of a narrow head, its halves."""
+    if width > 16:
+        return list(range((width - 1) // 16 * 16, 0, -16))
+    return [width >> shift for shift in range(1, width.bit_length()) if width >> shift]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Memory for the state of one sequence: given as such, or as the memory that so many sequences share."""
+
+    state_mb: float | None = None
+    sequences: int | None = None
+    memory_gb: float | None = None
+    dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BYTES:
+            raise PlanError(f"unknown --state-dtype {self.dtype!r}; there are {', '.join(BYTES)}")
+        shared = self.sequences is not None and self.memory_gb is not None
+        if (self.state_mb is None) != shared or (self.state_mb is not None and (self.sequences or self.memory_gb)):
+            raise PlanError("a budget is --state-mb for one sequence, or --sequences and --memory-gb together")
+        if self.bytes <= 0 or (self.sequences is not None and self.sequences < 1):
+            raise PlanError("a budget must be more than nothing")
+
+    @classmethod
+    def of(
+        cls, state_mb: float | None, sequences: int | None, memory_gb: float | None, dtype: str = "fp32"
+    ) -> Budget | None:
+        """What was asked for, if anything was."""
+        if state_mb is None and sequences is None and memory_gb is None:
+            return None
+        return cls(state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, dtype=dtype)
+
+    @property
+    def bytes(self) -> float:
+        """Per sequence."""
+        if self.state_mb is not None:
+            return self.state_mb * MIB
+        assert self.sequences is not None
+        assert self.memory_gb is not None
+        return self.memory_gb * GIB / max(1, self.sequences)
+
+    def describe(self) -> str:
+        each = f"{self.bytes / MIB:.4g} MiB per sequence in {self.dtype}"
+        if self.state_mb is not None:
+            return each
+        return f"{self.memory_gb:g} GiB for {self.sequences} sequences, {each}"
+
+    def choose(self, mixers: tuple[Mixer, ...]) -> tuple[int, str]:
+        """The largest key dim worth choosing whose state fits, or the width if that does; and a line on why."""
+        width = mixers[0].axis.width
+
+        def size(key_dim: int) -> int:
+            return state_bytes(mixers, key_dim)[self.dtype]
+
+        if size(width) <= self.bytes:
+            return width, f"the uncut state takes {size(width) / MIB:.4g} MiB and fits: {self.describe()}"
+        dims = key_dims_worth_choosing(width)
+        fitting = [key_dim for key_dim in dims if size(key_dim) <= self.bytes]
+        if not fitting:
+            least = f"even key dim {dims[-1]} takes {size(dims[-1]) / MIB:.4g} MiB" if dims else "it cannot be cut"
+            raise PlanError(f"nothing fits {self.describe()}: {least}")
+        chosen = max(fitting)
+        larger = min(key_dim for key_dim in (width, *dims) if key_dim > chosen)
+        return chosen, (
+            f"key dim {chosen} of {width}: {size(chosen) / MIB:.4g} MiB fit {self.describe()};"
+            f" {larger} would take {size(larger) / MIB:.4g}"
+        )

@@ -1,0 +1,45 @@
+"""Comba of flash-linear-attention: a gated delta rule that erases by a vector p made of the key, channel by channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slimstate.axes import Mixer, Tap
+from slimstate.families import fla_layout
+from slimstate.families.contract import Config, Library
+
+model_type = "comba"
+library: Library = "fla"
+softmax_layers, correction = fla_layout.softmax_layers, fla_layout.correction
+DEFAULTS: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_heads": 6,
+    "num_v_heads": None,
+    "head_dim": 256,
+    "expand_v": 2.0,
+    "num_hidden_layers": 21,
+    "use_output_gate": True,
+    "norm_eps": 1e-6,
+}
+
+
+def mixers(config: Config) -> tuple[Mixer, ...]:
+    known = {**DEFAULTS, **config}
+    heads = int(known["num_heads"])
+    return fla_layout.mixers(
+        config,
+        layers=int(known["num_hidden_layers"]),
+        heads=heads,
+        width=int(known["head_dim"]),
+        value_heads=heads if known["num_v_heads"] is None else int(known["num_v_heads"]),
+        value_dim=fla_layout.value_dim_of(known),
+        input_size=int(known["hidden_size"]),
+        projections="qkvab" + "g" * bool(known["use_output_gate"]) + "o",
+        tap=Tap(module="fla.layers.comba", operators=("chunk_comba", "fused_recurrent_comba"), companions=("p",)),
+    )
+
+
+def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
+    """The config of the same model with `key_dim` channels per head and the value width it had."""
+    known = {**DEFAULTS, **config}
+    return fla_layout.resized_by_head_dim(known, config, key_dim, correction(config) if corrected else None)

@@ -1,0 +1,52 @@
+"""Gated DeltaProduct of flash-linear-attention: n keys for every token, whose rows lie by number, head, channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slimstate.axes import Mixer, Slot, Tap
+from slimstate.families import fla_layout
+from slimstate.families.contract import Config, Library
+
+model_type = "gated_deltaproduct"
+library: Library = "fla"
+softmax_layers, correction = fla_layout.softmax_layers, fla_layout.correction
+DEFAULTS: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_heads": 6,
+    "head_dim": 256,
+    "expand_v": 2.0,
+    "num_hidden_layers": 21,
+    "num_householder": 1,
+    "use_forget_gate": False,
+    "use_output_gate": True,
+    "norm_eps": 1e-6,
+}
+
+
+def mixers(config: Config) -> tuple[Mixer, ...]:
+    known = {**DEFAULTS, **config}
+    heads, width, updates = (int(known[name]) for name in ("num_heads", "head_dim", "num_householder"))
+    gates = "a" * bool(known["use_forget_gate"]) + "g" * bool(known["use_output_gate"])
+    return fla_layout.mixers(
+        config,
+        layers=int(known["num_hidden_layers"]),
+        heads=heads,
+        width=width,
+        value_heads=heads,
+        value_dim=fla_layout.value_dim_of(known),
+        input_size=int(known["hidden_size"]),
+        projections="qkvb" + gates + "o",
+        tap=Tap(
+            module="fla.layers.gated_deltaproduct",
+            operators=("chunk_gated_delta_product", "fused_recurrent_gated_delta_rule"),
+        ),
+        key=Slot(parameter="k_proj.weight", copies=updates, copy_stride=heads * width),
+        value_rows=heads * updates,
+    )
+
+
+def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
+    """The config of the same model with `key_dim` channels per head and the value width it had."""
+    known = {**DEFAULTS, **config}
+    return fla_layout.resized_by_head_dim(known, config, key_dim, correction(config) if corrected else None)

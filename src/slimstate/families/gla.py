@@ -1,0 +1,67 @@
+"""Gated linear attention of flash-linear-attention: no delta rule, a decay for every key channel.
+
+Without convolution only linear maps lie before the state, so the query scale is folded into the query weights. Where
+several query heads share a key head they share its channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slimstate.axes import Mixer, Slot, Tap
+from slimstate.families import fla_layout
+from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Library
+
+model_type = "gla"
+library: Library = "fla"
+softmax_layers = fla_layout.softmax_layers
+DEFAULTS: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_heads": 4,
+    "num_kv_heads": None,
+    "expand_k": 0.5,
+    "expand_v": 1.0,
+    "num_hidden_layers": 24,
+    "use_short_conv": False,
+    "use_output_gate": True,
+    "feature_map": None,
+    "norm_eps": 1e-6,
+}
+
+
+def correction(config: Config) -> Correction:
+    known = {**DEFAULTS, **config}
+    homogeneous = not known["use_short_conv"] and known["feature_map"] in (None, "relu")
+    return FOLDED if homogeneous else NORM_EPS
+
+
+def mixers(config: Config) -> tuple[Mixer, ...]:
+    known = {**DEFAULTS, **config}
+    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
+    key_heads = heads if known["num_kv_heads"] is None else int(known["num_kv_heads"])
+    width = fla_layout.per_head(hidden, known["expand_k"], heads, "expand_k")
+    return fla_layout.mixers(
+        config,
+        layers=int(known["num_hidden_layers"]),
+        heads=key_heads,
+        width=width,
+        value_heads=heads,
+        value_dim=fla_layout.per_head(hidden, known["expand_v"], heads, "expand_v"),
+        input_size=hidden,
+        projections=("q", "k", "v", *"g" * bool(known["use_output_gate"]), "gk_proj.0", "gk_proj.1", "o"),
+        tap=Tap(
+            module="fla.layers.gla",
+            operators=("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"),
+            timed=("v", "g", "gk"),
+        ),
+        query=fla_layout.per_group("q_proj.weight", width, heads // key_heads, scaled=correction(config).folded),
+        gates=(Slot(parameter="gk_proj.1.weight"), Slot(parameter="gk_proj.1.bias")),
+        value_rows=key_heads,
+        convolved=bool(known["use_short_conv"]),
+    )
+
+
+def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
+    """The config of the same model with `key_dim` channels per head."""
+    known = {**DEFAULTS, **config}
+    return fla_layout.resized_by_expansion(known, config, key_dim, correction(config) if corrected else None)

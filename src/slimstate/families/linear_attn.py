@@ -1,0 +1,64 @@
+"""Linear attention of flash-linear-attention, where its feature map treats channels one by one: relu, identity, elu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slimstate.axes import Mixer, Tap
+from slimstate.families import fla_layout
+from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Library
+
+model_type = "linear_attn"
+library: Library = "fla"
+softmax_layers = fla_layout.softmax_layers
+DEFAULTS: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_heads": 4,
+    "num_kv_heads": None,
+    "expand_k": 1.0,
+    "expand_v": 1.0,
+    "num_hidden_layers": 24,
+    "feature_map": "elementwise_product",
+    "norm_feature_map": False,
+    "norm_eps": 1e-6,
+}
+CANCELS = Correction(why="what is read is divided by a sum with the same query scale, so that cutting is zeroing")
+
+
+def correction(config: Config) -> Correction:
+    known = {**DEFAULTS, **config}
+    if known["norm_feature_map"]:
+        return CANCELS
+    return FOLDED if known["feature_map"] in ("relu", "identity") else NORM_EPS
+
+
+def mixers(config: Config) -> tuple[Mixer, ...]:
+    known = {**DEFAULTS, **config}
+    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
+    key_heads = heads if known["num_kv_heads"] is None else int(known["num_kv_heads"])
+    width = fla_layout.per_head(hidden, known["expand_k"], heads, "expand_k")
+    return fla_layout.mixers(
+        config,
+        layers=int(known["num_hidden_layers"]),
+        heads=key_heads,
+        width=width,
+        value_heads=heads,
+        value_dim=fla_layout.per_head(hidden, known["expand_v"], heads, "expand_v"),
+        input_size=hidden,
+        projections="qkvo",
+        tap=Tap(
+            module="fla.layers.linear_attn",
+            operators=("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"),
+            timed=("v",),
+            scaled=not known["norm_feature_map"],
+        ),
+        query=fla_layout.per_group("q_proj.weight", width, heads // key_heads, scaled=correction(config).folded),
+        value_rows=key_heads,
+        convolved=False,
+    )
+
+
+def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
+    """The config of the same model with `key_dim` channels per head."""
+    known = {**DEFAULTS, **config}
+    return fla_layout.resized_by_expansion(known, config, key_dim, correction(config) if corrected else None)

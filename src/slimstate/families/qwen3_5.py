@@ -1,0 +1,41 @@
+"""Qwen3.5, with and without experts, and Qwen4: a projection and a convolution, both with rows [q | k | v].
+
+A vision-language checkpoint keeps the language model's config under `text_config` and its tensors under
+`model.language_model`; the language model alone has neither.
+"""
+
+from __future__ import annotations
+
+from slimstate.axes import Slot
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, Sizes, fused_filters
+
+STOCK = {
+    "qwen3_5": {"hidden_size": 4096, "num_hidden_layers": 32},
+    "qwen3_5_moe": {"num_hidden_layers": 40},
+    "qwen4_exp": {"num_hidden_layers": 40},
+}
+
+
+def side_by_side(sizes: Sizes) -> Layout:
+    names = ("in_proj_qkv.weight", "conv1d.weight")
+    (query, key), others = ([Slot(parameter=name), Slot(parameter=name, start=sizes.keys)] for name in names)
+    return Layout(
+        query=query,
+        key=key,
+        others=tuple(others),
+        filters=fused_filters(sizes),
+        projections=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
+    )
+
+
+FAMILIES = tuple(
+    GatedDeltaHybrid(
+        model_type=name if nested else f"{name}_text",
+        module=name,
+        layout=side_by_side,
+        DEFAULTS={**DEFAULTS, **changes},
+        nested=nested,
+    )
+    for name, changes in STOCK.items()
+    for nested in (True, False)
+)

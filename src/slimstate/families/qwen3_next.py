@@ -1,0 +1,20 @@
+"""Qwen3-Next: one projection whose rows lie by key head, [q D][k D][v][z] each; one convolution over [q | k | v]."""
+
+from __future__ import annotations
+
+from slimstate.axes import Slot
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, Sizes, fused_filters
+
+
+def interleaved(sizes: Sizes) -> Layout:
+    block = 2 * sizes.width + 2 * sizes.values // sizes.heads
+    return Layout(
+        query=Slot(parameter="in_proj_qkvz.weight", head_stride=block),
+        key=Slot(parameter="in_proj_qkvz.weight", start=sizes.width, head_stride=block),
+        others=(Slot(parameter="conv1d.weight"), Slot(parameter="conv1d.weight", start=sizes.keys)),
+        filters=fused_filters(sizes),
+        projections=("in_proj_qkvz", "in_proj_ba", "out_proj"),
+    )
+
+
+FAMILIES = (GatedDeltaHybrid(model_type="qwen3_next", module="qwen3_next", layout=interleaved, DEFAULTS=DEFAULTS),)

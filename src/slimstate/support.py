@@ -1,0 +1,66 @@
+"""The table of what is supported, made from the registry of families, the serving rules and measured exactness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slimstate.families import FAMILIES, Family
+from slimstate.families.refused import DEFAULT_FEATURE_MAP, MIXING, REFUSED
+from slimstate.serving import date, rules_of
+
+HEAD = """# What is supported
+
+Made by `python benchmarks/exactness.py` from the registry of families; a test keeps it true. The columns *cut* and
+*rescaled* are the largest difference in any logit, in standard deviations of the logits, between a tiny random model
+that was cut and the uncut one with the same channels zeroed (key dim 24 to 8, float32 on a CPU): *cut* as `prune` does
+it, *rescaled* with `--keep-norm-eps`, against zeroing *and* the query scale of the new key dim. 0 is equality to the
+last bit. Engines: read in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
+
+| model type | class of | what is cut | query scale | cut | rescaled | vLLM | SGLang |
+|---|---|---|---|---|---|---|---|
+"""
+REFUSALS = """
+## What is refused
+
+| model type | why |
+|---|---|
+"""
+
+
+def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
+    """The page; `exactness` has the differences of a cut and of a rescaled cut by model type."""
+    rows = [_row(family, exactness[name]) for name, family in FAMILIES.items()]
+    refused = [f"| `{name}` | {reason} |" for name, reason in sorted(REFUSED.items())]
+    refused += [
+        f"| `linear_attn` with `feature_map` {', '.join(MIXING)} (the default is {DEFAULT_FEATURE_MAP}), `norm_q` or"
+        " `norm_k` | channels of a head are mixed |",
+        "| any with `quantization_config` (FP8, GPTQ, AWQ, ...) | rows cannot be cut out of quantised blocks: cut the"
+        " unquantised model and quantise the result |",
+    ]
+    return HEAD.format(date=date()) + "\n".join(rows) + "\n" + REFUSALS + "\n".join(refused) + "\n"
+
+
+def _row(family: Family, measured: Mapping[str, float]) -> str:
+    config = {"model_type": family.model_type, **family.DEFAULTS, "text_config": dict(family.DEFAULTS)}
+    slots = family.mixers(config)[0].axis.slots
+    parameters = ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots))
+    engines = (_verdicts(family.model_type, engine) for engine in ("vLLM", "SGLang"))
+    numbers = (f"{measured[kind]:.0e}" if measured[kind] else "0" for kind in ("cut", "rescaled"))
+    words = _scale_words(family, config)
+    return f"| {' | '.join([f'`{family.model_type}`', family.library, parameters, words, *numbers, *engines])} |"
+
+
+def _scale_words(family: Family, config: Mapping[str, object]) -> str:
+    correction = family.correction(dict(config))
+    if correction.epsilon is not None:
+        return f"`{correction.epsilon}` makes up for it"
+    if correction.folded:
+        return "folded into the query weights"
+    return correction.why.partition(":")[0]
+
+
+def _verdicts(model_type: str, engine: str) -> str:
+    found = [rule for rule in rules_of(model_type) if rule.engine == engine]
+    if not found:
+        return "not examined"
+    return "; ".join(rule.verdict if rule.when == "always" else f"{rule.when}: {rule.verdict}" for rule in found)

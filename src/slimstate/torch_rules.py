@@ -1,0 +1,292 @@
+"""How fla's layers write to and read from their state, in PyTorch: the functions they call, with the same arguments.
+
+The chunked delta rule does most of them; a decay of its own for every key channel (KDA, GLA) is done one token after
+the other. B batch, T time, H key heads, G value heads, K key dim, V value dim; states [B, G, K, V].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slimstate.delta_rule import channel_decay, delta_rule
+
+
+class Packing:
+    """Sequences end to end [1, total, ...] and the same as a padded batch [N, longest, ...]."""
+
+    def __init__(self, cu_seqlens: Tensor) -> None:
+        starts, self.lengths = cu_seqlens[:-1], cu_seqlens.diff()
+        steps = torch.arange(int(self.lengths.max()), device=cu_seqlens.device)
+        self.inside = steps < self.lengths.unsqueeze(1)
+        self.index = torch.where(self.inside, starts.unsqueeze(1) + steps, 0)
+
+    def pad(self, x: Tensor) -> Tensor:
+        inside = self.inside.view(*self.inside.shape, *[1] * (x.ndim - 2))
+        return torch.where(inside, x[0][self.index], x.new_zeros(()))
+
+    def pack(self, x: Tensor) -> Tensor:
+        return x[self.inside].unsqueeze(0)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Half precision in float32, as the kernels compute inside."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def unit(x: Tensor) -> Tensor:
+    """Each vector divided by its length, as the kernels do it."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def _rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    *,
+    scale: float | None,
+    state: Tensor | None,
+    normalise: bool,
+    cu_seqlens: Tensor | None,
+    erase: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The delta rule as fla's layers call it: packed sequences, L2 norm inside, half precision outside."""
+    dtype = v.dtype
+    q, k, v, beta = (wide(x) for x in (q, k, v, beta))
+    if normalise:
+        q, k = unit(q), unit(k)
+        erase = None if erase is None else unit(wide(erase))
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    packing = None if cu_seqlens is None else Packing(cu_seqlens)
+    if packing is not None:
+        q, k, v, beta = (packing.pad(x) for x in (q, k, v, beta))
+        g, erase = (x if x is None else packing.pad(x) for x in (g, erase))
+    before = None if state is None else state.to(v)
+    o, state = delta_rule(q, k, v, beta, g, erase=erase, scale=scale, state=before)
+    return (o if packing is None else packing.pack(o)).to(dtype), state
+
+
+def plain_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    beta = torch.ones_like(q[..., 0]) if beta is None else beta
+    o, state = _rule(
+        q, k, v, beta, None, scale=scale, state=initial_state, normalise=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens
+    )
+    return o, state if output_final_state else None
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    g, beta = None if g is None else wide(g), wide(beta)
+    if use_gate_in_kernel:
+        assert g is not None
+        assert A_log is not None
+        g = -wide(A_log).exp() * F.softplus(g if dt_bias is None else g + wide(dt_bias))
+    if use_beta_sigmoid_in_kernel:
+        beta = beta.sigmoid() * (2 if allow_neg_eigval else 1)
+    if initial_state is not None and state_v_first:
+        initial_state = initial_state.mT
+    o, state = _rule(
+        q, k, v, beta, g, scale=scale, state=initial_state, normalise=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens
+    )
+    return o, (state.mT.contiguous() if state_v_first else state) if output_final_state else None
+
+
+def comba_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule that looks up what to erase by p instead of k."""
+    o, state = _rule(
+        q,
+        k,
+        v,
+        beta,
+        wide(g),
+        scale=scale,
+        state=initial_state,
+        normalise=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+        erase=p,
+    )
+    return o, state if output_final_state else None
+
+
+def delta_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    num_householder: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """n updates for each token (k, v, beta are n times as long): decay before the first, reading after the last."""
+
+    def spread(x: Tensor, place: int) -> Tensor:
+        steps = x.new_zeros(*x.shape[:2], num_householder, *x.shape[2:])
+        steps[:, :, place] = x
+        return steps.flatten(1, 2)
+
+    o, state = _rule(
+        spread(q, -1),
+        k,
+        v,
+        beta,
+        None if g is None else spread(wide(g), 0),
+        scale=scale,
+        state=initial_state,
+        normalise=use_qk_l2norm_in_kernel,
+        cu_seqlens=None if cu_seqlens is None else cu_seqlens * num_householder,
+    )
+    return o.unflatten(1, (-1, num_householder))[:, :, -1], state if output_final_state else None
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+    normalize: bool = True,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Any]:
+    """Keys and values are added up and nothing is erased; `normalize` divides by the same sum without the values."""
+    state, total = initial_state if normalize and initial_state is not None else (initial_state, None)
+    beta = torch.ones_like(q[..., 0])
+    options: dict[str, Any] = {"scale": scale, "normalise": False, "cu_seqlens": cu_seqlens}
+    nothing = torch.zeros_like(k)
+    o, state = _rule(q, k, v, beta, None, state=state, erase=nothing, **options)
+    if not normalize:
+        return o, state if output_final_state else None
+    ones = torch.ones_like(v[..., :1])
+    before = None if total is None else total.transpose(1, 2).mT
+    below, sums = _rule(q, k, ones, beta, None, state=before, erase=nothing, **options)
+    return o / (below + 1e-10), (state, sums.mT.transpose(1, 2)) if output_final_state else None
+
+
+def gated_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    decay = gk if g is None else g
+    assert decay is not None
+    return _decayed(q, k, v, wide(decay), None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+
+
+def kimi_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The delta rule with a decay of its own for every key channel."""
+    g, beta = wide(g), wide(beta)
+    if use_gate_in_kernel:
+        assert A_log is not None
+        g = g if dt_bias is None else g + wide(dt_bias).view(g.shape[-2:])
+        rate = wide(A_log).exp().unsqueeze(-1)
+        g = -rate * F.softplus(g) if lower_bound is None else lower_bound * (rate * g).sigmoid()
+    if use_beta_sigmoid_in_kernel:
+        beta = beta.sigmoid() * (2 if allow_neg_eigval else 1)
+    if use_qk_l2norm_in_kernel:
+        q, k = unit(wide(q)), unit(wide(k))
+    return _decayed(q, k, v, g, beta, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+
+
+def _decayed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    scale: float | None,
+    state: Tensor | None,
+    output_final_state: bool,
+    state_v_first: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    dtype = v.dtype
+    q, k, v = (wide(x) for x in (q, k, v))
+    packing = None if cu_seqlens is None else Packing(cu_seqlens)
+    if packing is not None:
+        q, k, v, g = (packing.pad(x) for x in (q, k, v, g))
+        beta = None if beta is None else packing.pad(beta)
+    if state is not None:
+        state = (state.mT if state_v_first else state).to(v)
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    o, state = channel_decay(q, k, v, g, beta, scale=scale, state=state)
+    o = (o if packing is None else packing.pack(o)).to(dtype)
+    return o, (state.mT.contiguous() if state_v_first else state) if output_final_state else None

@@ -1,0 +1,112 @@
+"""Recovery of hybrids: adapters on the linear maps of the mixers, convolutions whole, merged as the files have it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import slimstate
+import tiny
+from slimstate.adapters import ALL_LINEAR, Adaptation, trainable
+from slimstate.checkpoint import Checkpoint, write_checkpoint
+from slimstate.errors import PlanError
+from slimstate.families import logit_factor
+from slimstate.healing import Settings
+from slimstate.runtime import load
+from slimstate.tensor_files import Replacement
+
+NAMES = sorted(tiny.EVERY_PLAIN)
+IDS = tiny.token_ids(2, 40)
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS, use_cache=False).logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_trained_is_all_of_the_mixers_and_never_an_adapter_on_a_convolution(name, folders):
+    checkpoint, model = Checkpoint.open(folders[name]), load(folders[name], device="cpu").model
+    found = Adaptation.of(checkpoint.config, checkpoint.mixers)
+    layers = {mixer.path: model.get_submodule(mixer.path) for mixer in checkpoint.mixers}
+    kinds = {type(layer) for layer in layers.values()}
+    assert [path for path, part in model.named_modules() if type(part) in kinds] == list(layers)
+    inner = {f"{path}.{part}": kind for path, layer in layers.items() for part, kind in layer.named_modules()}
+    linear = {part for part, kind in inner.items() if isinstance(kind, nn.Linear)}
+    if checkpoint.mixers[0].tap.shortcuts:  # fused kernels read past an adapter there
+        linear = {part for part in linear if not part.endswith(".out_proj")}
+    assert sorted(found.targets) == sorted(linear)
+    assert sorted(found.convolutions) == sorted(part for part, kind in inner.items() if isinstance(kind, nn.Conv1d))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_adapted_model_is_written_as_its_files_have_it(name, folders, tmp_path):
+    checkpoint = Checkpoint.open(folders[name])
+    wanted = Settings(lora_rank=3, lora_alpha=5).adaptation(checkpoint)
+    adapted = wanted.attach(load(folders[name], device="cpu").model)
+    before = logits(adapted)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainable(adapted).values():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    expected = logits(adapted)
+    assert (expected - before).abs().max() > 0.1
+    adapted.train()
+    F.cross_entropy(
+        adapted(input_ids=IDS, use_cache=False).logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()
+    ).backward()
+    assert [part for part, p in trainable(adapted).items() if p.grad is None or not p.grad.any()] == []
+
+    trained = {part: parameter.detach().clone() for part, parameter in trainable(adapted).items()}
+    merged = wanted.merged(load(folders[name], device="cpu").model, trained)
+    changed = checkpoint.in_files(merged)
+    assert changed.keys() <= checkpoint.tensors.keys()
+    assert {name: list(tensor.shape) for name, tensor in changed.items()} == {
+        name: list(checkpoint.tensors[name].shape) for name in changed
+    }
+    write_checkpoint(checkpoint, Replacement(changed), checkpoint.config, {}, tmp_path / "out")
+    torch.testing.assert_close(logits(load(tmp_path / "out", device="cpu").model), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_sees_the_logits_of_the_model(name, folders):
+    model = load(folders[name], device="cpu").model
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=IDS, use_cache=False).last_hidden_state
+        found = hidden * logit_factor(model.config.to_dict()) @ model.get_output_embeddings().weight.T
+    torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field"), [("granitemoehybrid", "logits_scaling"), ("falcon_h1", "lm_head_multiplier")]
+)
+def test_models_that_scale_their_logits_do_so_in_the_loss(model_type, field):
+    model = tiny.build(tiny.VARIANTS[f"{model_type}-plain"], **{field: 3.0})
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=IDS, use_cache=False).last_hidden_state
+        found = hidden * logit_factor(model.config.to_dict()) @ model.get_output_embeddings().weight.T
+    torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_written_back_is_not_trained(folders):
+    """Experts are joined when a model is loaded; softmax layers of a nested model are renamed, which is no matter."""
+    with pytest.raises(PlanError, match="another form in the files of qwen3_next"):
+        Settings(full=True).adaptation(Checkpoint.open(folders["qwen3_next-plain"]))
+    Settings(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["qwen3_5-plain"]))
+    Settings(full=True).adaptation(Checkpoint.open(folders["qwen3_5_text-plain"]))
+    everything = Settings(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["mamba2-plain"]))
+    everything.attach(load(folders["mamba2-plain"], device="cpu").model)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe-plain", "olmo_hybrid-plain", "nemotron_h-plain", "gla-plain"])
+def test_recover_heals_a_cut_hybrid(name, folders, text_file, tmp_path):
+    slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
+    record = slimstate.recover(
+        tmp_path / "cut", teacher=folders[name], data=str(text_file), out=tmp_path / "healed",
+        steps=6, batch_size=2, length=32, lr=3e-3, device="cpu", report_to="none",
+    )  # fmt: skip
+    assert record["measured"]["nats"]["after"] < record["measured"]["nats"]["before"]
+    found = load(tmp_path / "healed", device="cpu").model
+    assert (logits(found) - logits(load(tmp_path / "cut", device="cpu").model)).abs().max() > 1e-3

@@ -1,0 +1,205 @@
+"""What is special about production hybrids: fused rows, grouped heads, nested configs, traps of their libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+import slimstate
+import tiny
+from slimstate.axes import Mixer
+from slimstate.calibration import calibrate
+from slimstate.checkpoint import Checkpoint
+from slimstate.errors import ModelError
+from slimstate.families import FAMILIES, family_of
+from slimstate.families.refused import REFUSED
+from slimstate.runtime import load
+
+PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
+
+
+def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor) -> torch.Tensor:
+    """Queries or keys [B, T, H, D] of a mixer's input, from the tensors in its files: projection, filter, SiLU."""
+
+    def rows(parameter: str, start: int, stride: int | None) -> torch.Tensor:
+        tensor = checkpoint.read(f"{mixer.stored or mixer.path}.{parameter}").float()
+        heads = torch.arange(mixer.axis.heads).unsqueeze(1) * (stride or mixer.axis.width)
+        return tensor[start + heads + torch.arange(mixer.axis.width)].flatten(0, 1)
+
+    slot = mixer.query if role == "query" else mixer.key
+    stem = f"{mixer.stored or mixer.path}.{slot.parameter.removesuffix('weight')}"
+    projected = x @ rows(slot.parameter, slot.start, slot.head_stride).T
+    if f"{stem}bias" in checkpoint.tensors:
+        projected = projected + rows(slot.parameter.replace("weight", "bias"), slot.start, None)
+    (place,) = dict(mixer.filters)[role].slots
+    kernel = rows(place.parameter, place.start, None)
+    bias = None
+    if f"{mixer.stored or mixer.path}.conv1d.bias" in checkpoint.tensors:
+        bias = rows("conv1d.bias", place.start, None)
+    padded = F.pad(projected.mT, (kernel.shape[-1] - 1, 0))
+    filtered = F.conv1d(padded, kernel, bias, groups=len(kernel)).mT
+    return F.silu(filtered).unflatten(-1, (mixer.axis.heads, mixer.axis.width))
+
+
+@pytest.mark.parametrize("name", [*PLAIN_HYBRIDS, "mamba2-biased", "mamba2-no-conv-bias", "mamba2-one-group"])
+def test_calibration_sees_queries_and_keys_as_they_enter_the_state(name, folders):
+    checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
+    inputs = {}
+    for mixer in checkpoint.mixers:
+        runtime.model.get_submodule(mixer.path).register_forward_pre_hook(
+            lambda _, args, kwargs, layer=mixer.layer: inputs.update(
+                {layer: kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]}
+            ),
+            with_kwargs=True,
+        )
+    evidence = calibrate(runtime, checkpoint.mixers, tiny.token_ids(2, 70), frozenset({"gram", "input"}))
+    for mixer in checkpoint.mixers:
+        for role in ("query", "key"):
+            x = activations(checkpoint, mixer, role, inputs[mixer.layer]).double()
+            expected = torch.einsum("bthi,bthj->hij", x, x)
+            found = getattr(evidence[mixer.layer], f"{role}_gram")
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", PLAIN_HYBRIDS)
+def test_the_gradient_of_a_channel_is_what_its_rows_do_to_the_loss(name, folders):
+    """Whatever rows of whatever tensor they are: the loss changes by what the evidence says."""
+    checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
+    ids = tiny.token_ids(1, 40)
+    evidence = calibrate(runtime, checkpoint.mixers, ids, frozenset({"gradient"}))
+    mixer, step = checkpoint.mixers[0], 3e-4
+
+    def loss() -> float:
+        with torch.no_grad():
+            logits = runtime.model(input_ids=ids, use_cache=False).logits[0, :-1].double()
+        return float(F.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+
+    for slot, gradient in (
+        (mixer.query, evidence[mixer.layer].query_gradient),
+        (mixer.key, evidence[mixer.layer].key_gradient),
+    ):
+        assert gradient is not None
+        head, channel = divmod(int(gradient.norm(dim=-1).argmax()), mixer.axis.width)
+        slope = gradient[head, channel]
+        row = int(mixer.axis.all_rows(slot)[0, head, channel])
+        weight = runtime.model.get_parameter(mixer.running_name_of(slot))
+        losses = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                weight[row] += sign * step * slope / slope.norm()
+                losses.append(loss())
+                weight[row] -= sign * step * slope / slope.norm()
+        assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(float(slope.norm()), rel=0.05)
+
+
+@pytest.mark.parametrize("name", PLAIN_HYBRIDS)
+def test_a_cut_model_generates_with_a_cache_what_it_predicts_without(name, folders, tmp_path):
+    slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
+    model = load(tmp_path / "cut", device="cpu").model
+    model.generation_config.eos_token_id = None
+    with torch.inference_mode():
+        tokens = model.generate(tiny.token_ids(2, 20), max_new_tokens=10, do_sample=False)
+        predicted = model(input_ids=tokens, use_cache=False).logits.argmax(-1)
+    assert tokens.shape == (2, 30)
+    assert torch.equal(predicted[:, 19:-1], tokens[:, 20:])
+
+
+def test_what_no_class_loads_is_kept_byte_for_byte(folders, tmp_path):
+    """Heads for speculative decoding lie in the files beside the model; no class of transformers reads them."""
+    folder = tiny.save(tiny.build(tiny.VARIANTS["qwen3_next-plain"]), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {
+        "mtp.fc.weight": torch.randn(8, 8),
+        "mtp.layers.0.self_attn.q_proj.weight": torch.randn(4, 4).bfloat16(),
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    slimstate.prune(folder, tmp_path / "cut", method="l1", key_dim=8)
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "cut"))
+    cut = {mixer.name_of(slot) for mixer in Checkpoint.open(folder).mixers for slot in mixer.axis.slots}
+    assert before.keys() == after.keys()
+    for name in before.keys() - cut:
+        assert digest(before[name]) == digest(after[name]), name
+    assert all(before[name].shape != after[name].shape for name in cut)
+    load(tmp_path / "cut", device="cpu")
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(folders):
+    for name in PLAIN_HYBRIDS:
+        checkpoint = Checkpoint.open(folders[name])
+        softmax = checkpoint.family.softmax_layers(checkpoint.config)
+        for mixer in checkpoint.mixers:
+            for slot in mixer.axis.slots:
+                cut = mixer.name_of(slot)
+                assert not any(word in cut for word in ("visual", "expert", "mlp", "self_attn"))
+                assert mixer.layer not in softmax or checkpoint.family.model_type in ("falcon_h1", "zamba2")
+
+
+def test_importing_fla_does_not_change_which_mamba2_runs(folders):
+    slimstate.prepare_fla()
+    from transformers import AutoModelForCausalLM
+
+    folder = folders["mamba2-plain"]
+    assert type(AutoModelForCausalLM.from_pretrained(folder)).__module__.startswith("fla.")
+    assert type(load(folder, device="cpu").model).__module__.startswith("transformers.")
+
+
+def test_convolutions_that_save_pretrained_split_wrongly_are_refused(tmp_path):
+    model = tiny.build(tiny.VARIANTS["olmo_hybrid-plain"], linear_value_head_dim=20)
+    model.save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    with pytest.raises(ModelError, match="splits joined tensors into equal parts"):
+        _ = Checkpoint.open(tmp_path / "model").mixers
+
+
+@pytest.mark.parametrize("model_type", sorted(REFUSED))
+def test_models_that_cannot_be_cut_are_refused_with_the_reason(model_type, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(ModelError, match=model_type) as refusal:
+        slimstate.inspect(tmp_path)
+    assert REFUSED[model_type] in str(refusal.value)
+    assert model_type not in FAMILIES
+
+
+@pytest.mark.parametrize("feature_map", [None, "hedgehog", "t2r", "dpfp", "elementwise_product"])
+def test_feature_maps_that_mix_channels_are_refused(feature_map):
+    config = {"model_type": "linear_attn"} | ({} if feature_map is None else {"feature_map": feature_map})
+    with pytest.raises(ModelError, match="mixes the channels"):
+        family_of(config)
+
+
+@pytest.mark.parametrize("method", ["fp8", "gptq", "awq"])
+@pytest.mark.parametrize("nested", [True, False])
+def test_quantised_models_are_refused_with_the_way_out(method, nested, folders, tmp_path):
+    config = json.loads((Path(folders["qwen3_5-plain"]) / "config.json").read_text())
+    (config["text_config"] if nested else config)["quantization_config"] = {"quant_method": method}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=rf"quantised \({method}\).*cut the unquantised model"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "config", "layers"), [
+    ("qwen3_next", {"num_hidden_layers": 8}, [0, 1, 2, 4, 5, 6]),
+    ("qwen3_next", {"num_hidden_layers": 4, "full_attention_interval": 2}, [0, 2]),
+    ("olmo_hybrid", {"num_hidden_layers": 3}, [0, 1]),
+    ("nemotron_h", {"hybrid_override_pattern": "M-M*E"}, [0, 2]),
+    ("bamba", {"num_hidden_layers": 4, "attn_layer_indices": [2]}, [0, 1, 3]),
+    ("granitemoehybrid", {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2}, [0]),
+])  # fmt: skip
+def test_old_and_short_ways_to_name_layers_are_read_as_the_stock_class_reads_them(name, config, layers):
+    from slimstate.runtime import stock_class
+
+    family = FAMILIES[name]
+    assert [mixer.layer for mixer in family.mixers({"model_type": name, **config})] == layers
+    stock = stock_class(family)[0](**config)
+    kinds = stock.layer_types if hasattr(stock, "layer_types") else stock.layers_block_type
+    assert [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"] == layers
