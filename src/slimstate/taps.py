@@ -151,8 +151,8 @@ def _turned_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mappi
                 choice = selections[mixer.layer]
                 for slot in mixer.axis.slots if isinstance(choice, Basis) else ():
                     assert isinstance(choice, Basis)
-                    parameter = model.get_parameter(mixer.name_of(slot))
-                    before.setdefault(mixer.name_of(slot), parameter.detach().clone())
+                    parameter = model.get_parameter(mixer.running_name_of(slot))
+                    before.setdefault(mixer.running_name_of(slot), parameter.detach().clone())
                     parameter.copy_(turned(mixer.axis, slot, choice, parameter.detach()))
         yield
     finally:

@@ -115,7 +115,7 @@ def _selection_seconds(
 
 def _case(model: Any, mixer: Mixer, evidence: Evidence | None, weighed: bool) -> Case:
     weights = [
-        mixer.by_channel(slot, model.get_parameter(mixer.name_of(slot)).detach()).cpu() if weighed else None
+        mixer.by_channel(slot, model.get_parameter(mixer.running_name_of(slot)).detach()).cpu() if weighed else None
         for slot in (mixer.query, mixer.key)
     ]
     return Case(
