@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
-from slimstate.axes import Mixer
+from slimstate.axes import Mixer, Plan
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.errors import ModelError
 from slimstate.families import FAMILIES, family_of
 from slimstate.families.refused import REFUSED
+from slimstate.record import PLAN
 from slimstate.runtime import load
 
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
@@ -164,6 +167,28 @@ def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
     )["models"][0]
     assert 0 < found["utilisation"] <= 1
     assert found["violations"] == 0
+
+
+WITHOUT_FLA = """
+import sys
+sys.modules["fla"] = None
+import slimstate
+for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
+    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+"""
+
+
+def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
+    """Transformers then has other kernels to choose from; on a CPU it must make no difference."""
+    names = ("qwen3_next-plain", "mamba2-plain")
+    places = [str(place) for name in names for place in (folders[name], tmp_path / name)]
+    subprocess.run([sys.executable, "-c", WITHOUT_FLA, str(text_file), *places], check=True)
+    for name in names:
+        options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
+        slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
+        plans = [Plan.from_json((tmp_path / place / PLAN).read_text()) for place in (name, f"{name}-with")]
+        for layer, selection in plans[0].selections.items():
+            assert torch.equal(selection.keep, plans[1].selections[layer].keep)
 
 
 def test_importing_fla_does_not_change_which_mamba2_runs(folders):
