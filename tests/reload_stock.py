@@ -1,7 +1,8 @@
 """Run in a fresh process: load each folder with the stock class, save its logits. No slimstate until they are loaded.
 
 Hybrids of fla are the exception: its softmax layer asks for flash-attn when it is made, which a CPU does not have.
-With `without-fla` as the first argument fla cannot be imported, and slimstate is not needed at all.
+With --without-fla fla cannot be imported, and slimstate is not needed at all; with --with-fla it can. Both are for
+models of transformers, which choose their kernels by that.
 """
 
 import json
@@ -10,7 +11,8 @@ import warnings
 from pathlib import Path
 
 warnings.simplefilter("ignore")
-KIND, IDS, *FOLDERS = sys.argv[1:]
+KIND = sys.argv.pop(1).strip("-") if sys.argv[1].startswith("--") else "fla"
+IDS, *FOLDERS = sys.argv[1:]
 if KIND == "without-fla":
     sys.modules["fla"] = None  # type: ignore[assignment]
 if KIND == "fla":
@@ -58,7 +60,7 @@ def main() -> None:
         with torch.inference_mode():
             logits = [model(input_ids=ids, use_cache=False).logits for model in versions]
             assert all(torch.equal(logits[0], other) for other in logits)
-            torch.save(logits[0], folder / f"logits-{KIND}.pt")
+            torch.save(logits[0], folder / ("logits.pt" if KIND == "fla" else f"logits-{KIND}.pt"))
     assert KIND != "without-fla" or "slimstate" not in sys.modules
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
-from slimstate.axes import Mixer
+from slimstate.axes import Mixer, Plan
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.errors import ModelError
 from slimstate.families import FAMILIES, family_of
 from slimstate.families.refused import REFUSED
+from slimstate.record import PLAN
 from slimstate.runtime import load
 
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
@@ -142,6 +145,50 @@ def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(
                 cut = mixer.name_of(slot)
                 assert not any(word in cut for word in ("visual", "expert", "mlp", "self_attn"))
                 assert mixer.layer not in softmax or checkpoint.family.model_type in ("falcon_h1", "zamba2")
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_next-plain", "olmo_hybrid-plain", "mamba2-plain", "nemotron_h-plain", "comba-plain"]
+)
+def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
+    """A swept candidate is a masked model that is also observed; it costs what the cut model costs."""
+    windows = {"data": str(text_file), "samples": 2, "length": 64}
+    swept = slimstate.sweep(
+        folders[name], tmp_path / "sweep", text=str(text_file), text_length=64, max_tokens=512, methods=["l1"],
+        compressions=[0.4], device="cpu", **windows,
+    )  # fmt: skip
+    slimstate.prune(folders[name], tmp_path / "cut", method="l1", compression=0.4)
+    measured = slimstate.evaluate(tmp_path / "cut", str(text_file), length=64, max_tokens=512, device="cpu")
+    (row,) = (row for row in swept["rows"] if row["method"] == "l1")
+    assert measured["perplexity"] == pytest.approx(row["perplexity"], rel=1e-3)
+    assert 0 < row["rank_utilisation"] <= 1
+    found = slimstate.analyze(
+        [str(folders[name])], str(text_file), tmp_path / "traces", length=96, every=16, skip=16, device="cpu"
+    )["models"][0]
+    assert 0 < found["utilisation"] <= 1
+    assert found["violations"] == 0
+
+
+WITHOUT_FLA = """
+import sys
+sys.modules["fla"] = None
+import slimstate
+for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
+    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+"""
+
+
+def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
+    """Transformers then has other kernels to choose from; on a CPU it must make no difference."""
+    names = ("qwen3_next-plain", "mamba2-plain")
+    places = [str(place) for name in names for place in (folders[name], tmp_path / name)]
+    subprocess.run([sys.executable, "-c", WITHOUT_FLA, str(text_file), *places], check=True)
+    for name in names:
+        options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
+        slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
+        plans = [Plan.from_json((tmp_path / place / PLAN).read_text()) for place in (name, f"{name}-with")]
+        for layer, selection in plans[0].selections.items():
+            assert torch.equal(selection.keep, plans[1].selections[layer].keep)
 
 
 def test_importing_fla_does_not_change_which_mamba2_runs(folders):

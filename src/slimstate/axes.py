@@ -74,7 +74,7 @@ class Tap:
     other arguments with a time axis, `state` and `final` those that take the state and ask for it; it is [B, H, V, K]
     where `value_first` says so. `scaled` operators multiply queries by D^-0.5; `bare` ones give out no state unless
     asked. `kernels` are other functions of `module` that may be compiled for GPUs only, `shortcuts` those that do a
-    whole layer and read the weights of linear maps past their adapters.
+    whole layer and read the weights of linear maps past their adapters. `cache` is what the model calls its cache.
     """
 
     module: str
@@ -92,6 +92,7 @@ class Tap:
     bare: bool = False
     kernels: tuple[str, ...] = ()
     shortcuts: tuple[str, ...] = ()
+    cache: str = "past_key_values"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -87,6 +88,7 @@ def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
         def watched(operator: Operator, *, timeless: bool = False) -> Operator:
             names = _parameters(operator)
 
+            @functools.wraps(operator)
             def call(*args: Any, **options: Any) -> Any:
                 given = Arguments(names, args, options)
                 for mixer in running:
@@ -188,6 +190,7 @@ def observed(
         def watched(operator: Operator) -> Operator:
             names = _parameters(operator)
 
+            @functools.wraps(operator)
             def call(*args: Any, **options: Any) -> Any:
                 if not running:
                     return operator(*args, **options)
@@ -206,7 +209,7 @@ def _in_pieces(
 ) -> Any:
     tap = mixer.tap
     state, wanted = given.options.get(tap.state), given.options.get(tap.final, False)
-    timed = [name for name in (tap.query, tap.key, *tap.timed) if given.get(name) is not None]
+    timed = [name for name in (tap.query, tap.key, *tap.companions, *tap.timed) if given.get(name) is not None]
     length = given[tap.query].shape[1]
     every = length if every is None else every
     normalised = given.options.get("use_qk_l2norm_in_kernel", False)

@@ -102,6 +102,7 @@ class Mamba2:
             bare=True,
             kernels=("causal_conv1d_fn", "causal_conv1d_update"),
             shortcuts=("mamba2_split_conv1d_scan_combined",),
+            cache="cache_params" if self.model_type == "mamba2" else "past_key_values",
         )
 
     def head_dim(self, known: Config) -> int:
