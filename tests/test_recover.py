@@ -119,7 +119,7 @@ def made(pairs, heal, tmp_path_factory) -> dict[str, Path]:
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = Path(__file__).with_name("reload_stock.py")
     subprocess.run(
-        [sys.executable, "-c", WITHOUT_PEFT, script, "fla", root / "ids.pt", *folders.values()],
+        [sys.executable, "-c", WITHOUT_PEFT, script, root / "ids.pt", *folders.values()],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=300,
     )  # fmt: skip
     return folders
@@ -144,7 +144,7 @@ def history_of(folder: Path) -> dict:
 
 
 def files_of(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "logits-fla.pt"}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "logits.pt"}
 
 
 def weights_of(folder: Path) -> dict[str, bytes]:
@@ -163,7 +163,7 @@ def losses(record: dict) -> list[float]:
 @pytest.mark.parametrize("kind", [*RECOVERED, "cut again", "cut control"])
 def test_the_stock_class_loads_it_in_a_fresh_process_without_peft(kind, made):
     here = logits(load(made[kind], device="cpu").model)
-    torch.testing.assert_close(torch.load(made[kind] / "logits-fla.pt"), here, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.load(made[kind] / "logits.pt"), here, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", RECOVERED)

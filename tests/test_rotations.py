@@ -108,7 +108,7 @@ def rotated(tmp_path_factory):
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = Path(__file__).with_name("reload_stock.py")
     outs = [str(out) for _, out in pairs.values()]
-    subprocess.run([sys.executable, str(script), "fla", str(root / "ids.pt"), *outs], check=True, capture_output=True)
+    subprocess.run([sys.executable, str(script), str(root / "ids.pt"), *outs], check=True, capture_output=True)
     return pairs
 
 
@@ -120,7 +120,7 @@ def test_masking_by_a_basis_is_the_cut_model_in_a_fresh_process(name, rotated):
     plan, uncut = Plan.from_json((folder / PLAN).read_text()), logits(runtime.model)
     with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=True):
         expected = logits(runtime.model)
-    torch.testing.assert_close(torch.load(folder / "logits-fla.pt"), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.load(folder / "logits.pt"), expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(logits(runtime.model), uncut)
 
 

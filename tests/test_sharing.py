@@ -111,7 +111,7 @@ def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
         folders |= {f"{kind}-{step}": (folder, kind) for step, folder in out.items()}
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = Path(__file__).with_name("reload_stock.py")
-    command = [sys.executable, str(script), "fla", str(root / "ids.pt"), *(str(folder) for folder, _ in folders.values())]
+    command = [sys.executable, str(script), str(root / "ids.pt"), *(str(folder) for folder, _ in folders.values())]
     subprocess.run(command, check=True, capture_output=True)
     return folders
 
@@ -123,7 +123,7 @@ def test_filters_stay_shared_and_the_stock_class_loads_them(kind, step, made):
     check_shared(folder, kind)
     assert json.loads((folder / "config.json").read_text())["slimstate"]["shared_filters"] == kind
     here = logits(load(folder, device="cpu").model)
-    torch.testing.assert_close(torch.load(folder / "logits-fla.pt"), here, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.load(folder / "logits.pt"), here, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

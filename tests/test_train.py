@@ -60,7 +60,7 @@ def made(configs, text_file, tmp_path_factory) -> dict[str, Path]:
     slimstate.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = Path(__file__).with_name("reload_stock.py")
-    command = [sys.executable, str(script), "fla", str(root / "ids.pt"), *map(str, folders.values())]
+    command = [sys.executable, str(script), str(root / "ids.pt"), *map(str, folders.values())]
     subprocess.run(command, check=True, capture_output=True)
     return folders
 
@@ -78,7 +78,7 @@ def test_the_stock_class_loads_a_trained_model_in_a_fresh_process(kind, made):
     runtime = load(made[kind], device="cpu")
     with torch.inference_mode():
         here = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
-    torch.testing.assert_close(torch.load(made[kind] / "logits-fla.pt"), here, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.load(made[kind] / "logits.pt"), here, rtol=1e-5, atol=1e-5)
     assert not list(made[kind].parent.glob("*.training"))
 
 
