@@ -160,7 +160,7 @@ def write_training_card(record: Mapping[str, Any], config: Mapping[str, Any], na
     """The card of a model that was trained from a config."""
     measured, shared = record["measured"], record["shared_filters"]
     whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}.get(shared, "")
-    return TRAINED.format(
+    return _after_loading(config["model_type"], None, TRAINED).format(
         base="",
         name=name,
         model_type=config["model_type"],
