@@ -19,7 +19,7 @@ demo: $(READY)
 	$(BIN)/python demo/run.py
 
 test: $(READY) lint
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
