@@ -56,6 +56,14 @@ def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):
     assert measured["bits_per_byte"] == pytest.approx(nats / math.log(2), rel=1e-4)  # one token per byte
 
 
+@pytest.mark.parametrize("verb", [(), ("bench",)])
+def test_without_a_verb_the_help_is_shown_line_by_line(verb, capsys, monkeypatch):
+    code, out, err = run(capsys, monkeypatch, *verb)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: ")
+    assert len(err.splitlines()) > 8
+
+
 @pytest.mark.parametrize("name", tiny.PLAIN)
 def test_inspect_says_what_the_model_is(name, folders, capsys, monkeypatch):
     code, out, _ = run(capsys, monkeypatch, "inspect", folders[name], "--json")

@@ -49,7 +49,12 @@ def main() -> None:
     except SlimstateError as error:
         code = _complain(str(error), error.code)
     except USAGE_ERROR as error:
-        code = _complain(error.format_message())
+        message = error.format_message()
+        if message.startswith("Usage:"):  # nothing was asked for: the help, as it is
+            print(message, file=sys.stderr)
+            code = 2
+        else:
+            code = _complain(message)
     except (typer.Abort, KeyboardInterrupt):
         print(
             "slimstate: stopped; nothing is half-written, a sweep goes on with the same command, recover and train with"
