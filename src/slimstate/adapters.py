@@ -17,7 +17,7 @@ from slimstate.axes import Mixer
 from slimstate.errors import PlanError
 from slimstate.families import family_of
 from slimstate.families.contract import Library
-from slimstate.runtime import stock_model
+from slimstate.runtime import stock_model, tied_weights
 from slimstate.sharing import expand, share
 
 ALL_LINEAR = "all-linear"
@@ -69,7 +69,7 @@ class Adaptation:
         if not self.full:
             return tuple(f"{name}.weight" for name in (*self.targets, *self.convolutions))
         model = stock_model(config)
-        tied = frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
+        tied = tied_weights(model)
         return tuple(name for name, _ in model.named_parameters() if name not in tied)
 
     def attach(self, model: Any) -> Any:

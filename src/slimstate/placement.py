@@ -19,7 +19,15 @@ import torch
 
 from slimstate.checkpoint import Checkpoint
 from slimstate.errors import ModelError, PlanError
-from slimstate.runtime import Runtime, describe_kernels, load_tokenizer, pick_device, pick_dtype, stock_model
+from slimstate.runtime import (
+    Runtime,
+    describe_kernels,
+    load_tokenizer,
+    pick_device,
+    pick_dtype,
+    stock_model,
+    tied_weights,
+)
 
 SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
 
@@ -53,8 +61,7 @@ def load_spread(
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     checkpoint = Checkpoint.open(folder)
     model = stock_model(checkpoint.config).to(precision).eval()
-    tied = model._tied_weights_keys or () if model.config.tie_word_embeddings else ()
-    renamed = model.state_dict().keys() - checkpoint.tensors.keys() - set(tied)
+    renamed = model.state_dict().keys() - checkpoint.tensors.keys() - tied_weights(model)
     if renamed:
         raise PlanError(f"--device-map cannot be used here: {folder} has no {min(renamed)}, which the model calls it")
     blocks = sorted(model._no_split_modules or ())

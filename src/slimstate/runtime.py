@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from slimstate import processes
+from slimstate.checkpoint import read_json
 from slimstate.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, tap_of
 from slimstate.families.contract import Library
@@ -125,6 +126,11 @@ def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
     return getattr(transformers, found[0]), getattr(transformers, found[1])
 
 
+def tied_weights(model: Any) -> frozenset[str]:
+    """The parameters that are others by another name, and need not be in the files."""
+    return frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
+
+
 Difference = tuple[str, list[int] | None, list[int]]
 
 
@@ -137,7 +143,7 @@ def stock_differences(config: Mapping[str, Any], shapes: Mapping[str, list[int]]
     if family.library == "transformers":
         return _loading_differences(family, config, shapes)
     model = stock_model(config)
-    tied = frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
+    tied = tied_weights(model)
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     return [
         (name, shapes.get(name), shape)
@@ -202,7 +208,7 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     """The stock model class on the device, in evaluation mode, with its tokenizer."""
     where = pick_device(device)
     precision = pick_dtype(dtype, where)
-    family = family_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    family = family_of(read_json(folder / "config.json"))
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
     _quiet_transformers()

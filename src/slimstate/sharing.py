@@ -55,5 +55,5 @@ def _shared(model: Any, mixers: Iterable[Mixer]) -> Iterator[tuple[str, Any, int
     """Every convolution whose filters are shared, by its name, with the number of filters it has."""
     for mixer in mixers:
         for _, axis in mixer.filters if mixer.sharing is not None else ():
-            name = mixer.name_of(axis.slots[0]).rpartition(".")[0]
+            name = mixer.running_name_of(axis.slots[0]).rpartition(".")[0]
             yield name, model.get_submodule(name), axis.heads if mixer.sharing == "head" else 1

@@ -46,29 +46,49 @@ def _rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beta: Tensor,
+    beta: Tensor | None,
     g: Tensor | None,
     *,
     scale: float | None,
     state: Tensor | None,
-    normalise: bool,
+    final: bool,
     cu_seqlens: Tensor | None,
+    normalise: bool = False,
     erase: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The delta rule as fla's layers call it: packed sequences, L2 norm inside, half precision outside."""
+    value_first: bool = False,
+    by_channel: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """A rule as fla's layers call it: packed sequences, L2 norm inside, half precision outside.
+
+    The state is given out where it is `final`, and is [B, G, V, K] outside with `value_first`. `by_channel` takes a
+    decay of every key channel.
+    """
     dtype = v.dtype
-    q, k, v, beta = (wide(x) for x in (q, k, v, beta))
+    q, k, v = (wide(x) for x in (q, k, v))
+    beta, g, erase = (None if x is None else wide(x) for x in (beta, g, erase))
     if normalise:
         q, k = unit(q), unit(k)
-        erase = None if erase is None else unit(wide(erase))
+        erase = None if erase is None else unit(erase)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     packing = None if cu_seqlens is None else Packing(cu_seqlens)
     if packing is not None:
-        q, k, v, beta = (packing.pad(x) for x in (q, k, v, beta))
-        g, erase = (x if x is None else packing.pad(x) for x in (g, erase))
-    before = None if state is None else state.to(v)
-    o, state = delta_rule(q, k, v, beta, g, erase=erase, scale=scale, state=before)
-    return (o if packing is None else packing.pack(o)).to(dtype), state
+        q, k, v = (packing.pad(x) for x in (q, k, v))
+        beta, g, erase = (None if x is None else packing.pad(x) for x in (beta, g, erase))
+    if state is not None:
+        state = (state.mT if value_first else state).to(v)
+    if by_channel:
+        assert g is not None
+        o, state = channel_decay(q, k, v, g, beta, scale=scale, state=state)
+    else:
+        assert beta is not None
+        o, state = delta_rule(q, k, v, beta, g, erase=erase, scale=scale, state=state)
+    o = (o if packing is None else packing.pack(o)).to(dtype)
+    return o, (state.mT.contiguous() if value_first else state) if final else None
+
+
+def _opened(beta: Tensor, in_kernel: bool, allow_neg_eigval: bool) -> Tensor:
+    """The strength of an update, where the layer leaves its sigmoid to the kernel."""
+    return wide(beta).sigmoid() * (2 if allow_neg_eigval else 1) if in_kernel else beta
 
 
 def plain_delta_rule(
@@ -84,10 +104,18 @@ def plain_delta_rule(
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     beta = torch.ones_like(q[..., 0]) if beta is None else beta
-    o, state = _rule(
-        q, k, v, beta, None, scale=scale, state=initial_state, normalise=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens
+    return _rule(
+        q,
+        k,
+        v,
+        beta,
+        None,
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=cu_seqlens,
+        normalise=use_qk_l2norm_in_kernel,
     )
-    return o, state if output_final_state else None
 
 
 def gated_delta_rule(
@@ -109,19 +137,23 @@ def gated_delta_rule(
     dt_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    g, beta = None if g is None else wide(g), wide(beta)
     if use_gate_in_kernel:
         assert g is not None
         assert A_log is not None
-        g = -wide(A_log).exp() * F.softplus(g if dt_bias is None else g + wide(dt_bias))
-    if use_beta_sigmoid_in_kernel:
-        beta = beta.sigmoid() * (2 if allow_neg_eigval else 1)
-    if initial_state is not None and state_v_first:
-        initial_state = initial_state.mT
-    o, state = _rule(
-        q, k, v, beta, g, scale=scale, state=initial_state, normalise=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens
+        g = -wide(A_log).exp() * F.softplus(wide(g) if dt_bias is None else wide(g) + wide(dt_bias))
+    return _rule(
+        q,
+        k,
+        v,
+        _opened(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        g,
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=cu_seqlens,
+        normalise=use_qk_l2norm_in_kernel,
+        value_first=state_v_first,
     )
-    return o, (state.mT.contiguous() if state_v_first else state) if output_final_state else None
 
 
 def comba_rule(
@@ -139,19 +171,19 @@ def comba_rule(
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule that looks up what to erase by p instead of k."""
-    o, state = _rule(
+    return _rule(
         q,
         k,
         v,
         beta,
-        wide(g),
+        g,
         scale=scale,
         state=initial_state,
-        normalise=use_qk_l2norm_in_kernel,
+        final=output_final_state,
         cu_seqlens=cu_seqlens,
+        normalise=use_qk_l2norm_in_kernel,
         erase=p,
     )
-    return o, state if output_final_state else None
 
 
 def delta_product(
@@ -180,13 +212,14 @@ def delta_product(
         k,
         v,
         beta,
-        None if g is None else spread(wide(g), 0),
+        None if g is None else spread(g, 0),
         scale=scale,
         state=initial_state,
-        normalise=use_qk_l2norm_in_kernel,
+        final=output_final_state,
         cu_seqlens=None if cu_seqlens is None else cu_seqlens * num_householder,
+        normalise=use_qk_l2norm_in_kernel,
     )
-    return o.unflatten(1, (-1, num_householder))[:, :, -1], state if output_final_state else None
+    return o.unflatten(1, (-1, num_householder))[:, :, -1], state
 
 
 def linear_attention(
@@ -203,15 +236,15 @@ def linear_attention(
     """Keys and values are added up and nothing is erased; `normalize` divides by the same sum without the values."""
     state, total = initial_state if normalize and initial_state is not None else (initial_state, None)
     beta = torch.ones_like(q[..., 0])
-    options: dict[str, Any] = {"scale": scale, "normalise": False, "cu_seqlens": cu_seqlens}
+    options: dict[str, Any] = {"scale": scale, "final": output_final_state, "cu_seqlens": cu_seqlens}
     nothing = torch.zeros_like(k)
     o, state = _rule(q, k, v, beta, None, state=state, erase=nothing, **options)
     if not normalize:
-        return o, state if output_final_state else None
+        return o, state
     ones = torch.ones_like(v[..., :1])
     before = None if total is None else total.transpose(1, 2).mT
     below, sums = _rule(q, k, ones, beta, None, state=before, erase=nothing, **options)
-    return o / (below + 1e-10), (state, sums.mT.transpose(1, 2)) if output_final_state else None
+    return o / (below + 1e-10), None if sums is None else (state, sums.mT.transpose(1, 2))
 
 
 def gated_linear_attention(
@@ -229,7 +262,19 @@ def gated_linear_attention(
 ) -> tuple[Tensor, Tensor | None]:
     decay = gk if g is None else g
     assert decay is not None
-    return _decayed(q, k, v, wide(decay), None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return _rule(
+        q,
+        k,
+        v,
+        None,
+        decay,
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=cu_seqlens,
+        value_first=state_v_first,
+        by_channel=True,
+    )
 
 
 def kimi_delta_rule(
@@ -253,40 +298,22 @@ def kimi_delta_rule(
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule with a decay of its own for every key channel."""
-    g, beta = wide(g), wide(beta)
     if use_gate_in_kernel:
         assert A_log is not None
-        g = g if dt_bias is None else g + wide(dt_bias).view(g.shape[-2:])
+        g = wide(g) if dt_bias is None else wide(g) + wide(dt_bias).view(g.shape[-2:])
         rate = wide(A_log).exp().unsqueeze(-1)
         g = -rate * F.softplus(g) if lower_bound is None else lower_bound * (rate * g).sigmoid()
-    if use_beta_sigmoid_in_kernel:
-        beta = beta.sigmoid() * (2 if allow_neg_eigval else 1)
-    if use_qk_l2norm_in_kernel:
-        q, k = unit(wide(q)), unit(wide(k))
-    return _decayed(q, k, v, g, beta, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-
-
-def _decayed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor | None,
-    scale: float | None,
-    state: Tensor | None,
-    output_final_state: bool,
-    state_v_first: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    dtype = v.dtype
-    q, k, v = (wide(x) for x in (q, k, v))
-    packing = None if cu_seqlens is None else Packing(cu_seqlens)
-    if packing is not None:
-        q, k, v, g = (packing.pad(x) for x in (q, k, v, g))
-        beta = None if beta is None else packing.pad(beta)
-    if state is not None:
-        state = (state.mT if state_v_first else state).to(v)
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    o, state = channel_decay(q, k, v, g, beta, scale=scale, state=state)
-    o = (o if packing is None else packing.pack(o)).to(dtype)
-    return o, (state.mT.contiguous() if state_v_first else state) if output_final_state else None
+    return _rule(
+        q,
+        k,
+        v,
+        _opened(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        g,
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=cu_seqlens,
+        normalise=use_qk_l2norm_in_kernel,
+        value_first=state_v_first,
+        by_channel=True,
+    )

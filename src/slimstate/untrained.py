@@ -6,7 +6,6 @@ Training it is then what training any model is.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +19,7 @@ from slimstate.data import pieces
 from slimstate.errors import DataError, ModelError
 from slimstate.families import family_of
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.runtime import DTYPES, load_tokenizer, prepare_fla
+from slimstate.runtime import DTYPES, load_tokenizer, stock_model
 from slimstate.sharing import expand, share
 from slimstate.staging import staged
 
@@ -57,9 +56,6 @@ def write_untrained(
     dtype: str,
 ) -> None:
     """A folder with weights drawn by `seed`, and with a tokenizer: the one given, or one learnt from the text."""
-    prepare_fla()
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     with staged(folder, force=True) as place:
         words = _tokenizer(tokenizer, data, int(config.get("vocab_size") or 8192))
         size = int(config.get("vocab_size") or len(words))
@@ -72,15 +68,10 @@ def write_untrained(
         }
         ours = {} if sharing is None else {"slimstate": {SHARED_FILTERS: sharing}}
         whole = {**config, "vocab_size": size, **special, **ours}
-        model_type = str(whole.pop("model_type"))
-        with warnings.catch_warnings(), torch.random.fork_rng():
-            warnings.simplefilter("ignore")
+        with torch.random.fork_rng():
             torch.manual_seed(seed)
-            try:
-                model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **whole))
-            except (ValueError, AssertionError, TypeError, RuntimeError) as error:
-                raise ModelError(f"the stock class refuses this config: {error}") from error
-        share(model, described_mixers({**whole, "model_type": model_type}), untrained=True)
+            model = stock_model(whole, torch.device("cpu"))
+        share(model, described_mixers(whole), untrained=True)
         expand(model)
         model.to(DTYPES[dtype]).save_pretrained(place)
         words.save_pretrained(place)

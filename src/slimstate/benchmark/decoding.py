@@ -48,7 +48,7 @@ def bench_decode(
         )
     wanted = widths_of(models, key_dims)
     settings: dict[str, Any] = {
-        "models": list(models), "key_dims": list(dict.fromkeys(key_dim for _, key_dim in wanted)) if key_dims else None,
+        "models": list(models), "key_dims": list(key_dims) if key_dims else None,
         "batches": sorted(batches),
     }  # fmt: skip
     cases = [{**settings, "models": [model], "key_dims": [key_dim], "batches": [1, 64]} for model, key_dim in wanted]

@@ -40,7 +40,9 @@ def bench_mixer(
     On a GPU, `jobs` processes compile the kernels of all widths first; timing them is then one after the other.
     """
     bench = Bench.begin("mixer", device=device, dtype=dtype, rounds=rounds, out=out, reporter=reporter)
-    positive(batch=batch, length=length, hidden=hidden, heads=heads, value_dim=value_dim, **_named(key_dims))
+    positive(
+        batch=batch, length=length, hidden=hidden, heads=heads, value_dim=value_dim, key_dim=min(key_dims, default=0)
+    )
     sizes = {"batch": batch, "length": length, "hidden": hidden, "heads": heads, "value_dim": value_dim}
     settings: dict[str, Any] = {
         "models": list(models),
@@ -61,10 +63,6 @@ def bench_mixer(
             row = {"model": model, "key_dim": key_dim, "mode": mode}
             rows.append(bench.attempt(row, _measure, config, batch, length, mode))
     return bench.finish(with_ratios(rows, ("model", "mode")), settings)
-
-
-def _named(key_dims: Sequence[int]) -> dict[str, int]:
-    return {"key_dim": min(key_dims, default=0)}
 
 
 def _measure(bench: Bench, config: dict[str, Any], batch: int, length: int, mode: str) -> tuple[Timing, Row]:

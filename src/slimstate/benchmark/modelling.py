@@ -51,7 +51,7 @@ def bench_model(
     positive(batch=batch, length=length)
     wanted = widths_of(models, key_dims)
     settings: dict[str, Any] = {
-        "models": list(models), "key_dims": list(dict.fromkeys(key_dim for _, key_dim in wanted)) if key_dims else None,
+        "models": list(models), "key_dims": list(key_dims) if key_dims else None,
         "batch": batch, "length": length, "modes": checked_modes(modes, MODES),
     }  # fmt: skip
     compile_ahead(bench, [{**settings, "models": [model], "key_dims": [key_dim]} for model, key_dim in wanted], jobs)

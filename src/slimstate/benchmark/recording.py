@@ -89,10 +89,10 @@ class Bench:
             "rows": list(rows),
             **facts,
             "command": command(
-                f"bench {self.verb}",
-                [],
+                "bench",
+                [self.verb],
                 {**settings, "rounds": self.rounds, "device": self.device.type, "out": self.out},
-            ).replace(f"'bench {self.verb}'", f"bench {self.verb}"),
+            ),
             "versions": versions(),
             "seconds": time.perf_counter() - self.started,
         }

@@ -11,6 +11,25 @@ from rich.table import Table
 from slimstate.cli.terminal import Device, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
 
 ROWS = {"before": "before", "after": "after", "uncut": "uncut", "control": "uncut, same training"}
+Tokens = Annotated[int | None, typer.Option(help="Train on so many tokens, instead of --steps.")]
+GradAccum = Annotated[
+    int, typer.Option(help="Work on each batch in so many pieces, which takes less memory and changes nothing else.")
+]
+EvalText = Annotated[
+    str | None, typer.Option(help="Text to measure on; by default some windows of the data are held out.")
+]
+EvalTokens = Annotated[int | None, typer.Option(help="Measure on the first so many tokens of it.")]
+NoRepeat = Annotated[bool, typer.Option("--no-repeat", help="Refuse to train on the same text more than once.")]
+SaveEvery = Annotated[int | None, typer.Option(help="Steps between checkpoints; 20 of them by default.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint of an interrupted run.")]
+ReportTo = Annotated[str, typer.Option(help="Where the Trainer logs: tensorboard, wandb, or others it knows, or none.")]
+Fsdp = Annotated[bool, typer.Option("--fsdp", help="Shard the model over the processes (FSDP).")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output folder, and an unfinished run.")]
+Length = Annotated[int, typer.Option(help="Tokens per window.")]
+BatchSize = Annotated[int, typer.Option(help="Windows per step, over all processes.")]
+LearningRate = Annotated[float, typer.Option(help="The highest learning rate.")]
+LeastRate = Annotated[float, typer.Option(help="The learning rate at the end of the cosine.")]
+WarmUp = Annotated[float, typer.Option(help="The share of steps in which the learning rate rises.")]
 
 
 def recover(
@@ -35,16 +54,13 @@ def recover(
         Path | None, typer.Option(help="Another folder for the control; one made with the same settings is used again.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; 2000 by default.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Train on so many tokens, instead of --steps.")] = None,
-    length: Annotated[int, typer.Option(help="Tokens per window.")] = 2048,
-    batch_size: Annotated[int, typer.Option(help="Windows per step, over all processes.")] = 16,
-    grad_accum: Annotated[
-        int,
-        typer.Option(help="Work on each batch in so many pieces, which takes less memory and changes nothing else."),
-    ] = 1,
-    lr: Annotated[float, typer.Option(help="The highest learning rate.")] = 1e-4,
-    min_lr: Annotated[float, typer.Option(help="The learning rate at the end of the cosine.")] = 1e-5,
-    warm_up: Annotated[float, typer.Option(help="The share of steps in which the learning rate rises.")] = 0.05,
+    tokens: Tokens = None,
+    length: Length = 2048,
+    batch_size: BatchSize = 16,
+    grad_accum: GradAccum = 1,
+    lr: LearningRate = 1e-4,
+    min_lr: LeastRate = 1e-5,
+    warm_up: WarmUp = 0.05,
     kd_weight: Annotated[float, typer.Option(help="Weight of the distillation beside the cross entropy.")] = 1.0,
     temperature: Annotated[float, typer.Option(help="Temperature of the distillation.")] = 2.0,
     full: Annotated[bool, typer.Option("--full", help="Train all weights instead of adapters.")] = False,
@@ -61,31 +77,21 @@ def recover(
         Path | None, typer.Option(help="Folder to keep the teacher's best guesses in, for this and other recoveries.")
     ] = None,
     cache_top_k: Annotated[int, typer.Option(help="Guesses per token to keep there.")] = 64,
-    eval_text: Annotated[
-        str | None, typer.Option(help="Text to measure on; by default some windows of the data are held out.")
-    ] = None,
-    eval_tokens: Annotated[int | None, typer.Option(help="Measure on the first so many tokens of it.")] = None,
-    no_repeat: Annotated[
-        bool, typer.Option("--no-repeat", help="Refuse to train on the same text more than once.")
-    ] = False,
-    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints; 20 of them by default.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last whole checkpoint of an interrupted run.")
-    ] = False,
+    eval_text: EvalText = None,
+    eval_tokens: EvalTokens = None,
+    no_repeat: NoRepeat = False,
+    save_every: SaveEvery = None,
+    resume: Resume = False,
     keep_adapter: Annotated[
         bool, typer.Option("--keep-adapter", help="Also write the adapter, for PEFT, into OUT/adapter.")
     ] = False,
-    report_to: Annotated[
-        str, typer.Option(help="Where the Trainer logs: tensorboard, wandb, or others it knows, or none.")
-    ] = "tensorboard",
-    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard the model over the processes (FSDP).")] = False,
+    report_to: ReportTo = "tensorboard",
+    fsdp: Fsdp = False,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be trained, and train nothing.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing output folder, and an unfinished run.")
-    ] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a cut model, with the uncut one as its teacher, and write a checkpoint that the stock class loads."""
@@ -118,39 +124,26 @@ def train(
         str | None, typer.Option(help="One convolution filter for every head (head), or one for all of them (all).")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; 4000 by default.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Train on so many tokens, instead of --steps.")] = None,
-    length: Annotated[int, typer.Option(help="Tokens per window.")] = 1024,
-    batch_size: Annotated[int, typer.Option(help="Windows per step, over all processes.")] = 64,
-    grad_accum: Annotated[
-        int,
-        typer.Option(help="Work on each batch in so many pieces, which takes less memory and changes nothing else."),
-    ] = 1,
-    lr: Annotated[float, typer.Option(help="The highest learning rate.")] = 3e-3,
-    min_lr: Annotated[float, typer.Option(help="The learning rate at the end of the cosine.")] = 3e-4,
-    warm_up: Annotated[float, typer.Option(help="The share of steps in which the learning rate rises.")] = 0.05,
+    tokens: Tokens = None,
+    length: Length = 1024,
+    batch_size: BatchSize = 64,
+    grad_accum: GradAccum = 1,
+    lr: LearningRate = 3e-3,
+    min_lr: LeastRate = 3e-4,
+    warm_up: WarmUp = 0.05,
     weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.")] = 0.0,
     second_beta: Annotated[float, typer.Option(help="AdamW's second beta.")] = 0.95,
-    eval_text: Annotated[
-        str | None, typer.Option(help="Text to measure on; by default some windows of the data are held out.")
-    ] = None,
-    eval_tokens: Annotated[int | None, typer.Option(help="Measure on the first so many tokens of it.")] = None,
-    no_repeat: Annotated[
-        bool, typer.Option("--no-repeat", help="Refuse to train on the same text more than once.")
-    ] = False,
-    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints; 20 of them by default.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last whole checkpoint of an interrupted run.")
-    ] = False,
-    report_to: Annotated[
-        str, typer.Option(help="Where the Trainer logs: tensorboard, wandb, or others it knows, or none.")
-    ] = "tensorboard",
-    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard the model over the processes (FSDP).")] = False,
+    eval_text: EvalText = None,
+    eval_tokens: EvalTokens = None,
+    no_repeat: NoRepeat = False,
+    save_every: SaveEvery = None,
+    resume: Resume = False,
+    report_to: ReportTo = "tensorboard",
+    fsdp: Fsdp = False,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing output folder, and an unfinished run.")
-    ] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Train a model from a config and a text, or a model further, and write a checkpoint that the stock class loads."""

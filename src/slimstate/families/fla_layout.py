@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from slimstate.axes import Axis, Mixer, Slot, Tap
 from slimstate.errors import ModelError
@@ -32,6 +32,43 @@ def softmax_layers(config: Config) -> frozenset[int]:
 def correction(config: Config) -> Correction:
     """All norms of these models have one epsilon, that behind the state among them."""
     return NORM_EPS
+
+
+class Sizes(TypedDict):
+    """Of a layer, as `mixers` takes them."""
+
+    layers: int
+    heads: int
+    width: int
+    value_heads: int
+    value_dim: int
+    input_size: int
+
+
+def sizes_by_head_dim(known: Config) -> Sizes:
+    """Where the key width is `head_dim`, and value heads may share a key head."""
+    heads = int(known["num_heads"])
+    return Sizes(
+        layers=int(known["num_hidden_layers"]),
+        heads=heads,
+        width=int(known["head_dim"]),
+        value_heads=heads if known["num_v_heads"] is None else int(known["num_v_heads"]),
+        value_dim=value_dim_of(known),
+        input_size=int(known["hidden_size"]),
+    )
+
+
+def sizes_by_expansion(known: Config) -> Sizes:
+    """Where the widths are ratios to the hidden size, and query heads may share a key head."""
+    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
+    return Sizes(
+        layers=int(known["num_hidden_layers"]),
+        heads=heads if known["num_kv_heads"] is None else int(known["num_kv_heads"]),
+        width=per_head(hidden, known["expand_k"], heads, "expand_k"),
+        value_heads=heads,
+        value_dim=per_head(hidden, known["expand_v"], heads, "expand_v"),
+        input_size=hidden,
+    )
 
 
 def mixers(

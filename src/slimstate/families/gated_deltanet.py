@@ -25,15 +25,9 @@ DEFAULTS: dict[str, Any] = {
 
 def mixers(config: Config) -> tuple[Mixer, ...]:
     known = {**DEFAULTS, **config}
-    heads = int(known["num_heads"])
     return fla_layout.mixers(
         config,
-        layers=int(known["num_hidden_layers"]),
-        heads=heads,
-        width=int(known["head_dim"]),
-        value_heads=heads if known["num_v_heads"] is None else int(known["num_v_heads"]),
-        value_dim=fla_layout.value_dim_of(known),
-        input_size=int(known["hidden_size"]),
+        **fla_layout.sizes_by_head_dim(known),
         projections="qkvab" + "g" * bool(known["use_gate"]) + "o",
         tap=Tap(
             module="fla.layers.gated_deltanet",

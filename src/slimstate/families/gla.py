@@ -37,26 +37,20 @@ def correction(config: Config) -> Correction:
 
 def mixers(config: Config) -> tuple[Mixer, ...]:
     known = {**DEFAULTS, **config}
-    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
-    key_heads = heads if known["num_kv_heads"] is None else int(known["num_kv_heads"])
-    width = fla_layout.per_head(hidden, known["expand_k"], heads, "expand_k")
+    sizes = fla_layout.sizes_by_expansion(known)
+    copies = sizes["value_heads"] // sizes["heads"]
     return fla_layout.mixers(
         config,
-        layers=int(known["num_hidden_layers"]),
-        heads=key_heads,
-        width=width,
-        value_heads=heads,
-        value_dim=fla_layout.per_head(hidden, known["expand_v"], heads, "expand_v"),
-        input_size=hidden,
+        **sizes,
         projections=("q", "k", "v", *"g" * bool(known["use_output_gate"]), "gk_proj.0", "gk_proj.1", "o"),
         tap=Tap(
             module="fla.layers.gla",
             operators=("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"),
             timed=("v", "g", "gk"),
         ),
-        query=fla_layout.per_group("q_proj.weight", width, heads // key_heads, scaled=correction(config).folded),
+        query=fla_layout.per_group("q_proj.weight", sizes["width"], copies, scaled=correction(config).folded),
         gates=(Slot(parameter="gk_proj.1.weight"), Slot(parameter="gk_proj.1.bias")),
-        value_rows=key_heads,
+        value_rows=sizes["heads"],
         convolved=bool(known["use_short_conv"]),
     )
 

@@ -24,21 +24,14 @@ DEFAULTS: dict[str, Any] = {
 
 def mixers(config: Config) -> tuple[Mixer, ...]:
     known = {**DEFAULTS, **config}
-    heads, width = int(known["num_heads"]), int(known["head_dim"])
-    value_heads = heads if known["num_v_heads"] is None else int(known["num_v_heads"])
+    sizes = fla_layout.sizes_by_head_dim(known)
+    copies = max(1, sizes["value_heads"] // sizes["heads"])
     return fla_layout.mixers(
         config,
-        layers=int(known["num_hidden_layers"]),
-        heads=heads,
-        width=width,
-        value_heads=value_heads,
-        value_dim=fla_layout.value_dim_of(known),
-        input_size=int(known["hidden_size"]),
+        **sizes,
         projections=("q", "k", "v", "b", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1", "o"),
         tap=Tap(module="fla.layers.kda", operators=("chunk_kda", "fused_recurrent_kda")),
-        gates=tuple(
-            fla_layout.per_group(name, width, max(1, value_heads // heads)) for name in ("f_proj.1.weight", "dt_bias")
-        ),
+        gates=tuple(fla_layout.per_group(name, sizes["width"], copies) for name in ("f_proj.1.weight", "dt_bias")),
     )
 
 

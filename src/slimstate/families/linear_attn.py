@@ -34,17 +34,11 @@ def correction(config: Config) -> Correction:
 
 def mixers(config: Config) -> tuple[Mixer, ...]:
     known = {**DEFAULTS, **config}
-    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
-    key_heads = heads if known["num_kv_heads"] is None else int(known["num_kv_heads"])
-    width = fla_layout.per_head(hidden, known["expand_k"], heads, "expand_k")
+    sizes = fla_layout.sizes_by_expansion(known)
+    copies = sizes["value_heads"] // sizes["heads"]
     return fla_layout.mixers(
         config,
-        layers=int(known["num_hidden_layers"]),
-        heads=key_heads,
-        width=width,
-        value_heads=heads,
-        value_dim=fla_layout.per_head(hidden, known["expand_v"], heads, "expand_v"),
-        input_size=hidden,
+        **sizes,
         projections="qkvo",
         tap=Tap(
             module="fla.layers.linear_attn",
@@ -52,8 +46,8 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
             timed=("v",),
             scaled=not known["norm_feature_map"],
         ),
-        query=fla_layout.per_group("q_proj.weight", width, heads // key_heads, scaled=correction(config).folded),
-        value_rows=key_heads,
+        query=fla_layout.per_group("q_proj.weight", sizes["width"], copies, scaled=correction(config).folded),
+        value_rows=sizes["heads"],
         convolved=False,
     )
 
