@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from slimstate import processes
 from slimstate.checkpoint import read_json
 from slimstate.errors import ModelError, PlanError
-from slimstate.families import FAMILIES, Family, family_of, tap_of
+from slimstate.families import FAMILIES, Family, family_of, logit_factor, tap_of
 from slimstate.families.contract import Library
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
@@ -233,6 +234,13 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
         dtype=precision,
         kernels=describe_kernels(where, precision, family.library),
     )
+
+
+def states_before_head(model: Any, ids: Tensor) -> Tensor:
+    """What the output head makes the logits of tokens `ids` [B, T] from: logits are these times its weight alone."""
+    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    factor = logit_factor({"model_type": model.config.model_type, **vars(model.config)})
+    return hidden if factor == 1 else hidden * factor
 
 
 def _quiet_transformers() -> None:

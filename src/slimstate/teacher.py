@@ -19,10 +19,9 @@ from slimstate.checkpoint import read_json
 from slimstate.corpus import Corpus
 from slimstate.distillation import Opinion, TopOpinion, WholeOpinion
 from slimstate.errors import DataError, OutputError
-from slimstate.families import logit_factor
 from slimstate.record import write_record
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import TOKENS_AT_ONCE, Runtime
+from slimstate.runtime import TOKENS_AT_ONCE, Runtime, states_before_head
 from slimstate.staging import staged_file
 
 FORMAT = 1
@@ -44,8 +43,7 @@ class PresentTeacher:
     def opinion(self, ids: Tensor, places: Tensor) -> WholeOpinion:
         model = self.runtime.model
         with torch.inference_mode(), torch.autocast(ids.device.type, enabled=False):
-            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
-            hidden = hidden * logit_factor(model.config.to_dict())
+            hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
         # a copy made outside of inference mode may take part in a loss
         return WholeOpinion(hidden=hidden.clone(), head=model.get_output_embeddings().weight.detach())
 

@@ -25,9 +25,9 @@ from slimstate.adapters import trainable
 from slimstate.corpus import Schedule
 from slimstate.distillation import distilled_loss
 from slimstate.errors import OutputError, TrainingError
-from slimstate.families import logit_factor
 from slimstate.record import write_text
 from slimstate.reporter import SILENT, Reporter
+from slimstate.runtime import states_before_head
 from slimstate.teacher import Teacher
 
 HARDLY_ANY = 2**20  # bytes
@@ -76,8 +76,7 @@ class Student(nn.Module):
         model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         teacher: Teacher | None = self.__dict__["teacher"]
         opinion = None if teacher is None else teacher.opinion(input_ids, place)
-        hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        hidden = hidden * logit_factor(model.config.to_dict())
+        hidden = states_before_head(model, input_ids)
         loss, cross_entropy, distillation = distilled_loss(
             hidden[:, :-1].flatten(0, 1),
             model.get_output_embeddings().weight,
