@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from slimstate import processes
 from slimstate.axes import Evidence, Mixer
+from slimstate.distillation import distilled_loss
 from slimstate.errors import ModelError, PlanError
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import TOKENS_AT_ONCE, Runtime
+from slimstate.runtime import TOKENS_AT_ONCE, Runtime, states_before_head
 from slimstate.selectors import Need
 from slimstate.taps import Role, tapped
 
@@ -116,15 +116,15 @@ def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: 
         yield
 
 
-def _backward(model: nn.Module, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor) -> None:
+def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor) -> None:
     """Add the gradient of the summed next-token loss by the query and key projections."""
     places = [(mixer, role, slot) for mixer in mixers for role, slot in (("query", mixer.query), ("key", mixer.key))]
     weights = {name: model.get_parameter(name) for name in (mixer.running_name_of(slot) for mixer, _, slot in places)}
     model.requires_grad_(False)
     for weight in weights.values():
         weight.requires_grad_(True)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
-    loss = F.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction="sum")
+    hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
+    loss = distilled_loss(hidden, model.get_output_embeddings().weight, ids[:, 1:].flatten())[0] * len(hidden)
     gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
     for mixer, role, slot in places:
         gradient = mixer.by_channel(slot, gradients[mixer.running_name_of(slot)])

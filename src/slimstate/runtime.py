@@ -20,6 +20,7 @@ from slimstate.checkpoint import read_json
 from slimstate.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, logit_factor, tap_of
 from slimstate.families.contract import Library
+from slimstate.tuning import tune_briefly
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -92,6 +93,8 @@ def prepare_fla() -> None:
         from slimstate.torch_kernels import install
 
         install()
+        if torch.cuda.is_available():
+            tune_briefly()
 
 
 def prepare(model_type: str) -> None:

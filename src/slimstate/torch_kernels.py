@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -272,6 +273,8 @@ def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
 
 def gated_backward_refused() -> bool:
     """fla refuses the gated backward on Hopper with Triton 3.4 up to 3.7.0, whose gradients are wrong there."""
+    if importlib.util.find_spec("fla") is None:
+        return False
     from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
 
     return bool(IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1)
@@ -297,9 +300,10 @@ def _substitute(owner: Any, name: str, version: Callable[..., Any], when: Callab
 
 @functools.cache
 def use_reference(tap: Tap) -> None:
-    """Make the functions of a transformers module run their own PyTorch form on a CPU. Once a process.
+    """Make the functions of a transformers module run their own PyTorch form wherever compiled ones cannot run.
 
     Transformers chooses compiled kernels when it is imported, by what is installed and not by where the tensors are.
+    Once a process.
     """
     module = importlib.import_module(tap.module)
     step = () if tap.step is None else (tap.step,)
@@ -307,7 +311,7 @@ def use_reference(tap: Tap) -> None:
         chosen = getattr(module, name)
         reference = inspect.unwrap(chosen)
         if reference is not chosen:
-            _substitute(module, name, reference)
+            _substitute(module, name, reference, needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu)
     for name in tap.shortcuts:
         _substitute(module, name, inspect.unwrap(getattr(module, name)), lambda *_, **__: True)
 

@@ -15,16 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from slimstate.benchmark.recording import Bench
+from slimstate.tuning import judge_variants_by
 
-TUNED_MS = 25
+COMPILED_BATCH = 2  # sequences are enough to compile with, and leave a GPU to many processes
 
 
 def compile_ahead(bench: Bench, cases: Sequence[Mapping[str, Any]], jobs: int) -> None:
     """Run each case once in a process, `jobs` of them at a time; nothing to do on a CPU or without jobs."""
-    if bench.device.type != "cuda" or "SLIMSTATE_COMPILING" in os.environ:
-        return
-    tune_briefly()
-    if jobs < 1:
+    if bench.device.type != "cuda" or jobs < 1 or "SLIMSTATE_COMPILING" in os.environ:
         return
     bench.reporter.say(f"compiling {len(cases)} widths in {jobs} processes")
     with ThreadPoolExecutor(jobs) as pool:
@@ -44,27 +42,13 @@ def _compile(bench: Bench, case: Mapping[str, Any]) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def _tune_by(judge: Callable[..., list[float]]) -> None:
-    """Let Triton judge the variants of a kernel by this function of the call and the quantiles it wants."""
-    from triton.runtime.autotuner import Autotuner
-
-    Autotuner.do_bench = property(lambda tuner: judge, lambda tuner, value: None)
-
-
-def tune_briefly() -> None:
-    """Compare variants for a quarter of the time that Triton takes: there are hundreds for every width."""
-    from triton.testing import do_bench
-
-    _tune_by(lambda kernel, quantiles: do_bench(kernel, warmup=5, rep=TUNED_MS, quantiles=quantiles))
-
-
 def _run_once(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
     kernel()
     return [1.0 for _ in quantiles]
 
 
 if __name__ == "__main__":
-    _tune_by(_run_once)
+    judge_variants_by(_run_once)
     import slimstate.benchmark
 
     getattr(slimstate.benchmark, f"bench_{sys.argv[1]}")(**json.loads(sys.argv[2]))

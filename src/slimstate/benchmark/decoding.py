@@ -78,7 +78,7 @@ def _measure(bench: Bench, model: Any, batch: int, bandwidth: float) -> tuple[Ti
             model(input_ids=ids, past_key_values=cache, use_cache=True)
 
         eager = timed(step, bench.device, rounds=bench.rounds)
-        graph = _captured(step) if bench.device.type == "cuda" else None
+        graph = _captured(bench, step) if bench.device.type == "cuda" else None
         timing = eager if graph is None else timed(graph.replay, bench.device, rounds=bench.rounds)
     state = _bytes(layer.get("recurrent_state") for layer in _layers(cache)) // batch
     other = _bytes(layer.get("conv_state") for layer in _layers(cache)) // batch
@@ -96,7 +96,7 @@ def _measure(bench: Bench, model: Any, batch: int, bandwidth: float) -> tuple[Ti
     }
 
 
-def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+def _captured(bench: Bench, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
     """The step as a CUDA graph, which is how servers run it: launching its kernels one by one takes the host longer
     than they take the GPU. Every replay reads the same states and writes the next ones. None where it cannot be.
     """
@@ -106,7 +106,8 @@ def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
             step()
     except torch.cuda.OutOfMemoryError:
         raise
-    except RuntimeError:
+    except RuntimeError as error:
+        bench.reporter.say(f"timed launch by launch, no CUDA graph can be made: {str(error).splitlines()[0]}")
         return None
     return graph
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from slimstate.benchmark.compiling import compile_ahead
+from slimstate.benchmark.compiling import COMPILED_BATCH, compile_ahead
 from slimstate.benchmark.recording import Bench, Row, checked_modes, positive, with_ratios
 from slimstate.benchmark.subjects import config_of, library_of, model_for, resized, width_of
 from slimstate.benchmark.timing import Timing, timed
 from slimstate.distillation import distilled_loss
 from slimstate.reporter import SILENT, Reporter
+from slimstate.runtime import states_before_head
 
 MODES = ("prefill", "train")
 
@@ -54,7 +55,11 @@ def bench_model(
         "models": list(models), "key_dims": list(key_dims) if key_dims else None,
         "batch": batch, "length": length, "modes": checked_modes(modes, MODES),
     }  # fmt: skip
-    compile_ahead(bench, [{**settings, "models": [model], "key_dims": [key_dim]} for model, key_dim in wanted], jobs)
+    cases = [
+        {**settings, "models": [model], "key_dims": [key_dim], "batch": min(batch, COMPILED_BATCH)}
+        for model, key_dim in wanted
+    ]
+    compile_ahead(bench, cases, jobs)
     rows = []
     for model, key_dim in wanted:
         for mode in settings["modes"]:
@@ -89,7 +94,7 @@ def _train(model: Any, ids: torch.Tensor) -> Callable[[], object]:
 
     def work() -> None:
         optimizer.zero_grad(set_to_none=True)
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+        hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
         distilled_loss(hidden, model.get_output_embeddings().weight, ids[:, 1:].flatten())[0].backward()
         optimizer.step()
 
