@@ -20,7 +20,7 @@ from slimstate.checkpoint import read_json
 from slimstate.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, logit_factor, tap_of
 from slimstate.families.contract import Library
-from slimstate.tuning import tune_briefly
+from slimstate.tuning import leave_out_faulty, tune_briefly
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -90,11 +90,13 @@ def prepare_fla() -> None:
             import fla  # noqa: F401
         except ImportError as error:
             raise ModelError(f"flash-linear-attention cannot be imported: {error}") from error
-        from slimstate.torch_kernels import install
+        from slimstate.torch_kernels import gated_backward_refused, install
 
         install()
         if torch.cuda.is_available():
             tune_briefly()
+            if gated_backward_refused():  # the same GPUs and Tritons
+                leave_out_faulty()
 
 
 def prepare(model_type: str) -> None:
