@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slimstate import speed
+import slimstate
+import tiny
+from slimstate import cli, speed
 from slimstate.benchmark import bench_mixer
 from slimstate.speed import Curve, curve_of, known_curve
 
@@ -52,6 +55,28 @@ def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(speed, "CURVES", folder)
     return folder
+
+
+@pytest.fixture
+def measured(curves: Path) -> None:
+    (curves / "x1.json").write_text(json.dumps(record([row(*pair) for pair in MILLISECONDS.items()])))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """DeltaNets of key dim 128 and 256."""
+    variant, root = tiny.VARIANTS["delta_net-plain"], tmp_path_factory.mktemp("wide")
+    return {width: tiny.save(tiny.build(variant, expand_k=width / 32), root / str(width)) for width in (128, 256)}
+
+
+def run(capsys: Any, monkeypatch: Any, *arguments: object) -> tuple[str, str]:
+    """Standard output with its spaces evened, and standard error, of a command that succeeds."""
+    monkeypatch.setattr(sys, "argv", ["slimstate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    captured = capsys.readouterr()
+    assert not stop.value.code
+    return " ".join(captured.out.split()), captured.err
 
 
 def test_a_width_between_two_runs_at_the_speed_of_the_wider():
@@ -117,6 +142,55 @@ def test_the_first_curve_that_covers_the_widths_is_taken(curves):
         (64, 32): {32, 64}, (32, 16): {16, 32}, (64, 16): {16, 256}, (512, 16): None,
     }  # fmt: skip
     assert known_curve("mamba2", 32) is None
+
+
+@pytest.mark.usefixtures("measured")
+def test_inspect_says_which_widths_pay(wide, capsys, monkeypatch):
+    assert BELOW_128 in run(capsys, monkeypatch, "inspect", wide[128])[0]
+    found = json.loads(run(capsys, monkeypatch, "inspect", wide[128], "--json")[0])["speed"]
+    assert (found["device"], found["source"], found["advice"]) == ("NVIDIA X1", SOURCE.format(""), BELOW_128)
+    assert [entry["key_dim"] for entry in found["speedups"]] == list(range(120, 8, -8))
+    assert found["speedups"][7]["speedup"] == pytest.approx(1.3)
+
+
+@pytest.mark.usefixtures("measured")
+def test_every_way_to_prune_says_what_the_key_dim_gains(wide, tmp_path, capsys, monkeypatch):
+    cut, l1 = tmp_path / "cut", ("--method", "l1", "--key-dim", 77)
+    ways = [(*l1, "--plan-only"), (*l1, "--dry-run"), (*l1, "--out", cut), ("--apply", cut, "--dry-run")]
+    for way in ways:
+        out, err = run(capsys, monkeypatch, "prune", wide[128], *way, "--json")
+        assert err.splitlines().count(TO_77) == 1
+        found = json.loads(out)["speed"]
+        assert (found["device"], found["advice"]) == ("NVIDIA X1", TO_77)
+        assert found["speedup"] == pytest.approx(13 / 12.6)
+    assert f"\n\nSpeed: 1.03x ({SOURCE.format('; 77 taken as 80')}).\n\nMethod" in (cut / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_no_curve_covers_gets_no_advice(wide, folders, capsys, monkeypatch):
+    for folder in (wide[256], folders["gated_deltanet-plain"], folders["qwen3_next-plain"]):
+        assert slimstate.inspect(folder)["speed"] is None
+        _, err = run(capsys, monkeypatch, "prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")
+        assert "NVIDIA" not in err
+    assert slimstate.prune(wide[128], method="l1", key_dim=8, dry_run=True)["speed"] is None
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_model_as_narrow_as_the_narrowest_or_left_whole_gets_no_advice(wide, tmp_path):
+    slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
+    assert slimstate.inspect(tmp_path / "narrow")["speed"] is None
+    turned = slimstate.prune(wide[128], method="random-rotation", key_dim=128, dry_run=True)
+    assert turned["speed"] is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, monkeypatch):
+    if not there:
+        curves.rmdir()
+    assert "against key dim" not in run(capsys, monkeypatch, "inspect", wide[128])[0]
+    cut = slimstate.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
+    assert cut["speed"] is None
+    assert "|\n\nMethod" in (tmp_path / "cut" / "README.md").read_text()
 
 
 def test_curves_in_the_package_are_whole_records_of_a_gpu():
