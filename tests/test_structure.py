@@ -12,7 +12,7 @@ import slimstate
 ROOT = Path(slimstate.__file__).parent
 RANKS = [
     {"errors", "reporter", "hub", "staging", "recall_tasks", "processes", "configs"},
-    {"record", "rank", "distillation_kernel", "serving", "tuning"},
+    {"record", "rank", "distillation_kernel", "serving", "speed", "tuning"},
     {"axes"},
     {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "distillation", "sharing", "recipes"},
     {"torch_rules", "budget", "support", "card"},

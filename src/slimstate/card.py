@@ -8,6 +8,7 @@ from typing import Any
 from slimstate import serving
 from slimstate.axes import Basis, Plan
 from slimstate.families import FAMILIES
+from slimstate.speed import speed_of_cut
 
 HEADER = """---
 library_name: transformers
@@ -61,7 +62,7 @@ key/query {kept}. Nothing was retrained, and no other weight was changed.{correc
 | key dim per head | {width} | {key_dim} |
 | recurrent state per sequence (fp32) | {before} | {after} |
 | parameters | {parameters_before:,} | {parameters_after:,} |
-
+{speed}
 Method: `{method}` (score `{score}`, seed {seed}). {calibration}What every head keeps, the options and the
 fingerprint of the base model are in `slimstate_plan.json`; this repeats the cut:
 
@@ -134,6 +135,7 @@ def write_card(
         calibration = f"Calibrated on {about['samples']} windows of {about['length']} tokens. "
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
     rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
+    speed = speed_of_cut(plan.model_type, plan.width, plan.key_dim)
     correction = f" The query scale that comes with the key dim: {plan.correction}."
     return _after_loading(plan.model_type, plan.key_dim, TEMPLATE).format(
         base=_base_line(source),
@@ -148,6 +150,7 @@ def write_card(
         after=megabytes(states[1]),
         parameters_before=parameters[0],
         parameters_after=parameters[1],
+        speed="" if speed is None else f"\nSpeed: {speed['speedup']:.2f}x ({speed['source']}).\n",
         method=plan.method,
         score=plan.score,
         seed=plan.seed,

@@ -9,6 +9,7 @@ from typing import Any
 from slimstate import serving
 from slimstate.budget import Budget, key_dims_worth_choosing, state_bytes
 from slimstate.checkpoint import Checkpoint, open_headers
+from slimstate.speed import speeds_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ def inspect(
         "state_bytes": state_bytes(mixers, first.axis.width),
         "already_cut": checkpoint.cut,
         "serving": {"date": serving.date(), "rules": [vars(rule) for rule in serving.rules_of(model_type)]},
+        "speed": speeds_below(model_type, first.axis.width),
         "budget": None if budget is None else _fitting(budget, checkpoint),
         "options": [vars(option) for option in options],
     }

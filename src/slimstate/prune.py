@@ -24,6 +24,7 @@ from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named
+from slimstate.speed import speed_of_cut
 from slimstate.surgery import Cutter
 
 
@@ -78,6 +79,7 @@ def prune(
         check_stock_shapes(checkpoint, reporter)
         plan = read_plan(Path(apply), checkpoint)
         reporter.say(f"applying {apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}")
+        tell_speed(checkpoint, plan.key_dim, reporter)
     else:
         budget = Budget.of(state_mb, sequences, memory_gb, state_dtype)
         keep, line = decide_key_dim(checkpoint.mixers, compression, key_dim, budget, whole=method in ROTATIONS)
@@ -90,11 +92,13 @@ def prune(
         )  # fmt: skip
         if plan_only:
             reporter.say(line)
-            return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep,
+            speed = tell_speed(checkpoint, keep, reporter)
+            return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep, "speed": speed,
                     **estimate(checkpoint, selector, calibration)}  # fmt: skip
         windows = read_windows(checkpoint, selector, calibration, reporter)
         check_stock_shapes(checkpoint, reporter)
         reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)
+        tell_speed(checkpoint, keep, reporter)
         gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
         plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
     if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):
@@ -107,6 +111,14 @@ def prune(
         )
     record["seconds"] = time.perf_counter() - started
     return record
+
+
+def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> dict[str, Any] | None:
+    """Say and return what the key dim does to the speed of a layer, where that was measured."""
+    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0].axis.width, key_dim)
+    if speed is not None:
+        reporter.say(speed["advice"])
+    return speed
 
 
 def check_stock_shapes(checkpoint: Checkpoint, reporter: Reporter = SILENT) -> None:
@@ -192,6 +204,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "correction": plan.correction,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
+        "speed": tell_speed(checkpoint, plan.key_dim),
         "calibration": plan.calibration,
         "certificate": plan.summary(),
         "versions": dict(plan.versions),

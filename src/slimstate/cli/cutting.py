@@ -76,6 +76,8 @@ def inspect(
     console.print(table)
     if record["budget"]:
         console.print(record["budget"]["why"])
+    if record["speed"]:
+        console.print(record["speed"]["advice"], markup=False)
     rules = rules_of(record["model_type"])
     console.print(f"serving, as of {record['serving']['date']}:" if rules else "serving: no engine was examined")
     for rule in rules:

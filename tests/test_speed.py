@@ -1,0 +1,207 @@
+"""Advice on key dims is what the times of a record say, and names their source; what no record covers gets none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slimstate
+import tiny
+from slimstate import cli, speed
+from slimstate.benchmark import bench_mixer
+from slimstate.speed import Curve, curve_of, known_curve
+
+# a kernel that works on 128, 64, 32 or 16 channels, with a little noise
+MILLISECONDS = {
+    128: 13.0, 120: 13.1, 112: 12.8, 104: 12.6, 96: 12.9, 88: 12.7, 80: 12.6, 72: 12.7,
+    64: 10.0, 56: 9.9, 48: 9.5, 40: 9.6, 32: 7.8, 24: 7.9, 16: 6.5,
+}  # fmt: skip
+SOURCE = (
+    "NVIDIA X1: one layer by itself, forward over 4 x 512 tokens, hidden 256, 2 heads, value dim 128, bfloat16{};"
+    " a whole model gains less"
+)
+BELOW_128 = (
+    "speed against key dim 128, gains up to 4% left out: 120 to 72 no faster; 64 1.30x, 48 1.37x, 32 1.67x, 16 2.00x;"
+    f" those between are no faster than the next wider one named ({SOURCE.format('')})"
+)
+TO_77 = f"key dim 77 runs at the speed of 128; 64 is 1.30x ({SOURCE.format('; 77 taken as 80')})"
+
+
+def row(key_dim: int, milliseconds: float, **changes: Any) -> dict[str, Any]:
+    found = {"model": "delta_net", "mode": "forward", "seconds": milliseconds / 1000, "error": None}
+    return {**found, "key_dim": key_dim, **changes}
+
+
+def record(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    sizes = {"batch": 4, "length": 512, "hidden": 256, "heads": 2, "value_dim": 128}
+    about = {"kind": "bench", "bench": "mixer", "device": "NVIDIA X1", "kernels": "fla", "dtype": "bfloat16"}
+    return {**about, "settings": sizes, "rows": rows}
+
+
+def curve(times: dict[int, float]) -> Curve:
+    found = curve_of(record([row(*pair) for pair in times.items()]), "delta_net")
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of curves, with none in it."""
+    folder = tmp_path / "curves"
+    folder.mkdir()
+    monkeypatch.setattr(speed, "CURVES", folder)
+    return folder
+
+
+@pytest.fixture
+def measured(curves: Path) -> None:
+    (curves / "x1.json").write_text(json.dumps(record([row(*pair) for pair in MILLISECONDS.items()])))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """DeltaNets of key dim 128 and 256."""
+    variant, root = tiny.VARIANTS["delta_net-plain"], tmp_path_factory.mktemp("wide")
+    return {width: tiny.save(tiny.build(variant, expand_k=width / 32), root / str(width)) for width in (128, 256)}
+
+
+def run(capsys: Any, monkeypatch: Any, *arguments: object) -> tuple[str, str]:
+    """Standard output with its spaces evened, and standard error, of a command that succeeds."""
+    monkeypatch.setattr(sys, "argv", ["slimstate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    captured = capsys.readouterr()
+    assert not stop.value.code
+    return " ".join(captured.out.split()), captured.err
+
+
+def test_a_width_between_two_runs_at_the_speed_of_the_wider():
+    known = curve({16: 1.0, 32: 2.0, 64: 3.0})
+    assert [known.speedup(64, key_dim) for key_dim in (64, 33, 32, 17, 16)] == [1.0, 1.0, 1.5, 1.5, 3.0]
+    assert known.speedup(48, 32) == 1.5
+    assert [known.covers(key_dim) for key_dim in (15, 16, 40, 64, 65)] == [False, True, True, True, False]
+
+
+def test_the_widths_that_pay_are_clearly_faster_than_all_wider_ones():
+    assert curve(MILLISECONDS).paying(128) == [64, 48, 32, 16]
+    assert curve(MILLISECONDS).paying(64) == [48, 32, 16]
+    assert curve({16: 1.0, 24: 1.03, 32: 1.06, 40: 1.09}).paying(40) == [24]  # 1.09 / 1.03 is the first above 1.04
+    assert curve({16: 1.0, 32: 1.04}).paying(32) == []
+    assert curve(MILLISECONDS).summary(128) == BELOW_128
+
+
+def test_advice_names_the_next_step_where_one_is_near():
+    known = curve(MILLISECONDS)
+    assert known.advice(128, 77) == TO_77
+    assert known.advice(128, 64) == f"key dim 64 is 1.30x as fast as 128; 48 is 1.37x ({SOURCE.format('')})"
+    assert known.advice(128, 32) == f"key dim 32 is 1.67x as fast as 128 ({SOURCE.format('')})"  # 16 is half of it
+    assert known.advice(60, 20).startswith("key dim 20 is 1.27x as fast as 60; 16 is 1.54x (")
+    assert known.advice(60, 20).endswith("; 60 taken as 64; 20 taken as 24; a whole model gains less)")
+
+
+def test_a_slope_has_no_steps_and_a_slower_width_is_called_that():
+    slope = curve({width: 100 + 0.3 * width for width in range(16, 129, 8)})  # 2 % for each 8 channels
+    assert [slope.next_step(key_dim) for key_dim in range(16, 129)] == [None] * 113
+    bump = curve({48: 1.0, 56: 1.25, 64: 1.0})
+    assert bump.advice(64, 56).startswith("key dim 56 is 0.80x as fast as 64; 48 is 1.00x (")
+    assert bump.summary(64).startswith("speed against key dim 64, gains up to 4% left out: 56 to 48 no faster (")
+
+
+def test_only_forward_passes_that_ran_make_a_curve():
+    rows = [row(16, 1.0), row(32, 2.0), row(32, 9.0, mode="train"), row(32, 7.0, model="gated_deltanet")]
+    failed = {"model": "delta_net", "mode": "forward", "key_dim": 64, "error": "out of memory"}
+    known = curve_of(record([*rows, failed]), "delta_net")
+    assert known is not None
+    assert known.seconds == {16: 0.001, 32: 0.002}
+    assert curve_of(record(rows), "kda") is None
+    with pytest.raises(ValueError, match="without times"):
+        Curve(device="", kernels="", conditions="", seconds={})
+
+
+def test_what_the_benchmark_gives_is_a_curve():
+    small = {"batch": 1, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8, "rounds": 1}
+    timed = bench_mixer(["delta_net"], [8, 4], **small, modes=["forward"], device="cpu")
+    known = curve_of(timed, "delta_net")
+    assert known is not None
+    assert known.seconds == {row["key_dim"]: row["seconds"] for row in timed["rows"]}
+    assert known.seconds.keys() == {8, 4}
+    assert "forward over 1 x 16 tokens, hidden 32, 2 heads, value dim 8, float32" in known.advice(8, 4)
+    assert timed["device"] in known.advice(8, 4)
+
+
+def test_the_first_curve_that_covers_the_widths_is_taken(curves):
+    assert known_curve("delta_net", 32) is None
+    for name, widths in {"b": (16, 32), "a": (32, 64), "c": (16, 256)}.items():
+        (curves / f"{name}.json").write_text(json.dumps(record([row(width, width) for width in widths])))
+    found = {pair: known_curve("delta_net", *pair) for pair in ((64, 32), (32, 16), (64, 16), (512, 16))}
+    assert {pair: known and set(known.seconds) for pair, known in found.items()} == {
+        (64, 32): {32, 64}, (32, 16): {16, 32}, (64, 16): {16, 256}, (512, 16): None,
+    }  # fmt: skip
+    assert known_curve("mamba2", 32) is None
+
+
+@pytest.mark.usefixtures("measured")
+def test_inspect_says_which_widths_pay(wide, capsys, monkeypatch):
+    assert BELOW_128 in run(capsys, monkeypatch, "inspect", wide[128])[0]
+    found = json.loads(run(capsys, monkeypatch, "inspect", wide[128], "--json")[0])["speed"]
+    assert (found["device"], found["source"], found["advice"]) == ("NVIDIA X1", SOURCE.format(""), BELOW_128)
+    assert [entry["key_dim"] for entry in found["speedups"]] == list(range(120, 8, -8))
+    assert found["speedups"][7]["speedup"] == pytest.approx(1.3)
+
+
+@pytest.mark.usefixtures("measured")
+def test_every_way_to_prune_says_what_the_key_dim_gains(wide, tmp_path, capsys, monkeypatch):
+    cut, l1 = tmp_path / "cut", ("--method", "l1", "--key-dim", 77)
+    ways = [(*l1, "--plan-only"), (*l1, "--dry-run"), (*l1, "--out", cut), ("--apply", cut, "--dry-run")]
+    for way in ways:
+        out, err = run(capsys, monkeypatch, "prune", wide[128], *way, "--json")
+        assert err.splitlines().count(TO_77) == 1
+        found = json.loads(out)["speed"]
+        assert (found["device"], found["advice"]) == ("NVIDIA X1", TO_77)
+        assert found["speedup"] == pytest.approx(13 / 12.6)
+    assert f"\n\nSpeed: 1.03x ({SOURCE.format('; 77 taken as 80')}).\n\nMethod" in (cut / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_no_curve_covers_gets_no_advice(wide, folders, capsys, monkeypatch):
+    for folder in (wide[256], folders["gated_deltanet-plain"], folders["qwen3_next-plain"]):
+        assert slimstate.inspect(folder)["speed"] is None
+        _, err = run(capsys, monkeypatch, "prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")
+        assert "NVIDIA" not in err
+    assert slimstate.prune(wide[128], method="l1", key_dim=8, dry_run=True)["speed"] is None
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_model_as_narrow_as_the_narrowest_or_left_whole_gets_no_advice(wide, tmp_path):
+    slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
+    assert slimstate.inspect(tmp_path / "narrow")["speed"] is None
+    turned = slimstate.prune(wide[128], method="random-rotation", key_dim=128, dry_run=True)
+    assert turned["speed"] is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, monkeypatch):
+    if not there:
+        curves.rmdir()
+    assert "against key dim" not in run(capsys, monkeypatch, "inspect", wide[128])[0]
+    cut = slimstate.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
+    assert cut["speed"] is None
+    assert "|\n\nMethod" in (tmp_path / "cut" / "README.md").read_text()
+
+
+def test_curves_in_the_package_are_whole_records_of_a_gpu():
+    entries = list(speed.CURVES.iterdir()) if speed.CURVES.is_dir() else []
+    for entry in entries:
+        found = json.loads(entry.read_text(encoding="utf-8"))
+        assert (found["kind"], found["bench"]) == ("bench", "mixer")
+        assert "CPU" not in found["kernels"]
+        assert found["device"] in found["kernels"]
+        assert "bench mixer" in found["command"]
+        for model_type in found["settings"]["models"]:
+            known = curve_of(found, model_type)
+            assert known is not None
+            assert known.seconds.keys() >= set(range(16, 129, 8))
