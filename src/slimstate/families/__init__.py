@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from slimstate.axes import Tap
 from slimstate.errors import ModelError
-from slimstate.families.contract import Config, Correction, Family
-from slimstate.families.logits import logit_factor
+from slimstate.families.contract import Config, Correction, Family, ScalesLogits
 from slimstate.families.refused import refusal
 
 __all__ = [
@@ -72,3 +71,9 @@ def family_of(config: Config) -> Family:
     if model_type is None:
         raise ModelError(f"config.json names no model_type; {known}")
     raise ModelError(f"{model_type} is not a linear-attention model that slimstate knows; {known}")
+
+
+def logit_factor(config: Config) -> float:
+    """What the logits of a model with this config are multiplied by."""
+    family = family_of(config)
+    return family.logit_factor(config) if isinstance(family, ScalesLogits) else 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from slimstate.axes import Mixer
 
@@ -79,6 +79,14 @@ class Family(Protocol):
 
         `corrected` also changes what must change for the layers to give out what they gave with channels zeroed.
         """
+
+
+@runtime_checkable
+class ScalesLogits(Protocol):
+    """What a family has besides, whose models multiply what their output head gives out; of others the factor is 1."""
+
+    def logit_factor(self, config: Config) -> float:
+        """What the logits are multiplied by: a loss made from hidden states and head has to do so too."""
 
 
 def corrected_epsilon(correction: Correction, known: Config, width: int, key_dim: int) -> dict[str, float]:
