@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from slimstate.axes import Tap
 from slimstate.errors import ModelError
-from slimstate.families.contract import Config, Correction, Family, ScalesLogits
+from slimstate.families.contract import Config, Correction, Family, Refuses, ScalesLogits
 from slimstate.families.refused import refusal
 
 __all__ = [
@@ -63,10 +63,14 @@ def tap_of(family: Family) -> Tap:
 def family_of(config: Config) -> Family:
     """The family of a model's config; a model that no cut can be made of is refused with the reason."""
     model_type = config.get("model_type")
-    if (reason := refusal(config)) is not None:
+    family = FAMILIES.get(str(model_type))
+    reason = refusal(config)
+    if reason is None and isinstance(family, Refuses):
+        reason = family.refusal(config)
+    if reason is not None:
         raise ModelError(f"{model_type}: {reason}")
-    if model_type in FAMILIES:
-        return FAMILIES[str(model_type)]
+    if family is not None:
+        return family
     known = f"the families are {', '.join(FAMILIES)}"
     if model_type is None:
         raise ModelError(f"config.json names no model_type; {known}")

@@ -89,6 +89,18 @@ class ScalesLogits(Protocol):
         """What the logits are multiplied by: a loss made from hidden states and head has to do so too."""
 
 
+@runtime_checkable
+class Refuses(Protocol):
+    """What a family has besides, of which only some configs can be cut."""
+
+    @property
+    def REFUSED(self) -> Mapping[str, str]:  # noqa: N802
+        """Which of its configs cannot be cut, in words, and why."""
+
+    def refusal(self, config: Config) -> str | None:
+        """Why this one cannot be cut, in a line; None where it can."""
+
+
 def corrected_epsilon(correction: Correction, known: Config, width: int, key_dim: int) -> dict[str, float]:
     """The changed norm epsilon, where there is one to change; `known` is the config with its defaults."""
     if correction.epsilon is None:

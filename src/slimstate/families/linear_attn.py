@@ -22,7 +22,25 @@ DEFAULTS: dict[str, Any] = {
     "norm_feature_map": False,
     "norm_eps": 1e-6,
 }
+MIXING = ("hedgehog", "t2r", "elementwise_product", "dpfp")  # feature maps that mix the channels of a head
+REFUSED = {
+    f"`feature_map` {', '.join(MIXING)} (the default is {DEFAULTS['feature_map']}), `norm_q` or `norm_k`": (
+        "channels of a head are mixed"
+    )
+}
 CANCELS = Correction(why="what is read is divided by a sum with the same query scale, so that cutting is zeroing")
+
+
+def refusal(config: Config) -> str | None:
+    known = {**DEFAULTS, **config}
+    if known["feature_map"] in MIXING:
+        return (
+            f"its feature map {known['feature_map']} mixes the channels of a head,"
+            " so a channel is not one row of the weights"
+        )
+    if known.get("norm_q") or known.get("norm_k"):
+        return "its norm_q or norm_k divides by the sum over a head's channels, which is not supported"
+    return None
 
 
 def correction(config: Config) -> Correction:
