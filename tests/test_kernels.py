@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import tiny
 from slimstate import torch_kernels as kernels
 from slimstate.delta_rule import recurrence
+from slimstate.families import comba, delta_net, gated_deltaproduct, gla, kda, linear_attn
 
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])
 NAMES = sorted(tiny.OF_FLA)
@@ -45,7 +46,7 @@ def test_convolution_goes_on_from_its_state_in_blocks_and_in_steps():
 
 def test_the_delta_rule_of_packed_sequences_is_that_of_each():
     q, k, v, beta = torch.randn(1, 20, 2, 4), torch.randn(1, 20, 2, 4), torch.randn(1, 20, 2, 3), torch.rand(1, 20, 2)
-    o, states = kernels.plain_delta_rule(
+    o, states = delta_net.plain_delta_rule(
         q, k, v, beta, use_qk_l2norm_in_kernel=True, cu_seqlens=CU_SEQLENS, output_final_state=True
     )
     q, k = (F.normalize(x, dim=-1) for x in (q, k))
@@ -71,7 +72,7 @@ def test_the_kimi_rule_with_equal_decays_is_the_gated_delta_rule():
     x = drawn()
     expected, state = kernels.gated_delta_rule(**x, use_qk_l2norm_in_kernel=True, output_final_state=True)
     x["g"] = x["g"].unsqueeze(-1).expand(-1, -1, -1, 5)
-    found, final = kernels.kimi_delta_rule(**x, use_qk_l2norm_in_kernel=True, output_final_state=True)
+    found, final = kda.kimi_delta_rule(**x, use_qk_l2norm_in_kernel=True, output_final_state=True)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-5)
 
@@ -87,7 +88,7 @@ def test_the_kimi_rule_is_that_of_fla(lower_bound):
     expected, state = naive_recurrent_kda(
         *(x[name] for name in "qkv"), gate(x["g"], rate, bias, **options), x["beta"], output_final_state=True
     )
-    found, final = kernels.kimi_delta_rule(
+    found, final = kda.kimi_delta_rule(
         **x, A_log=rate, dt_bias=bias, use_gate_in_kernel=True, output_final_state=True, **options
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -101,12 +102,12 @@ def test_the_rules_of_comba_and_gated_linear_attention_are_those_of_fla():
     x = drawn(time=150, heads=4)
     p = x["k"] * 0.3
     expected, state = naive_recurrent_comba(**x, p=p, output_final_state=True)
-    found, final = kernels.comba_rule(**x, p=p, output_final_state=True)
+    found, final = comba.comba_rule(**x, p=p, output_final_state=True)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(final, state, rtol=1e-3, atol=1e-3)
     decay = -torch.rand(1, 150, 4, 5)
     expected, state = naive_recurrent_gla(x["q"], x["k"], x["v"], decay, output_final_state=True)
-    found, final = kernels.gated_linear_attention(x["q"], x["k"], x["v"], gk=decay, output_final_state=True)
+    found, final = gla.gated_linear_attention(x["q"], x["k"], x["v"], gk=decay, output_final_state=True)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-4)
 
@@ -120,10 +121,10 @@ def test_linear_attention_is_masked_attention_without_a_softmax_and_goes_on_from
         weights = weights / weights.sum(-1, keepdim=True)
     expected = torch.einsum("bhts,bshv->bthv", weights, v)
     options = {"normalize": normalize, "output_final_state": True}
-    found, _ = kernels.linear_attention(q, k, v, **options)
+    found, _ = linear_attn.linear_attention(q, k, v, **options)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    _, state = kernels.linear_attention(q[:, :70], k[:, :70], v[:, :70], **options)
-    rest, _ = kernels.linear_attention(q[:, 70:], k[:, 70:], v[:, 70:], initial_state=state, **options)
+    _, state = linear_attn.linear_attention(q[:, :70], k[:, :70], v[:, :70], **options)
+    rest, _ = linear_attn.linear_attention(q[:, 70:], k[:, 70:], v[:, 70:], initial_state=state, **options)
     torch.testing.assert_close(rest, expected[:, 70:], rtol=1e-4, atol=1e-4)
 
 
@@ -135,7 +136,7 @@ def test_a_delta_product_is_several_updates_for_each_reading():
     expected, state = naive_recurrent_gated_delta_product(
         q=x["q"], **updates, g=x["g"], scale=0.5, output_final_state=True, num_householder=3
     )
-    found, final = kernels.delta_product(
+    found, final = gated_deltaproduct.delta_product(
         q=x["q"], **updates, g=x["g"], scale=0.5, output_final_state=True, num_householder=3
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

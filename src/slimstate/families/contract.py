@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from slimstate.axes import Mixer
+from slimstate.substitutes import Substitute
 
 Config = Mapping[str, Any]
 Library = Literal["fla", "transformers"]
@@ -99,6 +100,15 @@ class Refuses(Protocol):
 
     def refusal(self, config: Config) -> str | None:
         """Why this one cannot be cut, in a line; None where it can."""
+
+
+@runtime_checkable
+class BringsSubstitutes(Protocol):
+    """What a family of fla has besides, whose layers call functions that only a GPU runs."""
+
+    @property
+    def SUBSTITUTES(self) -> tuple[Substitute, ...]:  # noqa: N802
+        """The same functions in PyTorch."""
 
 
 def corrected_epsilon(correction: Correction, known: Config, width: int, key_dim: int) -> dict[str, float]:
