@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from slimstate.axes import Evidence, Plan, Selection
 from slimstate.checkpoint import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
-from slimstate.families.fla_layout import ratio_for
 from slimstate.record import PLAN
 from slimstate.runtime import load, prepare, stock_class
 from slimstate.selectors import SELECTORS, Case, Request, choose
@@ -268,31 +266,3 @@ def test_defaults_are_those_of_the_stock_configs():
         config_class, _ = stock_class(family)
         stock = config_class.for_model(model_type) if family.library == "fla" else config_class().get_text_config()
         assert {name: getattr(stock, name) for name in family.DEFAULTS} == family.DEFAULTS
-
-
-@pytest.mark.parametrize("value_dim", [24, 64, 96, 100, 128, 192, 256, 512])
-def test_gated_deltanet_configs_are_exact_for_every_key_dim(value_dim):
-    family = FAMILIES["gated_deltanet"]
-    config = {"model_type": "gated_deltanet", "head_dim": 256, "expand_v": ratio_for(value_dim, 256), "num_heads": 3}
-    for key_dim in range(1, 257):
-        resized = family.resize(config, key_dim)
-        mixer = family.mixers(resized)[0]
-        assert (mixer.axis.width, mixer.value_dim) == (key_dim, value_dim)
-        # what the stock layer computes and checks
-        assert int(resized["head_dim"] * resized["expand_v"]) == value_dim
-        assert math.isclose(3 * resized["head_dim"] * resized["expand_v"], 3 * value_dim, rel_tol=1e-5)
-
-
-SIZES = [(512, 4), (768, 6), (1000, 5), (1024, 8), (2048, 16), (2560, 20), (4096, 7)]
-
-
-@pytest.mark.parametrize(("hidden", "heads"), SIZES)
-def test_delta_net_configs_are_exact_for_every_key_dim(hidden, heads):
-    family = FAMILIES["delta_net"]
-    for key_dim in range(1, 257):
-        ratios = {"expand_k": ratio_for(heads * 256, hidden), "expand_v": ratio_for(heads * 8, hidden)}
-        resized = family.resize({"hidden_size": hidden, "num_heads": heads, **ratios}, key_dim)
-        assert family.mixers(resized)[0].axis.width == key_dim
-        # the stock layer rounds, older ones truncate
-        assert round(hidden * resized["expand_k"]) == int(hidden * resized["expand_k"]) == key_dim * heads
-        assert math.isclose(hidden * resized["expand_k"], key_dim * heads)

@@ -79,17 +79,6 @@ def test_the_loss_sees_the_logits_of_the_model(name, folders):
     torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "field"), [("granitemoehybrid", "logits_scaling"), ("falcon_h1", "lm_head_multiplier")]
-)
-def test_models_that_scale_their_logits_do_so_in_the_loss(model_type, field):
-    model = tiny.build(tiny.VARIANTS[f"{model_type}-plain"], **{field: 3.0})
-    with torch.no_grad():
-        hidden = model.base_model(input_ids=IDS, use_cache=False).last_hidden_state
-        found = hidden * logit_factor(model.config.to_dict()) @ model.get_output_embeddings().weight.T
-    torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-4)
-
-
 def test_what_cannot_be_written_back_is_not_trained(folders):
     """Experts are joined when a model is loaded; softmax layers of a nested model are renamed, which is no matter."""
     with pytest.raises(PlanError, match="another form in the files of qwen3_next"):
