@@ -29,8 +29,11 @@ REFUSALS = """
 
 
 def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
-    """The page; `exactness` has the differences of a cut and of a rescaled cut by model type."""
-    rows = [_row(family, exactness[name]) for name, family in FAMILIES.items()]
+    """The page; `exactness` has the differences of a cut and of a rescaled cut by model type.
+
+    A family is on it as soon as it was measured.
+    """
+    rows = [_row(family, exactness[name]) for name, family in FAMILIES.items() if name in exactness]
     refused = [f"| `{name}` | {reason} |" for name, reason in sorted(REFUSED.items())]
     refused += [
         f"| `{name}` with {which} | {reason} |"
