@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from slimstate.axes import Tap
 from slimstate.errors import ModelError
-from slimstate.families.contract import Config, Correction, Family, Refuses, ScalesLogits
+from slimstate.families.contract import Config, Correction, Encloses, Family, Refuses, ScalesLogits
 from slimstate.families.refused import refusal
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "by_model_type",
     "family_of",
     "found_in",
+    "language_of",
     "logit_factor",
     "tap_of",
 ]
@@ -52,6 +53,11 @@ def by_model_type(families: Iterable[Family]) -> dict[str, Family]:
 
 
 FAMILIES: dict[str, Family] = by_model_type(found_in(__name__, __path__))
+
+
+def language_of(family: Family) -> str:
+    """The model type whose class runs the language model alone."""
+    return (family.language if isinstance(family, Encloses) else None) or family.model_type
 
 
 def tap_of(family: Family) -> Tap:

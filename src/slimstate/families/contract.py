@@ -111,6 +111,15 @@ class BringsSubstitutes(Protocol):
         """The same functions in PyTorch."""
 
 
+@runtime_checkable
+class Encloses(Protocol):
+    """What a family has besides, whose models hold a language model that has a class of another model type."""
+
+    @property
+    def language(self) -> str | None:
+        """The model type of that class; None where there is one for the family's own type."""
+
+
 def corrected_epsilon(correction: Correction, known: Config, width: int, key_dim: int) -> dict[str, float]:
     """The changed norm epsilon, where there is one to change; `known` is the config with its defaults."""
     if correction.epsilon is None:
