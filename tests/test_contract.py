@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,14 @@ import torch
 
 import slimstate
 import tiny
-from slimstate.axes import Evidence, Plan, Selection
+from slimstate.axes import Basis, Evidence, Plan, Selection, Slot
 from slimstate.checkpoint import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.record import PLAN
 from slimstate.runtime import load, prepare, stock_class
 from slimstate.selectors import SELECTORS, Case, Request, choose
-from slimstate.surgery import cut, dropped_channels
+from slimstate.surgery import Cutter, cut, dropped_channels
 from slimstate.taps import masked
 
 NAMES = sorted(tiny.VARIANTS)
@@ -99,6 +100,22 @@ def test_keeping_all_is_the_identity(name, cut_folders):
     assert all(torch.equal(tensors[tensor], same[tensor]) for tensor in tensors)
     resized = checkpoint.family.resize(checkpoint.config, axis.width)
     assert described_mixers(resized) == checkpoint.mixers
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_heads_and_channels_in_two_dimensions_are_cut_as_if_they_lay_in_one(turned):
+    mixer = FAMILIES["delta_net"].mixers({"hidden_size": 12, "num_heads": 2, "use_short_conv": False})[0]
+    keep = torch.tensor([[0, 3, 4], [1, 2, 5]])
+    basis = torch.linalg.qr(torch.randn(2, 6, 3)).Q.mT.contiguous()
+    choice = {0: Basis(rows=basis) if turned else Selection(keep=keep)}
+    flat = torch.randn(12, 7)
+    results = []
+    for tensor, slot in ((flat, Slot(parameter="u")), (flat.view(2, 6, 7), Slot(parameter="u", by_head=True))):
+        one = replace(mixer, axis=replace(mixer.axis, slots=(slot,)), bends=())
+        name = one.name_of(slot)
+        results.append(cut({name: tensor}, [one], choice)[name])
+        assert Cutter([one], choice).shape(name, tensor.shape) == list(results[-1].shape)
+    assert torch.equal(results[1], results[0].view(2, 3, 7))
 
 
 @pytest.mark.parametrize("name", tiny.PLAIN)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import tiny
 from slimstate import torch_kernels as kernels
+from slimstate.checkpoint import described_mixers
 
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])
 NAMES = sorted(tiny.OF_FLA)
@@ -94,7 +95,8 @@ def test_padding_changes_nothing_for_the_tokens_that_are_there(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variant_has_the_gradient_that_differences_show(name):
     model, ids = tiny.build(tiny.VARIANTS[name]).double(), tiny.token_ids(1, 80)
-    weight = model.get_parameter("model.layers.0.attn.k_proj.weight")
+    mixer = described_mixers(model.config.to_dict())[0]
+    weight = model.get_parameter(mixer.running_name_of(mixer.key))
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     (gradient,) = torch.autograd.grad(loss, [weight])
     direction = gradient / gradient.norm()
