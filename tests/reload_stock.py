@@ -19,6 +19,7 @@ if KIND == "fla":
     import fla  # noqa: F401
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: E402
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LANGUAGE_MODELS  # noqa: E402
 
 FIELDS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 
@@ -49,7 +50,7 @@ def main() -> None:
         models[folder] = [whole(folder)]
         module = type(models[folder][0]).__module__
         assert module.startswith("fla.models." if KIND == "fla" else "transformers.models."), module
-        if "vision_config" in config_of(folder):
+        if "vision_config" in config_of(folder) and config_of(folder)["model_type"] in LANGUAGE_MODELS:
             models[folder].append(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
     if KIND != "without-fla":
         import slimstate

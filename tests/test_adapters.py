@@ -22,7 +22,10 @@ SOME = (
     "gated_deltanet-tied",
     "gated_deltanet-hybrid",
 )
-LONG = {"attn": {**tiny.HYBRID, "layers": [1, 4]}, "num_hidden_layers": 7}  # more targets than PEFT lists one by one
+LONG = {
+    "attn": {**tiny.WITH_SOFTMAX, "layers": [1, 4]},
+    "num_hidden_layers": 7,
+}  # more targets than PEFT lists one by one
 
 
 def adaptation(model, chosen=None, **options) -> Adaptation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
@@ -19,7 +17,7 @@ from slimstate.axes import Mixer, Plan
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.errors import ModelError
-from slimstate.families import FAMILIES, family_of
+from slimstate.families import FAMILIES
 from slimstate.families.refused import REFUSED
 from slimstate.record import PLAN
 from slimstate.runtime import load
@@ -113,38 +111,11 @@ def test_a_cut_model_generates_with_a_cache_what_it_predicts_without(name, folde
     assert torch.equal(predicted[:, 19:-1], tokens[:, 20:])
 
 
-def test_what_no_class_loads_is_kept_byte_for_byte(folders, tmp_path):
-    """Heads for speculative decoding lie in the files beside the model; no class of transformers reads them."""
-    folder = tiny.save(tiny.build(tiny.VARIANTS["qwen3_next-plain"]), tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    tensors |= {
-        "mtp.fc.weight": torch.randn(8, 8),
-        "mtp.layers.0.self_attn.q_proj.weight": torch.randn(4, 4).bfloat16(),
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    slimstate.prune(folder, tmp_path / "cut", method="l1", key_dim=8)
-    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "cut"))
-    cut = {mixer.name_of(slot) for mixer in Checkpoint.open(folder).mixers for slot in mixer.axis.slots}
-    assert before.keys() == after.keys()
-    for name in before.keys() - cut:
-        assert digest(before[name]) == digest(after[name]), name
-    assert all(before[name].shape != after[name].shape for name in cut)
-    load(tmp_path / "cut", device="cpu")
-
-
-def digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
 def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(folders):
     for name in PLAIN_HYBRIDS:
-        checkpoint = Checkpoint.open(folders[name])
-        softmax = checkpoint.family.softmax_layers(checkpoint.config)
-        for mixer in checkpoint.mixers:
+        for mixer in Checkpoint.open(folders[name]).mixers:
             for slot in mixer.axis.slots:
-                cut = mixer.name_of(slot)
-                assert not any(word in cut for word in ("visual", "expert", "mlp", "self_attn"))
-                assert mixer.layer not in softmax or checkpoint.family.model_type in ("falcon_h1", "zamba2")
+                assert not any(word in mixer.name_of(slot) for word in ("visual", "expert", "mlp", "self_attn"))
 
 
 @pytest.mark.parametrize(
@@ -191,23 +162,6 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
             assert torch.equal(selection.keep, plans[1].selections[layer].keep)
 
 
-def test_importing_fla_does_not_change_which_mamba2_runs(folders):
-    slimstate.prepare_fla()
-    from transformers import AutoModelForCausalLM
-
-    folder = folders["mamba2-plain"]
-    assert type(AutoModelForCausalLM.from_pretrained(folder)).__module__.startswith("fla.")
-    assert type(load(folder, device="cpu").model).__module__.startswith("transformers.")
-
-
-def test_convolutions_that_save_pretrained_split_wrongly_are_refused(tmp_path):
-    model = tiny.build(tiny.VARIANTS["olmo_hybrid-plain"], linear_value_head_dim=20)
-    model.save_pretrained(tmp_path / "model")
-    tiny.tokenizer().save_pretrained(tmp_path / "model")
-    with pytest.raises(ModelError, match="splits joined tensors into equal parts"):
-        _ = Checkpoint.open(tmp_path / "model").mixers
-
-
 @pytest.mark.parametrize("model_type", sorted(REFUSED))
 def test_models_that_cannot_be_cut_are_refused_with_the_reason(model_type, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -215,13 +169,6 @@ def test_models_that_cannot_be_cut_are_refused_with_the_reason(model_type, tmp_p
         slimstate.inspect(tmp_path)
     assert REFUSED[model_type] in str(refusal.value)
     assert model_type not in FAMILIES
-
-
-@pytest.mark.parametrize("feature_map", [None, "hedgehog", "t2r", "dpfp", "elementwise_product"])
-def test_feature_maps_that_mix_channels_are_refused(feature_map):
-    config = {"model_type": "linear_attn"} | ({} if feature_map is None else {"feature_map": feature_map})
-    with pytest.raises(ModelError, match="mixes the channels"):
-        family_of(config)
 
 
 @pytest.mark.parametrize("method", ["fp8", "gptq", "awq"])

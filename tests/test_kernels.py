@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import tiny
 from slimstate import torch_kernels as kernels
-from slimstate.delta_rule import recurrence
+from slimstate.checkpoint import described_mixers
 
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])
 NAMES = sorted(tiny.OF_FLA)
@@ -41,105 +41,6 @@ def test_convolution_goes_on_from_its_state_in_blocks_and_in_steps():
         y, state = kernels.convolution_step(x[:, t : t + 1], state, weight=weight, activation="silu")
         torch.testing.assert_close(y, whole[:, t : t + 1])
     torch.testing.assert_close(state, end)
-
-
-def test_the_delta_rule_of_packed_sequences_is_that_of_each():
-    q, k, v, beta = torch.randn(1, 20, 2, 4), torch.randn(1, 20, 2, 4), torch.randn(1, 20, 2, 3), torch.rand(1, 20, 2)
-    o, states = kernels.plain_delta_rule(
-        q, k, v, beta, use_qk_l2norm_in_kernel=True, cu_seqlens=CU_SEQLENS, output_final_state=True
-    )
-    q, k = (F.normalize(x, dim=-1) for x in (q, k))
-    for n, (a, b) in enumerate([(0, 7), (7, 8), (8, 20)]):
-        alone, state = recurrence(*(x[:, a:b] for x in (q, k, v, beta)), scale=0.5)
-        torch.testing.assert_close(o[:, a:b], alone, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(states[n : n + 1], state, rtol=1e-4, atol=1e-5)
-
-
-def drawn(time: int = 20, heads: int = 2, groups: int = 4, g: str = "head") -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    decay = (1, time, groups, 5) if g == "channel" else (1, time, groups)
-    return {
-        "q": torch.randn(1, time, heads, 5),
-        "k": torch.randn(1, time, heads, 5),
-        "v": torch.randn(1, time, groups, 3),
-        "beta": torch.rand(1, time, groups),
-        "g": -torch.rand(decay),
-    }
-
-
-def test_the_kimi_rule_with_equal_decays_is_the_gated_delta_rule():
-    x = drawn()
-    expected, state = kernels.gated_delta_rule(**x, use_qk_l2norm_in_kernel=True, output_final_state=True)
-    x["g"] = x["g"].unsqueeze(-1).expand(-1, -1, -1, 5)
-    found, final = kernels.kimi_delta_rule(**x, use_qk_l2norm_in_kernel=True, output_final_state=True)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("lower_bound", [None, -5.0])
-def test_the_kimi_rule_is_that_of_fla(lower_bound):
-    from fla.ops.kda.gate import naive_kda_gate, naive_kda_lowerbound_gate
-    from fla.ops.kda.naive import naive_recurrent_kda
-
-    x, rate, bias = drawn(g="channel"), torch.rand(4), torch.randn(20)
-    gate = naive_kda_gate if lower_bound is None else naive_kda_lowerbound_gate
-    options = {} if lower_bound is None else {"lower_bound": lower_bound}
-    expected, state = naive_recurrent_kda(
-        *(x[name] for name in "qkv"), gate(x["g"], rate, bias, **options), x["beta"], output_final_state=True
-    )
-    found, final = kernels.kimi_delta_rule(
-        **x, A_log=rate, dt_bias=bias, use_gate_in_kernel=True, output_final_state=True, **options
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-5)
-
-
-def test_the_rules_of_comba_and_gated_linear_attention_are_those_of_fla():
-    from fla.ops.comba.naive import naive_recurrent_comba
-    from fla.ops.gla.naive import naive_recurrent_gla
-
-    x = drawn(time=150, heads=4)
-    p = x["k"] * 0.3
-    expected, state = naive_recurrent_comba(**x, p=p, output_final_state=True)
-    found, final = kernels.comba_rule(**x, p=p, output_final_state=True)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(final, state, rtol=1e-3, atol=1e-3)
-    decay = -torch.rand(1, 150, 4, 5)
-    expected, state = naive_recurrent_gla(x["q"], x["k"], x["v"], decay, output_final_state=True)
-    found, final = kernels.gated_linear_attention(x["q"], x["k"], x["v"], gk=decay, output_final_state=True)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-def test_linear_attention_is_masked_attention_without_a_softmax_and_goes_on_from_its_state(normalize):
-    x = drawn(time=150, heads=4)
-    q, k, v = x["q"].abs(), x["k"].abs(), x["v"]
-    weights = torch.einsum("bthk,bshk->bhts", q, k).tril() * 5**-0.5
-    if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    expected = torch.einsum("bhts,bshv->bthv", weights, v)
-    options = {"normalize": normalize, "output_final_state": True}
-    found, _ = kernels.linear_attention(q, k, v, **options)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    _, state = kernels.linear_attention(q[:, :70], k[:, :70], v[:, :70], **options)
-    rest, _ = kernels.linear_attention(q[:, 70:], k[:, 70:], v[:, 70:], initial_state=state, **options)
-    torch.testing.assert_close(rest, expected[:, 70:], rtol=1e-4, atol=1e-4)
-
-
-def test_a_delta_product_is_several_updates_for_each_reading():
-    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
-
-    x, many = drawn(heads=4), drawn(time=60, heads=4)
-    updates = {"k": F.normalize(many["k"], dim=-1), "v": many["v"], "beta": many["beta"]}
-    expected, state = naive_recurrent_gated_delta_product(
-        q=x["q"], **updates, g=x["g"], scale=0.5, output_final_state=True, num_householder=3
-    )
-    found, final = kernels.delta_product(
-        q=x["q"], **updates, g=x["g"], scale=0.5, output_final_state=True, num_householder=3
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-4)
 
 
 def test_rotation_undone_by_its_conjugate_and_offsets_shift_positions():
@@ -194,7 +95,8 @@ def test_padding_changes_nothing_for_the_tokens_that_are_there(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variant_has_the_gradient_that_differences_show(name):
     model, ids = tiny.build(tiny.VARIANTS[name]).double(), tiny.token_ids(1, 80)
-    weight = model.get_parameter("model.layers.0.attn.k_proj.weight")
+    mixer = described_mixers(model.config.to_dict())[0]
+    weight = model.get_parameter(mixer.running_name_of(mixer.key))
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     (gradient,) = torch.autograd.grad(loss, [weight])
     direction = gradient / gradient.norm()

@@ -13,9 +13,10 @@ ROOT = Path(slimstate.__file__).parent
 RANKS = [
     {"errors", "reporter", "hub", "staging", "recall_tasks", "processes", "configs"},
     {"record", "rank", "distillation_kernel", "serving", "speed", "tuning"},
-    {"axes"},
-    {"families", "selectors", "surgery", "delta_rule", "data", "tensor_files", "distillation", "sharing", "recipes"},
-    {"torch_rules", "budget", "support", "card"},
+    {"axes", "delta_rule", "substitutes"},
+    {"torch_rules"},
+    {"families", "selectors", "surgery", "data", "tensor_files", "distillation", "sharing", "recipes"},
+    {"budget", "support", "card"},
     {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},
     {"runtime", "overview"},
     {"calibration", "adapters", "teacher", "placement"},

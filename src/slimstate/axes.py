@@ -26,6 +26,7 @@ class Slot:
     side by side. The whole pattern stands `copies` times, `copy_stride` rows apart. A `filter` acts on its channel
     alone, as the taps of a depthwise convolution do; other rows make their channel, and turn with it. Where nothing but
     linear maps lies between these rows and the state, a cut can take the change of the query scale into them: `scaled`.
+    A parameter `by_head` has heads and channels as its first two dimensions, and its rows are counted through both.
     """
 
     parameter: str
@@ -36,6 +37,11 @@ class Slot:
     copy_stride: int = 0
     filter: bool = False
     scaled: bool = False
+    by_head: bool = False
+
+    def rows_in(self, shape: Sequence[int]) -> int:
+        """How many rows a parameter of this shape has."""
+        return shape[0] * shape[1] if self.by_head else shape[self.dim]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from slimstate import serving
 from slimstate.axes import Basis, Plan
-from slimstate.families import FAMILIES
+from slimstate.families import FAMILIES, language_of
 from slimstate.speed import speed_of_cut
 
 HEADER = """---
@@ -26,9 +26,9 @@ LOADING = """
 The stock class loads it, with no custom code:
 
 ```python
-{registration}from transformers import AutoModelForCausalLM, AutoTokenizer
+{registration}from transformers import {loader}, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{name}")
+model = {loader}.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
 
@@ -229,6 +229,8 @@ def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
     rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
     page = template.replace("{registration}", REGISTRATION if library == "fla" else "")
     page = page.replace("{on_a_cpu}", ON_A_CPU[library])
+    alone = language_of(FAMILIES[model_type]) == model_type
+    page = page.replace("{loader}", "AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
     return page + (SERVING.format(date=serving.date(), rules=rules) if found else "")
 
 

@@ -229,7 +229,7 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
             name = mixer.name_of(slot)
             if name not in tensors:
                 raise ModelError(f"{where} has no tensor {name}, which its config asks for")
-            rows, needed = tensors[name].shape[slot.dim], int(mixer.axis.all_rows(slot).max()) + 1
+            rows, needed = slot.rows_in(tensors[name].shape), int(mixer.axis.all_rows(slot).max()) + 1
             if rows < needed:
                 raise ModelError(f"{where}: {name} has {rows} rows where the config needs {needed}")
             if rows > needed and any(slot.parameter in parts for _, parts in mixer.joined):

@@ -27,7 +27,7 @@ def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
     for mixer in checkpoint.mixers:
         for slot in mixer.axis.slots:
             info = checkpoint.tensors[mixer.name_of(slot)]
-            row = info.elements // info.shape[slot.dim]
+            row = info.elements // slot.rows_in(info.shape)
             lost += row * slot.copies * mixer.axis.heads * (mixer.axis.width - key_dim)
     return checkpoint.parameters - lost
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from slimstate import processes
 from slimstate.checkpoint import read_json
 from slimstate.errors import ModelError, PlanError
-from slimstate.families import FAMILIES, Family, family_of, logit_factor, tap_of
+from slimstate.families import FAMILIES, Family, family_of, language_of, logit_factor, tap_of
 from slimstate.families.contract import Library
 from slimstate.tuning import leave_out_faulty, tune_briefly
 
@@ -122,11 +122,11 @@ def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
 
     if family.library == "fla":
         return transformers.AutoConfig, transformers.AutoModelForCausalLM
-    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names, kind = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, language_of(family)
     if whole:
-        names = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+        names, kind = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}, family.model_type
     try:
-        found = configuration_auto.CONFIG_MAPPING_NAMES[family.model_type], names[family.model_type]
+        found = configuration_auto.CONFIG_MAPPING_NAMES[family.model_type], names[kind]
     except KeyError as error:
         raise ModelError(f"transformers {transformers.__version__} has no {family.model_type}") from error
     return getattr(transformers, found[0]), getattr(transformers, found[1])
@@ -188,6 +188,17 @@ def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:
         return config_class.from_json_file(path)
 
 
+def text_settings(family: Family, settings: Any) -> Any:
+    """The part of a config of transformers that is about the language model.
+
+    Where that has a class of another type, whether embeddings are tied is said by the config of the whole.
+    """
+    text = settings.get_text_config()
+    if language_of(family) != family.model_type:
+        text.tie_word_embeddings = settings.tie_word_embeddings
+    return text
+
+
 @contextmanager
 def refusals() -> Iterator[None]:
     """What a stock class has against a config, as one line."""
@@ -205,7 +216,7 @@ def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -
     with warnings.catch_warnings(), torch.device("meta") if device is None else device, refusals():
         warnings.simplefilter("ignore")
         if family.library == "transformers":
-            return model_class(_settings(config_class, config).get_text_config())
+            return model_class(text_settings(family, _settings(config_class, config)))
         others = {key: value for key, value in config.items() if key != "model_type"}
         return model_class.from_config(config_class.for_model(family.model_type, **others), trust_remote_code=False)
 
@@ -223,7 +234,7 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
         settings = config_class.from_pretrained(folder, trust_remote_code=False)
         model, report = model_class.from_pretrained(
             folder,
-            config=settings if family.library == "fla" else settings.get_text_config(),
+            config=settings if family.library == "fla" else text_settings(family, settings),
             dtype=precision,
             output_loading_info=True,
         )

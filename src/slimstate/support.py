@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slimstate.families import FAMILIES, Family
-from slimstate.families.refused import DEFAULT_FEATURE_MAP, MIXING, REFUSED
+from slimstate.families.contract import Refuses
+from slimstate.families.refused import REFUSED
 from slimstate.serving import date, rules_of
 
 HEAD = """# What is supported
@@ -28,12 +29,19 @@ REFUSALS = """
 
 
 def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
-    """The page; `exactness` has the differences of a cut and of a rescaled cut by model type."""
-    rows = [_row(family, exactness[name]) for name, family in FAMILIES.items()]
+    """The page; `exactness` has the differences of a cut and of a rescaled cut by model type.
+
+    A family is on it as soon as it was measured.
+    """
+    rows = [_row(family, exactness[name]) for name, family in FAMILIES.items() if name in exactness]
     refused = [f"| `{name}` | {reason} |" for name, reason in sorted(REFUSED.items())]
     refused += [
-        f"| `linear_attn` with `feature_map` {', '.join(MIXING)} (the default is {DEFAULT_FEATURE_MAP}), `norm_q` or"
-        " `norm_k` | channels of a head are mixed |",
+        f"| `{name}` with {which} | {reason} |"
+        for name, family in FAMILIES.items()
+        if isinstance(family, Refuses)
+        for which, reason in family.REFUSED.items()
+    ]
+    refused += [
         "| any with `quantization_config` (FP8, GPTQ, AWQ, ...) | rows cannot be cut out of quantised blocks: cut the"
         " unquantised model and quantise the result |",
     ]

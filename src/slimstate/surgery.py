@@ -24,7 +24,7 @@ class Cutter:
     """What becomes of every parameter under a choice of channels or directions for each mixer."""
 
     def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Choice], *, corrected: bool = True) -> None:
-        self._dropped: dict[str, tuple[int, list[Tensor]]] = {}
+        self._dropped: dict[str, tuple[Slot, list[Tensor]]] = {}
         self._turns: dict[str, list[Callable[[Tensor], Tensor]]] = {}
         self._softened: dict[str, tuple[Tensor, float]] = {}
         for mixer in mixers:
@@ -33,7 +33,7 @@ class Cutter:
             gone = dropped_channels(mixer.axis.width, kept_channels(choice))
             for slot in mixer.axis.slots:
                 name = mixer.name_of(slot)
-                _, rows = self._dropped.setdefault(name, (slot.dim, []))
+                _, rows = self._dropped.setdefault(name, (slot, []))
                 rows.append(mixer.axis.rows(slot, gone).flatten())
                 if isinstance(choice, Basis):
                     self._turns.setdefault(name, []).append(partial(turned, mixer.axis, slot, choice))
@@ -48,8 +48,9 @@ class Cutter:
         """The shape of parameter `name` after the cut."""
         sizes = list(shape)
         if self.touches(name):
-            dim, rows = self._dropped[name]
-            sizes[dim] -= sum(len(part) for part in rows)
+            slot, rows = self._dropped[name]
+            gone = sum(len(part) for part in rows)
+            sizes[1 if slot.by_head else slot.dim] -= gone // sizes[0] if slot.by_head else gone
         return sizes
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
@@ -58,14 +59,16 @@ class Cutter:
             return tensor
         for turn in self._turns.get(name, ()):
             tensor = turn(tensor)
-        dim, rows = self._dropped[name]
+        slot, rows = self._dropped[name]
+        dim, whole = slot.dim, self.shape(name, tensor.shape)
+        tensor = tensor.flatten(0, 1) if slot.by_head else tensor
         if name in self._softened:
             kept, factor = self._softened[name]
             softer = tensor.index_select(dim, kept.to(tensor.device)).float() * factor
             tensor = tensor.index_copy(dim, kept.to(tensor.device), softer.to(tensor.dtype))
         stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
         stays[torch.cat(rows)] = False
-        return tensor.index_select(dim, stays.nonzero().flatten().to(tensor.device))
+        return tensor.index_select(dim, stays.nonzero().flatten().to(tensor.device)).view(whole)
 
 
 def check_choice(mixer: Mixer, choice: Choice) -> None:
@@ -81,12 +84,12 @@ def turned(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:
     turn = basis.rows.to(tensor.device, torch.float64)
     if slot.filter:  # weights that sum to one, to the last digit, leave a shared filter bit for bit as it was
         turn = turn.square() / turn.square().sum(-1, keepdim=True)
-    moved = tensor.movedim(slot.dim, 0).clone()
+    moved = (tensor.flatten(0, 1) if slot.by_head else tensor).movedim(slot.dim, 0).clone()
     by_head = moved[rows].double().reshape(slot.copies, axis.heads, axis.width, -1)
     fresh = torch.zeros_like(by_head)
     fresh[:, :, : basis.kept] = turn @ by_head
     moved[rows] = fresh.reshape(len(rows), *moved.shape[1:]).to(tensor.dtype)
-    return moved.movedim(0, slot.dim).contiguous()
+    return moved.movedim(0, slot.dim).contiguous().view_as(tensor)
 
 
 def kept_channels(choice: Choice) -> Tensor:

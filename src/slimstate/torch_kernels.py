@@ -1,8 +1,9 @@
 """PyTorch in place of flash-linear-attention's Triton kernels, wherever Triton cannot run.
 
 `install` puts them in: through fla's backend registry where a whole differentiable operation has an entry point there,
-by substitution of the function elsewhere. Each stands aside for CUDA tensors that fla's own kernels take, so a model
-on a GPU is not touched. The model classes stay fla's.
+by substitution of the function elsewhere. What only the layers of a family call, that family brings (`SUBSTITUTES`).
+Each stands aside for CUDA tensors that fla's own kernels take, so a model on a GPU is not touched. The model classes
+stay fla's.
 
 B batch, T time, D channels, W taps of a convolution. With `cu_seqlens` N sequences lie end to end in a batch of one.
 """
@@ -13,7 +14,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -22,17 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.axes import Tap
-from slimstate.torch_rules import (
-    Packing,
-    comba_rule,
-    delta_product,
-    gated_delta_rule,
-    gated_linear_attention,
-    kimi_delta_rule,
-    linear_attention,
-    plain_delta_rule,
-    wide,
-)
+from slimstate.families import FAMILIES
+from slimstate.families.contract import BringsSubstitutes
+from slimstate.substitutes import on_cpu, tensors
+from slimstate.torch_rules import Packing, gated_delta_rule, wide
 
 
 def short_convolution(
@@ -254,23 +248,6 @@ def packed_attention(
     return torch.cat(parts)
 
 
-def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
-    return (value for value in values if isinstance(value, Tensor))
-
-
-def on_cpu(*args: Any, **kwargs: Any) -> bool:
-    first = next(iter(_tensors((*args, *kwargs.values()))))
-    return first.device.type == "cpu"
-
-
-def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
-    """fla's chunked delta rule takes half precision only."""
-    return on_cpu(*args, **kwargs) or next(iter(_tensors((*args, *kwargs.values())))).dtype in (
-        torch.float32,
-        torch.float64,
-    )
-
-
 def gated_backward_refused() -> bool:
     """fla refuses the gated backward on Hopper with Triton 3.4 up to 3.7.0, whose gradients are wrong there."""
     if importlib.util.find_spec("fla") is None:
@@ -283,7 +260,7 @@ def gated_backward_refused() -> bool:
 def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
     if on_cpu(*args, **kwargs):
         return True
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors((*args, *kwargs.values())))
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors((*args, *kwargs.values())))
     return differentiated and gated_backward_refused()
 
 
@@ -320,13 +297,7 @@ def use_reference(tap: Tap) -> None:
 def install() -> None:
     """Make fla's models run wherever PyTorch runs. Once a process; a second call does nothing."""
     import fla.layers.attn
-    import fla.layers.comba
-    import fla.layers.delta_net
     import fla.layers.gated_deltanet
-    import fla.layers.gated_deltaproduct
-    import fla.layers.gla
-    import fla.layers.kda
-    import fla.layers.linear_attn
     import fla.modules.causal_conv1d.ops
     import fla.modules.fused_linear_cross_entropy.ops
     import fla.modules.mlp
@@ -373,19 +344,10 @@ def install() -> None:
 
         fused_attnres_verifier = staticmethod(accepts)
 
-    _substitute(fla.layers.delta_net, "chunk_delta_rule", plain_delta_rule, too_precise_for_triton)
-    _substitute(fla.layers.delta_net, "fused_recurrent_delta_rule", plain_delta_rule)
-    _substitute(fla.layers.gated_deltanet, "fused_recurrent_gated_delta_rule", gated_delta_rule)
-    _substitute(fla.layers.gated_deltaproduct, "fused_recurrent_gated_delta_rule", gated_delta_rule)
-    _substitute(fla.layers.gated_deltaproduct, "chunk_gated_delta_product", delta_product)
-    for name in ("chunk_kda", "fused_recurrent_kda"):
-        _substitute(fla.layers.kda, name, kimi_delta_rule)
-    for name in ("chunk_comba", "fused_recurrent_comba"):
-        _substitute(fla.layers.comba, name, comba_rule)
-    for name in ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"):
-        _substitute(fla.layers.gla, name, gated_linear_attention)
-    for name in ("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"):
-        _substitute(fla.layers.linear_attn, name, linear_attention)
+    for family in FAMILIES.values():
+        for item in family.SUBSTITUTES if isinstance(family, BringsSubstitutes) else ():
+            place, _, name = item.place.rpartition(".")
+            _substitute(importlib.import_module(place), name, item.version, item.when)
     for module in (fla.layers.gated_deltanet, fla.modules.causal_conv1d.ops):
         _substitute(module, "causal_conv1d", short_convolution)
     _substitute(fla.modules.norm.layernorm, "rms_norm", rms_norm)

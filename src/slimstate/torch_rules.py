@@ -1,7 +1,8 @@
-"""How fla's layers write to and read from their state, in PyTorch: the functions they call, with the same arguments.
+"""How fla's layers write to and read from their state, in PyTorch: what their families have in common.
 
 The chunked delta rule does most of them; a decay of its own for every key channel (KDA, GLA) is done one token after
-the other. B batch, T time, H key heads, G value heads, K key dim, V value dim; states [B, G, K, V].
+the other. A family has the functions that its layers call, with their arguments, and tells `rule` what these mean.
+B batch, T time, H key heads, G value heads, K key dim, V value dim; states [B, G, K, V].
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def _rule(
+def rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -86,36 +87,9 @@ def _rule(
     return o, (state.mT.contiguous() if value_first else state) if final else None
 
 
-def _opened(beta: Tensor, in_kernel: bool, allow_neg_eigval: bool) -> Tensor:
+def opened(beta: Tensor, in_kernel: bool, allow_neg_eigval: bool) -> Tensor:
     """The strength of an update, where the layer leaves its sigmoid to the kernel."""
     return wide(beta).sigmoid() * (2 if allow_neg_eigval else 1) if in_kernel else beta
-
-
-def plain_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    beta = torch.ones_like(q[..., 0]) if beta is None else beta
-    return _rule(
-        q,
-        k,
-        v,
-        beta,
-        None,
-        scale=scale,
-        state=initial_state,
-        final=output_final_state,
-        cu_seqlens=cu_seqlens,
-        normalise=use_qk_l2norm_in_kernel,
-    )
 
 
 def gated_delta_rule(
@@ -141,11 +115,11 @@ def gated_delta_rule(
         assert g is not None
         assert A_log is not None
         g = -wide(A_log).exp() * F.softplus(wide(g) if dt_bias is None else wide(g) + wide(dt_bias))
-    return _rule(
+    return rule(
         q,
         k,
         v,
-        _opened(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        opened(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         g,
         scale=scale,
         state=initial_state,
@@ -153,167 +127,4 @@ def gated_delta_rule(
         cu_seqlens=cu_seqlens,
         normalise=use_qk_l2norm_in_kernel,
         value_first=state_v_first,
-    )
-
-
-def comba_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """The gated delta rule that looks up what to erase by p instead of k."""
-    return _rule(
-        q,
-        k,
-        v,
-        beta,
-        g,
-        scale=scale,
-        state=initial_state,
-        final=output_final_state,
-        cu_seqlens=cu_seqlens,
-        normalise=use_qk_l2norm_in_kernel,
-        erase=p,
-    )
-
-
-def delta_product(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor,
-    num_householder: int,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """n updates for each token (k, v, beta are n times as long): decay before the first, reading after the last."""
-
-    def spread(x: Tensor, place: int) -> Tensor:
-        steps = x.new_zeros(*x.shape[:2], num_householder, *x.shape[2:])
-        steps[:, :, place] = x
-        return steps.flatten(1, 2)
-
-    o, state = _rule(
-        spread(q, -1),
-        k,
-        v,
-        beta,
-        None if g is None else spread(g, 0),
-        scale=scale,
-        state=initial_state,
-        final=output_final_state,
-        cu_seqlens=None if cu_seqlens is None else cu_seqlens * num_householder,
-        normalise=use_qk_l2norm_in_kernel,
-    )
-    return o.unflatten(1, (-1, num_householder))[:, :, -1], state
-
-
-def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None = None,
-    initial_state: Any = None,
-    output_final_state: bool = False,
-    normalize: bool = True,
-    cu_seqlens: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Any]:
-    """Keys and values are added up and nothing is erased; `normalize` divides by the same sum without the values."""
-    state, total = initial_state if normalize and initial_state is not None else (initial_state, None)
-    beta = torch.ones_like(q[..., 0])
-    options: dict[str, Any] = {"scale": scale, "final": output_final_state, "cu_seqlens": cu_seqlens}
-    nothing = torch.zeros_like(k)
-    o, state = _rule(q, k, v, beta, None, state=state, erase=nothing, **options)
-    if not normalize:
-        return o, state
-    ones = torch.ones_like(v[..., :1])
-    before = None if total is None else total.transpose(1, 2).mT
-    below, sums = _rule(q, k, ones, beta, None, state=before, erase=nothing, **options)
-    return o / (below + 1e-10), None if sums is None else (state, sums.mT.transpose(1, 2))
-
-
-def gated_linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    decay = gk if g is None else g
-    assert decay is not None
-    return _rule(
-        q,
-        k,
-        v,
-        None,
-        decay,
-        scale=scale,
-        state=initial_state,
-        final=output_final_state,
-        cu_seqlens=cu_seqlens,
-        value_first=state_v_first,
-        by_channel=True,
-    )
-
-
-def kimi_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """The delta rule with a decay of its own for every key channel."""
-    if use_gate_in_kernel:
-        assert A_log is not None
-        g = wide(g) if dt_bias is None else wide(g) + wide(dt_bias).view(g.shape[-2:])
-        rate = wide(A_log).exp().unsqueeze(-1)
-        g = -rate * F.softplus(g) if lower_bound is None else lower_bound * (rate * g).sigmoid()
-    return _rule(
-        q,
-        k,
-        v,
-        _opened(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        g,
-        scale=scale,
-        state=initial_state,
-        final=output_final_state,
-        cu_seqlens=cu_seqlens,
-        normalise=use_qk_l2norm_in_kernel,
-        value_first=state_v_first,
-        by_channel=True,
     )

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
+from slimstate.substitutes import in_place_of
+from slimstate.torch_rules import rule
 
 model_type = "comba"
 library: Library = "fla"
 softmax_layers, correction = fla_layout.softmax_layers, fla_layout.correction
+OPERATORS = ("chunk_comba", "fused_recurrent_comba")
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,
     "num_heads": 6,
@@ -29,7 +34,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         **fla_layout.sizes_by_head_dim(known),
         projections="qkvab" + "g" * bool(known["use_output_gate"]) + "o",
-        tap=Tap(module="fla.layers.comba", operators=("chunk_comba", "fused_recurrent_comba"), companions=("p",)),
+        tap=Tap(module="fla.layers.comba", operators=OPERATORS, companions=("p",)),
     )
 
 
@@ -37,3 +42,36 @@ def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str,
     """The config of the same model with `key_dim` channels per head and the value width it had."""
     known = {**DEFAULTS, **config}
     return fla_layout.resized_by_head_dim(known, config, key_dim, correction(config) if corrected else None)
+
+
+def comba_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule that looks up what to erase by p instead of k."""
+    return rule(
+        q,
+        k,
+        v,
+        beta,
+        g,
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=cu_seqlens,
+        normalise=use_qk_l2norm_in_kernel,
+        erase=p,
+    )
+
+
+SUBSTITUTES = in_place_of("fla.layers.comba", OPERATORS, comba_rule)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from slimstate.axes import Mixer
+from slimstate.substitutes import Substitute
 
 Config = Mapping[str, Any]
 Library = Literal["fla", "transformers"]
@@ -79,6 +80,44 @@ class Family(Protocol):
 
         `corrected` also changes what must change for the layers to give out what they gave with channels zeroed.
         """
+
+
+@runtime_checkable
+class ScalesLogits(Protocol):
+    """What a family has besides, whose models multiply what their output head gives out; of others the factor is 1."""
+
+    def logit_factor(self, config: Config) -> float:
+        """What the logits are multiplied by: a loss made from hidden states and head has to do so too."""
+
+
+@runtime_checkable
+class Refuses(Protocol):
+    """What a family has besides, of which only some configs can be cut."""
+
+    @property
+    def REFUSED(self) -> Mapping[str, str]:  # noqa: N802
+        """Which of its configs cannot be cut, in words, and why."""
+
+    def refusal(self, config: Config) -> str | None:
+        """Why this one cannot be cut, in a line; None where it can."""
+
+
+@runtime_checkable
+class BringsSubstitutes(Protocol):
+    """What a family of fla has besides, whose layers call functions that only a GPU runs."""
+
+    @property
+    def SUBSTITUTES(self) -> tuple[Substitute, ...]:  # noqa: N802
+        """The same functions in PyTorch."""
+
+
+@runtime_checkable
+class Encloses(Protocol):
+    """What a family has besides, whose models hold a language model that has a class of another model type."""
+
+    @property
+    def language(self) -> str | None:
+        """The model type of that class; None where there is one for the family's own type."""
 
 
 def corrected_epsilon(correction: Correction, known: Config, width: int, key_dim: int) -> dict[str, float]:

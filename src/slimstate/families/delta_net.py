@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
+from slimstate.substitutes import Substitute, too_precise_for_triton
+from slimstate.torch_rules import rule
 
 model_type = "delta_net"
 library: Library = "fla"
@@ -56,3 +61,36 @@ def _bends(activation: str, norm: str) -> tuple[str, ...]:
     """A length is the same in every basis, a sum of channels is not."""
     found = () if activation == "identity" else (f"the activation {activation}",)
     return found if norm == "l2" else (*found, f"the norm {norm}")
+
+
+def plain_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    beta = torch.ones_like(q[..., 0]) if beta is None else beta
+    return rule(
+        q,
+        k,
+        v,
+        beta,
+        None,
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=cu_seqlens,
+        normalise=use_qk_l2norm_in_kernel,
+    )
+
+
+SUBSTITUTES = (
+    Substitute("fla.layers.delta_net.chunk_delta_rule", plain_delta_rule, too_precise_for_triton),
+    Substitute("fla.layers.delta_net.fused_recurrent_delta_rule", plain_delta_rule),
+)

@@ -72,13 +72,18 @@ def fused_filters(sizes: Sizes) -> tuple[tuple[str, Axis], ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaHybrid:
-    """A family of hybrids; `module` is the part of transformers that has its classes."""
+    """A family of hybrids; `module` is the part of transformers that has the classes of its layers.
+
+    The config of a `nested` one has that of the language model under `text_config`; `language` is the model type of its
+    class, where there is none for the family's own type.
+    """
 
     model_type: str
     module: str
     layout: Callable[[Sizes], Layout]
     DEFAULTS: Mapping[str, Any]
     nested: bool = False
+    language: str | None = None
     scale: Correction = RMS_NORM_EPS
     library: Library = "transformers"
 

@@ -7,6 +7,8 @@ from typing import Any
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
+from slimstate.substitutes import Substitute
+from slimstate.torch_rules import gated_delta_rule
 
 model_type = "gated_deltanet"
 library: Library = "fla"
@@ -41,3 +43,6 @@ def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str,
     """The config of the same model with `key_dim` channels per head and the value width it had."""
     known = {**DEFAULTS, **config}
     return fla_layout.resized_by_head_dim(known, config, key_dim, correction(config) if corrected else None)
+
+
+SUBSTITUTES = (Substitute("fla.layers.gated_deltanet.fused_recurrent_gated_delta_rule", gated_delta_rule),)

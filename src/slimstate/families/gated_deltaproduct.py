@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from slimstate.axes import Mixer, Slot, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
+from slimstate.substitutes import Substitute
+from slimstate.torch_rules import gated_delta_rule, rule
 
 model_type = "gated_deltaproduct"
 library: Library = "fla"
@@ -50,3 +54,45 @@ def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str,
     """The config of the same model with `key_dim` channels per head and the value width it had."""
     known = {**DEFAULTS, **config}
     return fla_layout.resized_by_head_dim(known, config, key_dim, correction(config) if corrected else None)
+
+
+def delta_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    num_householder: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """n updates for each token (k, v, beta are n times as long): decay before the first, reading after the last."""
+
+    def spread(x: Tensor, place: int) -> Tensor:
+        steps = x.new_zeros(*x.shape[:2], num_householder, *x.shape[2:])
+        steps[:, :, place] = x
+        return steps.flatten(1, 2)
+
+    o, state = rule(
+        spread(q, -1),
+        k,
+        v,
+        beta,
+        None if g is None else spread(g, 0),
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=None if cu_seqlens is None else cu_seqlens * num_householder,
+        normalise=use_qk_l2norm_in_kernel,
+    )
+    return o.unflatten(1, (-1, num_householder))[:, :, -1], state
+
+
+SUBSTITUTES = (
+    Substitute("fla.layers.gated_deltaproduct.chunk_gated_delta_product", delta_product),
+    Substitute("fla.layers.gated_deltaproduct.fused_recurrent_gated_delta_rule", gated_delta_rule),
+)

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from slimstate.axes import Mixer, Slot, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Library
+from slimstate.substitutes import in_place_of
+from slimstate.torch_rules import rule
 
 model_type = "gla"
 library: Library = "fla"
 softmax_layers = fla_layout.softmax_layers
+OPERATORS = ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla")
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,
     "num_heads": 4,
@@ -45,7 +50,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         projections=("q", "k", "v", *"g" * bool(known["use_output_gate"]), "gk_proj.0", "gk_proj.1", "o"),
         tap=Tap(
             module="fla.layers.gla",
-            operators=("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"),
+            operators=OPERATORS,
             timed=("v", "g", "gk"),
         ),
         query=fla_layout.per_group("q_proj.weight", sizes["width"], copies, scaled=correction(config).folded),
@@ -59,3 +64,36 @@ def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str,
     """The config of the same model with `key_dim` channels per head."""
     known = {**DEFAULTS, **config}
     return fla_layout.resized_by_expansion(known, config, key_dim, correction(config) if corrected else None)
+
+
+def gated_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    decay = gk if g is None else g
+    assert decay is not None
+    return rule(
+        q,
+        k,
+        v,
+        None,
+        decay,
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=cu_seqlens,
+        value_first=state_v_first,
+        by_channel=True,
+    )
+
+
+SUBSTITUTES = in_place_of("fla.layers.gla", OPERATORS, gated_linear_attention)

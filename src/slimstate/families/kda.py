@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
+from torch import Tensor
+
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
+from slimstate.substitutes import in_place_of
+from slimstate.torch_rules import opened, rule, wide
 
 model_type = "kda"
 library: Library = "fla"
 softmax_layers, correction = fla_layout.softmax_layers, fla_layout.correction
+OPERATORS = ("chunk_kda", "fused_recurrent_kda")
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,
     "num_heads": 16,
@@ -30,7 +36,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         **sizes,
         projections=("q", "k", "v", "b", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1", "o"),
-        tap=Tap(module="fla.layers.kda", operators=("chunk_kda", "fused_recurrent_kda")),
+        tap=Tap(module="fla.layers.kda", operators=OPERATORS),
         gates=tuple(fla_layout.per_group(name, sizes["width"], copies) for name in ("f_proj.1.weight", "dt_bias")),
     )
 
@@ -39,3 +45,48 @@ def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str,
     """The config of the same model with `key_dim` channels per head and the value width it had."""
     known = {**DEFAULTS, **config}
     return fla_layout.resized_by_head_dim(known, config, key_dim, correction(config) if corrected else None)
+
+
+def kimi_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The delta rule with a decay of its own for every key channel."""
+    if use_gate_in_kernel:
+        assert A_log is not None
+        g = wide(g) if dt_bias is None else wide(g) + wide(dt_bias).view(g.shape[-2:])
+        rate = wide(A_log).exp().unsqueeze(-1)
+        g = -rate * F.softplus(g) if lower_bound is None else lower_bound * (rate * g).sigmoid()
+    return rule(
+        q,
+        k,
+        v,
+        opened(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        g,
+        scale=scale,
+        state=initial_state,
+        final=output_final_state,
+        cu_seqlens=cu_seqlens,
+        normalise=use_qk_l2norm_in_kernel,
+        value_first=state_v_first,
+        by_channel=True,
+    )
+
+
+SUBSTITUTES = in_place_of("fla.layers.kda", OPERATORS, kimi_delta_rule)

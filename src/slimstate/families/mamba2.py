@@ -38,7 +38,11 @@ class Fields:
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2:
-    """A family with Mamba-2 layers; `path` is the place of a layer, which files may name `stored`."""
+    """A family with Mamba-2 layers; `path` is the place of a layer, which files may name `stored`.
+
+    `louder` and `softer` are the config fields by which logits are multiplied and divided; `cache` is what the model
+    calls its cache.
+    """
 
     model_type: str
     fields: Fields
@@ -46,6 +50,9 @@ class Mamba2:
     path: str = "model.layers.{}.mamba"
     stored: str | None = None
     softmax_everywhere: bool = False
+    louder: str | None = None
+    softer: str | None = None
+    cache: str = "past_key_values"
     library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
@@ -102,7 +109,7 @@ class Mamba2:
             bare=True,
             kernels=("causal_conv1d_fn", "causal_conv1d_update"),
             shortcuts=("mamba2_split_conv1d_scan_combined",),
-            cache="cache_params" if self.model_type == "mamba2" else "past_key_values",
+            cache=self.cache,
         )
 
     def head_dim(self, known: Config) -> int:
@@ -132,6 +139,10 @@ class Mamba2:
 
     def correction(self, config: Config) -> Correction:
         return NOT_NEEDED
+
+    def logit_factor(self, config: Config) -> float:
+        by, below = (1.0 if name is None else float(config.get(name, 1.0)) for name in (self.louder, self.softer))
+        return by / below
 
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
         """The state size is one number for the whole model; nothing else changes."""
@@ -177,6 +188,7 @@ FAMILIES = (
     Mamba2(
         model_type="mamba2",
         path="backbone.layers.{}.mixer",
+        cache="cache_params",
         fields=Fields(
             heads="num_heads",
             head_dim="head_dim",
@@ -204,8 +216,9 @@ FAMILIES = (
         fields=Fields(**{**vars(HYBRID), "inner": "mamba_d_ssm"}),
         DEFAULTS={**HYBRID_DEFAULTS, "mamba_d_ssm": 1024},
         softmax_everywhere=True,
+        louder="lm_head_multiplier",
     ),
-    Mamba2(model_type="granitemoehybrid", fields=HYBRID, DEFAULTS=HYBRID_DEFAULTS),
+    Mamba2(model_type="granitemoehybrid", fields=HYBRID, DEFAULTS=HYBRID_DEFAULTS, softer="logits_scaling"),
     Mamba2(
         model_type="zamba2",
         fields=Fields(

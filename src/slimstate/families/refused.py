@@ -17,8 +17,6 @@ REFUSED = {
     "retnet": "it rotates keys and queries by frequencies made from the key dim, so a cut model would rotate otherwise",
     "gdn2": "flash-linear-attention has the layer but no model class that would load a checkpoint",
 }
-MIXING = ("hedgehog", "t2r", "elementwise_product", "dpfp")  # feature maps of linear_attn that mix channels of a head
-DEFAULT_FEATURE_MAP = "elementwise_product"
 
 
 def refusal(config: Config) -> str | None:
@@ -29,13 +27,7 @@ def refusal(config: Config) -> str | None:
             f"its weights are quantised ({quantised}), in blocks that rows cannot be cut out of;"
             " cut the unquantised model and quantise the result"
         )
-    model_type = str(config.get("model_type"))
-    if model_type == "linear_attn" and config.get("feature_map", DEFAULT_FEATURE_MAP) in MIXING:
-        chosen = config.get("feature_map", DEFAULT_FEATURE_MAP)
-        return f"its feature map {chosen} mixes the channels of a head, so a channel is not one row of the weights"
-    if model_type == "linear_attn" and (config.get("norm_q") or config.get("norm_k")):
-        return "its norm_q or norm_k divides by the sum over a head's channels, which is not supported"
-    return REFUSED.get(model_type)
+    return REFUSED.get(str(config.get("model_type")))
 
 
 def _quantisation(config: Config) -> str | None:

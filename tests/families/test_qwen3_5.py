@@ -1,0 +1,35 @@
+"""Qwen3.5 and Qwen4, as language models and within vision-language ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from slimstate.checkpoint import Checkpoint
+from tiny_model import GATED_DELTA_HYBRID, KINDS, MIXTURE, seeing, variants
+
+INDEXED = {
+    "layer_types": [kind.replace("full", "indexed") for kind in KINDS],
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 64,
+    "indexer_compress_ratio": 16,
+    "hc_lowrank": 8,
+}
+QWEN4 = {**MIXTURE, **INDEXED}
+VARIANTS = [
+    *variants("qwen3_5_text", GATED_DELTA_HYBRID, {"plain": {}, "tied": {"tie_word_embeddings": True}}),
+    *variants("qwen3_5_moe_text", MIXTURE, {"plain": {}}),
+    *variants("qwen3_5", {}, seeing(GATED_DELTA_HYBRID)),
+    *variants("qwen3_5_moe", {}, seeing(MIXTURE)),
+    *variants("qwen4_exp_text", QWEN4, {"plain": {}}),
+    *variants("qwen4_exp", {}, seeing(QWEN4)),
+]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen4_exp"])
+def test_a_language_model_alone_and_within_another_have_the_same_layers(name, folders):
+    whole, text = (Checkpoint.open(folders[f"{name}{kind}-plain"]) for kind in ("", "_text"))
+    for inner, outer in zip(text.mixers, whole.mixers, strict=True):
+        assert (inner.axis, inner.path) == (outer.axis, outer.path)
+        assert outer.stored == str(inner.stored).replace("model.", "model.language_model.")
