@@ -61,8 +61,8 @@ def bench_mixer(
     ]
     compile_ahead(bench, cases, jobs)
     rows = []
-    for (model, key_dim), config in configs.items():
-        for mode in settings["modes"]:
+    for mode in settings["modes"]:  # in this order what a mode leaves behind in memory is the same for all its rows
+        for (model, key_dim), config in configs.items():
             row = {"model": model, "key_dim": key_dim, "mode": mode}
             rows.append(bench.attempt(row, _measure, config, batch, length, mode))
     return bench.finish(with_ratios(rows, ("model", "mode")), settings)
