@@ -25,6 +25,7 @@ from slimstate.report import pieces, write_report
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import brief, fixed, magnitude, mebibytes
+from slimstate.report.reproduce import reproduce_section
 from slimstate.report.states import state_section
 from slimstate.report.strips import runs, strip_path
 from slimstate.reporter import Reporter
@@ -811,3 +812,11 @@ def test_paper_gets_no_bars_no_tips_and_light_colours(browser, whole):
     assert style(page, "figure", "breakInside") == "avoid"
     assert page.evaluate("document.documentElement.scrollWidth") <= 690
     page.close()
+
+
+@pytest.mark.parametrize(("model_type", "registered"), [("delta_net", True), ("qwen3_next", False)])
+def test_how_to_load_depends_on_where_the_class_is(model_type, registered):
+    sweep = Found(path=Path("sweep.json"), kind="sweep", data={"model_type": model_type})
+    section = reproduce_section({"sweep": [sweep]})
+    assert ("import fla" in str(section.body)) == registered
+    assert model_type in str(section.body)

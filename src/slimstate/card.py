@@ -26,14 +26,15 @@ LOADING = """
 The stock class loads it, with no custom code:
 
 ```python
-{registration}from transformers import {loader}, AutoTokenizer
-
-model = {loader}.from_pretrained("{name}")
+{code}
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
 
 {on_a_cpu}
 """
+CODE = """{registration}from transformers import {classes}
+
+model = {loader}.from_pretrained({folder})"""
 REGISTRATION = "import fla  # registers the architecture\n"
 ON_A_CPU = {
     "fla": "flash-linear-attention runs on a GPU; to run on a CPU, call `slimstate.prepare_fla()` before"
@@ -222,15 +223,20 @@ def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], na
     )
 
 
+def loading_code(model_type: str, folder: str, *others: str) -> str:
+    """Python that loads a model of this type from `folder`, an expression, with other classes imported beside."""
+    family = FAMILIES[model_type]
+    loader = "AutoModelForCausalLM" if language_of(family) == model_type else "AutoModelForImageTextToText"
+    registration = REGISTRATION if family.library == "fla" else ""
+    return CODE.format(registration=registration, classes=", ".join((loader, *others)), loader=loader, folder=folder)
+
+
 def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
     """The template with what loading and serving take for models of this type; more braces are yet to be filled."""
-    library = FAMILIES[model_type].library
     found = () if key_dim is None else serving.advice(model_type, key_dim)
     rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
-    page = template.replace("{registration}", REGISTRATION if library == "fla" else "")
-    page = page.replace("{on_a_cpu}", ON_A_CPU[library])
-    alone = language_of(FAMILIES[model_type]) == model_type
-    page = page.replace("{loader}", "AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
+    page = template.replace("{code}", loading_code(model_type, '"{name}"', "AutoTokenizer"))
+    page = page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
     return page + (SERVING.format(date=serving.date(), rules=rules) if found else "")
 
 
