@@ -276,3 +276,20 @@ def test_two_processes_train_as_one(configs, text_file, tmp_path):
     assert record["processes"] == 2
     assert losses(record) == pytest.approx(losses(alone), rel=1e-4)
     check_shared(tmp_path / "pair", "head")
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_hybrids_train_too_where_their_files_can_hold_it(kind, text_file, tmp_path):
+    variant = tiny.VARIANTS["qwen3_next-plain"]
+    config = {"model_type": "qwen3_next", "hidden_size": 32, "intermediate_size": 48, **variant.options}
+    config |= {"vocab_size": 300, "mlp_only_layers": list(range(8)) if kind == "dense" else []}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = {**SHORT, "steps": 2, "data": str(text_file), "out": tmp_path / "out"}
+    if kind == "dense":
+        record = verb(tmp_path / "config.json", **given)
+        assert record["tokens"] == 2 * 4 * 32
+        assert load(tmp_path / "out").model.config.model_type == "qwen3_next"
+    else:
+        with pytest.raises(PlanError, match=r"experts.*kept in another form.*choose a config"):
+            verb(tmp_path / "config.json", **given)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json"]

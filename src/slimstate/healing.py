@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that decides what a recovery gives. The defaults are the paper's, where it says."""
+
+    WAY_OUT: ClassVar[str] = "leave out --full, and choose --lora-targets without it"
 
     steps: int = 2000
     batch_size: int = 16
@@ -104,7 +106,7 @@ class Settings:
             if not student.stored_names(name):
                 raise PlanError(
                     f"{name} is kept in another form in the files of {student.family.model_type} models, and cannot be"
-                    " trained: leave out --full, and choose --lora-targets without it"
+                    f" trained: {self.WAY_OUT}"
                 )
         return adaptation
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from slimstate import processes
 from slimstate.card import write_training_card
@@ -40,6 +40,8 @@ PASSING = ("config", "reporter", "force", "resume")  # arguments that do not mat
 @dataclass(frozen=True, kw_only=True)
 class Pretraining(Settings):
     """Everything that decides what a pre-training gives, beside the config and the text."""
+
+    WAY_OUT: ClassVar[str] = "choose a config without it, such as one whose layers have no experts"
 
     steps: int = 4000
     batch_size: int = 64
@@ -166,8 +168,10 @@ def _run(
                         seed=settings.seed,
                         dtype=str(settings.dtype),
                     )
+            student = Checkpoint.open(work / UNTRAINED) if goes_on is None else goes_on
+            settings.adaptation(student)  # refuses what could not be written back
             return training_corpus(
-                load_tokenizer(work / UNTRAINED if goes_on is None else goes_on.folder),
+                load_tokenizer(student.folder),
                 asked["data"],
                 work,
                 steps=settings.steps,
