@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import importlib
 import json
-import os
 import random
-import signal
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -224,25 +222,39 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
     cut(folders[NAME], tmp_path / "e", method="drrqr", evidence=file)
 
 
+KILLED_PRUNES = """
+import os, signal, sys, time, slimstate, slimstate.checkpoint as checkpoint
+write = checkpoint.write_changed
+def slow(*given):
+    os.write(said, b".")
+    time.sleep(0.02)
+    write(*given)
+checkpoint.write_changed = slow
+slimstate.prepare_fla()
+for line in sys.stdin:
+    heard, said = os.pipe()
+    if (child := os.fork()) == 0:
+        slimstate.prune({model!r}, {out!r}, method="l1", key_dim=8)
+        os._exit(0)
+    os.read(heard, 1)
+    time.sleep(float(line))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print("killed", flush=True)
+"""
+
+
 def test_a_killed_prune_leaves_nothing_that_looks_finished(folders, tmp_path):
     """kill -9 at random moments of the writing; then a rerun works and clears up."""
-    script = (
-        "import sys, time, slimstate, slimstate.checkpoint as c; write = c.write_changed\n"
-        "def slow(*a): print('writing', flush=True); time.sleep(0.02); write(*a)\n"
-        "c.write_changed = slow\n"
-        "slimstate.prepare_fla(); print('ready', flush=True); sys.stdin.readline()\n"
-        f"slimstate.prune({str(folders[NAME])!r}, {str(tmp_path / 'cut')!r}, method='l1', key_dim=8)\n"
+    script = KILLED_PRUNES.format(model=str(folders[NAME]), out=str(tmp_path / "cut"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     generator = random.Random(0)
-    for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert process.stdout.readline() == b"ready\n"
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        time.sleep(generator.uniform(0, 0.15))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+    for _ in range(6):
+        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
+        process.stdin.write(f"{generator.uniform(0, 0.15)}\n")
+        assert process.stdout.readline() == "killed\n"
         if (tmp_path / "cut").exists():
             assert Checkpoint.open(tmp_path / "cut").mixers[0].axis.width == 8
             assert len(list((tmp_path / "cut").iterdir())) == len(list(folders[NAME].iterdir())) + 2
@@ -250,6 +262,8 @@ def test_a_killed_prune_leaves_nothing_that_looks_finished(folders, tmp_path):
             if path.exists() and not (path / "config.json").exists():
                 with pytest.raises(ModelError):
                     Checkpoint.open(path)
+    process.stdin.close()
+    assert process.wait() == 0
     cut(folders[NAME], tmp_path / "cut", force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["cut"]
 

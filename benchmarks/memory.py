@@ -1,0 +1,57 @@
+"""How the memory of a calibration grows with its windows: the peak of a fresh process for each number of them.
+
+    python benchmarks/memory.py [--model MODEL --data TEXT --samples 16 256 --length 512 --device cpu]
+
+What calibration costs in time is `slimstate bench calibrate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from timing import DEMO, peak_memory_kib
+
+from slimstate.calibration import calibrate
+from slimstate.checkpoint import Checkpoint
+from slimstate.data import sample_windows
+from slimstate.runtime import load
+
+
+def peak(model: str, data: str, samples: int, length: int, device: str | None) -> int:
+    """In KiB, of this process, after one calibration for drrqr."""
+    runtime = load(Path(model), device=device)
+    windows = sample_windows(runtime.tokenizer, data, samples=samples, length=length).tokens
+    calibrate(runtime, Checkpoint.open(model).mixers, windows, frozenset({"gram"}))
+    return peak_memory_kib()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(DEMO / "model"))
+    parser.add_argument("--data", default=str(DEMO / "calibration.txt"))
+    parser.add_argument("--samples", type=int, nargs="+", default=[16, 256])
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--toy", action="store_true")
+    options = parser.parse_args()
+    if options.toy:
+        options.samples, options.length, options.here = [2], 64, True
+    if options.here:
+        print(peak(options.model, options.data, options.samples[0], options.length, options.device))
+        return
+    peaks = {}
+    for samples in options.samples:
+        command = [sys.executable, __file__, "--here", "--model", options.model, "--data", options.data]
+        command += ["--samples", str(samples), "--length", str(options.length)]
+        command += [] if options.device is None else ["--device", options.device]
+        peaks[samples] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    print(json.dumps({"model": options.model, "length": options.length, "peak_kib": peaks}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
