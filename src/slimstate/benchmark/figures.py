@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -11,6 +11,7 @@ from slimstate.benchmark.subjects import in_words
 from slimstate.plots import MUTED, PALETTE, new_figure, plain_log_ticks, styled
 
 Record = Mapping[str, Any]
+MANY_TICKS = 8
 
 
 def figure_of(record: Record) -> Figure:
@@ -39,9 +40,16 @@ def widths(record: Record) -> Figure:
             )  # fmt: skip
         axes.axhline(1, color=MUTED, linewidth=0.8)
         axes.set(xlabel="key dim", title=title)
+        axes.set_xticks(_ticks({row["key_dim"] for row in _measured(record)}))
     panels[0][0].legend(fontsize=8)
     figure.supxlabel(record["device"], fontsize=8, color=MUTED)
     return figure
+
+
+def _ticks(key_dims: Iterable[int]) -> list[int]:
+    """Of key dims the widest, and every one of the others or every second of many."""
+    narrowing = sorted(key_dims, reverse=True)
+    return narrowing[:: 1 + (len(narrowing) > MANY_TICKS)]
 
 
 @styled
