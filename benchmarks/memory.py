@@ -1,6 +1,6 @@
 """How the memory of a calibration grows with its windows: the peak of a fresh process for each number of them.
 
-    python benchmarks/memory.py [--model MODEL --data TEXT --samples 16 256 --length 512 --device cpu]
+    python benchmarks/memory.py [--model MODEL --data TEXT --samples 16 128 --length 512 --device cpu]
 
 What calibration costs in time is `slimstate bench calibrate`.
 """
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEMO / "model"))
     parser.add_argument("--data", default=str(DEMO / "calibration.txt"))
-    parser.add_argument("--samples", type=int, nargs="+", default=[16, 256])
+    parser.add_argument("--samples", type=int, nargs="+", default=[16, 128])
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--device", default=None)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
@@ -49,7 +49,10 @@ def main() -> None:
         command = [sys.executable, __file__, "--here", "--model", options.model, "--data", options.data]
         command += ["--samples", str(samples), "--length", str(options.length)]
         command += [] if options.device is None else ["--device", options.device]
-        peaks[samples] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr)
+        peaks[samples] = int(done.stdout)
     print(json.dumps({"model": options.model, "length": options.length, "peak_kib": peaks}, indent=2))
 
 
