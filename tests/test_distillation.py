@@ -282,3 +282,14 @@ def test_the_kernel_gives_the_same_sums_and_gradient():
     interpreted = os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "error"}
     done = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, check=False, env=interpreted)
     assert done.stdout == "same\n", done.stderr
+
+
+def test_the_gradient_of_a_sum_is_not_divided_first():
+    """In half precision the share of one token among many would be lost."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(*size, generator=generator).half() for size in ((64, 8), (16, 8)))
+    targets = torch.randint(16, (64,), generator=generator)
+    given, exact = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
+    (64 * distilled_loss(given, head, targets)[0]).backward()
+    torch.nn.functional.cross_entropy(exact @ head.double().mT, targets, reduction="sum").backward()
+    torch.testing.assert_close(given.grad.double(), exact.grad, rtol=5e-3, atol=2e-3)

@@ -26,7 +26,7 @@ SOURCE = (
 )
 BELOW_128 = (
     "speed against key dim 128, gains up to 4% left out: 120 to 72 no faster; 64 1.30x, 48 1.37x, 32 1.67x, 16 2.00x;"
-    f" those between are no faster than the next wider one named ({SOURCE.format('')})"
+    f" those between gain less than 4% on the next wider one named ({SOURCE.format('')})"
 )
 TO_77 = f"key dim 77 runs at the speed of 128; 64 is 1.30x ({SOURCE.format('; 77 taken as 80')})"
 
@@ -99,7 +99,7 @@ def test_advice_names_the_next_step_where_one_is_near():
     assert known.advice(128, 77) == TO_77
     assert known.advice(128, 64) == f"key dim 64 is 1.30x as fast as 128; 48 is 1.37x ({SOURCE.format('')})"
     assert known.advice(128, 32) == f"key dim 32 is 1.67x as fast as 128 ({SOURCE.format('')})"  # 16 is half of it
-    assert known.advice(60, 20).startswith("key dim 20 is 1.27x as fast as 60; 16 is 1.54x (")
+    assert known.advice(60, 20).startswith("key dim 20 is about 1.27x as fast as 60; 16 is 1.54x (")
     assert known.advice(60, 20).endswith("; 60 taken as 64; 20 taken as 24; a whole model gains less)")
 
 

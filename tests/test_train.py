@@ -294,3 +294,22 @@ def test_hybrids_train_too_where_their_files_can_hold_it(kind, text_file, tmp_pa
         with pytest.raises(PlanError, match=r"experts.*kept in another form.*choose a config"):
             verb(tmp_path / "config.json", **given)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("config", "sharing", "complaint"),
+    [
+        ({"model_type": "qwen3_next"}, "head", "qwen3_next with this config has no filters to share"),
+        ({**SIZES, **SHAPES["delta_net"], "use_short_conv": False}, "all", "delta_net with this config has no filters"),
+        ({"model_type": "qwen3_5", "text_config": {}}, None, "qwen3_5 is more than a language model"),
+        ({"model_type": "minicpmv4_6"}, None, "minicpmv4_6 is more than a language model"),
+        ({"model_type": "qwen3_next", "quantization_config": "fp8"}, None, r"quantised \(fp8\)"),
+    ],
+)
+def test_what_cannot_be_trained_as_asked_is_refused_before_anything_is_made(
+    config, sharing, complaint, text_file, tmp_path
+):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=complaint):
+        verb(tmp_path / "config.json", tmp_path / "out", data=str(text_file), shared_filters=sharing, **SHORT)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -145,10 +145,10 @@ class _ChunkedLoss(torch.autograd.Function):
                 *parts, by_logits = losses(F.linear(states, weights), targets, opinion, rows, temperature, weight)
                 sums += torch.stack(parts)
                 if by_hidden is not None:
-                    by_hidden[rows] = (by_logits @ weights) / len(hidden)
+                    by_hidden[rows] = by_logits @ weights
                 if by_head is not None:
-                    by_head += (by_logits.mT @ states) / len(hidden)
-        ctx.by_hidden, ctx.by_head, ctx.head_dtype = by_hidden, by_head, head.dtype
+                    by_head += by_logits.mT @ states
+        ctx.by_hidden, ctx.by_head, ctx.head_dtype, ctx.tokens = by_hidden, by_head, head.dtype, len(hidden)
         cross_entropy, distillation = sums[0] / len(hidden), temperature**2 * sums[1] / len(hidden)
         ctx.mark_non_differentiable(cross_entropy, distillation)
         return cross_entropy + weight * distillation, cross_entropy, distillation
@@ -156,6 +156,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *outer: Any) -> tuple[Tensor | None, ...]:
-        by_hidden = None if ctx.by_hidden is None else ctx.by_hidden * outer[0]
-        by_head = None if ctx.by_head is None else (ctx.by_head * outer[0]).to(ctx.head_dtype)
+        share = outer[0] / ctx.tokens  # 1 for a sum, where half precision would lose small gradients of a mean
+        by_hidden = None if ctx.by_hidden is None else ctx.by_hidden * share
+        by_head = None if ctx.by_head is None else (ctx.by_head * share).to(ctx.head_dtype)
         return by_hidden, by_head, *[None] * 5

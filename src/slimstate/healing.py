@@ -227,6 +227,7 @@ def _judge(
         "kind": facts["kind"],
         "name": Path(facts["out"]).name,
         "model": student.source,
+        "model_type": student.family.model_type,
         "fingerprint": student.fingerprint,
         "cut": student.cut,
         "teacher": _teacher_record(lesson),

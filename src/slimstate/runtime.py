@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from slimstate import processes
@@ -66,18 +67,17 @@ def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library 
     precision = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
         return f"PyTorch {torch.__version__} on the CPU, {precision}"
-    if library == "transformers":
-        import transformers
-
-        card = torch.cuda.get_device_name(device)
-        return f"what transformers {transformers.__version__} chooses on {card}, {precision}"
-    import fla
-    import triton
-
     from slimstate.torch_kernels import gated_backward_refused
 
     gated = "; the gated backward in PyTorch, which fla refuses here" if gated_backward_refused() else ""
     card = torch.cuda.get_device_name(device)
+    if library == "transformers":
+        import transformers
+
+        return f"what transformers {transformers.__version__} chooses on {card}, {precision}{gated}"
+    import fla
+    import triton
+
     return f"fla {fla.__version__} (Triton {triton.__version__}) on {card}, {precision}{gated}"
 
 
@@ -110,6 +110,8 @@ def prepare(model_type: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         use_reference(tap_of(family))
+        if torch.cuda.is_available():
+            tune_briefly()
 
 
 def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
@@ -204,8 +206,8 @@ def refusals() -> Iterator[None]:
     """What a stock class has against a config, as one line."""
     try:
         yield
-    except (ValueError, AssertionError, TypeError, RuntimeError) as error:
-        raise ModelError(f"the stock class refuses this config: {error}") from error
+    except (ValueError, AssertionError, TypeError, RuntimeError, StrictDataclassError) as error:
+        raise ModelError(f"the stock class refuses this config: {' '.join(str(error).split())}") from error
 
 
 def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -> Any:

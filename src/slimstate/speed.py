@@ -70,7 +70,8 @@ class Curve:
         """What a cut gains, where a little less would gain clearly more, and how that is known."""
         times, step = self.speedup(width, key_dim), self.next_step(key_dim)
         alike = abs(times - 1) <= ALIKE
-        gain = f"runs at the speed of {width}" if alike else f"is {times:.2f}x as fast as {width}"
+        about = "" if {width, key_dim} <= self.seconds.keys() else "about "
+        gain = f"runs at the speed of {width}" if alike else f"is {about}{times:.2f}x as fast as {width}"
         better = "" if step is None else f"; {step} is {self.speedup(width, step):.2f}x"
         return f"key dim {key_dim} {gain}{better} ({self.source(width, key_dim)})"
 
@@ -80,7 +81,7 @@ class Curve:
         level = [key_dim for key_dim in self.narrower(width) if key_dim > max(paying, default=0)]
         parts = [f"{_span(level)} no faster"] if level else []
         parts += [", ".join(f"{key_dim} {self.speedup(width, key_dim):.2f}x" for key_dim in paying)] if paying else []
-        between = "; those between are no faster than the next wider one named" if paying else ""
+        between = f"; those between gain less than {ALIKE:.0%} on the next wider one named" if paying else ""
         head = f"speed against key dim {width}, gains up to {ALIKE:.0%} left out"
         return f"{head}: {'; '.join(parts)}{between} ({self.source(width)})"
 

@@ -23,7 +23,7 @@ from slimstate.perplexity import evaluation_windows
 from slimstate.record import TRAINING, check_place, command
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import load_tokenizer, pick_device, pick_dtype
-from slimstate.untrained import read_config, write_untrained
+from slimstate.untrained import check_trainable, read_config, write_untrained
 from slimstate.workplace import (
     check_extras,
     logs_to,
@@ -145,6 +145,7 @@ def _run(
         begins_with: Any = goes_on.fingerprint
     else:
         begins_with = read_config(name)
+        check_trainable(begins_with, asked["shared_filters"])
     for place in (out, work):
         check_place(place, folder=True)
     if out.exists() and not means.force:

@@ -19,7 +19,7 @@ from slimstate.data import pieces
 from slimstate.errors import DataError, ModelError
 from slimstate.families import family_of
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.runtime import DTYPES, load_tokenizer, stock_model
+from slimstate.runtime import DTYPES, load_tokenizer, stock_class, stock_model
 from slimstate.sharing import expand, share
 from slimstate.staging import staged
 
@@ -45,6 +45,22 @@ def read_config(name: str) -> dict[str, Any]:
     return config
 
 
+def check_trainable(config: Mapping[str, Any], sharing: str | None) -> None:
+    """Refuse a config that no language model can be trained from as asked."""
+    family = family_of(config)
+    if stock_class(family) != stock_class(family, whole=True):
+        raise ModelError(
+            f"{family.model_type} is more than a language model: train what its text_config describes, as a config of"
+            " its own with its own model_type"
+        )
+    if sharing is not None and described_mixers(_sharing(config, sharing))[0].sharing is None:
+        raise ModelError(f"{family.model_type} with this config has no filters to share: leave out --shared-filters")
+
+
+def _sharing(config: Mapping[str, Any], sharing: str | None) -> dict[str, Any]:
+    return {**config, **({} if sharing is None else {"slimstate": {SHARED_FILTERS: sharing}})}
+
+
 def write_untrained(
     config: Mapping[str, Any],
     folder: Path,
@@ -66,8 +82,7 @@ def write_untrained(
             "eos_token_id": words.eos_token_id,
             "pad_token_id": words.eos_token_id if words.pad_token_id is None else words.pad_token_id,
         }
-        ours = {} if sharing is None else {"slimstate": {SHARED_FILTERS: sharing}}
-        whole = {**config, "vocab_size": size, **special, **ours}
+        whole = _sharing({**config, "vocab_size": size, **special}, sharing)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = stock_model(whole, torch.device("cpu"))

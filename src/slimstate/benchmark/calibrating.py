@@ -73,6 +73,8 @@ def bench_calibrate(
 def _tokens(model: str, data: str | None, samples: int, length: int, vocabulary: int) -> Tensor:
     if data is None:
         return torch.randint(vocabulary, (samples, length), generator=torch.Generator().manual_seed(0))
+    if not Path(model).is_dir():
+        raise PlanError(f"--data {data} needs a tokenizer to be read by, which the shape {model} has none of")
     tokenizer = load_tokenizer(Checkpoint.open(model).folder)
     return sample_windows(tokenizer, data, samples=samples, length=length).tokens
 

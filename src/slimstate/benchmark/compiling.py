@@ -1,7 +1,7 @@
 """Compile the kernels of several widths at once, in processes of their own, before they are timed one by one.
 
 Triton keeps what it compiled on disk. Tuning is left to the process that times: it runs every variant with the GPU to
-itself, and finds them compiled.
+itself, and finds them compiled, but for norms whose variants go by the number of rows.
 """
 
 from __future__ import annotations

@@ -125,7 +125,9 @@ class GatedDeltaHybrid:
 
     def text(self, config: Config) -> dict[str, Any]:
         """The part of the config that is about the language model, with its defaults."""
-        inner = config["text_config"] if self.nested else config
+        inner = config.get("text_config") if self.nested else config
+        if not isinstance(inner, Mapping):
+            raise ModelError(f"config.json of {self.model_type} has no text_config, which describes its language model")
         return {**self.DEFAULTS, **{key: value for key, value in inner.items() if value is not None}}
 
     def sizes(self, config: Config) -> Sizes:

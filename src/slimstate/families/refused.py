@@ -35,5 +35,6 @@ def _quantisation(config: Config) -> str | None:
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         if part.get("quantization_config") is not None:
-            return str(part["quantization_config"].get("quant_method", "method not named"))
+            how = part["quantization_config"]
+            return str(how.get("quant_method", "method not named")) if isinstance(how, Mapping) else str(how)
     return None

@@ -16,7 +16,7 @@ from slimstate.report.pieces import Section, code, command_lines, digest, listin
 
 Records = Mapping[str, Sequence[Found]]
 ORDER = ("sweep", "plan", "recovery", "trace", "filters", "evaluation")
-LOADED = ("plan", "sweep", "trace", "evaluation")  # records that name a model type
+LOADED = ("plan", "sweep", "recovery", "trace", "evaluation")  # records that name a model type
 
 
 def commands(records: Records) -> list[str]:
