@@ -7,7 +7,8 @@ from typing import Any
 
 from slimstate import serving
 from slimstate.axes import Basis, Plan
-from slimstate.families import FAMILIES, language_of
+from slimstate.families import FAMILIES, loader_of
+from slimstate.loading import loading_code
 from slimstate.speed import speed_of_cut
 
 HEADER = """---
@@ -32,10 +33,6 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 
 {on_a_cpu}
 """
-CODE = """{registration}from transformers import {classes}
-
-model = {loader}.from_pretrained({folder})"""
-REGISTRATION = "import fla  # registers the architecture\n"
 ON_A_CPU = {
     "fla": "flash-linear-attention runs on a GPU; to run on a CPU, call `slimstate.prepare_fla()` before"
     " `from_pretrained`.",
@@ -223,19 +220,11 @@ def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], na
     )
 
 
-def loading_code(model_type: str, folder: str, *others: str) -> str:
-    """Python that loads a model of this type from `folder`, an expression, with other classes imported beside."""
-    family = FAMILIES[model_type]
-    loader = "AutoModelForCausalLM" if language_of(family) == model_type else "AutoModelForImageTextToText"
-    registration = REGISTRATION if family.library == "fla" else ""
-    return CODE.format(registration=registration, classes=", ".join((loader, *others)), loader=loader, folder=folder)
-
-
 def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
     """The template with what loading and serving take for models of this type; more braces are yet to be filled."""
     found = () if key_dim is None else serving.advice(model_type, key_dim)
     rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
-    page = template.replace("{code}", loading_code(model_type, '"{name}"', "AutoTokenizer"))
+    page = template.replace("{code}", loading_code(loader_of(model_type), '"{name}"', "AutoTokenizer"))
     page = page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
     return page + (SERVING.format(date=serving.date(), rules=rules) if found else "")
 

@@ -25,6 +25,7 @@ from slimstate.card import write_recovery_card
 from slimstate.checkpoint import ADAPTER, CARD, LOGS, Checkpoint, write_checkpoint
 from slimstate.corpus import Corpus, Schedule
 from slimstate.errors import PlanError
+from slimstate.families import loader_of
 from slimstate.perplexity import mean_nats, perplexity_of
 from slimstate.record import RECOVERY, plain, versions
 from slimstate.reporter import SILENT, Reporter
@@ -227,7 +228,7 @@ def _judge(
         "kind": facts["kind"],
         "name": Path(facts["out"]).name,
         "model": student.source,
-        "model_type": student.family.model_type,
+        "loader": loader_of(student.family.model_type),
         "fingerprint": student.fingerprint,
         "cut": student.cut,
         "teacher": _teacher_record(lesson),

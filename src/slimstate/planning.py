@@ -19,6 +19,7 @@ from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
 from slimstate.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
+from slimstate.families import loader_of
 from slimstate.placement import load_spread, parse_limits
 from slimstate.rank import gram_condition_number
 from slimstate.record import PLAN, plain, versions
@@ -210,7 +211,11 @@ def make_plan(
         seed=request.seed,
         corrected=corrected,
         options={name: getattr(request, name) for name in selector.options},
-        model={"source": checkpoint.source, "fingerprint": fingerprint},
+        model={
+            "source": checkpoint.source,
+            "fingerprint": fingerprint,
+            "loader": loader_of(checkpoint.family.model_type),
+        },
         calibration=None if gathered is None else dict(gathered.calibration),
         versions=versions(),
         selections=chosen,

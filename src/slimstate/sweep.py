@@ -20,6 +20,7 @@ from slimstate.budget import state_bytes
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
 from slimstate.errors import PlanError
+from slimstate.families import loader_of
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
@@ -112,6 +113,7 @@ def sweep(
         "kind": "sweep",
         "model": checkpoint.source,
         "model_type": checkpoint.family.model_type,
+        "loader": loader_of(checkpoint.family.model_type),
         "width": width,
         "value_dim": checkpoint.mixers[0].value_dim,
         "settings": settings,

@@ -14,6 +14,7 @@ from slimstate.axes import Tap
 from slimstate.errors import ModelError
 from slimstate.families.contract import Config, Correction, Encloses, Family, Refuses, ScalesLogits
 from slimstate.families.refused import refusal
+from slimstate.loading import Loader
 
 __all__ = [
     "FAMILIES",
@@ -24,6 +25,7 @@ __all__ = [
     "family_of",
     "found_in",
     "language_of",
+    "loader_of",
     "logit_factor",
     "tap_of",
 ]
@@ -58,6 +60,13 @@ FAMILIES: dict[str, Family] = by_model_type(found_in(__name__, __path__))
 def language_of(family: Family) -> str:
     """The model type whose class runs the language model alone."""
     return (family.language if isinstance(family, Encloses) else None) or family.model_type
+
+
+def loader_of(model_type: str) -> Loader:
+    """The stock class of a model with all that its files hold, as a record names it."""
+    family = FAMILIES[model_type]
+    alone = language_of(family) == model_type
+    return {"library": family.library, "class": "AutoModelForCausalLM" if alone else "AutoModelForImageTextToText"}
 
 
 def tap_of(family: Family) -> Tap:

@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slimstate.card import loading_code
-from slimstate.families import FAMILIES
+from slimstate.loading import FLA, Loader, loading_code
 from slimstate.record import Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.pieces import Section, code, command_lines, digest, listing, note
 
 Records = Mapping[str, Sequence[Found]]
 ORDER = ("sweep", "plan", "recovery", "trace", "filters", "evaluation")
-LOADED = ("plan", "sweep", "recovery", "trace", "evaluation")  # records that name a model type
 
 
 def commands(records: Records) -> list[str]:
@@ -40,20 +38,26 @@ def reproduce_section(records: Records) -> Section | None:
     lines = commands(records)
     cut = next(iter(records.get("plan", ())), None)
     folder = cut_folder(cut) if cut else "SLIM"
-    named = (found.data.get("model_type") for kind in LOADED for found in records.get(kind, ()))
-    model_type = next((name for name in named if name in FAMILIES), "delta_net")
     parts = [
         element("h3", "Measure it again") if lines else None,
         listing("commands", command_lines(lines)) if lines else None,
         element("h3", "Load the result"),
-        listing("Python", loading_code(model_type, json.dumps(folder, ensure_ascii=False))),
+        listing("Python", loading_code(_loader(records), json.dumps(folder, ensure_ascii=False))),
         note(
-            "The stock class loads it; no custom code is needed. On a CPU, call ",
-            code(f'slimstate.prepare("{model_type}")'),
+            "The stock class loads it; no custom code is needed. To run it on a CPU, call ",
+            code("slimstate.prepare(model_type)"),
             " before.",
         ),
     ]
     return Section(anchor="reproduce", title="Reproduce", body=joined(parts))
+
+
+def _loader(records: Records) -> Loader:
+    """What loads the model, by the first record that says it."""
+    abouts = (
+        found.data["model"] if found.kind == "plan" else found.data for kind in ORDER for found in records.get(kind, ())
+    )
+    return next((about["loader"] for about in abouts if about.get("loader")), FLA)
 
 
 def cut_folder(plan: Found) -> str:

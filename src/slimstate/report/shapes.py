@@ -79,10 +79,11 @@ def misfit(value: Any, shape: Any, place: str = "") -> str | None:
 
 WINDOWS = {"data": Maybe(TEXT), "samples": Maybe(COUNT), "length": Maybe(COUNT), "digest": Maybe(TEXT)}
 ORIGIN = {"command": Maybe(TEXT), "versions": Maybe(Each(TEXT)), "kernels": Maybe(TEXT), "seed": Maybe(NUMBER)}
+LOADER = Maybe({"library": TEXT, "class": TEXT})
 CUT = {"method": TEXT, "key_dim": WHOLE, "width": WHOLE, "base_model": Maybe(TEXT), "base_fingerprint": Maybe(TEXT)}
 MODEL = {
     "name": TEXT, "model": TEXT, "fingerprint": Maybe(TEXT), "model_type": Maybe(TEXT), "key_dim": Maybe(COUNT),
-    "cut": Maybe(CUT),
+    "cut": Maybe(CUT), "loader": LOADER,
 }  # fmt: skip
 ROW = {
     "method": TEXT, "score": TEXT, "compression": NUMBER, "key_dim": COUNT, "state_bytes": POSITIVE,
@@ -92,6 +93,7 @@ ROW = {
 SWEEP = {
     **ORIGIN,
     "model": TEXT,
+    "loader": LOADER,
     "width": WHOLE,
     "settings": Maybe({"fingerprint": Maybe(TEXT), "calibration": Maybe(WINDOWS), "text": Maybe(WINDOWS)}),
     "uncut": {"key_dim": COUNT, "state_bytes": POSITIVE, "perplexity": POSITIVE, "rank_utilisation": NUMBER},
@@ -175,7 +177,7 @@ PLAN = {
     "key_dim": WHOLE,
     "method": TEXT,
     "score": TEXT,
-    "model": {"source": TEXT, "fingerprint": Maybe(TEXT)},
+    "model": {"source": TEXT, "fingerprint": Maybe(TEXT), "loader": LOADER},
     "calibration": Maybe(WINDOWS),
     "certificate": Maybe(Each(Maybe(NUMBER))),
     "parent": Maybe({"method": TEXT, "width": WHOLE, "key_dim": WHOLE}),
