@@ -89,11 +89,11 @@ def sweep(
     check_place(folder, folder=True)
     for method in methods:
         check_turnable(checkpoint, method)
+    needs = _needs(methods, data)
     candidates = list(_candidates(width, methods, compressions, scores, f, reporter))
     calibration = Calibration(
         data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=folder / EVIDENCE
     )
-    needs = _needs(methods, data)
     tokenizer = load_tokenizer(checkpoint.folder)
     windows = evaluation_windows(tokenizer, str(text), text_length, max_tokens, "--text-length")
     drawn = _calibration_windows(tokenizer, calibration, needs)
@@ -200,15 +200,14 @@ def _candidates(
     """Each once, though two compressions may round to the same key dim."""
     if not (methods and compressions and scores):
         raise PlanError("a sweep needs at least one method, one compression and one score")
+    for score in scores:
+        Request(keep=1, score=score, f=f)
     key_dims: dict[int, float] = {}
     for compression in compressions:
         key_dim, line = resolve_key_dim(width, compression, None)
         reporter.say(line)
         key_dims.setdefault(key_dim, compression)
-    for score in scores:
-        Request(keep=1, score=score, f=f)
     for method in dict.fromkeys(methods):
-        selector_named(method)
         for score in dict.fromkeys(scores) if method not in UNINFORMED else ("kq",):
             for key_dim, compression in key_dims.items():
                 yield Candidate(method=method, score=score, compression=compression, key_dim=key_dim)
