@@ -116,6 +116,12 @@ def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: 
         yield
 
 
+def next_token_loss(model: Any, ids: Tensor) -> Tensor:
+    """The mean cross entropy over windows `ids` [B, T], without logits of all tokens at once."""
+    hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
+    return distilled_loss(hidden, model.get_output_embeddings().weight, ids[:, 1:].flatten())[0]
+
+
 def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor) -> None:
     """Add the gradient of the summed next-token loss by the query and key projections."""
     places = [(mixer, role, slot) for mixer in mixers for role, slot in (("query", mixer.query), ("key", mixer.key))]
@@ -123,8 +129,7 @@ def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: T
     model.requires_grad_(False)
     for weight in weights.values():
         weight.requires_grad_(True)
-    hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
-    loss = distilled_loss(hidden, model.get_output_embeddings().weight, ids[:, 1:].flatten())[0] * len(hidden)
+    loss = next_token_loss(model, ids) * ids[:, 1:].numel()
     gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
     for mixer, role, slot in places:
         gradient = mixer.by_channel(slot, gradients[mixer.running_name_of(slot)])

@@ -113,7 +113,7 @@ def prune(
     return record
 
 
-def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> dict[str, Any] | None:
+def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> dict[str, Any] | None:
     """Say and return what the key dim does to the speed of a layer, where that was measured."""
     speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0].axis.width, key_dim)
     if speed is not None:
@@ -204,7 +204,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "correction": plan.correction,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
-        "speed": tell_speed(checkpoint, plan.key_dim),
+        "speed": speed_of_cut(plan.model_type, plan.width, plan.key_dim),
         "calibration": plan.calibration,
         "certificate": plan.summary(),
         "versions": dict(plan.versions),

@@ -248,6 +248,7 @@ def packed_attention(
     return torch.cat(parts)
 
 
+@functools.cache
 def gated_backward_refused() -> bool:
     """fla refuses the gated backward on Hopper with Triton 3.4 up to 3.7.0, whose gradients are wrong there."""
     if importlib.util.find_spec("fla") is None:

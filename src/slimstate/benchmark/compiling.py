@@ -35,7 +35,8 @@ def compile_ahead(bench: Bench, cases: Sequence[Mapping[str, Any]], jobs: int) -
 def _compile(bench: Bench, case: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
     # the choice between variants is not kept: it was not made with the GPU to itself
     settings = os.environ | {"SLIMSTATE_COMPILING": "1", "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
-    options = {**case, "device": "cuda", "dtype": str(bench.dtype).removeprefix("torch."), "rounds": 1}
+    smaller = {"batch": min(case["batch"], COMPILED_BATCH)} if "batch" in case else {}
+    options = {**case, **smaller, "device": "cuda", "dtype": str(bench.dtype).removeprefix("torch."), "rounds": 1}
     return subprocess.run(
         [sys.executable, "-m", "slimstate.benchmark.compiling", bench.verb, json.dumps(options)],
         env=settings, capture_output=True, text=True, check=False,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slimstate.benchmark.compiling import COMPILED_BATCH, compile_ahead
+from slimstate.benchmark.compiling import compile_ahead
 from slimstate.benchmark.recording import Bench, Row, checked_modes, positive, with_ratios
 from slimstate.benchmark.subjects import mixer_config, mixer_of
 from slimstate.benchmark.timing import Timing, timed
@@ -55,10 +55,7 @@ def bench_mixer(
         for model in models
         for key_dim in key_dims
     }
-    cases = [
-        {**settings, "models": [model], "key_dims": [key_dim], "batch": min(batch, COMPILED_BATCH)}
-        for model, key_dim in configs
-    ]
+    cases = [{**settings, "models": [model], "key_dims": [key_dim]} for model, key_dim in configs]
     compile_ahead(bench, cases, jobs)
     rows = []
     for mode in settings["modes"]:  # in this order what a mode leaves behind in memory is the same for all its rows

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from slimstate.benchmark.compiling import COMPILED_BATCH, compile_ahead
+from slimstate.benchmark.compiling import compile_ahead
 from slimstate.benchmark.recording import Bench, Row, checked_modes, positive, with_ratios
 from slimstate.benchmark.subjects import config_of, library_of, model_for, resized, width_of
 from slimstate.benchmark.timing import Timing, timed
-from slimstate.distillation import distilled_loss
+from slimstate.calibration import next_token_loss
 from slimstate.reporter import SILENT, Reporter
-from slimstate.runtime import states_before_head
 
 MODES = ("prefill", "train")
 
@@ -55,10 +54,7 @@ def bench_model(
         "models": list(models), "key_dims": list(key_dims) if key_dims else None,
         "batch": batch, "length": length, "modes": checked_modes(modes, MODES),
     }  # fmt: skip
-    cases = [
-        {**settings, "models": [model], "key_dims": [key_dim], "batch": min(batch, COMPILED_BATCH)}
-        for model, key_dim in wanted
-    ]
+    cases = [{**settings, "models": [model], "key_dims": [key_dim]} for model, key_dim in wanted]
     compile_ahead(bench, cases, jobs)
     rows = []
     for mode in settings["modes"]:  # in this order what a mode leaves behind in memory is the same for all its rows
@@ -94,8 +90,7 @@ def _train(model: Any, ids: torch.Tensor) -> Callable[[], object]:
 
     def work() -> None:
         optimizer.zero_grad(set_to_none=True)
-        hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
-        distilled_loss(hidden, model.get_output_embeddings().weight, ids[:, 1:].flatten())[0].backward()
+        next_token_loss(model, ids).backward()
         optimizer.step()
 
     return work
