@@ -19,7 +19,7 @@ from slimstate.data import pieces
 from slimstate.errors import DataError, ModelError
 from slimstate.families import family_of
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.runtime import DTYPES, load_tokenizer, stock_class, stock_model
+from slimstate.runtime import DTYPES, load_tokenizer, prepare, stock_class, stock_model
 from slimstate.sharing import expand, share
 from slimstate.staging import staged
 
@@ -48,6 +48,7 @@ def read_config(name: str) -> dict[str, Any]:
 def check_trainable(config: Mapping[str, Any], sharing: str | None) -> None:
     """Refuse a config that no language model can be trained from as asked."""
     family = family_of(config)
+    prepare(family.model_type)
     if stock_class(family) != stock_class(family, whole=True):
         raise ModelError(
             f"{family.model_type} is more than a language model: train what its text_config describes, as a config of"
