@@ -89,8 +89,14 @@ def sweep(
     check_place(folder, folder=True)
     for method in methods:
         check_turnable(checkpoint, method)
+    resolved = [resolve_key_dim(width, compression, None) for compression in compressions]
+    key_dims: dict[int, float] = {}
+    for (key_dim, _), compression in zip(resolved, compressions, strict=True):
+        key_dims.setdefault(key_dim, compression)  # two compressions may round to one
+    candidates = list(_candidates(key_dims, methods, scores, f))
     needs = _needs(methods, data)
-    candidates = list(_candidates(width, methods, compressions, scores, f, reporter))
+    for _, line in resolved:
+        reporter.say(line)
     calibration = Calibration(
         data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=folder / EVIDENCE
     )
@@ -190,24 +196,15 @@ def _swept(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _candidates(
-    width: int,
-    methods: Sequence[str],
-    compressions: Sequence[float],
-    scores: Sequence[str],
-    f: float,
-    reporter: Reporter,
+    key_dims: Mapping[int, float], methods: Sequence[str], scores: Sequence[str], f: float
 ) -> Iterator[Candidate]:
-    """Each once, though two compressions may round to the same key dim."""
-    if not (methods and compressions and scores):
+    """Every method at every key dim, with the compression that asked for it first, and by every score."""
+    if not (methods and key_dims and scores):
         raise PlanError("a sweep needs at least one method, one compression and one score")
     for score in scores:
         Request(keep=1, score=score, f=f)
-    key_dims: dict[int, float] = {}
-    for compression in compressions:
-        key_dim, line = resolve_key_dim(width, compression, None)
-        reporter.say(line)
-        key_dims.setdefault(key_dim, compression)
     for method in dict.fromkeys(methods):
+        selector_named(method)
         for score in dict.fromkeys(scores) if method not in UNINFORMED else ("kq",):
             for key_dim, compression in key_dims.items():
                 yield Candidate(method=method, score=score, compression=compression, key_dim=key_dim)
