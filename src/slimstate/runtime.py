@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from slimstate.checkpoint import read_json
 from slimstate.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, language_of, logit_factor, tap_of
 from slimstate.families.contract import Library
-from slimstate.tuning import leave_out_faulty, tune_briefly
+from slimstate.tuning import compile_side_by_side, leave_out_faulty, tune_briefly
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -94,7 +95,7 @@ def prepare_fla() -> None:
 
         install()
         if torch.cuda.is_available():
-            tune_briefly()
+            _tune_quickly()
             if gated_backward_refused():  # the same GPUs and Tritons
                 leave_out_faulty()
 
@@ -111,7 +112,13 @@ def prepare(model_type: str) -> None:
         warnings.simplefilter("ignore")
         use_reference(tap_of(family))
         if torch.cuda.is_available():
-            tune_briefly()
+            _tune_quickly()
+
+
+def _tune_quickly() -> None:
+    tune_briefly()
+    mine = len(os.sched_getaffinity(0)) // processes.count_here()
+    compile_side_by_side(int(os.environ.get("SLIMSTATE_COMPILING", mine)))
 
 
 def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:

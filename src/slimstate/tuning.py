@@ -1,4 +1,4 @@
-"""How Triton chooses between the variants of a kernel: it times each, and there are hundreds for every key width.
+"""How Triton chooses between the variants of a kernel: it compiles and times each, hundreds for a key width.
 
 It has no way to leave out one that breaks: an illegal memory access ends the process.
 """
@@ -6,6 +6,7 @@ It has no way to leave out one that breaks: an illegal memory access ends the pr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 Judge = Callable[[Callable[[], object], Sequence[float]], list[float]]
@@ -33,6 +34,41 @@ def _timed_briefly(kernel: Callable[[], object], quantiles: Sequence[float]) -> 
 
     times: list[float] = do_bench(kernel, warmup=WARMED_MS, rep=TIMED_MS, quantiles=quantiles)
     return times
+
+
+def compile_side_by_side(threads: int) -> None:
+    """Compile the variants of a kernel in so many threads before they are timed in turn; by itself Triton compiles each
+    when its turn comes.
+    """
+    import triton
+    from triton.runtime.autotuner import Autotuner
+
+    if threads < 2 or not hasattr(triton, "AsyncCompileMode") or hasattr(Autotuner, "untried"):
+        return
+    choose, time_one = Autotuner.prune_configs, Autotuner._bench
+
+    def choosing(tuner: Any, options: dict[str, Any]) -> Any:
+        tuner.untried = choose(tuner, options)
+        return tuner.untried
+
+    def timing_one(tuner: Any, *arguments: Any, config: Any, **options: Any) -> Any:
+        if len(tuner.untried) > 1:  # not reached where an earlier choice was kept on disk
+            _compile(tuner.fn, tuner.untried, arguments, options, threads)
+        tuner.untried = ()
+        return time_one(tuner, *arguments, config=config, **options)
+
+    Autotuner.untried, Autotuner.prune_configs, Autotuner._bench = (), choosing, timing_one
+
+
+def _compile(
+    kernel: Any, variants: Sequence[Any], arguments: Sequence[Any], options: dict[str, Any], threads: int
+) -> None:
+    """Fill the kernel's cache. A variant that cannot be compiled is left to its turn, where Triton knows what to do."""
+    import triton
+
+    with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        for variant in variants:
+            kernel.run(*arguments, **{**options, **variant.all_kwargs(), "warmup": True})
 
 
 def leave_out_faulty() -> None:

@@ -25,16 +25,17 @@ def compile_ahead(bench: Bench, cases: Sequence[Mapping[str, Any]], jobs: int) -
     if bench.device.type != "cuda" or jobs < 1 or "SLIMSTATE_COMPILING" in os.environ:
         return
     bench.reporter.say(f"compiling {len(cases)} widths in {jobs} processes")
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
     with ThreadPoolExecutor(jobs) as pool:
-        for case, done in zip(cases, pool.map(lambda case: _compile(bench, case), cases), strict=True):
+        for case, done in zip(cases, pool.map(lambda case: _compile(bench, case, threads), cases), strict=True):
             if done.returncode:
                 reason = (done.stderr.strip() or "it was killed").splitlines()[-1]
                 bench.reporter.say(f"key dim {case['key_dims'][0]} is compiled later, when it is timed: {reason}")
 
 
-def _compile(bench: Bench, case: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
+def _compile(bench: Bench, case: Mapping[str, Any], threads: int) -> subprocess.CompletedProcess[str]:
     # the choice between variants is not kept: it was not made with the GPU to itself
-    settings = os.environ | {"SLIMSTATE_COMPILING": "1", "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
+    settings = os.environ | {"SLIMSTATE_COMPILING": str(threads), "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
     smaller = {"batch": min(case["batch"], COMPILED_BATCH)} if "batch" in case else {}
     options = {**case, **smaller, "device": "cuda", "dtype": str(bench.dtype).removeprefix("torch."), "rounds": 1}
     return subprocess.run(

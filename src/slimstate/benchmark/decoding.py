@@ -54,12 +54,15 @@ def bench_decode(
     cases = [{**settings, "models": [model], "key_dims": [key_dim], "batches": [1, 64]} for model, key_dim in wanted]
     compile_ahead(bench, cases, jobs)
     bandwidth = copy_bandwidth(bench.device)
-    rows, largest = [], []
+    rows: list[Row] = []
+    largest = []
     for name, key_dim in wanted:
         model = model_for(name, key_dim, bench.device, bench.dtype)
-        for batch in settings["batches"]:
+        sized = []
+        for batch in reversed(settings["batches"]):  # some kernels are tuned once for all, and should be for the most
             row = {"model": name, "key_dim": key_dim, "batch": batch}
-            rows.append(bench.attempt(row, _measure, model, batch, bandwidth))
+            sized.append(bench.attempt(row, _measure, model, batch, bandwidth))
+        rows += reversed(sized)
         fits = _largest_batch(bench, model)
         largest.append({"model": name, "key_dim": key_dim, "batch": fits})
         if fits is not None:

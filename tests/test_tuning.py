@@ -1,0 +1,70 @@
+"""Variants of a kernel are compiled side by side, for a GPU that need not be there: only running them needs one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import torch, triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from slimstate.tuning import compile_side_by_side, judge_variants_by
+
+
+class Card:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+
+@triton.autotune([triton.Config({"SIZE": size}) for size in SIZES], key=["N"])
+@triton.jit
+def double(x, N, SIZE: tl.constexpr):
+    tl.static_assert(SIZE != 8)
+    at = tl.arange(0, SIZE)
+    tl.store(x + at, 2 * tl.load(x + at, mask=at < N), mask=at < N)
+
+
+compiled, judged = double.fn.device_caches, []
+def judge(call, quantiles):
+    judged.append(len(compiled[0][0]) if 0 in compiled else 0)
+    return [float(len(judged))] * 3
+
+
+driver.set_active(Card())
+judge_variants_by(judge)
+for _ in range(2):
+    compile_side_by_side(THREADS)
+for length in (10, 20):
+    try:
+        double[(1,)](torch.zeros(256), length)
+    except Exception as error:
+        assert "AssertionFailure" not in type(error).__name__, error
+print(judged, [choice.kwargs["SIZE"] for choice in double.cache.values()])
+"""
+
+
+def run(tmp_path, sizes: tuple[int, ...], threads: int) -> list[str]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("SIZES", repr(sizes)).replace("THREADS", str(threads)))
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1:]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "threads", "said"),
+    [
+        pytest.param((32, 64, 128), 2, "[3, 3, 3, 3, 3, 3] [32, 32]", id="all before the first is timed"),
+        pytest.param((32, 8, 128), 2, "[2, 2, 2, 2, 2, 2] [32, 32]", id="but one that cannot be"),
+        pytest.param((32, 64, 128), 1, "[0, 0, 0, 1, 1, 1] [32, 32]", id="each in its turn by one thread"),
+    ],
+)
+def test_variants_are_compiled_before_they_are_timed(tmp_path, sizes, threads, said):
+    assert run(tmp_path, sizes, threads) == [said]
