@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from slimstate.tuning import leave_out_faulty
+
 PROGRAM = """
 import torch, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -68,3 +70,17 @@ def run(tmp_path, sizes: tuple[int, ...], threads: int) -> list[str]:
 )
 def test_variants_are_compiled_before_they_are_timed(tmp_path, sizes, threads, said):
     assert run(tmp_path, sizes, threads) == [said]
+
+
+def test_variants_that_break_narrow_keys_are_left_out():
+    from fla.ops.common.chunk_o import chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local
+    from fla.ops.delta_rule.wy_fast import recompute_w_u_fwd_kernel
+
+    leave_out_faulty()
+    for kernel in (chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local, recompute_w_u_fwd_kernel):
+        tuner = kernel.fn
+        tuner.nargs = {}
+        kept = {width: tuner.prune_configs({"K": width}) for width in (32, 64)}
+        assert {variant.num_warps for variant in kept[32]} == {2}
+        assert kept[64] == tuner.configs
+        assert len(kept[32]) < len(kept[64])

@@ -91,12 +91,14 @@ def prepare_fla() -> None:
             import fla  # noqa: F401
         except ImportError as error:
             raise ModelError(f"flash-linear-attention cannot be imported: {error}") from error
-        from slimstate.torch_kernels import gated_backward_refused, install
+        from fla.utils import IS_NVIDIA_HOPPER
+
+        from slimstate.torch_kernels import install
 
         install()
         if torch.cuda.is_available():
             _tune_quickly()
-            if gated_backward_refused():  # the same GPUs and Tritons
+            if IS_NVIDIA_HOPPER:
                 leave_out_faulty()
 
 
