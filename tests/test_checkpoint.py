@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
-from slimstate import checkpoint as checkpoints
 from slimstate.axes import Plan
 from slimstate.checkpoint import INDEX, Checkpoint
 from slimstate.errors import ModelError, OutputError, PlanError
 from slimstate.record import PLAN
 from slimstate.runtime import load
+from slimstate.tensor_files import Rewriting
 
 NAME = tiny.PLAIN[0]
 
@@ -122,7 +122,7 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp
     with pytest.raises(OutputError, match="exists already"):
         cut(folders[NAME], out)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "write_changed", full_disk)
+        patched.setattr(Rewriting, "put", full_disk)
         with pytest.raises(OutputError, match="no space left"):
             cut(folders[NAME], out, force=True)
     assert (out / "precious").read_text() == "x"
@@ -131,6 +131,43 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp
     assert not (out / "precious").exists()
     assert Checkpoint.open(out).mixers[0].axis.width == 8
     assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+def test_what_stays_is_written_while_the_model_runs(folders, text_file, tmp_path, monkeypatch):
+    planning, seen = importlib.import_module("slimstate.planning"), {}
+
+    def watched(runtime, *rest):
+        (draft,) = tmp_path.glob(".cut.partial-*")
+        seen.update({shard.name: shard.stat().st_size for shard in draft.glob("*.safetensors")})
+        assert not (draft / "config.json").exists()
+        return calibrate(runtime, *rest)
+
+    calibrate = planning.calibrate
+    monkeypatch.setattr(planning, "calibrate", watched)
+    data = {"data": str(text_file), "samples": 4, "length": 64}
+    cut(folders[NAME], tmp_path / "cut", method="drrqr", **data)
+    assert seen == {path.name: path.stat().st_size for path in (tmp_path / "cut").glob("*.safetensors")}
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), OSError(errno.EIO, "the text is gone"), MemoryError()])
+def test_a_calibration_that_ends_early_leaves_nothing(end, folders, text_file, tmp_path, monkeypatch):
+    def ends(*_):
+        raise end
+
+    monkeypatch.setattr(importlib.import_module("slimstate.planning"), "calibrate", ends)
+    with pytest.raises(type(end)) as raised:  # as it was: it says nothing of the folder that was being written
+        cut(folders[NAME], tmp_path / "cut", method="drrqr", data=str(text_file), samples=4, length=64)
+    assert raised.value is end
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_refused_before_the_model_runs(folders, text_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("slimstate.planning"), "load", None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(OutputError, match="no space left: the new model needs"):
+        cut(folders[NAME], tmp_path / "cut", method="drrqr", data=str(text_file), samples=4, length=64)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_force_works_where_folders_cannot_be_exchanged(folders, tmp_path, monkeypatch):
@@ -187,6 +224,17 @@ def test_damaged_weights_are_named_and_nothing_is_written(tensor, folders, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_one_bad_value_among_many_is_found(dtype, folders, tmp_path):
+    name = f"{LAYERS}.0.mlp.up_proj.weight"
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        folder = damaged(folders[NAME], tmp_path / "model", name, lambda x, bad=bad: x.to(dtype).index_put(
+            (torch.tensor(5), torch.tensor(7)), torch.tensor(bad, dtype=dtype)))  # fmt: skip
+        with pytest.raises(ModelError, match="holds NaN or infinite"):
+            cut(folder, tmp_path / "cut")
+        shutil.rmtree(folder)
+
+
 def test_a_missing_or_truncated_shard_is_named(folders, tmp_path):
     import shutil
 
@@ -223,13 +271,14 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
 
 
 KILLED_PRUNES = """
-import os, signal, sys, time, slimstate, slimstate.checkpoint as checkpoint
-write = checkpoint.write_changed
+import os, signal, sys, time, slimstate
+from slimstate.tensor_files import Rewriting
+write = Rewriting.put
 def slow(*given):
     os.write(said, b".")
     time.sleep(0.02)
     write(*given)
-checkpoint.write_changed = slow
+Rewriting.put = slow
 slimstate.prepare_fla()
 for line in sys.stdin:
     heard, said = os.pipe()

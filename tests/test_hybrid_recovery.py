@@ -10,7 +10,8 @@ from torch import nn
 import slimstate
 import tiny
 from slimstate.adapters import ALL_LINEAR, Adaptation, trainable
-from slimstate.checkpoint import Checkpoint, write_checkpoint
+from slimstate.checkpoint import Checkpoint
+from slimstate.draft import write_checkpoint
 from slimstate.errors import PlanError
 from slimstate.families import logit_factor
 from slimstate.healing import Settings

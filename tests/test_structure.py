@@ -18,7 +18,7 @@ RANKS = [
     {"families", "selectors", "surgery", "data", "tensor_files", "distillation", "sharing", "recipes"},
     {"budget", "support", "card"},
     {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},
-    {"runtime", "overview"},
+    {"runtime", "overview", "draft"},
     {"calibration", "adapters", "teacher", "placement"},
     {"planning", "perplexity", "recall", "tasks", "traces", "training", "workplace", "untrained"},
     {"comparison", "tables", "plots", "swept", "healing", "estimate"},

@@ -1,14 +1,9 @@
-"""Model folders: found, read without loading them, and written so that a half-written one can never be taken for whole.
-
-This is the only module that reads or writes them.
-"""
+"""Model folders: found, and read without loading them. This is the only module that reads them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,19 +16,13 @@ from torch import Tensor
 
 from slimstate import hub
 from slimstate.axes import Mixer, Slot
-from slimstate.errors import ModelError, OutputError, SlimstateError
+from slimstate.errors import ModelError, SlimstateError
 from slimstate.families import Family, family_of
-from slimstate.record import PLAN, RECOVERY, TRAINING
-from slimstate.reporter import SILENT, Reporter
-from slimstate.staging import staged
-from slimstate.tensor_files import Change, TensorFile, TensorInfo, write_changed
+from slimstate.record import PLAN
+from slimstate.tensor_files import TensorFile, TensorInfo
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-CARD = "README.md"
-BASE_CARD = "README.base.md"
-ADAPTER, LOGS = "adapter", "runs"
-OF_A_TRAINING = (RECOVERY, TRAINING, ADAPTER, LOGS)  # of the weights they lie beside, and of no others made from them
 # weights in other formats would be stale beside the cut ones
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
 
@@ -276,96 +265,3 @@ def _digest_of(file: Any) -> str:
     while block := file.read(2**20):
         digest.update(block)
     return digest.hexdigest()
-
-
-def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
-    """Refuse an output folder that is taken, or that would swallow the model it is made from."""
-    model, target = checkpoint.folder.resolve(), out.resolve()
-    if target == model or model in target.parents or target in model.parents:
-        raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out} is a file")
-    if out.exists() and not force:
-        raise OutputError(f"{out} exists already; choose another place or use --force")
-
-
-def write_checkpoint(
-    checkpoint: Checkpoint,
-    change: Change,
-    config: Mapping[str, Any],
-    documents: Mapping[str, str],
-    out: Path,
-    *,
-    folders: Mapping[str, Path] | None = None,
-    force: bool = False,
-    reporter: Reporter = SILENT,
-) -> list[str]:
-    """The changed model as a new folder, which appears whole or not at all. Returns the files that were left out.
-
-    `documents` are texts and `folders` other folders that go into it, by name.
-    """
-    check_output(checkpoint, out, force)
-    with staged(out, force) as folder:
-        _check_space(checkpoint, change, folder)
-        left_out = _copy_other_files(checkpoint, folder)
-        total = sum(info.size for info in checkpoint.tensors.values())
-        label = f"writing {total / 2**20:,.0f} MiB"
-        for name, file in reporter.track(checkpoint.files.items(), label, len(checkpoint.files)):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_changed(file, folder / name, change)
-        if checkpoint.index is not None:
-            _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
-        for name, text in documents.items():
-            _write_text(folder / name, text)
-        for name, other in (folders or {}).items():
-            shutil.copytree(other, folder / name, dirs_exist_ok=True)
-        # last, because nothing loads a folder without it
-        _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    return left_out
-
-
-def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
-    return sum(info.resized(change.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
-
-
-def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
-    needed = _bytes_after(checkpoint, change)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise OutputError(
-            f"no space left: the new model needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
-        )
-
-
-def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
-    """Everything that is not a weight; what is written anew is copied first and replaced later."""
-    left_out = []
-    trained = not {"recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
-    for path in sorted(checkpoint.folder.rglob("*")):
-        name = path.relative_to(checkpoint.folder)
-        if path.is_dir() or any(part in (".git", ".cache", "__pycache__") for part in name.parts):
-            continue
-        if str(name) in (*checkpoint.files, INDEX, "config.json") or (trained and name.parts[0] in OF_A_TRAINING):
-            continue
-        if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
-            left_out.append(str(name))
-            continue
-        target = folder / name
-        if str(name) == CARD and checkpoint.config.get("slimstate") is None:
-            target = folder / BASE_CARD
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    return left_out
-
-
-def _resized_index(checkpoint: Checkpoint, change: Change) -> dict[str, Any]:
-    assert checkpoint.index is not None
-    metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, change)}
-    if "total_parameters" in metadata:
-        after = sum(math.prod(change.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
-        metadata["total_parameters"] -= checkpoint.parameters - after
-    return {**checkpoint.index, "metadata": metadata}
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

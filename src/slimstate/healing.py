@@ -22,8 +22,9 @@ from torch import Tensor
 from slimstate import processes
 from slimstate.adapters import Adaptation, trainable
 from slimstate.card import write_recovery_card
-from slimstate.checkpoint import ADAPTER, CARD, LOGS, Checkpoint, write_checkpoint
+from slimstate.checkpoint import Checkpoint
 from slimstate.corpus import Corpus, Schedule
+from slimstate.draft import ADAPTER, CARD, LOGS, write_checkpoint
 from slimstate.errors import PlanError
 from slimstate.families import loader_of
 from slimstate.perplexity import mean_nats, perplexity_of

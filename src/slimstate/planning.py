@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -196,10 +197,10 @@ def make_plan(
     selections = choose(method, cases, request)
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
-    chosen = {
-        mixer.layer: _certified(selection, evidence.get(mixer.layer))
-        for mixer, selection in zip(checkpoint.mixers, selections, strict=True)
-    }
+    layers = [mixer.layer for mixer in checkpoint.mixers]
+    with ThreadPoolExecutor() as pool:  # an eigenvalue problem for every head, on one core each
+        certified = pool.map(_certified, selections, map(evidence.get, layers))
+        chosen = dict(zip(layers, certified, strict=True))
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
     corrected = corrected and correction.possible
     return Plan(

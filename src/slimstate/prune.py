@@ -1,12 +1,14 @@
 """Choose channels and cut them: what is asked for becomes a plan, and a plan becomes a folder.
 
-Everything before `Plan` decides; everything after it executes.
+Everything before `Plan` decides; everything after it executes. Only what is the same whatever is decided is written
+meanwhile.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from slimstate import processes
 from slimstate.axes import Plan
 from slimstate.budget import Budget, state_bytes
 from slimstate.card import write_card
-from slimstate.checkpoint import CARD, Checkpoint, check_output, write_checkpoint
+from slimstate.checkpoint import Checkpoint
+from slimstate.draft import CARD, Draft, check_output, drafted
 from slimstate.errors import ModelError, PlanError
 from slimstate.estimate import estimate
 from slimstate.families.fla_layout import SHARED_FILTERS
@@ -25,7 +28,7 @@ from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.speed import speed_of_cut
-from slimstate.surgery import Cutter
+from slimstate.surgery import Cutter, outline
 
 
 def prune(
@@ -72,14 +75,12 @@ def prune(
     if checkpoint.cut is not None:
         widths = f"from key dim {checkpoint.cut['width']} to {checkpoint.cut['key_dim']}"
         reporter.say(f"cut before, {widths}; both cuts are recorded")
-    kernels = None
     if apply is not None and plan_only:
         raise PlanError("--apply has its plan already and loads no model: there is nothing for --plan-only to estimate")
     if apply is not None:
-        check_stock_shapes(checkpoint, reporter)
-        plan = read_plan(Path(apply), checkpoint)
-        reporter.say(f"applying {apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}")
-        tell_speed(checkpoint, plan.key_dim, reporter)
+        given = read_plan(Path(apply), checkpoint)
+        keep, windows = given.key_dim, None
+        line = f"applying {apply}: {given.method}, key dim {keep} of {given.width}"
     else:
         budget = Budget.of(state_mb, sequences, memory_gb, state_dtype)
         keep, line = decide_key_dim(checkpoint.mixers, compression, key_dim, budget, whole=method in ROTATIONS)
@@ -96,21 +97,38 @@ def prune(
             return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep, "speed": speed,
                     **estimate(checkpoint, selector, calibration)}  # fmt: skip
         windows = read_windows(checkpoint, selector, calibration, reporter)
-        check_stock_shapes(checkpoint, reporter)
-        reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)
-        tell_speed(checkpoint, keep, reporter)
-        gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
-        plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
-    if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):
-        reporter.say(f"a rotation, and not exact here: {' and '.join(bends)} act on the channels as they were")
-    record = describe(checkpoint, plan)
-    record |= {"kernels": kernels, "out": None if dry_run or out is None else str(out)}
-    if not dry_run and out is not None:
-        record["left_out"] = processes.from_main(
-            lambda: apply_plan(checkpoint, plan, Path(out), force=force, reporter=reporter)
-        )
+    check_stock_shapes(checkpoint, keep, reporter)
+    reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)
+    tell_speed(checkpoint, keep, reporter)
+    target = None if dry_run or out is None else Path(out)
+    with _drafted(checkpoint, keep, target, force) as draft:
+        if apply is not None:
+            plan, kernels = given, None
+        else:
+            gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
+            plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
+        if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):
+            reporter.say(f"a rotation, and not exact here: {' and '.join(bends)} act on the channels as they were")
+        record = describe(checkpoint, plan)
+        record |= {"kernels": kernels, "out": None if target is None else str(target)}
+        if target is not None:
+            record["left_out"] = processes.from_main(lambda: _finish(draft, checkpoint, plan, target, reporter))
     record["seconds"] = time.perf_counter() - started
     return record
+
+
+@contextmanager
+def _drafted(checkpoint: Checkpoint, key_dim: int, out: Path | None, force: bool) -> Iterator[Draft | None]:
+    """What every cut to this key dim has in common is written while the channels are still being chosen.
+
+    By the main process; there is no draft in the others, nor where nothing is to be written.
+    """
+    with ExitStack() as stack:
+        begun: list[Draft] = []
+        if out is not None:
+            draft = drafted(checkpoint, outline(checkpoint.mixers, key_dim), out, force=force)
+            processes.from_main(lambda: begun.append(stack.enter_context(draft)))
+        yield begun[0] if begun else None
 
 
 def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> dict[str, Any] | None:
@@ -121,15 +139,18 @@ def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> dict
     return speed
 
 
-def check_stock_shapes(checkpoint: Checkpoint, reporter: Reporter = SILENT) -> None:
-    """Every tensor the stock class would make of the config is there, in that shape."""
+def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
+    """Every tensor the stock class would make of the config is there, in that shape, and will be after the cut."""
     with reporter.waiting("comparing the tensors with the stock class"):
         shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
-        differences = stock_differences(checkpoint.config, shapes)
-    for name, shape, expected in differences:
-        if shape is None:
-            raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config asks for")
-        raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
+        for name, shape, expected in stock_differences(checkpoint.config, shapes):
+            if shape is None:
+                raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config asks for")
+            raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
+        cut = outline(checkpoint.mixers, key_dim)
+        after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
+        for name, shape, expected in stock_differences(checkpoint.family.resize(checkpoint.config, key_dim), after):
+            raise AssertionError(f"{name} would be {shape} where the stock class makes {expected}")
 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
@@ -161,13 +182,10 @@ def _without_history(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key != "history"}
 
 
-def apply_plan(
-    checkpoint: Checkpoint, plan: Plan, out: Path, *, force: bool = False, reporter: Reporter = SILENT
-) -> list[str]:
-    """Write the model that the plan describes; returns the files that were left out."""
-    cutter = Cutter(checkpoint.mixers, plan.selections, corrected=plan.corrected)
+def _finish(draft: Draft | None, checkpoint: Checkpoint, plan: Plan, out: Path, reporter: Reporter) -> list[str]:
+    """Write what the plan says into the draft; returns the files that were left out."""
+    assert draft is not None
     config = cut_config(checkpoint, plan)
-    _check_result(checkpoint, cutter, config)
     record = describe(checkpoint, plan)
     states, parameters = record["state_bytes"], record["parameters"]
     card = write_card(
@@ -177,15 +195,8 @@ def apply_plan(
         (parameters["before"], parameters["after"]),
         config["slimstate"]["history"],
     )
-    documents = {PLAN: plan.to_json() + "\n", CARD: card}
-    return write_checkpoint(checkpoint, cutter, config, documents, out, force=force, reporter=reporter)
-
-
-def _check_result(checkpoint: Checkpoint, cutter: Cutter, config: Mapping[str, Any]) -> None:
-    """Before anything is written: what will be on disk is what the stock class makes of the new config."""
-    shapes = {name: cutter.shape(name, info.shape) for name, info in checkpoint.tensors.items()}
-    for name, after, expected in stock_differences(config, shapes):
-        raise AssertionError(f"{name} would be {after} where the stock class makes {expected}")
+    cutter = Cutter(checkpoint.mixers, plan.selections, corrected=plan.corrected)
+    return draft.finish(cutter, config, {PLAN: plan.to_json() + "\n", CARD: card}, reporter=reporter)
 
 
 def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slimstate import processes
-from slimstate.checkpoint import Checkpoint, check_output, read_json
+from slimstate.checkpoint import Checkpoint, read_json
 from slimstate.corpus import Corpus
+from slimstate.draft import check_output
 from slimstate.errors import ModelError, OutputError, PlanError, SlimstateError
 from slimstate.healing import Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows

@@ -30,25 +30,50 @@ def staged_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def staged(out: Path, force: bool) -> Iterator[Path]:
     """A hidden sibling of `out` that becomes `out` in one step when all went well, and vanishes when it did not."""
-    out = Path(os.path.abspath(out))
-    staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
+    with writing(out):
+        staging = begin(out)
+        try:
+            yield staging
+            publish(staging, out, force)
+        finally:
+            discard(staging)
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """What the system says when `out` cannot be written, in words."""
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(out)
-        staging.mkdir()
-        yield staging
-        for path in staging.rglob("*"):
-            _flush_to_disk(path)
-        if force and out.exists():
-            _exchange(staging, out)
-        else:
-            staging.rename(out)
+        yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutputError(f"no space left for {out}; nothing was written") from error
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+
+
+def begin(out: Path) -> Path:
+    """A hidden sibling of `out`, empty."""
+    out = Path(os.path.abspath(out))
+    staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(out)
+    staging.mkdir()
+    return staging
+
+
+def publish(staging: Path, out: Path, force: bool) -> None:
+    """Let the sibling take the place of `out` in one step, once all of it is on the disk."""
+    out = Path(os.path.abspath(out))
+    for path in staging.rglob("*"):
+        flush_to_disk(path)
+    if force and out.exists():
+        _exchange(staging, out)
+    else:
+        staging.rename(out)
+
+
+def discard(staging: Path) -> None:
+    """Remove what was not published, or what it has replaced."""
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _exchange(new: Path, old: Path) -> None:
@@ -82,7 +107,7 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _flush_to_disk(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

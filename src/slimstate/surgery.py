@@ -10,13 +10,13 @@ rows that stay in a `scaled` slot are multiplied by sqrt(key dim / width), where
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from slimstate.axes import Axis, Basis, Choice, Mixer, Slot
+from slimstate.axes import Axis, Basis, Choice, Mixer, Selection, Slot
 from slimstate.errors import PlanError
 
 
@@ -69,6 +69,12 @@ class Cutter:
         stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
         stays[torch.cat(rows)] = False
         return tensor.index_select(dim, stays.nonzero().flatten().to(tensor.device)).view(whole)
+
+
+def outline(mixers: Sequence[Mixer], key_dim: int) -> Cutter:
+    """A cut to this key dim, by whichever channels: all such cuts touch the same tensors and give the same shapes."""
+    first = {each.layer: Selection(keep=torch.arange(key_dim).expand(each.axis.heads, -1)) for each in mixers}
+    return Cutter(mixers, first)
 
 
 def check_choice(mixer: Mixer, choice: Choice) -> None:

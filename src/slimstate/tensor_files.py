@@ -1,4 +1,4 @@
-"""Safetensors files read and written one tensor at a time, so that memory holds a tensor and never a shard.
+"""Safetensors files read and written a tensor at a time, so that memory holds a few tensors and never a shard.
 
 A file is: the length of the header (8 bytes, little endian), the header (JSON: name to dtype, shape and data
 offsets), the data.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -140,35 +140,51 @@ class Replacement:
         return self.tensors[name].to(tensor.dtype).view(tensor.shape)
 
 
-def write_changed(source: TensorFile, target: Path, change: Change) -> None:
-    """Write `source` to `target`; tensors that the change touches go through it, the rest are copied."""
-    shapes = {name: change.shape(name, info.shape) for name, info in source.tensors.items()}
-    with target.open("wb") as file:
-        _write_header(file, source, shapes)
+@dataclass(frozen=True, kw_only=True)
+class Rewriting:
+    """A file on its way to another with other shapes: each tensor goes to its place, in any order, by any thread."""
+
+    source: TensorFile
+    target: Path
+    places: Mapping[str, int]
+
+    @classmethod
+    def begin(cls, source: TensorFile, target: Path, change: Change) -> Rewriting:
+        """Write the header, and leave room for the tensors."""
+        shapes = {name: change.shape(name, info.shape) for name, info in source.tensors.items()}
+        header: dict[str, Any] = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}
+        ends = [0]
         for name, info in source.tensors.items():
-            if not change.touches(name):
-                for block in source.blocks(name):
-                    _check_finite(block, info.dtype, name)
-                    file.write(block)
-            else:
-                tensor = source.read(name)
-                _check_finite(tensor, info.dtype, name)
-                changed = change.apply(name, tensor)
-                _check_finite(changed, info.dtype, name)
-                file.write(_bytes(changed))
-        file.flush()
+            ends.append(ends[-1] + info.resized(shapes[name]))
+            header[name] = {"dtype": info.dtype, "shape": shapes[name], "data_offsets": ends[-2:]}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + ends[-1])
+        places = {name: 8 + len(text) + start for name, start in zip(source.tensors, ends, strict=False)}
+        return cls(source=source, target=target, places=places)
 
+    def copy(self, name: str, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Put a tensor that does not change to its place, a piece at a time, as long as it is wanted."""
+        with self.target.open("r+b") as file:
+            file.seek(self.places[name])
+            for block in self.source.blocks(name):
+                if not wanted():
+                    return
+                _check_finite(block, self.source.tensors[name].dtype, name)
+                file.write(block)
 
-def _write_header(file: BinaryIO, source: TensorFile, shapes: Mapping[str, list[int]]) -> None:
-    header: dict[str, Any] = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}
-    offset = 0
-    for name, info in source.tensors.items():
-        size = info.resized(shapes[name])
-        header[name] = {"dtype": info.dtype, "shape": shapes[name], "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
+    def put(self, name: str, change: Change) -> None:
+        """Put a tensor to its place as the change makes it."""
+        tensor, dtype = self.source.read(name), self.source.tensors[name].dtype
+        _check_finite(tensor, dtype, name)
+        changed = change.apply(name, tensor)
+        _check_finite(changed, dtype, name)
+        with self.target.open("r+b") as file:
+            file.seek(self.places[name])
+            file.write(_bytes(changed))
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -179,5 +195,5 @@ def _check_finite(data: bytearray | Tensor, dtype: str, name: str) -> None:
     if dtype not in FLOATS:
         return
     values = data if isinstance(data, Tensor) else torch.frombuffer(data, dtype=DTYPES[dtype])
-    if not bool(values.isfinite().all()):
+    if values.numel() and not all(math.isfinite(extreme) for extreme in values.aminmax()):  # a NaN is both of them
         raise ModelError(f"{name} holds NaN or infinite weights")

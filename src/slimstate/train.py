@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 
 from slimstate import processes
 from slimstate.card import write_training_card
-from slimstate.checkpoint import Checkpoint, check_output
+from slimstate.checkpoint import Checkpoint
 from slimstate.corpus import Corpus
+from slimstate.draft import check_output
 from slimstate.errors import OutputError, PlanError, SlimstateError
 from slimstate.families.fla_layout import SHARINGS
 from slimstate.healing import Ending, Lesson, Means, Settings, heal

@@ -1,0 +1,184 @@
+"""The folder of a changed model, written so that a half-written one can never be taken for whole.
+
+Most tensors of a model stay as they are. Where they go is known as soon as the new shapes are, so they can be copied
+while it is still being worked out how the others change. This is the only module that writes model folders.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from slimstate import staging
+from slimstate.checkpoint import INDEX, WEIGHT_SUFFIXES, Checkpoint
+from slimstate.errors import OutputError
+from slimstate.record import RECOVERY, TRAINING
+from slimstate.reporter import SILENT, Reporter
+from slimstate.tensor_files import Change, Rewriting
+
+CARD = "README.md"
+BASE_CARD = "README.base.md"
+ADAPTER, LOGS = "adapter", "runs"
+OF_A_TRAINING = (RECOVERY, TRAINING, ADAPTER, LOGS)  # of the weights they lie beside, and of no others made from them
+WRITERS = 4  # threads, each of which holds a tensor that changes, or a piece of one that does not
+
+
+class Draft:
+    """A model folder in the making: what does not change is being copied, `finish` gives the rest."""
+
+    def __init__(self, checkpoint: Checkpoint, outline: Change, folder: Path, out: Path, force: bool) -> None:
+        self._checkpoint, self._folder, self._out, self._force = checkpoint, folder, out, force
+        self._left_out = _copy_other_files(checkpoint, folder)
+        self._files = [Rewriting.begin(file, folder / name, outline) for name, file in checkpoint.files.items()]
+        self._pool, self._stopped = ThreadPoolExecutor(WRITERS), Event()
+        self._copies: list[Future[None]] = []
+        for file in self._files:
+            names = [name for name in file.source.tensors if not outline.touches(name)]
+            self._copies += [self._pool.submit(file.copy, name, self._wanted) for name in names]
+            self._copies.append(self._pool.submit(staging.flush_to_disk, file.target))
+
+    def _wanted(self) -> bool:
+        return not self._stopped.is_set()
+
+    def finish(
+        self,
+        change: Change,
+        config: Mapping[str, Any],
+        documents: Mapping[str, str],
+        *,
+        folders: Mapping[str, Path] | None = None,
+        reporter: Reporter = SILENT,
+    ) -> list[str]:
+        """Write the changed tensors and all the rest; then the folder appears. Returns the files that were left out.
+
+        `documents` are texts and `folders` other folders that go into it, by name.
+        """
+        checkpoint, folder = self._checkpoint, self._folder
+        with staging.writing(self._out):
+            self._write_tensors(change, reporter)
+            if checkpoint.index is not None:
+                _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
+            for name, text in documents.items():
+                _write_text(folder / name, text)
+            for name, other in (folders or {}).items():
+                shutil.copytree(other, folder / name, dirs_exist_ok=True)
+            # last, because nothing loads a folder without it
+            _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+            staging.publish(folder, self._out, self._force)
+        return self._left_out
+
+    def _write_tensors(self, change: Change, reporter: Reporter) -> None:
+        changes = [
+            self._pool.submit(file.put, name, change)
+            for file in self._files
+            for name in file.source.tensors
+            if change.touches(name)
+        ]
+        tasks = [*self._copies, *changes]
+        label = f"writing {_bytes_after(self._checkpoint, change) / 2**20:,.0f} MiB"
+        for done in reporter.track(as_completed(tasks), label, len(tasks)):
+            done.result()
+
+    def stop(self) -> None:
+        """Let go of whatever is still being written."""
+        self._stopped.set()
+        self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def drafted(checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool = False) -> Iterator[Draft]:
+    """A draft of the folder `out`, which vanishes unless it is finished; of the change only its shapes are known."""
+    check_output(checkpoint, out, force)
+    with staging.writing(out):
+        folder = staging.begin(out)
+    draft = None
+    try:
+        with staging.writing(out):
+            _check_space(checkpoint, outline, folder)
+            draft = Draft(checkpoint, outline, folder, out, force)
+        yield draft
+    finally:
+        if draft is not None:
+            draft.stop()
+        staging.discard(folder)
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    change: Change,
+    config: Mapping[str, Any],
+    documents: Mapping[str, str],
+    out: Path,
+    *,
+    folders: Mapping[str, Path] | None = None,
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> list[str]:
+    """The changed model as a new folder, which appears whole or not at all. Returns the files that were left out."""
+    with drafted(checkpoint, change, out, force=force) as draft:
+        return draft.finish(change, config, documents, folders=folders, reporter=reporter)
+
+
+def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
+    """Refuse an output folder that is taken, or that would swallow the model it is made from."""
+    model, target = checkpoint.folder.resolve(), out.resolve()
+    if target == model or model in target.parents or target in model.parents:
+        raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} is a file")
+    if out.exists() and not force:
+        raise OutputError(f"{out} exists already; choose another place or use --force")
+
+
+def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
+    return sum(info.resized(change.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+
+
+def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
+    needed = _bytes_after(checkpoint, change)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OutputError(
+            f"no space left: the new model needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
+        )
+
+
+def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
+    """Everything that is not a weight; what is written anew is copied first and replaced later."""
+    left_out = []
+    trained = not {"recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
+    for path in sorted(checkpoint.folder.rglob("*")):
+        name = path.relative_to(checkpoint.folder)
+        if path.is_dir() or any(part in (".git", ".cache", "__pycache__") for part in name.parts):
+            continue
+        if str(name) in (*checkpoint.files, INDEX, "config.json") or (trained and name.parts[0] in OF_A_TRAINING):
+            continue
+        if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
+            left_out.append(str(name))
+            continue
+        target = folder / name
+        if str(name) == CARD and checkpoint.config.get("slimstate") is None:
+            target = folder / BASE_CARD
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return left_out
+
+
+def _resized_index(checkpoint: Checkpoint, change: Change) -> dict[str, Any]:
+    assert checkpoint.index is not None
+    metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, change)}
+    if "total_parameters" in metadata:
+        after = sum(math.prod(change.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+        metadata["total_parameters"] -= checkpoint.parameters - after
+    return {**checkpoint.index, "metadata": metadata}
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
