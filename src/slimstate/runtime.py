@@ -8,7 +8,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,13 +221,10 @@ def refusals() -> Iterator[None]:
 
 def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -> Any:
     """The stock language model of a config with random weights on a device; without one nothing is allocated."""
-    from transformers.initialization import no_init_weights
-
     family = family_of(config)
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
-    unmade = nullcontext() if device is not None else no_init_weights()  # drawing values takes time even where none are
-    with warnings.catch_warnings(), device or torch.device("meta"), unmade, refusals():
+    with warnings.catch_warnings(), device or torch.device("meta"), refusals():
         warnings.simplefilter("ignore")
         if family.library == "transformers":
             return model_class(text_settings(family, _settings(config_class, config)))

@@ -6,7 +6,7 @@ same run, this gives the time that no implementation can beat: the roofline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from slimstate.benchmark.compiling import compile_ahead
 from slimstate.benchmark.modelling import widths_of
 from slimstate.benchmark.recording import Bench, Row, positive, with_ratios
 from slimstate.benchmark.subjects import library_of, model_for
-from slimstate.benchmark.timing import Timing, copy_bandwidth, timed
+from slimstate.benchmark.timing import Timing, copy_bandwidth, timed_as_graph
 from slimstate.errors import PlanError
 from slimstate.reporter import SILENT, Reporter
 
@@ -80,39 +80,20 @@ def _measure(bench: Bench, model: Any, batch: int, bandwidth: float) -> tuple[Ti
         def step() -> None:
             model(input_ids=ids, past_key_values=cache, use_cache=True)
 
-        eager = timed(step, bench.device, rounds=bench.rounds)
-        graph = _captured(bench, step) if bench.device.type == "cuda" else None
-        timing = eager if graph is None else timed(graph.replay, bench.device, rounds=bench.rounds)
+        timing, eager = timed_as_graph(step, bench.device, rounds=bench.rounds, say=bench.reporter.say)
     state = _bytes(layer.get("recurrent_state") for layer in _layers(cache)) // batch
     other = _bytes(layer.get("conv_state") for layer in _layers(cache)) // batch
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     moved = 2 * state * batch / timing.median
     return timing, {
         "tokens_per_second": batch / timing.median,
-        "graph": graph is not None,
-        "eager_seconds": eager.median,
+        **eager,
         "state_bytes": state,
         "convolution_bytes": other,
         "state_bandwidth": moved,
         "share_of_copy_bandwidth": moved / bandwidth,
         "roofline_seconds": (weights + 2 * (state + other) * batch) / bandwidth,
     }
-
-
-def _captured(bench: Bench, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-    """The step as a CUDA graph, which is how servers run it: launching its kernels one by one takes the host longer
-    than they take the GPU. Every replay reads the same states and writes the next ones. None where it cannot be.
-    """
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            step()
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        bench.reporter.say(f"timed launch by launch, no CUDA graph can be made: {str(error).splitlines()[0]}")
-        return None
-    return graph
 
 
 def _layers(cache: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 from slimstate.benchmark.compiling import compile_ahead
 from slimstate.benchmark.recording import Bench, Row, checked_modes, positive, with_ratios
 from slimstate.benchmark.subjects import config_of, library_of, model_for, resized, width_of
-from slimstate.benchmark.timing import Timing, timed
+from slimstate.benchmark.timing import Timing, timed, timed_as_graph
 from slimstate.calibration import next_token_loss
 from slimstate.reporter import SILENT, Reporter
 
@@ -67,10 +67,14 @@ def bench_model(
 def _measure(bench: Bench, name: str, key_dim: int, batch: int, length: int, mode: str) -> tuple[Timing, Row]:
     model = model_for(name, key_dim, bench.device, bench.dtype)
     ids = torch.randint(model.config.vocab_size, (batch, length), device=bench.device)
-    work = _prefill(model, ids) if mode == "prefill" else _train(model, ids)
-    timing = timed(work, bench.device, rounds=bench.rounds)
+    eager: Row = {}
+    if mode == "prefill":
+        work = _prefill(model, ids)
+        timing, eager = timed_as_graph(work, bench.device, rounds=bench.rounds, say=bench.reporter.say)
+    else:
+        timing = timed(_train(model, ids), bench.device, rounds=bench.rounds)
     parameters = sum(weight.numel() for weight in model.parameters())
-    return timing, {"tokens_per_second": batch * length / timing.median, "parameters": parameters}
+    return timing, {"tokens_per_second": batch * length / timing.median, "parameters": parameters, **eager}
 
 
 def _prefill(model: Any, ids: torch.Tensor) -> Callable[[], object]:

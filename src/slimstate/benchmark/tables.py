@@ -47,6 +47,7 @@ def _speed(row: Row) -> str:
 GIB = 1 / 2**30
 TIMES: Column = ("ms", _milliseconds)
 SPEEDUP: Column = ("speed-up", lambda row: f"{number(row, 'speedup', '.2f')}x" if row.get("speedup") else "--")
+EAGER: Column = ("eager ms", lambda row: number(row, "eager_seconds", ".3f", 1000))
 MEMORY: Column = ("GiB", lambda row: number(row, "peak_bytes", ".2f", GIB))
 RATIO: Column = ("of memory", lambda row: number(row, "memory_ratio", ".2f"))
 NAME: Column = ("model", lambda row: in_words(row["model"]))
@@ -54,7 +55,7 @@ KEY_DIM: Column = ("key dim", lambda row: str(row["key_dim"]))
 MODE: Column = ("mode", lambda row: str(row["mode"]))
 COLUMNS: dict[str, list[Column]] = {
     "mixer": [NAME, MODE, KEY_DIM, TIMES, ("tokens/s", _speed), SPEEDUP, MEMORY, RATIO],
-    "model": [NAME, MODE, KEY_DIM, TIMES, ("tokens/s", _speed), SPEEDUP, MEMORY, RATIO],
+    "model": [NAME, MODE, KEY_DIM, TIMES, ("tokens/s", _speed), SPEEDUP, EAGER, MEMORY, RATIO],
     "decode": [
         NAME,
         KEY_DIM,
@@ -62,7 +63,7 @@ COLUMNS: dict[str, list[Column]] = {
         TIMES,
         ("tokens/s", _speed),
         SPEEDUP,
-        ("eager ms", lambda row: number(row, "eager_seconds", ".3f", 1000)),
+        EAGER,
         ("state MiB each", lambda row: number(row, "state_bytes", ".3f", 2**-20)),
         ("state GB/s", lambda row: number(row, "state_bandwidth", ",.0f", 1e-9)),
         ("of copying", lambda row: number(row, "share_of_copy_bandwidth", ".0%")),

@@ -1,0 +1,94 @@
+"""Where the time of a layer's forward pass or of a decoding step goes, kernel by kernel, at several key dims.
+
+    python benchmarks/profiling.py mixer [--model delta_net --key-dims 128,64,32 --batch 32 --length 2048]
+    python benchmarks/profiling.py decode [--model delta_net-1.3b --key-dims 128,64 --batch 1024]
+
+On a CPU operators take the place of kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, model_for, width_of
+from slimstate.runtime import pick_device, pick_dtype, prepare_fla
+
+ROUNDS, SHOWN = 5, 24
+
+
+def mixer(model: str, key_dim: int, batch: int, length: int, device: torch.device) -> Callable[[], object]:
+    dtype = pick_dtype(None, device)
+    config = mixer_config(model, hidden=2048, heads=16, key_dim=key_dim, value_dim=128)
+    layer = mixer_of(config, device, dtype)
+    given = torch.randn(batch, length, config["hidden_size"], device=device, dtype=dtype)
+    return lambda: layer(hidden_states=given)
+
+
+def decode(model: str, key_dim: int, batch: int, length: int, device: torch.device) -> Callable[[], object]:
+    whole = model_for(model, key_dim, device, pick_dtype(None, device))
+    ids = torch.randint(whole.config.vocab_size, (batch, 1), device=device)
+    cache = whole(input_ids=ids, use_cache=True).past_key_values
+    return lambda: whole(input_ids=ids, past_key_values=cache, use_cache=True)
+
+
+WORKS = {"mixer": mixer, "decode": decode}
+
+
+def profiled(work: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
+    """Milliseconds and calls in one round, the longest first."""
+    for _ in range(3):
+        work()
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        for _ in range(ROUNDS):
+            work()
+        if on_gpu:
+            torch.cuda.synchronize()
+    field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    events = sorted(seen.key_averages(), key=lambda event: -getattr(event, field))[:SHOWN]
+    return [
+        {"kernel": event.key[:100], "ms": getattr(event, field) / 1000 / ROUNDS, "calls": event.count / ROUNDS}
+        for event in events
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=WORKS, default="mixer")
+    parser.add_argument("--model")
+    parser.add_argument("--key-dims")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--device")
+    parser.add_argument("--toy", action="store_true")
+    options = parser.parse_args()
+    prepare_fla()
+    device = pick_device("cpu" if options.toy else options.device)
+    for what in WORKS if options.toy else (options.what,):
+        model = (
+            options.model or {"mixer": "delta_net", "decode": "delta_net-5m" if options.toy else "delta_net-1.3b"}[what]
+        )
+        batch = 1 if options.toy else options.batch or {"mixer": 32, "decode": 1024}[what]
+        length = 64 if options.toy else options.length
+        widest = 128 if what == "mixer" else width_of(config_of(model))
+        key_dims = [int(part) for part in options.key_dims.split(",")] if options.key_dims else [widest, widest // 2]
+        rows = []
+        for key_dim in key_dims:
+            with torch.inference_mode():
+                rows.append(
+                    {
+                        "key_dim": key_dim,
+                        "kernels": profiled(WORKS[what](model, key_dim, batch, length, device), device),
+                    }
+                )
+        print(json.dumps({"profile": what, "model": model, "batch": batch, "length": length, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
