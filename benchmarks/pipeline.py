@@ -3,6 +3,7 @@
     python benchmarks/pipeline.py [--model delta_net-1.3b --samples 128 --length 2048 --device cuda]
 
 The model has random weights. Seconds leave out starting Python and importing; peaks are of the process and of the GPU.
+The parts of a prune are what it says it is doing; what it is silent about is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from timing import DEMO, peak_memory_kib
@@ -25,11 +29,34 @@ from slimstate.benchmark.subjects import config_of, random_model
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import sample_windows
 from slimstate.prune import prune
+from slimstate.reporter import Reporter
 from slimstate.runtime import load, pick_device, prepare_fla
 
 TOY = {
     "model_type": "delta_net", "hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 8192,
 }  # fmt: skip
+
+
+class Stopwatch(Reporter):
+    """How long everything took that a prune says it is doing."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+
+    @contextmanager
+    def waiting(self, label: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._add(label, started)
+
+    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+        started = time.perf_counter()
+        yield from items
+        self._add(label, started)
+
+    def _add(self, label: str, started: float) -> None:
+        label = label.split("/", maxsplit=1)[0].strip()
+        self.parts[label] = self.parts.get(label, 0.0) + time.perf_counter() - started
 
 
 def make(config: dict, folder: Path, device: torch.device, tokens: int) -> None:
@@ -67,10 +94,12 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
         parts["forward"] = time.perf_counter() - again
     else:
         key_dim = Checkpoint.open(model).mixers[0].axis.width // 2
+        watch = Stopwatch()
         prune(
             model, folder / what, method=what, key_dim=key_dim, data=text, samples=options.samples,
-            length=options.length, device=options.device,
+            length=options.length, device=options.device, reporter=watch,
         )  # fmt: skip
+        parts |= watch.parts
     return {
         "seconds": time.perf_counter() - started,
         **parts,

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 
 from slimstate.checkpoint import Checkpoint
+from slimstate.draft import WRITERS
 from slimstate.planning import Calibration
 from slimstate.runtime import TOKENS_AT_ONCE, pick_device, pick_dtype
 from slimstate.selectors import Selector
+from slimstate.surgery import outline
+from slimstate.tensor_files import BLOCK
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
 TIMES_FORWARD = {"gram": 1.25, "input": 1.05, "gradient": 3.2}  # of a calibration that needs it
@@ -60,11 +63,12 @@ def estimate(checkpoint: Checkpoint, selector: Selector, calibration: Calibratio
     device = pick_device(calibration.device)
     dtype = pick_dtype(calibration.dtype, device)
     speed = measure(checkpoint, device, dtype)
-    sizes = [info.size for info in checkpoint.tensors.values()]
-    largest, stored = max(sizes), sum(sizes)
+    stored = sum(info.size for info in checkpoint.tensors.values())
+    cut = outline(checkpoint.mixers, 1)
+    largest = max(info.size for name, info in checkpoint.tensors.items() if cut.touches(name))
     seconds = {"fingerprint and writing": 3 * stored / speed.read_bytes}
     device_bytes: dict[str, float] = {}
-    host: dict[str, float] = {"Python and torch": INTERPRETER, "one tensor at a time": 2 * largest}
+    host: dict[str, float] = {"Python and torch": INTERPRETER, "tensors being written": WRITERS * (2 * largest + BLOCK)}
     if selector.calibrated:
         seconds |= _passes(checkpoint, selector, calibration, speed, device)
         seconds["loading"] = stored / speed.read_bytes
