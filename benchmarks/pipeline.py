@@ -26,6 +26,7 @@ from timing import DEMO, peak_memory_kib
 
 from slimstate.benchmark.calibrating import forward
 from slimstate.benchmark.subjects import config_of, random_model
+from slimstate.benchmark.timing import device_name
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import sample_windows
 from slimstate.prune import prune
@@ -124,7 +125,12 @@ def main() -> None:
     if options.toy:
         options.samples, options.length = 8, 64
     device = pick_device(options.device)
-    record = {"model": "toy" if options.toy else options.model, "samples": options.samples, "length": options.length}
+    record: dict[str, Any] = {
+        "device": device_name(device),
+        "model": "toy" if options.toy else options.model,
+        "samples": options.samples,
+        "length": options.length,
+    }
     with tempfile.TemporaryDirectory() as folder:
         make(config, Path(folder), device, options.samples * options.length)
         if device.type == "cuda":

@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, model_for, width_of
+from slimstate.benchmark.timing import device_name
 from slimstate.runtime import pick_device, pick_dtype, prepare_fla
 
 ROUNDS, SHOWN = 5, 24
@@ -87,7 +88,19 @@ def main() -> None:
                         "kernels": profiled(WORKS[what](model, key_dim, batch, length, device), device),
                     }
                 )
-        print(json.dumps({"profile": what, "model": model, "batch": batch, "length": length, "rows": rows}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "profile": what,
+                    "device": device_name(device),
+                    "model": model,
+                    "batch": batch,
+                    "length": length,
+                    "rows": rows,
+                },
+                indent=1,
+            )
+        )
 
 
 if __name__ == "__main__":
