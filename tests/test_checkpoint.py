@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +170,82 @@ def test_a_disk_without_room_is_refused_before_the_model_runs(folders, text_file
     with pytest.raises(OutputError, match="no space left: the new model needs"):
         cut(folders[NAME], tmp_path / "cut", method="drrqr", data=str(text_file), samples=4, length=64)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_a_link_is_refused(folders, tmp_path):
+    (tmp_path / "real").mkdir()
+    for target in ("real", "nowhere"):
+        link = tmp_path / f"link-to-{target}"
+        link.symlink_to(tmp_path / target)
+        with pytest.raises(OutputError, match="is a link"):
+            cut(folders[NAME], link, force=True)
+
+
+def test_what_a_killed_run_left_behind_is_cleared_or_comes_back(folders, tmp_path):
+    out, host = tmp_path / "cut", socket.gethostname()
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    ).stdout
+    names = [f".cut.partial-{host}-{os.getpid()}", f".cut.partial-{host}-{dead.strip()}"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    aside = tmp_path / f"{names[1]}-old"  # killed between the two steps that replace a folder
+    aside.mkdir()
+    (aside / "precious").write_text("x")
+    with pytest.raises(OutputError, match="exists already"):  # the old one is back
+        cut(folders[NAME], out)
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+    assert (out / "precious").read_text() == "x"
+    cut(folders[NAME], out, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+def test_a_failed_exchange_gives_the_old_folder_back(folders, tmp_path, monkeypatch):
+    out, rename = tmp_path / "cut", Path.rename
+    out.mkdir()
+    (out / "precious").write_text("x")
+
+    def interrupted(path, target):
+        if ".partial-" in path.name and not path.name.endswith("-old"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr("slimstate.staging.ctypes.CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cut(folders[NAME], out, force=True)
+    assert (out / "precious").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+def test_a_plan_that_contradicts_itself_is_refused(folders, tmp_path):
+    cut(folders[NAME], tmp_path / "cut", key_dim=12)
+    text = (tmp_path / "cut" / PLAN).read_text()
+
+    def shorter(plan):
+        layer = plan["layers"]["1"]
+        layer["keep"] = [head[:-1] for head in layer["keep"]]
+
+    changes = [lambda plan, value=value: plan.update(key_dim=value) for value in (8, 16, 0, -1, "12")]
+    for change in (*changes, shorter, lambda plan: plan.update(width=32)):
+        plan = json.loads(text)
+        change(plan)
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        with pytest.raises(PlanError, match="says key dim"):
+            cut(folders[NAME], tmp_path / "again", apply=tmp_path / "plan.json", key_dim=None, method="drrqr")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_shard_that_shrinks_while_it_is_read_is_noticed(folders, tmp_path):
+    shutil.copytree(folders[NAME], tmp_path / "model")
+    checkpoint = Checkpoint.open(tmp_path / "model")
+    file = next(iter(checkpoint.files.values()))
+    file.path.write_bytes(file.path.read_bytes()[:-10])
+    last = list(file.tensors)[-1]
+    with pytest.raises(ModelError, match="became shorter"):
+        file.read(last)
+    with pytest.raises(ModelError, match="became shorter"):
+        list(file.blocks(last))
 
 
 def test_force_works_where_folders_cannot_be_exchanged(folders, tmp_path, monkeypatch):

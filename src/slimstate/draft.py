@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from slimstate import staging
+from slimstate import processes, staging
 from slimstate.checkpoint import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.errors import OutputError
 from slimstate.record import RECOVERY, TRAINING
@@ -37,6 +37,7 @@ class Draft:
         self._checkpoint, self._folder, self._out, self._force = checkpoint, folder, out, force
         self._left_out = _copy_other_files(checkpoint, folder)
         self._files = [Rewriting.begin(file, folder / name, outline) for name, file in checkpoint.files.items()]
+        processes.prepare_threads()
         self._pool, self._stopped = ThreadPoolExecutor(WRITERS), Event()
         self._copies: list[Future[None]] = []
         for file in self._files:
@@ -98,15 +99,16 @@ def drafted(checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool =
     check_output(checkpoint, out, force)
     with staging.writing(out):
         folder = staging.begin(out)
-    draft = None
     try:
+        check_output(checkpoint, out, force)  # what a killed run had put aside may be back
         with staging.writing(out):
             _check_space(checkpoint, outline, folder)
             draft = Draft(checkpoint, outline, folder, out, force)
-        yield draft
-    finally:
-        if draft is not None:
+        try:
+            yield draft
+        finally:
             draft.stop()
+    finally:
         staging.discard(folder)
 
 
@@ -131,6 +133,8 @@ def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
     model, target = checkpoint.folder.resolve(), out.resolve()
     if target == model or model in target.parents or target in model.parents:
         raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
+    if out.is_symlink():
+        raise OutputError(f"{out} is a link; name the folder itself")
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out} is a file")
     if out.exists() and not force:

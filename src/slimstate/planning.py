@@ -198,6 +198,7 @@ def make_plan(
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
     layers = [mixer.layer for mixer in checkpoint.mixers]
+    processes.prepare_threads()
     with ThreadPoolExecutor() as pool:  # an eigenvalue problem for every head, on one core each
         certified = pool.map(_certified, selections, map(evidence.get, layers))
         chosen = dict(zip(layers, certified, strict=True))
@@ -283,4 +284,12 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
     layers = {mixer.layer for mixer in checkpoint.mixers}
     if plan.selections.keys() != layers:
         raise PlanError(f"{path} covers layers {sorted(plan.selections)}, the model has {sorted(layers)}")
+    for mixer in checkpoint.mixers:
+        choice = plan.selections[mixer.layer]
+        choice.check(mixer.axis)
+        if (choice.kept, mixer.axis.width) != (plan.key_dim, plan.width):
+            raise PlanError(
+                f"{path} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"
+                f" {mixer.axis.width} channels of layer {mixer.layer}"
+            )
     return plan

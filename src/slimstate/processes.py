@@ -51,6 +51,11 @@ def local_device(kind: str) -> torch.device:
     return torch.device(kind)
 
 
+def prepare_threads() -> None:
+    """Let torch make its threads now: several of ours that ask for them at once are refused in a forked process."""
+    torch.set_num_threads(torch.get_num_threads())
+
+
 def join(device: torch.device) -> None:
     """Meet the other processes, where there are any; to be called before anything is shared."""
     if count() == 1:

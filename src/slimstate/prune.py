@@ -97,8 +97,9 @@ def prune(
             return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep, "speed": speed,
                     **estimate(checkpoint, selector, calibration)}  # fmt: skip
         windows = read_windows(checkpoint, selector, calibration, reporter)
+        line = f"{line} (--key-dim sets it exactly)" if "rounded" in line else line
     check_stock_shapes(checkpoint, keep, reporter)
-    reporter.say(f"{line} (--key-dim sets it exactly)" if "rounded" in line else line)
+    reporter.say(line)
     tell_speed(checkpoint, keep, reporter)
     target = None if dry_run or out is None else Path(out)
     with _drafted(checkpoint, keep, target, force) as draft:

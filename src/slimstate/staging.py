@@ -13,6 +13,8 @@ from pathlib import Path
 
 from slimstate.errors import OutputError
 
+OLD = "-old"  # ends the name of what steps aside
+
 
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
@@ -56,6 +58,7 @@ def begin(out: Path) -> Path:
     staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
     out.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(out)
+    discard(staging)  # of an earlier process that had this one's number
     staging.mkdir()
     return staging
 
@@ -82,19 +85,26 @@ def _exchange(new: Path, old: Path) -> None:
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is not None and rename(here, os.fsencode(new), here, os.fsencode(old), exchange) == 0:
         return
-    aside = new.with_name(new.name + "-old")
+    aside = new.with_name(new.name + OLD)
     old.rename(aside)
-    new.rename(old)
+    try:
+        new.rename(old)
+    except BaseException:
+        aside.rename(old)
+        raise
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove_abandoned(out: Path) -> None:
-    """Staging folders that a killed run of this machine left behind."""
+    """Staging folders that a killed run of this machine left behind; what it had put aside comes back."""
     prefix = f".{out.name}.partial-{socket.gethostname()}-"
     for path in out.parent.glob(f"{prefix}*"):
-        owner = path.name.removeprefix(prefix).removesuffix("-old")
+        owner = path.name.removeprefix(prefix).removesuffix(OLD)
         if owner.isdigit() and not _alive(int(owner)):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.name.endswith(OLD) and not out.exists():
+                path.rename(out)
+            else:
+                discard(path)
 
 
 def _alive(process: int) -> bool:

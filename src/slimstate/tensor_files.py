@@ -10,6 +10,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,7 +53,7 @@ class TensorInfo:
 
     def resized(self, shape: list[int]) -> int:
         """Bytes of a tensor of the same dtype and another shape."""
-        return self.size // self.elements * math.prod(shape) if self.elements else 0
+        return self.size * math.prod(shape) // self.elements if self.elements else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class TensorFile:
         buffer = bytearray(info.size)
         with self.path.open("rb") as file:
             file.seek(info.start)
-            file.readinto(buffer)
+            self._fill(buffer, file)
         if not buffer:
             return torch.empty(info.shape, dtype=DTYPES[info.dtype])
         return torch.frombuffer(buffer, dtype=DTYPES[info.dtype]).view(info.shape)
@@ -104,9 +106,13 @@ class TensorFile:
             left = info.size
             while left:
                 buffer = bytearray(min(BLOCK, left))
-                file.readinto(buffer)
+                self._fill(buffer, file)
                 left -= len(buffer)
                 yield buffer
+
+    def _fill(self, buffer: bytearray, file: BufferedReader) -> None:
+        if file.readinto(buffer) < len(buffer):
+            raise ModelError(f"{self.path} became shorter while it was read")
 
 
 def _info(entry: dict[str, Any], base: int) -> TensorInfo:
@@ -146,7 +152,7 @@ class Rewriting:
 
     source: TensorFile
     target: Path
-    places: Mapping[str, int]
+    places: Mapping[str, tuple[int, int]]  # where each tensor begins and ends
 
     @classmethod
     def begin(cls, source: TensorFile, target: Path, change: Change) -> Rewriting:
@@ -163,13 +169,13 @@ class Rewriting:
         with target.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + ends[-1])
-        places = {name: 8 + len(text) + start for name, start in zip(source.tensors, ends, strict=False)}
-        return cls(source=source, target=target, places=places)
+        bounds = [8 + len(text) + end for end in ends]
+        return cls(source=source, target=target, places=dict(zip(source.tensors, pairwise(bounds), strict=True)))
 
     def copy(self, name: str, wanted: Callable[[], bool] = lambda: True) -> None:
         """Put a tensor that does not change to its place, a piece at a time, as long as it is wanted."""
         with self.target.open("r+b") as file:
-            file.seek(self.places[name])
+            file.seek(self.places[name][0])
             for block in self.source.blocks(name):
                 if not wanted():
                     return
@@ -182,9 +188,12 @@ class Rewriting:
         _check_finite(tensor, dtype, name)
         changed = change.apply(name, tensor)
         _check_finite(changed, dtype, name)
+        data, (start, end) = _bytes(changed), self.places[name]
+        if len(data) != end - start:
+            raise AssertionError(f"{name} is {len(data)} bytes after the change, and has room for {end - start}")
         with self.target.open("r+b") as file:
-            file.seek(self.places[name])
-            file.write(_bytes(changed))
+            file.seek(start)
+            file.write(data)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from typing import Any
 
 Judge = Callable[[Callable[[], object], Sequence[float]], list[float]]
@@ -43,7 +44,13 @@ def compile_side_by_side(threads: int) -> None:
     import triton
     from triton.runtime.autotuner import Autotuner
 
-    if threads < 2 or not hasattr(triton, "AsyncCompileMode") or hasattr(Autotuner, "untried"):
+    mode = getattr(triton, "AsyncCompileMode", None)  # since Triton 3.6 as it is used here
+    if (
+        threads < 2
+        or hasattr(Autotuner, "untried")
+        or mode is None
+        or "ignore_errors" not in signature(mode).parameters
+    ):
         return
     choose, time_one = Autotuner.prune_configs, Autotuner._bench
 
@@ -66,9 +73,13 @@ def _compile(
     """Fill the kernel's cache. A variant that cannot be compiled is left to its turn, where Triton knows what to do."""
     import triton
 
-    with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
-        for variant in variants:
-            kernel.run(*arguments, **{**options, **variant.all_kwargs(), "warmup": True})
+    pool = ThreadPoolExecutor(threads)
+    try:
+        with triton.AsyncCompileMode(pool, ignore_errors=True):
+            for variant in variants:
+                kernel.run(*arguments, **{**options, **variant.all_kwargs(), "warmup": True})
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def leave_out_faulty() -> None:

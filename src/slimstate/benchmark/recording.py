@@ -124,7 +124,8 @@ def with_ratios(rows: Sequence[Row], group: Sequence[str]) -> list[Row]:
             continue
         widest = max(peers, key=lambda peer: peer["key_dim"])
         memory = row["peak_bytes"] / widest["peak_bytes"] if row["peak_bytes"] else None
-        done.append({**row, "speedup": widest["seconds"] / row["seconds"], "memory_ratio": memory})
+        alike = "seconds" if widest.get("graph") == row.get("graph") else "eager_seconds"  # one had no room for a graph
+        done.append({**row, "speedup": widest[alike] / row[alike], "memory_ratio": memory})
     return done
 
 

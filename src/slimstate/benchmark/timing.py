@@ -75,9 +75,14 @@ def _captured(work: Callable[[], object], say: Callable[[str], None]) -> torch.c
     """
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with (
+            torch.cuda.stream(torch.cuda.Stream()),
+            torch.cuda.graph(graph),
+        ):  # a failure would leave the inner stream on
             work()
     except RuntimeError as error:
+        random = torch.cuda.default_generators[torch.cuda.current_device()]  # and numbers being drawn for the graph
+        random.graphsafe_set_state(torch.Generator(device="cuda").graphsafe_get_state())
         say(f"timed launch by launch, no CUDA graph can be made: {str(error).splitlines()[0]}")
         return None
     return graph
