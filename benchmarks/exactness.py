@@ -45,9 +45,9 @@ def main() -> None:
         for name in tiny.EVERY_PLAIN:
             original = tiny.save(tiny.build(tiny.VARIANTS[name]), Path(place) / name)
             entry = found.setdefault(tiny.VARIANTS[name].model_type, {})
-            for kind in ("cut", "rescaled"):
+            for kind, key_dim in (("half", 12), ("third", 8), ("rescaled", 8)):
                 out = Path(place) / f"{name}-{kind}"
-                slimstate.prune(original, out, method="random", key_dim=8, keep_norm_eps=kind == "rescaled")
+                slimstate.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=kind == "rescaled")
                 entry[kind] = difference(original, out)
             print(name, entry, flush=True)
     (ROOT / "docs" / "records" / "exactness.json").write_text(json.dumps(found, indent=1) + "\n")

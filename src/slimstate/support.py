@@ -11,14 +11,14 @@ from slimstate.serving import date, rules_of
 
 HEAD = """# What is supported
 
-Made by `python benchmarks/exactness.py` from the registry of families; a test keeps it true. The columns *cut* and
-*rescaled* are the largest difference in any logit, in standard deviations of the logits, between a tiny random model
-that was cut and the uncut one with the same channels zeroed (key dim 24 to 8, float32 on a CPU): *cut* as `prune` does
-it, *rescaled* with `--keep-norm-eps`, against zeroing *and* the query scale of the new key dim. 0 is equality to the
-last bit. Engines: read in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
+Made by `python benchmarks/exactness.py` from the registry of families; a test keeps it true. The columns *half*, *third*
+and *rescaled* are the largest difference in any logit, in standard deviations of the logits, between a tiny random model
+that was cut and the uncut one with the same channels zeroed (float32 on a CPU): *half* and *third* as `prune` cuts key
+dim 24 to 12 and 8, *rescaled* to 8 with `--keep-norm-eps`, against zeroing *and* the query scale of the new key dim; so
+are the others where the scale cannot be made up for. 0 is equality to the last bit. Engines: read in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
 
-| model type | class of | what is cut | query scale | cut | rescaled | vLLM | SGLang |
-|---|---|---|---|---|---|---|---|
+| model type | class of | what is cut | query scale | half | third | rescaled | vLLM | SGLang |
+|---|---|---|---|---|---|---|---|---|
 """
 REFUSALS = """
 ## What is refused
@@ -29,7 +29,7 @@ REFUSALS = """
 
 
 def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
-    """The page; `exactness` has the differences of a cut and of a rescaled cut by model type.
+    """The page; `exactness` has the differences of two cuts and of a rescaled one by model type.
 
     A family is on it as soon as it was measured.
     """
@@ -53,7 +53,7 @@ def _row(family: Family, measured: Mapping[str, float]) -> str:
     slots = family.mixers(config)[0].axis.slots
     parameters = ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots))
     engines = (_verdicts(family.model_type, engine) for engine in ("vLLM", "SGLang"))
-    numbers = (f"{measured[kind]:.0e}" if measured[kind] else "0" for kind in ("cut", "rescaled"))
+    numbers = (f"{measured[kind]:.0e}" if measured[kind] else "0" for kind in ("half", "third", "rescaled"))
     words = _scale_words(family, config)
     return f"| {' | '.join([f'`{family.model_type}`', family.library, parameters, words, *numbers, *engines])} |"
 
