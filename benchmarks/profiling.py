@@ -33,12 +33,20 @@ def mixer(model: str, key_dim: int, batch: int, length: int, device: torch.devic
 
 def decode(model: str, key_dim: int, batch: int, length: int, device: torch.device) -> Callable[[], object]:
     whole = model_for(model, key_dim, device, pick_dtype(None, device))
-    ids = torch.randint(whole.config.vocab_size, (batch, 1), device=device)
+    ids = torch.randint(whole.config.vocab_size, (batch, length), device=device)
     cache = whole(input_ids=ids, use_cache=True).past_key_values
     return lambda: whole(input_ids=ids, past_key_values=cache, use_cache=True)
 
 
 WORKS = {"mixer": mixer, "decode": decode}
+USUAL: dict[str, dict[str, Any]] = {
+    "mixer": {"model": "delta_net", "batch": 32, "length": 2048},
+    "decode": {"model": "delta_net-1.3b", "batch": 1024, "length": 1},
+}
+TOY: dict[str, dict[str, Any]] = {
+    "mixer": {"model": "delta_net", "batch": 1, "length": 64},
+    "decode": {"model": "delta_net-5m", "batch": 1, "length": 1},
+}
 
 
 def profiled(work: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
@@ -65,42 +73,24 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--key-dims")
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--length", type=int)
     parser.add_argument("--device")
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     prepare_fla()
     device = pick_device("cpu" if options.toy else options.device)
-    for what in WORKS if options.toy else (options.what,):
-        model = (
-            options.model or {"mixer": "delta_net", "decode": "delta_net-5m" if options.toy else "delta_net-1.3b"}[what]
-        )
-        batch = 1 if options.toy else options.batch or {"mixer": 32, "decode": 1024}[what]
-        length = 64 if options.toy else options.length
+    for what, usual in (TOY if options.toy else {options.what: USUAL[options.what]}).items():
+        model, batch = options.model or usual["model"], options.batch or usual["batch"]
+        length = options.length or usual["length"]
         widest = 128 if what == "mixer" else width_of(config_of(model))
         key_dims = [int(part) for part in options.key_dims.split(",")] if options.key_dims else [widest, widest // 2]
         rows = []
-        for key_dim in key_dims:
-            with torch.inference_mode():
-                rows.append(
-                    {
-                        "key_dim": key_dim,
-                        "kernels": profiled(WORKS[what](model, key_dim, batch, length, device), device),
-                    }
-                )
-        print(
-            json.dumps(
-                {
-                    "profile": what,
-                    "device": device_name(device),
-                    "model": model,
-                    "batch": batch,
-                    "length": length,
-                    "rows": rows,
-                },
-                indent=1,
-            )
-        )
+        with torch.inference_mode():
+            for key_dim in key_dims:
+                work = WORKS[what](model, key_dim, batch, length, device)
+                rows.append({"key_dim": key_dim, "kernels": profiled(work, device)})
+        about = {"profile": what, "device": device_name(device), "model": model, "batch": batch, "length": length}
+        print(json.dumps({**about, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from slimstate.checkpoint import INDEX, Checkpoint
 from slimstate.errors import ModelError, OutputError, PlanError
 from slimstate.record import PLAN
 from slimstate.runtime import load
-from slimstate.tensor_files import Rewriting
+from slimstate.tensor_files import Rewriting, TensorFile
 
 NAME = tiny.PLAIN[0]
 
@@ -137,17 +138,25 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp
 
 def test_what_stays_is_written_while_the_model_runs(folders, text_file, tmp_path, monkeypatch):
     planning, seen = importlib.import_module("slimstate.planning"), {}
+    original = Checkpoint.open(folders[NAME])
+    missing = [name for name in original.tensors if "mlp" in name]
 
     def watched(runtime, *rest):
         (draft,) = tmp_path.glob(".cut.partial-*")
         seen.update({shard.name: shard.stat().st_size for shard in draft.glob("*.safetensors")})
         assert not (draft / "config.json").exists()
+        ends = time.monotonic() + 60
+        while missing and time.monotonic() < ends:
+            found = {name: file for file in map(TensorFile.open, map(draft.joinpath, seen)) for name in file.tensors}
+            missing[:] = [name for name in missing if not torch.equal(found[name].read(name), original.read(name))]
         return calibrate(runtime, *rest)
 
     calibrate = planning.calibrate
     monkeypatch.setattr(planning, "calibrate", watched)
     data = {"data": str(text_file), "samples": 4, "length": 64}
+    assert missing
     cut(folders[NAME], tmp_path / "cut", method="drrqr", **data)
+    assert not missing
     assert seen == {path.name: path.stat().st_size for path in (tmp_path / "cut").glob("*.safetensors")}
     assert [path.name for path in tmp_path.iterdir()] == ["cut"]
 

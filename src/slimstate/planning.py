@@ -27,6 +27,7 @@ from slimstate.record import PLAN, plain, versions
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named
+from slimstate.surgery import check_choice
 
 ALIGNMENT = 16
 
@@ -286,7 +287,7 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
         raise PlanError(f"{path} covers layers {sorted(plan.selections)}, the model has {sorted(layers)}")
     for mixer in checkpoint.mixers:
         choice = plan.selections[mixer.layer]
-        choice.check(mixer.axis)
+        check_choice(mixer, choice)
         if (choice.kept, mixer.axis.width) != (plan.key_dim, plan.width):
             raise PlanError(
                 f"{path} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"

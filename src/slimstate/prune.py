@@ -79,7 +79,7 @@ def prune(
         raise PlanError("--apply has its plan already and loads no model: there is nothing for --plan-only to estimate")
     if apply is not None:
         given = read_plan(Path(apply), checkpoint)
-        keep, windows = given.key_dim, None
+        keep = given.key_dim
         line = f"applying {apply}: {given.method}, key dim {keep} of {given.width}"
     else:
         budget = Budget.of(state_mb, sequences, memory_gb, state_dtype)
@@ -113,7 +113,7 @@ def prune(
         record = describe(checkpoint, plan)
         record |= {"kernels": kernels, "out": None if target is None else str(target)}
         if target is not None:
-            record["left_out"] = processes.from_main(lambda: _finish(draft, checkpoint, plan, target, reporter))
+            record["left_out"] = processes.from_main(lambda: _finish(draft, checkpoint, plan, record, reporter))
     record["seconds"] = time.perf_counter() - started
     return record
 
@@ -183,15 +183,16 @@ def _without_history(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key != "history"}
 
 
-def _finish(draft: Draft | None, checkpoint: Checkpoint, plan: Plan, out: Path, reporter: Reporter) -> list[str]:
+def _finish(
+    draft: Draft | None, checkpoint: Checkpoint, plan: Plan, record: Mapping[str, Any], reporter: Reporter
+) -> list[str]:
     """Write what the plan says into the draft; returns the files that were left out."""
     assert draft is not None
     config = cut_config(checkpoint, plan)
-    record = describe(checkpoint, plan)
     states, parameters = record["state_bytes"], record["parameters"]
     card = write_card(
         plan,
-        out.name,
+        Path(record["out"]).name,
         (states["before"]["fp32"], states["after"]["fp32"]),
         (parameters["before"], parameters["after"]),
         config["slimstate"]["history"],

@@ -172,7 +172,7 @@ class Rewriting:
         bounds = [8 + len(text) + end for end in ends]
         return cls(source=source, target=target, places=dict(zip(source.tensors, pairwise(bounds), strict=True)))
 
-    def copy(self, name: str, wanted: Callable[[], bool] = lambda: True) -> None:
+    def copy(self, name: str, wanted: Callable[[], bool]) -> None:
         """Put a tensor that does not change to its place, a piece at a time, as long as it is wanted."""
         with self.target.open("r+b") as file:
             file.seek(self.places[name][0])
