@@ -98,7 +98,7 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
         watch = Stopwatch()
         prune(
             model, folder / what, method=what, key_dim=key_dim, data=text, samples=options.samples,
-            length=options.length, device=options.device, reporter=watch,
+            length=options.length, device=options.device, force=True, reporter=watch,
         )  # fmt: skip
         parts |= watch.parts
     return {
@@ -135,13 +135,20 @@ def main() -> None:
         make(config, Path(folder), device, options.samples * options.length)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        for what in ("forward", "forward", "drrqr", "grad"):  # the first compiles and warms the disk's cache
+        for what in (
+            "forward",
+            "forward",
+            "drrqr",
+            "grad",
+            "grad",
+        ):  # the first of two compiles and warms the disk's cache
             command = [sys.executable, __file__, "--only", what, folder, "--samples", str(options.samples)]
             command += ["--length", str(options.length), "--device", device.type]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 sys.exit(done.stderr)
             record[what] = json.loads(done.stdout.splitlines()[-1])
+            print(f"{what}: {json.dumps(record[what])}", file=sys.stderr, flush=True)
     print(json.dumps(record, indent=2))
 
 

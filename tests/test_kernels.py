@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import tiny
+from slimstate import substitutes
 from slimstate import torch_kernels as kernels
 from slimstate.checkpoint import described_mixers
+from slimstate.families import FAMILIES
 
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])
 NAMES = sorted(tiny.OF_FLA)
@@ -109,6 +111,30 @@ def test_every_variant_has_the_gradient_that_differences_show(name):
             weight.sub_(sign * step * direction)
     measured = (losses[0] - losses[1]) / (2 * step)
     assert float(measured) == pytest.approx(float(gradient.norm()), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "place", ["fla.layers.comba.chunk_comba", "fla.layers.gated_deltaproduct.chunk_gated_delta_product"]
+)
+@pytest.mark.parametrize("refused", [True, False])
+def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses(place, refused, monkeypatch):
+    monkeypatch.setattr(substitutes, "gated_backward_refused", lambda: refused)
+    family = FAMILIES[place.split(".")[2]]
+    (item,) = (item for item in family.SUBSTITUTES if item.place == place)
+    plain = {name: torch.empty(1, device="meta", dtype=torch.bfloat16) for name in ("q", "k", "g")}
+    trained = {name: value.clone().requires_grad_() for name, value in plain.items()}
+    assert item.when(**trained) is refused
+    assert not item.when(**plain)
+    with torch.no_grad():
+        assert not item.when(**trained)
+
+
+def test_on_a_gpu_a_product_without_a_gate_stays_with_fla_unless_it_is_too_precise(monkeypatch):
+    monkeypatch.setattr(substitutes, "gated_backward_refused", lambda: True)
+    when = FAMILIES["gated_deltaproduct"].SUBSTITUTES[0].when
+    query = torch.empty(1, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    assert not when(q=query, g=None)
+    assert when(q=query.float(), g=None)
 
 
 def test_generation_runs():

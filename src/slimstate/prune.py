@@ -96,7 +96,6 @@ def prune(
             speed = tell_speed(checkpoint, keep, reporter)
             return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep, "speed": speed,
                     **estimate(checkpoint, selector, calibration)}  # fmt: skip
-        windows = read_windows(checkpoint, selector, calibration, reporter)
         line = f"{line} (--key-dim sets it exactly)" if "rounded" in line else line
     check_stock_shapes(checkpoint, keep, reporter)
     reporter.say(line)
@@ -106,6 +105,7 @@ def prune(
         if apply is not None:
             plan, kernels = given, None
         else:
+            windows = read_windows(checkpoint, selector, calibration, reporter)
             gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
             plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
         if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):

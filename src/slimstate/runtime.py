@@ -22,6 +22,7 @@ from slimstate.checkpoint import read_json
 from slimstate.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, language_of, logit_factor, tap_of
 from slimstate.families.contract import Library
+from slimstate.substitutes import gated_backward_refused
 from slimstate.tuning import compile_side_by_side, leave_out_faulty, tune_briefly
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
@@ -68,8 +69,6 @@ def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library 
     precision = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
         return f"PyTorch {torch.__version__} on the CPU, {precision}"
-    from slimstate.torch_kernels import gated_backward_refused
-
     gated = "; the gated backward in PyTorch, which fla refuses here" if gated_backward_refused() else ""
     card = torch.cuda.get_device_name(device)
     if library == "transformers":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,23 @@ def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
     )
 
 
+@functools.cache
+def gated_backward_refused() -> bool:
+    """fla refuses the gated backward on Hopper with Triton 3.4 up to 3.7.0, whose gradients are wrong there."""
+    if importlib.util.find_spec("fla") is None:
+        return False
+    from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
+
+    return bool(IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1)
+
+
+def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
+    if on_cpu(*args, **kwargs):
+        return True
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors((*args, *kwargs.values())))
+    return differentiated and gated_backward_refused()
+
+
 @dataclass(frozen=True)
 class Substitute:
     """`version` is called in `place` of another function with its arguments, `when` these make it so.
@@ -39,6 +58,8 @@ class Substitute:
     when: Callable[..., bool] = on_cpu
 
 
-def in_place_of(module: str, names: Iterable[str], version: Callable[..., Any]) -> tuple[Substitute, ...]:
+def in_place_of(
+    module: str, names: Iterable[str], version: Callable[..., Any], when: Callable[..., bool] = on_cpu
+) -> tuple[Substitute, ...]:
     """One function for several of a module."""
-    return tuple(Substitute(f"{module}.{name}", version) for name in names)
+    return tuple(Substitute(f"{module}.{name}", version, when) for name in names)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,7 +24,7 @@ from torch import Tensor
 from slimstate.axes import Tap
 from slimstate.families import FAMILIES
 from slimstate.families.contract import BringsSubstitutes
-from slimstate.substitutes import on_cpu, tensors
+from slimstate.substitutes import needs_torch_gated_rule, on_cpu
 from slimstate.torch_rules import Packing, gated_delta_rule, wide
 
 
@@ -246,23 +245,6 @@ def packed_attention(
     spans = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
     parts = [attention(q[None, a:b], k[None, c:d], v[None, c:d], **options).squeeze(0) for (a, b), (c, d) in spans]
     return torch.cat(parts)
-
-
-@functools.cache
-def gated_backward_refused() -> bool:
-    """fla refuses the gated backward on Hopper with Triton 3.4 up to 3.7.0, whose gradients are wrong there."""
-    if importlib.util.find_spec("fla") is None:
-        return False
-    from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
-
-    return bool(IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1)
-
-
-def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
-    if on_cpu(*args, **kwargs):
-        return True
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors((*args, *kwargs.values())))
-    return differentiated and gated_backward_refused()
 
 
 def _substitute(owner: Any, name: str, version: Callable[..., Any], when: Callable[..., bool] = on_cpu) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.substitutes import in_place_of
+from slimstate.substitutes import in_place_of, needs_torch_gated_rule
 from slimstate.torch_rules import rule
 
 model_type = "comba"
@@ -74,4 +74,4 @@ def comba_rule(
     )
 
 
-SUBSTITUTES = in_place_of("fla.layers.comba", OPERATORS, comba_rule)
+SUBSTITUTES = in_place_of("fla.layers.comba", OPERATORS, comba_rule, needs_torch_gated_rule)

@@ -9,7 +9,7 @@ from torch import Tensor
 from slimstate.axes import Mixer, Slot, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.substitutes import Substitute
+from slimstate.substitutes import Substitute, needs_torch_gated_rule, too_precise_for_triton
 from slimstate.torch_rules import gated_delta_rule, rule
 
 model_type = "gated_deltaproduct"
@@ -92,7 +92,12 @@ def delta_product(
     return o.unflatten(1, (-1, num_householder))[:, :, -1], state
 
 
+def beyond_triton(*args: Any, g: Tensor | None = None, **kwargs: Any) -> bool:
+    """fla takes half precision only, and is without a backward where the gated rule is, unless there is no gate."""
+    return too_precise_for_triton(*args, **kwargs) or (g is not None and needs_torch_gated_rule(*args, g=g, **kwargs))
+
+
 SUBSTITUTES = (
-    Substitute("fla.layers.gated_deltaproduct.chunk_gated_delta_product", delta_product),
+    Substitute("fla.layers.gated_deltaproduct.chunk_gated_delta_product", delta_product, beyond_triton),
     Substitute("fla.layers.gated_deltaproduct.fused_recurrent_gated_delta_rule", gated_delta_rule),
 )
