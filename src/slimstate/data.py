@@ -22,7 +22,8 @@ from torch import Tensor
 from slimstate import hub
 from slimstate.errors import DataError
 
-PIECE = 2**18  # characters of plain text that are tokenised together
+PIECE = 2**18  # characters of plain text that are tokenised as one
+MOST = 32 * PIECE  # characters that are tokenised side by side
 FORMATS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = {".xz": lzma.open, ".gz": gzip.open}
 
@@ -56,7 +57,8 @@ def sample_windows(tokenizer: Any, source: str, *, samples: int = 128, length: i
     """`samples` windows drawn by `seed` from the first 4 x `samples` of the text."""
     if samples < 1 or length < 2:
         raise DataError(f"{samples} samples of {length} tokens: at least 1 of 2 are needed")
-    pool = list(islice(windows(tokenizer, source, length), 4 * samples))
+    wanted = 4 * samples
+    pool = list(islice(windows(tokenizer, source, length, expected=wanted), wanted))
     whole = [window for window in pool if len(window) == length]
     if len(whole) < samples:
         found = sum(len(window) for window in pool)
@@ -68,10 +70,13 @@ def sample_windows(tokenizer: Any, source: str, *, samples: int = 128, length: i
     return Windows(tokens=torch.stack([whole[i] for i in order.tolist()]), source=source, seed=seed)
 
 
-def windows(tokenizer: Any, source: str, length: int) -> Iterator[Tensor]:
-    """The text packed into windows of `length` tokens; the last one may be shorter."""
+def windows(tokenizer: Any, source: str, length: int, *, expected: int = 0) -> Iterator[Tensor]:
+    """The text packed into windows of `length` tokens; the last one may be shorter.
+
+    So many are `expected` to be asked for: most of their text, at two characters a token, is then tokenised together.
+    """
     buffer: list[int] = []
-    for tokens in token_stream(tokenizer, source):
+    for tokens in token_stream(tokenizer, source, at_once=2 * expected * length):
         buffer += tokens
         whole = len(buffer) // length * length
         yield from torch.tensor(buffer[:whole], dtype=torch.int32).view(-1, length).unbind()
@@ -80,11 +85,14 @@ def windows(tokenizer: Any, source: str, length: int) -> Iterator[Tensor]:
         yield torch.tensor(buffer, dtype=torch.int32)
 
 
-def token_stream(tokenizer: Any, source: str) -> Iterator[list[int]]:
-    """Token ids piece by piece, with the end-of-text token after each document where the tokenizer has one."""
+def token_stream(tokenizer: Any, source: str, *, at_once: int = 0) -> Iterator[list[int]]:
+    """Token ids piece by piece, with the end-of-text token after each document where the tokenizer has one.
+
+    The first `at_once` characters are tokenised together, within the bounds of memory.
+    """
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     empty = True
-    for batch in _growing_batches(pieces(source)):
+    for batch in _growing_batches(pieces(source), at_once):
         texts = [piece.text for piece in batch]
         empty = empty and not any(map(str.strip, texts))
         for piece, ids in zip(
@@ -95,16 +103,16 @@ def token_stream(tokenizer: Any, source: str) -> Iterator[list[int]]:
         raise DataError(f"{source} is empty")
 
 
-def _growing_batches(found: Iterator[Piece]) -> Iterator[list[Piece]]:
+def _growing_batches(found: Iterator[Piece], first: int) -> Iterator[list[Piece]]:
     """Ever more pieces together, which a tokenizer spreads over the cores: little is read where little is needed."""
     batch: list[Piece] = []
-    size, wanted = 0, PIECE
+    size, wanted = 0, min(max(PIECE, first), MOST)
     for piece in found:
         batch.append(piece)
         size += len(piece.text)
         if size >= wanted:
             yield batch
-            batch, size, wanted = [], 0, min(2 * wanted, 32 * PIECE)
+            batch, size, wanted = [], 0, min(2 * wanted, MOST)
     if batch:
         yield batch
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from threading import Thread
 
+import torch
 from torch import Tensor
 
 from slimstate import processes
@@ -131,6 +133,20 @@ def read_windows(
             length=calibration.length,
             seed=calibration.seed,
         )
+
+
+def rehearse(selector: Selector, request: Request, device: torch.device) -> None:
+    """Make a GPU load its linear algebra in the background, by a choice among nothing: it takes most of a second."""
+    if device.type == "cpu" or selector.needs != {"gram"}:
+        return
+    gram = torch.eye(4).expand(2, 4, 4)
+    case = Case(heads=2, width=4, evidence=Evidence(tokens=1, query_gram=gram, key_gram=gram))
+
+    def once() -> None:
+        with suppress(RuntimeError):  # the choice that counts will say so
+            choose(selector.name, [case], replace(request, keep=2, device=str(device)))
+
+    Thread(target=once, daemon=True).start()
 
 
 def gather_evidence(
