@@ -3,7 +3,7 @@
     python benchmarks/pipeline.py [--model delta_net-1.3b --samples 128 --length 2048 --device cuda]
 
 The model has random weights. Seconds leave out starting Python and importing; peaks are of the process and of the GPU.
-The parts of a prune are what it says it is doing; what it is silent about is left out.
+The parts of a prune are what it says it is doing, and what it does before it says so.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ TOY = {
 
 
 class Stopwatch(Reporter):
-    """How long everything took that a prune says it is doing."""
+    """How long everything took that a prune says it is doing, and what passed before it said so."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
+        self.last = time.perf_counter()
 
     @contextmanager
     def waiting(self, label: str) -> Iterator[None]:
@@ -56,8 +57,10 @@ class Stopwatch(Reporter):
         self._add(label, started)
 
     def _add(self, label: str, started: float) -> None:
-        label = label.split("/", maxsplit=1)[0].strip()
-        self.parts[label] = self.parts.get(label, 0.0) + time.perf_counter() - started
+        label, now = label.split("/", maxsplit=1)[0].strip(), time.perf_counter()
+        for part, seconds in ((f"before {label}", started - self.last), (label, now - started)):
+            self.parts[part] = self.parts.get(part, 0.0) + seconds
+        self.last = now
 
 
 def make(config: dict, folder: Path, device: torch.device, tokens: int) -> None:
@@ -79,7 +82,8 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
     device = pick_device(options.device)
     if device.type == "cuda":
         torch.zeros(1, device=device)
-    model, text = folder / "model", str(folder / "text.txt")
+    model, text, out = folder / "model", str(folder / "text.txt"), folder / what
+    shutil.rmtree(out, ignore_errors=True)
     parts: dict[str, float | None] = {}
     started = time.perf_counter()
     if what == "forward":
@@ -97,10 +101,10 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
         key_dim = Checkpoint.open(model).mixers[0].axis.width // 2
         watch = Stopwatch()
         prune(
-            model, folder / what, method=what, key_dim=key_dim, data=text, samples=options.samples,
-            length=options.length, device=options.device, force=True, reporter=watch,
+            model, out, method=what, key_dim=key_dim, data=text, samples=options.samples,
+            length=options.length, device=options.device, reporter=watch,
         )  # fmt: skip
-        parts |= watch.parts
+        parts |= {**watch.parts, "after all": time.perf_counter() - watch.last}
     return {
         "seconds": time.perf_counter() - started,
         **parts,

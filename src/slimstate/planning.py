@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -135,20 +133,6 @@ def read_windows(
         )
 
 
-def rehearse(selector: Selector, request: Request, device: torch.device) -> None:
-    """Make a GPU load its linear algebra in the background, by a choice among nothing: it takes most of a second."""
-    if device.type == "cpu" or selector.needs != {"gram"}:
-        return
-    gram = torch.eye(4).expand(2, 4, 4)
-    case = Case(heads=2, width=4, evidence=Evidence(tokens=1, query_gram=gram, key_gram=gram))
-
-    def once() -> None:
-        with suppress(RuntimeError):  # the choice that counts will say so
-            choose(selector.name, [case], replace(request, keep=2, device=str(device)))
-
-    Thread(target=once, daemon=True).start()
-
-
 def gather_evidence(
     checkpoint: Checkpoint,
     needs: frozenset[Need],
@@ -186,6 +170,7 @@ def gather_evidence(
         with reporter.waiting("loading the model"):
             runtime = calibration.load(checkpoint.folder)
         reporter.say(f"kernels: {runtime.kernels}")
+    _wake_linear_algebra(runtime.device)
     evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)
     with reporter.waiting("reading the weights for their fingerprint"):
         hashing.join()
@@ -195,6 +180,13 @@ def gather_evidence(
         processes.from_main(lambda: whole.save(path))
         reporter.say(f"evidence saved to {path}")
     return whole, runtime.kernels
+
+
+def _wake_linear_algebra(device: torch.device) -> None:
+    """The first factorisation on a GPU loads libraries for most of a second: let it do so while the model runs."""
+    if device.type == "cuda":
+        matrix = torch.eye(2, dtype=torch.float64, device=device)
+        Thread(target=torch.linalg.cholesky, args=(matrix,), daemon=True).start()
 
 
 def make_plan(
@@ -215,8 +207,7 @@ def make_plan(
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
     layers = [mixer.layer for mixer in checkpoint.mixers]
-    processes.prepare_threads()
-    with ThreadPoolExecutor() as pool:  # an eigenvalue problem for every head, on one core each
+    with processes.threads_of_one_core() as pool:  # an eigenvalue problem for every head
         certified = pool.map(_certified, selections, map(evidence.get, layers))
         chosen = dict(zip(layers, certified, strict=True))
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width

@@ -22,15 +22,7 @@ from slimstate.errors import ModelError, PlanError
 from slimstate.estimate import estimate
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.overview import parameters_after
-from slimstate.planning import (
-    Calibration,
-    decide_key_dim,
-    gather_evidence,
-    make_plan,
-    read_plan,
-    read_windows,
-    rehearse,
-)
+from slimstate.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
 from slimstate.record import PLAN
 from slimstate.reporter import SILENT, Reporter
 from slimstate.runtime import pick_device, stock_differences
@@ -113,7 +105,6 @@ def prune(
         if apply is not None:
             plan, kernels = given, None
         else:
-            rehearse(selector, request, pick_device(device))
             windows = read_windows(checkpoint, selector, calibration, reporter)
             gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
             plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
