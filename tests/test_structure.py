@@ -11,7 +11,7 @@ import slimstate
 
 ROOT = Path(slimstate.__file__).parent
 RANKS = [
-    {"errors", "reporter", "hub", "staging", "recall_tasks", "processes", "configs", "loading"},
+    {"errors", "reporter", "hub", "staging", "recall_tasks", "processes", "threads", "configs", "loading"},
     {"record", "rank", "distillation_kernel", "serving", "speed", "tuning"},
     {"axes", "delta_rule", "substitutes"},
     {"torch_rules"},

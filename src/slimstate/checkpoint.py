@@ -19,7 +19,7 @@ from slimstate.axes import Mixer, Slot
 from slimstate.errors import ModelError, SlimstateError
 from slimstate.families import Family, family_of
 from slimstate.record import PLAN
-from slimstate.tensor_files import TensorFile, TensorInfo
+from slimstate.tensor_files import BLOCK, TensorFile, TensorInfo
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -256,12 +256,8 @@ def _shard_names(folder: Path, index: Mapping[str, Any] | None) -> list[str]:
 
 
 def _digest(path: Path) -> str:
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest_of(file)
-
-
-def _digest_of(file: Any) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(2**20):
-        digest.update(block)
+        while size := file.readinto(block):
+            digest.update(block[:size])
     return digest.hexdigest()

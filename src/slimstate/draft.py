@@ -10,13 +10,13 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from slimstate import processes, staging
+from slimstate import staging, threads
 from slimstate.checkpoint import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.errors import OutputError
 from slimstate.record import RECOVERY, TRAINING
@@ -37,8 +37,7 @@ class Draft:
         self._checkpoint, self._folder, self._out, self._force = checkpoint, folder, out, force
         self._left_out = _copy_other_files(checkpoint, folder)
         self._files = [Rewriting.begin(file, folder / name, outline) for name, file in checkpoint.files.items()]
-        processes.prepare_threads()
-        self._pool, self._stopped = ThreadPoolExecutor(WRITERS), Event()
+        self._pool, self._stopped = threads.in_the_background(WRITERS), Event()
         self._copies: list[Future[None]] = []
         for file in self._files:
             names = [name for name in file.source.tensors if not outline.touches(name)]

@@ -12,7 +12,7 @@ from threading import Thread
 import torch
 from torch import Tensor
 
-from slimstate import processes
+from slimstate import processes, threads
 from slimstate.axes import Basis, Choice, Evidence, Mixer, Plan
 from slimstate.budget import Budget
 from slimstate.calibration import calibrate
@@ -123,6 +123,7 @@ def read_windows(
         if calibration.path is None or not calibration.path.exists():
             raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with --data")
         return None
+    _wake_linear_algebra(pick_device(calibration.device))
     with reporter.waiting(f"reading {calibration.data}"):
         return sample_windows(
             load_tokenizer(checkpoint.folder),
@@ -131,6 +132,13 @@ def read_windows(
             length=calibration.length,
             seed=calibration.seed,
         )
+
+
+def _wake_linear_algebra(device: torch.device) -> None:
+    """The first factorisation on a GPU loads libraries for most of a second: let it do so while the text is read."""
+    if device.type == "cuda":
+        matrix = torch.eye(2, dtype=torch.float64, device=device)
+        Thread(target=torch.linalg.cholesky, args=(matrix,), daemon=True).start()
 
 
 def gather_evidence(
@@ -170,7 +178,6 @@ def gather_evidence(
         with reporter.waiting("loading the model"):
             runtime = calibration.load(checkpoint.folder)
         reporter.say(f"kernels: {runtime.kernels}")
-    _wake_linear_algebra(runtime.device)
     evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)
     with reporter.waiting("reading the weights for their fingerprint"):
         hashing.join()
@@ -180,13 +187,6 @@ def gather_evidence(
         processes.from_main(lambda: whole.save(path))
         reporter.say(f"evidence saved to {path}")
     return whole, runtime.kernels
-
-
-def _wake_linear_algebra(device: torch.device) -> None:
-    """The first factorisation on a GPU loads libraries for most of a second: let it do so while the model runs."""
-    if device.type == "cuda":
-        matrix = torch.eye(2, dtype=torch.float64, device=device)
-        Thread(target=torch.linalg.cholesky, args=(matrix,), daemon=True).start()
 
 
 def make_plan(
@@ -207,7 +207,7 @@ def make_plan(
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
     layers = [mixer.layer for mixer in checkpoint.mixers]
-    with processes.threads_of_one_core() as pool:  # an eigenvalue problem for every head
+    with threads.one_for_each_core() as pool:  # an eigenvalue problem for every head
         certified = pool.map(_certified, selections, map(evidence.get, layers))
         chosen = dict(zip(layers, certified, strict=True))
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width

@@ -8,9 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -51,23 +49,6 @@ def local_device(kind: str) -> torch.device:
     if kind == "cuda" and count() > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device(kind)
-
-
-def prepare_threads() -> None:
-    """Let torch make its threads now: several of ours that ask for them at once are refused in a forked process."""
-    torch.set_num_threads(torch.get_num_threads())
-
-
-@contextmanager
-def threads_of_one_core() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as torch computes with, each of which computes alone: with more they keep each other waiting."""
-    prepare_threads()
-    cores = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(cores)
 
 
 def join(device: torch.device) -> None:

@@ -90,28 +90,26 @@ class TensorFile:
         info = self.tensors[name]
         if info.dtype not in DTYPES:
             raise ModelError(f"{self.path}: {name} is of dtype {info.dtype}, which cannot be cut")
-        buffer = bytearray(info.size)
+        whole = torch.empty(info.shape, dtype=DTYPES[info.dtype])
         with self.path.open("rb") as file:
             file.seek(info.start)
-            self._fill(buffer, file)
-        if not buffer:
-            return torch.empty(info.shape, dtype=DTYPES[info.dtype])
-        return torch.frombuffer(buffer, dtype=DTYPES[info.dtype]).view(info.shape)
+            self._fill(whole, file)
+        return whole
 
-    def blocks(self, name: str) -> Iterator[bytearray]:
-        """The raw bytes of a tensor, a piece at a time."""
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The raw bytes of a tensor, a piece at a time, all in the same memory."""
         info = self.tensors[name]
+        memory = torch.empty(min(BLOCK, info.size), dtype=torch.uint8)
         with self.path.open("rb") as file:
             file.seek(info.start)
-            left = info.size
-            while left:
-                buffer = bytearray(min(BLOCK, left))
-                self._fill(buffer, file)
-                left -= len(buffer)
-                yield buffer
+            for start in range(0, info.size, BLOCK):
+                block = memory[: info.size - start]
+                self._fill(block, file)
+                yield block
 
-    def _fill(self, buffer: bytearray, file: BufferedReader) -> None:
-        if file.readinto(buffer) < len(buffer):
+    def _fill(self, tensor: Tensor, file: BufferedReader) -> None:
+        data = _bytes(tensor)
+        if file.readinto(data) < len(data):
             raise ModelError(f"{self.path} became shorter while it was read")
 
 
@@ -180,7 +178,7 @@ class Rewriting:
                 if not wanted():
                     return
                 _check_finite(block, self.source.tensors[name].dtype, name)
-                file.write(block)
+                file.write(_bytes(block))
 
     def put(self, name: str, change: Change) -> None:
         """Put a tensor to its place as the change makes it."""
@@ -197,12 +195,14 @@ class Rewriting:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().view(torch.uint8).numpy().data.cast("B")
+    """The memory of a tensor, or of a copy of one that does not lie in one piece."""
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def _check_finite(data: bytearray | Tensor, dtype: str, name: str) -> None:
+def _check_finite(data: Tensor, dtype: str, name: str) -> None:
+    """Of a tensor or of raw bytes."""
     if dtype not in FLOATS:
         return
-    values = data if isinstance(data, Tensor) else torch.frombuffer(data, dtype=DTYPES[dtype])
+    values = data.view(DTYPES[dtype])
     if values.numel() and not all(math.isfinite(extreme) for extreme in values.aminmax()):  # a NaN is both of them
         raise ModelError(f"{name} holds NaN or infinite weights")

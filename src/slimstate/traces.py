@@ -8,7 +8,6 @@ V value dim, d = min(K, V).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slimstate import threads
 from slimstate.axes import Mixer
 from slimstate.errors import DataError, ModelError
 from slimstate.rank import Memory, condition_number, effective_rank, rank_utilisation, state_bound
@@ -56,14 +56,10 @@ def state_spectrum(state: Tensor) -> Tensor:
     """
     wide = state.double()
     gram = (wide @ wide.mT if state.shape[-2] <= state.shape[-1] else wide.mT @ wide).cpu()
-    flat, threads = gram.flatten(0, -3), torch.get_num_threads()
-    parts = flat.tensor_split(min(len(flat), threads))
-    try:
-        # one thread to a matrix: torch would else give all of them to each
-        with ThreadPoolExecutor(len(parts), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            squares = torch.cat(list(pool.map(torch.linalg.eigvalsh, parts))).unflatten(0, gram.shape[:-2])
-    finally:
-        torch.set_num_threads(threads)
+    flat = gram.flatten(0, -3)
+    parts = flat.tensor_split(min(len(flat), torch.get_num_threads()))
+    with threads.one_for_each_core() as pool:
+        squares = torch.cat(list(pool.map(torch.linalg.eigvalsh, parts))).unflatten(0, gram.shape[:-2])
     return squares.clamp_min(0).sqrt().flip(-1)
 
 
