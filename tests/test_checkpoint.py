@@ -87,6 +87,9 @@ def test_a_plan_for_another_model_is_refused(folders, tmp_path):
         slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
     with pytest.raises(PlanError, match="cannot read plan"):
         slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
+    for wish in ({"key_dim": 6}, {"compression": 0.5}, {"state_mb": 1.0}, {"sequences": 8, "memory_gb": 1.0}):
+        with pytest.raises(PlanError, match="says how much is kept"):
+            slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "cut" / PLAN, **wish)
     assert not (tmp_path / "other").exists()
 
 

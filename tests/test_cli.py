@@ -136,6 +136,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, folders, text_file, tm
     arguments, message = BAD[name]
     places = {"MODEL": folders[NAME], "TEXT": text_file}
     arguments = [places.get(argument, argument) for argument in arguments]
+    capsys.readouterr()  # what making the model said
     code, out, err = run(capsys, monkeypatch, "prune", *arguments, "--out", tmp_path / "cut")
     assert code == 2
     assert out == ""

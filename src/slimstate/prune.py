@@ -77,6 +77,10 @@ def prune(
         reporter.say(f"cut before, {widths}; both cuts are recorded")
     if apply is not None and plan_only:
         raise PlanError("--apply has its plan already and loads no model: there is nothing for --plan-only to estimate")
+    if apply is not None and any(x is not None for x in (compression, key_dim, state_mb, sequences, memory_gb)):
+        raise PlanError(
+            "--apply has its plan, which says how much is kept: leave out --compression, --key-dim and budgets"
+        )
     if apply is not None:
         given = read_plan(Path(apply), checkpoint)
         keep = given.key_dim
@@ -98,14 +102,14 @@ def prune(
                     **estimate(checkpoint, selector, calibration)}  # fmt: skip
         line = f"{line} (--key-dim sets it exactly)" if "rounded" in line else line
     check_stock_shapes(checkpoint, keep, reporter)
-    reporter.say(line)
-    tell_speed(checkpoint, keep, reporter)
     target = None if dry_run or out is None else Path(out)
     with _drafted(checkpoint, keep, target, force) as draft:
+        windows = None if apply is not None else read_windows(checkpoint, selector, calibration, reporter)
+        reporter.say(line)
+        tell_speed(checkpoint, keep, reporter)
         if apply is not None:
             plan, kernels = given, None
         else:
-            windows = read_windows(checkpoint, selector, calibration, reporter)
             gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
             plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
         if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):

@@ -1,0 +1,77 @@
+"""What calibration finds on another device or in another type against the CPU in float32, for every family.
+
+    python benchmarks/devices.py [--device cuda] [--names delta_net,mamba2] [--record FILE]
+
+Tiny models with random weights. A number is the norm of the difference over that of the reference, the largest of all
+layers; gradients of such models in bfloat16 are little more than rounding where experts or blocks are picked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import tiny  # noqa: E402
+from slimstate.axes import Evidence  # noqa: E402
+from slimstate.calibration import calibrate  # noqa: E402
+from slimstate.checkpoint import Checkpoint  # noqa: E402
+from slimstate.record import versions  # noqa: E402
+from slimstate.runtime import load, pick_device  # noqa: E402
+from slimstate.selectors import Need  # noqa: E402
+
+FORWARD: frozenset[Need] = frozenset({"gram", "input"})
+BACKWARD: frozenset[Need] = frozenset({"gradient"})  # apart: other kernels run where there are gradients
+DTYPES = ("float32", "bfloat16")
+
+
+def seen(folder: Path, device: str, dtype: str) -> dict[int, Evidence]:
+    runtime, mixers = load(folder, device=device, dtype=dtype), Checkpoint.open(folder).mixers
+    ids = tiny.token_ids().repeat(1, 4)[:, :128]
+    forward, backward = (calibrate(runtime, mixers, ids, needs) for needs in (FORWARD, BACKWARD))
+    return {layer: entry.extended(backward[layer]) for layer, entry in forward.items()}
+
+
+def differences(found: dict[int, Evidence], reference: dict[int, Evidence]) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for layer, entry in reference.items():
+        others = dict(found[layer].tensors())
+        for name, expected in entry.tensors():
+            off = (others[name].double() - expected.double()).norm() / expected.double().norm()
+            worst[name] = max(worst.get(name, 0.0), float(off))
+    return worst
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--names", default=",".join(name.removesuffix("-plain") for name in tiny.EVERY_PLAIN))
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--toy", action="store_true")
+    options = parser.parse_args()
+    names = ["delta_net", "mamba2"] if options.toy else options.names.split(",")
+    device = pick_device(options.device).type
+    record: dict[str, Any] = {"device": device, "versions": versions(), "families": {}}
+    if device == "cuda":
+        record["device"] = torch.cuda.get_device_name()
+    with tempfile.TemporaryDirectory() as place:
+        for name in names:
+            folder = tiny.save(tiny.build(tiny.VARIANTS[f"{name}-plain"]), Path(place) / name)
+            reference = seen(folder, "cpu", "float32")
+            found = {dtype: differences(seen(folder, device, dtype), reference) for dtype in DTYPES}
+            record["families"][name] = found
+            print(name, json.dumps(found), flush=True)
+    if options.record is not None:
+        options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
