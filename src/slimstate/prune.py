@@ -100,13 +100,13 @@ def prune(
             speed = tell_speed(checkpoint, keep, reporter)
             return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep, "speed": speed,
                     **estimate(checkpoint, selector, calibration)}  # fmt: skip
+        windows = read_windows(checkpoint, selector, calibration, reporter)
         line = f"{line} (--key-dim sets it exactly)" if "rounded" in line else line
     check_stock_shapes(checkpoint, keep, reporter)
+    reporter.say(line)
+    tell_speed(checkpoint, keep, reporter)
     target = None if dry_run or out is None else Path(out)
     with _drafted(checkpoint, keep, target, force) as draft:
-        windows = None if apply is not None else read_windows(checkpoint, selector, calibration, reporter)
-        reporter.say(line)
-        tell_speed(checkpoint, keep, reporter)
         if apply is not None:
             plan, kernels = given, None
         else:
