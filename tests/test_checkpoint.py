@@ -248,6 +248,14 @@ def test_a_plan_that_contradicts_itself_is_refused(folders, tmp_path):
     assert not (tmp_path / "again").exists()
 
 
+def test_a_header_that_contradicts_itself_is_refused(tmp_path):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ModelError, match="a takes 8 bytes, not those of"):
+        TensorFile.open(path)
+
+
 def test_a_shard_that_shrinks_while_it_is_read_is_noticed(folders, tmp_path):
     shutil.copytree(folders[NAME], tmp_path / "model")
     checkpoint = Checkpoint.open(tmp_path / "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -47,4 +48,33 @@ def test_threads_in_the_background_compute_alone_while_others_have_all():
         assert counted(pool) == {1}
         assert torch.get_num_threads() == MANY
         assert in_a_new_thread() == {MANY}
+        assert counted(pool) == {1}
+
+
+def test_threads_that_cannot_all_start_leave_nobody_waiting(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start"):
+        threads.in_the_background(3)
+    started[0].join(timeout=60)
+    assert not started[0].is_alive()
+    assert torch.get_num_threads() == MANY
+
+
+def test_pools_of_two_threads_take_turns():
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: use_a_pool(), range(8)))
+    assert torch.get_num_threads() == MANY
+    assert in_a_new_thread() == {MANY}
+
+
+def use_a_pool() -> None:
+    with threads.one_for_each_core() as pool:
         assert counted(pool) == {1}

@@ -19,7 +19,7 @@ from slimstate.axes import Mixer, Slot
 from slimstate.errors import ModelError, SlimstateError
 from slimstate.families import Family, family_of
 from slimstate.record import PLAN
-from slimstate.tensor_files import BLOCK, TensorFile, TensorInfo
+from slimstate.tensor_files import TensorFile, TensorInfo
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -256,7 +256,7 @@ def _shard_names(folder: Path, index: Mapping[str, Any] | None) -> list[str]:
 
 
 def _digest(path: Path) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
+    digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
     with path.open("rb") as file:
         while size := file.readinto(block):
             digest.update(block[:size])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -123,7 +124,6 @@ def read_windows(
         if calibration.path is None or not calibration.path.exists():
             raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with --data")
         return None
-    _wake_linear_algebra(pick_device(calibration.device))
     with reporter.waiting(f"reading {calibration.data}"):
         return sample_windows(
             load_tokenizer(checkpoint.folder),
@@ -134,11 +134,26 @@ def read_windows(
         )
 
 
-def _wake_linear_algebra(device: torch.device) -> None:
-    """The first factorisation on a GPU loads libraries for most of a second: let it do so while the text is read."""
-    if device.type == "cuda":
-        matrix = torch.eye(2, dtype=torch.float64, device=device)
-        Thread(target=torch.linalg.cholesky, args=(matrix,), daemon=True).start()
+@contextmanager
+def _waking_linear_algebra(device: torch.device) -> Iterator[None]:
+    """Beside the body, the first factorisation on a GPU, which loads libraries for most of a second; both are awaited.
+
+    Loading must be over before there is another one.
+    """
+    if device.type == "cpu":
+        yield
+        return
+
+    def first() -> None:
+        with suppress(RuntimeError):  # the one that counts will say so
+            torch.linalg.cholesky(torch.eye(2, dtype=torch.float64, device=device))
+
+    thread = Thread(target=first, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def gather_evidence(
@@ -175,7 +190,7 @@ def gather_evidence(
     hashing = Thread(target=lambda: checkpoint.fingerprint, daemon=True)  # the disk is read while the device works
     hashing.start()
     if runtime is None:
-        with reporter.waiting("loading the model"):
+        with reporter.waiting("loading the model"), _waking_linear_algebra(pick_device(calibration.device)):
             runtime = calibration.load(checkpoint.folder)
         reporter.say(f"kernels: {runtime.kernels}")
     evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)

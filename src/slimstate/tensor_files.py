@@ -79,6 +79,10 @@ class TensorFile:
             raise ModelError(f"{path} is not a safetensors file: {error}") from error
         metadata = header.pop("__metadata__", None)
         tensors = {name: _info(entry, 8 + length) for name, entry in header.items()}
+        for name, info in tensors.items():
+            if info.dtype in DTYPES and info.size != info.elements * DTYPES[info.dtype].itemsize:
+                shape = list(info.shape)
+                raise ModelError(f"{path}: {name} takes {info.size} bytes, not those of {shape} in {info.dtype}")
         end = max((info.start + info.size for info in tensors.values()), default=8 + length)
         if end != total:
             what = "truncated" if end > total else "longer than its header says"
@@ -90,7 +94,7 @@ class TensorFile:
         info = self.tensors[name]
         if info.dtype not in DTYPES:
             raise ModelError(f"{self.path}: {name} is of dtype {info.dtype}, which cannot be cut")
-        whole = torch.empty(info.shape, dtype=DTYPES[info.dtype])
+        whole = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="cpu")
         with self.path.open("rb") as file:
             file.seek(info.start)
             self._fill(whole, file)
@@ -99,7 +103,7 @@ class TensorFile:
     def blocks(self, name: str) -> Iterator[Tensor]:
         """The raw bytes of a tensor, a piece at a time, all in the same memory."""
         info = self.tensors[name]
-        memory = torch.empty(min(BLOCK, info.size), dtype=torch.uint8)
+        memory = torch.empty(min(BLOCK, info.size), dtype=torch.uint8, device="cpu")
         with self.path.open("rb") as file:
             file.seek(info.start)
             for start in range(0, info.size, BLOCK):

@@ -9,33 +9,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier
+from threading import Barrier, Lock
 
 import torch
+
+COUNTING = Lock()  # how many threads torch computes with is changed by one of us at a time
 
 
 @contextmanager
 def one_for_each_core() -> Iterator[ThreadPoolExecutor]:
     """Threads that share out work while all others wait for them."""
-    cores = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with COUNTING, _restored() as cores:
+        torch.set_num_threads(1)
         with ThreadPoolExecutor(cores, initializer=_compute_alone) as pool:
             yield pool
-    finally:
-        torch.set_num_threads(cores)
 
 
 def in_the_background(number: int) -> ThreadPoolExecutor:
     """Threads that work while others go on, which keep all their cores."""
-    cores = torch.get_num_threads()
-    pool = ThreadPoolExecutor(number, initializer=_compute_alone)
-    ready = Barrier(number + 1)
-    for _ in range(number):
-        pool.submit(ready.wait)
-    ready.wait()
-    torch.set_num_threads(cores)
+    pool, ready = ThreadPoolExecutor(number, initializer=_compute_alone), Barrier(number + 1)
+    with COUNTING, _restored():
+        try:
+            for _ in range(number):
+                pool.submit(ready.wait)
+            ready.wait()
+        except BaseException:  # those that wait would wait for ever, and the end of the process for them
+            ready.abort()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return pool
+
+
+@contextmanager
+def _restored() -> Iterator[int]:
+    """As many threads for torch afterwards as it has now, which is given."""
+    cores = torch.get_num_threads()
+    try:
+        yield cores
+    finally:
+        torch.set_num_threads(cores)
 
 
 def _compute_alone() -> None:
