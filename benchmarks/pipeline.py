@@ -37,6 +37,8 @@ TOY = {
     "model_type": "delta_net", "hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 8192,
 }  # fmt: skip
 
+ORDER = ("forward", "forward", "drrqr", "grad", "grad")  # the first of two compiles and warms the disk's cache
+
 
 class Stopwatch(Reporter):
     """How long everything took that a prune says it is doing, and what passed before it said so."""
@@ -139,13 +141,7 @@ def main() -> None:
         make(config, Path(folder), device, options.samples * options.length)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        for what in (
-            "forward",
-            "forward",
-            "drrqr",
-            "grad",
-            "grad",
-        ):  # the first of two compiles and warms the disk's cache
+        for what in ORDER:
             command = [sys.executable, __file__, "--only", what, folder, "--samples", str(options.samples)]
             command += ["--length", str(options.length), "--device", device.type]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
