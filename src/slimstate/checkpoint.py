@@ -25,6 +25,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # weights in other formats would be stale beside the cut ones
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
+READERS, PIECE = 4, 4 * 2**20  # threads that digest files, in bytes at once: many small ones slow a model that runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class Checkpoint:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the config and of every byte of the weights."""
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(READERS) as pool:
             digests = list(pool.map(lambda name: _digest(self.folder / name), sorted(self.files)))
         whole = json.dumps([self.config, sorted(self.files), digests], sort_keys=True)
         return "sha256:" + hashlib.sha256(whole.encode()).hexdigest()
@@ -256,7 +257,7 @@ def _shard_names(folder: Path, index: Mapping[str, Any] | None) -> list[str]:
 
 
 def _digest(path: Path) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
+    digest, block = hashlib.sha256(), memoryview(bytearray(PIECE))
     with path.open("rb") as file:
         while size := file.readinto(block):
             digest.update(block[:size])
