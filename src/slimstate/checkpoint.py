@@ -25,7 +25,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # weights in other formats would be stale beside the cut ones
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
-READERS, PIECE = 4, 4 * 2**20  # threads that digest files, in bytes at once: many small ones slow a model that runs
+READERS, PIECE = 4, 4 * 2**20  # threads that digest files, and bytes at once: small pieces slow a running model
 
 
 @dataclass(frozen=True, kw_only=True)
