@@ -15,13 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import tiny  # noqa: E402
 from slimstate.axes import Evidence  # noqa: E402
+from slimstate.benchmark.timing import device_name  # noqa: E402
 from slimstate.calibration import calibrate  # noqa: E402
 from slimstate.checkpoint import Checkpoint  # noqa: E402
 from slimstate.record import versions  # noqa: E402
@@ -58,15 +57,13 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     names = ["delta_net", "mamba2"] if options.toy else options.names.split(",")
-    device = pick_device(options.device).type
-    record: dict[str, Any] = {"device": device, "versions": versions(), "families": {}}
-    if device == "cuda":
-        record["device"] = torch.cuda.get_device_name()
+    device = pick_device(options.device)
+    record: dict[str, Any] = {"device": device_name(device), "versions": versions(), "families": {}}
     with tempfile.TemporaryDirectory() as place:
         for name in names:
             folder = tiny.save(tiny.build(tiny.VARIANTS[f"{name}-plain"]), Path(place) / name)
             reference = seen(folder, "cpu", "float32")
-            found = {dtype: differences(seen(folder, device, dtype), reference) for dtype in DTYPES}
+            found = {dtype: differences(seen(folder, device.type, dtype), reference) for dtype in DTYPES}
             record["families"][name] = found
             print(name, json.dumps(found), flush=True)
     if options.record is not None:

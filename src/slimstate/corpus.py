@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class Corpus:
         found, digest = 0, hashlib.sha256()
         try:
             with staged_file(folder / TOKENS) as partial, partial.open("wb") as file:
-                for window in islice(windows(tokenizer, source, length), samples + held_out):
+                for window in windows(tokenizer, source, length, most=samples + held_out):
                     if len(window) == length:
                         data = window.numpy().tobytes()
                         file.write(data)

@@ -57,8 +57,7 @@ def sample_windows(tokenizer: Any, source: str, *, samples: int = 128, length: i
     """`samples` windows drawn by `seed` from the first 4 x `samples` of the text."""
     if samples < 1 or length < 2:
         raise DataError(f"{samples} samples of {length} tokens: at least 1 of 2 are needed")
-    wanted = 4 * samples
-    pool = list(islice(windows(tokenizer, source, length, expected=wanted), wanted))
+    pool = list(windows(tokenizer, source, length, most=4 * samples))
     whole = [window for window in pool if len(window) == length]
     if len(whole) < samples:
         found = sum(len(window) for window in pool)
@@ -70,13 +69,15 @@ def sample_windows(tokenizer: Any, source: str, *, samples: int = 128, length: i
     return Windows(tokens=torch.stack([whole[i] for i in order.tolist()]), source=source, seed=seed)
 
 
-def windows(tokenizer: Any, source: str, length: int, *, expected: int = 0) -> Iterator[Tensor]:
-    """The text packed into windows of `length` tokens; the last one may be shorter.
+def windows(tokenizer: Any, source: str, length: int, *, most: int | None = None) -> Iterator[Tensor]:
+    """The text packed into windows of `length` tokens, all or the first `most`; the last of the text may be shorter."""
+    at_once = 0 if most is None else 2 * most * length  # a token has seldom fewer than two characters
+    return islice(_packed(token_stream(tokenizer, source, at_once=at_once), length), most)
 
-    So many are `expected` to be asked for: most of their text, at two characters a token, is then tokenised together.
-    """
+
+def _packed(stream: Iterator[list[int]], length: int) -> Iterator[Tensor]:
     buffer: list[int] = []
-    for tokens in token_stream(tokenizer, source, at_once=2 * expected * length):
+    for tokens in stream:
         buffer += tokens
         whole = len(buffer) // length * length
         yield from torch.tensor(buffer[:whole], dtype=torch.int32).view(-1, length).unbind()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ def evaluation_windows(
     if max_tokens is not None:
         length = min(length, max_tokens)
     count = None if max_tokens is None else max_tokens // length
-    found = list(islice(windows(tokenizer, text, length), count))
+    found = list(windows(tokenizer, text, length, most=count))
     whole = [window for window in found if len(window) == length]
     if not whole:
         size = sum(map(len, found))

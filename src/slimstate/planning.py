@@ -135,12 +135,12 @@ def read_windows(
 
 
 @contextmanager
-def _waking_linear_algebra(device: torch.device) -> Iterator[None]:
+def _waking_linear_algebra(device: torch.device, needs: frozenset[Need]) -> Iterator[None]:
     """Beside the body, the first factorisation on a GPU, which loads libraries for most of a second; both are awaited.
 
-    Loading must be over before there is another one.
+    Loading must be over before there is another one. Only what is chosen by Gram matrices is factorised.
     """
-    if device.type == "cpu":
+    if device.type == "cpu" or "gram" not in needs:
         yield
         return
 
@@ -190,7 +190,7 @@ def gather_evidence(
     hashing = Thread(target=lambda: checkpoint.fingerprint, daemon=True)  # the disk is read while the device works
     hashing.start()
     if runtime is None:
-        with reporter.waiting("loading the model"), _waking_linear_algebra(pick_device(calibration.device)):
+        with reporter.waiting("loading the model"), _waking_linear_algebra(pick_device(calibration.device), needs):
             runtime = calibration.load(checkpoint.folder)
         reporter.say(f"kernels: {runtime.kernels}")
     evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)

@@ -105,12 +105,7 @@ def _ids(tokenizer: Any, text: str) -> Tensor:
 
 def _filler(tokenizer: Any, text: str, length: int) -> Tensor:
     """The first tokens of the text, enough for every sequence to start elsewhere in them."""
-    found: list[Tensor] = []
-    for window in windows(tokenizer, text, length):
-        found.append(window)
-        if len(found) == 64:
-            break
-    tokens = torch.cat(found).long()
+    tokens = torch.cat(list(windows(tokenizer, text, length, most=64))).long()
     if len(tokens) < length:
         raise DataError(f"{text} has {len(tokens)} tokens; associative recall over {length} needs as many")
     return tokens
