@@ -1,9 +1,11 @@
 """A whole prune of a model against loading it and running it over the same tokens, each in a process of its own.
 
-    python benchmarks/pipeline.py [--model delta_net-1.3b --samples 128 --length 2048 --device cuda]
+    python benchmarks/pipeline.py [--model delta_net-1.3b --samples 128 --length 2048 --device cuda --rounds 3]
 
-The model has random weights. Seconds leave out starting Python and importing; peaks are of the process and of the GPU.
-The parts of a prune are what it says it is doing, and what it does before it says so.
+The model has random weights. All take turns, once to compile kernels and warm the disk's cache and then in as many
+rounds as asked for; of each the run with the median of the seconds is kept. Seconds leave out starting Python and
+importing; peaks are of the process and of the GPU. The parts of a prune are what it says it is doing, and what it does
+before it says so.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ TOY = {
     "model_type": "delta_net", "hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 8192,
 }  # fmt: skip
 
-ORDER = ("forward", "forward", "drrqr", "grad", "grad")  # the first of two compiles and warms the disk's cache
+KINDS = ("forward", "drrqr", "grad")
 
 
 class Stopwatch(Reporter):
@@ -121,6 +124,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--device", default=None)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
@@ -129,7 +134,7 @@ def main() -> None:
         return
     config = TOY if options.toy else config_of(options.model)
     if options.toy:
-        options.samples, options.length = 8, 64
+        options.samples, options.length, options.rounds = 8, 64, 1
     device = pick_device(options.device)
     record: dict[str, Any] = {
         "device": device_name(device),
@@ -141,14 +146,19 @@ def main() -> None:
         make(config, Path(folder), device, options.samples * options.length)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        for what in ORDER:
+        runs: dict[str, list[dict[str, Any]]] = {what: [] for what in options.kinds.split(",")}
+        for turn, what in product(range(1 + options.rounds), runs):
             command = [sys.executable, __file__, "--only", what, folder, "--samples", str(options.samples)]
             command += ["--length", str(options.length), "--device", device.type]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 sys.exit(done.stderr)
-            record[what] = json.loads(done.stdout.splitlines()[-1])
-            print(f"{what}: {json.dumps(record[what])}", file=sys.stderr, flush=True)
+            result = json.loads(done.stdout.splitlines()[-1])
+            runs[what] += [result] if turn else []
+            print(f"{what}{'' if turn else ', to warm up'}: {json.dumps(result)}", file=sys.stderr, flush=True)
+    for what, found in runs.items():
+        ordered = sorted(found, key=lambda entry: entry["seconds"])
+        record[what] = {**ordered[len(ordered) // 2], "all_seconds": [entry["seconds"] for entry in found]}
     print(json.dumps(record, indent=2))
 
 

@@ -230,6 +230,21 @@ def test_a_failed_exchange_gives_the_old_folder_back(folders, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["cut"]
 
 
+def test_folders_made_for_an_output_that_never_came_are_gone(folders, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("slimstate.tensor_files.Rewriting.put", full)
+        with pytest.raises(OutputError, match="no space left"):
+            cut(folders[NAME], tmp_path / "mine" / "new" / "newer" / "cut")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+    cut(folders[NAME], tmp_path / "mine" / "new" / "newer" / "cut")
+    assert Checkpoint.open(tmp_path / "mine" / "new" / "newer" / "cut").mixers[0].axis.width == 8
+
+
 def test_a_plan_that_contradicts_itself_is_refused(folders, tmp_path):
     cut(folders[NAME], tmp_path / "cut", key_dim=12)
     text = (tmp_path / "cut" / PLAN).read_text()

@@ -39,6 +39,19 @@ def test_chunks_give_the_values_and_gradients_of_the_recurrence(gated, time, chu
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_chunks_erase_by_another_vector_as_the_recurrence_does(gated):
+    (q, k, v, beta, *g), state = inputs(2, 150, 2, 2, 6, 5, gated)
+    p = torch.randn_like(k, requires_grad=True)
+    p = torch.nn.functional.normalize(p, dim=-1)
+    expected = recurrence(q, k, v, beta, *g, scale=0.4, state=state, erase=p)
+    found = chunked(q, k, v, beta, *g, scale=0.4, state=state, erase=p)
+    wanted = [q, k, v, beta, *g, p, state]
+    gradients = [torch.autograd.grad(sum(x.square().sum() for x in pair), wanted) for pair in (expected, found)]
+    for a, b in zip((*expected, *gradients[0]), (*found, *gradients[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 89), st.booleans(), st.integers(1, 3), st.integers(0, 99))
 def test_a_state_carries_a_sequence_across_any_cut(time, cut, gated, groups, seed):
@@ -53,6 +66,8 @@ def test_a_state_carries_a_sequence_across_any_cut(time, cut, gated, groups, see
 def test_strong_decay_does_not_overflow():
     tensors, _ = inputs(1, 100, 1, 1, 4, 4, True)
     tensors[4] = torch.full_like(tensors[4], -80.0)
-    for a, b in zip(chunked(*tensors, scale=1.0), recurrence(*tensors, scale=1.0), strict=True):
-        assert a.isfinite().all()
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    for erase in (None, tensors[1] / 2):
+        forms = chunked(*tensors, scale=1.0, erase=erase), recurrence(*tensors, scale=1.0, erase=erase)
+        for a, b in zip(*forms, strict=True):
+            assert a.isfinite().all()
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)

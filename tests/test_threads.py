@@ -78,3 +78,19 @@ def test_pools_of_two_threads_take_turns():
 def use_a_pool() -> None:
     with threads.one_for_each_core() as pool:
         assert counted(pool) == {1}
+
+
+def test_work_beside_gives_its_result_or_what_it_raised_to_whoever_waits():
+    begun, go = threading.Event(), threading.Event()
+
+    def work() -> str:
+        begun.set()
+        assert go.wait(timeout=60)
+        return threading.current_thread().name
+
+    waiting = threads.beside(work)
+    assert begun.wait(timeout=60)
+    go.set()
+    assert waiting() == waiting() != threading.current_thread().name
+    with pytest.raises(ZeroDivisionError):
+        threads.beside(lambda: 1 / 0)()

@@ -5,7 +5,8 @@ q, k [B, T, H, K]; v [B, T, G, V]; beta, g [B, T, G], g the logarithm of the dec
 
     S_t = e^{g_t} S_{t-1} + k_t u_t',   u_t = beta_t (v_t - e^{g_t} S_{t-1}' k_t),   o_t = scale S_t' q_t
 
-`erase` [B, T, H, K] stands in for k_t inside u_t: what is erased may be looked up by another vector, or by none.
+With `erase` p [B, T, H, K] it is u_t = beta_t (v_t - S_{t-1}' p_t): what is erased is looked up by another vector, or
+by none, and in the state before its decay.
 """
 
 from __future__ import annotations
@@ -26,14 +27,13 @@ def recurrence(
     erase: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token after the other, as the definition says."""
-    q, k, erase = (_per_value_head(x, v) for x in (q, k, k if erase is None else erase))
+    q, k, by = (_per_value_head(x, v) for x in (q, k, k if erase is None else erase))
     if state is None:
         state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
     outputs = []
     for t in range(q.shape[1]):
-        if g is not None:
-            state = state * g[:, t].exp()[..., None, None]
-        recalled = torch.einsum("bhkv,bhk->bhv", state, erase[:, t])
+        before, state = state, state if g is None else state * g[:, t].exp()[..., None, None]
+        recalled = torch.einsum("bhkv,bhk->bhv", state if erase is None else before, by[:, t])
         update = beta[:, t].unsqueeze(-1) * (v[:, t] - recalled)
         state = state + k[:, t].unsqueeze(-1) * update.unsqueeze(-2)
         outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * scale)
@@ -56,23 +56,26 @@ def chunked(
 
     Within a chunk with cumulated decay b, the updates solve a unit triangular system,
     (I + A) u = beta (v - e^b K S_0),  A_ts = beta_t e^{b_t - b_s} k_t'k_s for s < t: for all chunks at once, up to S_0.
+    What is erased by p_t takes the place of k_t there, and the decay b_{t-1} that of b_t.
     Two products for each chunk carry S_0 on; all else, the outputs too, is done for all chunks together.
     """
     batch, time, heads, value_dim = v.shape
     key_dim = k.shape[-1]
     chunk = min(chunk, time)
-    by = None if erase is None else _in_chunks(_per_value_head(erase, v), chunk)
-    q, k, v = (_in_chunks(x, chunk) for x in (_per_value_head(q, v) * scale, _per_value_head(k, v), v))
-    beta = _in_chunks(beta.unsqueeze(-1), chunk)
-    by = k if by is None else by
+    given = (q * scale, k) if erase is None else (q * scale, k, erase)
+    shared = [_per_value_head(x, v) for x in given]
+    q, k, *others, v, beta = (_in_chunks(x, chunk) for x in (*shared, v, beta.unsqueeze(-1)))
+    by = k if erase is None else others[0]
     keys_in, queries_in, keys_out = by, q, k
     scores, gram = q @ k.mT, by @ k.mT
     decay = None
     if g is not None:
-        total = _in_chunks(g.unsqueeze(-1), chunk).cumsum(-2)
-        between = (total - total.mT).masked_fill(~_lower(chunk, 0, v.device), -torch.inf).exp()
-        scores, gram = scores * between, gram * between
-        keys_in, queries_in = by * total.exp(), q * total.exp()
+        steps = _in_chunks(g.unsqueeze(-1), chunk)
+        total = steps.cumsum(-2)
+        seen = total if erase is None else total - steps
+        between = _decay_between(total, total, 0)
+        scores, gram = scores * between, gram * (between if erase is None else _decay_between(seen, total, -1))
+        keys_in, queries_in = by * seen.exp(), q * total.exp()
         last = total[..., -1:, :]
         keys_out, decay = k * (last - total).exp(), last.exp()
     scores = scores.masked_fill(~_lower(chunk, 0, v.device), 0.0)
@@ -84,9 +87,9 @@ def chunked(
     carried, states, updates = state.flatten(0, 1), [], []
     flat = [x.flatten(0, 1).unbind(1) for x in (values, erased, keys_out.mT)]
     decays = [None] * v.shape[2] if decay is None else decay.flatten(0, 1).unbind(1)
-    for value, erase, write, fade in zip(*flat, decays, strict=True):
+    for value, lost, write, fade in zip(*flat, decays, strict=True):
         states.append(carried)
-        updates.append(torch.baddbmm(value, erase, carried, alpha=-1))
+        updates.append(torch.baddbmm(value, lost, carried, alpha=-1))
         carried = torch.baddbmm(carried if fade is None else carried * fade, write, updates[-1])
     before, update = (torch.stack(parts, dim=1).unflatten(0, (batch, heads)) for parts in (states, updates))
     outputs = queries_in @ before + scores @ update
@@ -138,6 +141,12 @@ def _in_chunks(x: Tensor, chunk: int) -> Tensor:
     missing = -x.shape[1] % chunk
     x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
     return x.unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+
+
+def _decay_between(end: Tensor, start: Tensor, diagonal: int) -> Tensor:
+    """From what was written at each token to each later one [..., C, C], from cumulated logarithms [..., C, 1]."""
+    past = _lower(end.shape[-2], diagonal, end.device)
+    return (end - start.mT).masked_fill(~past, -torch.inf).exp()
 
 
 def _lower(size: int, diagonal: int, device: torch.device) -> Tensor:

@@ -27,20 +27,25 @@ CARD = "README.md"
 BASE_CARD = "README.base.md"
 ADAPTER, LOGS = "adapter", "runs"
 OF_A_TRAINING = (RECOVERY, TRAINING, ADAPTER, LOGS)  # of the weights they lie beside, and of no others made from them
-WRITERS = 4  # threads, each of which holds a tensor that changes, or a piece of one that does not
+WRITERS = 2  # threads, each of which holds a tensor that changes, or a piece of one; more slow a running model
 
 
 class Draft:
-    """A model folder in the making: what does not change is being copied, `finish` gives the rest."""
+    """A model folder in the making: `copy` begins to copy what does not change, `finish` gives the rest."""
 
     def __init__(self, checkpoint: Checkpoint, outline: Change, folder: Path, out: Path, force: bool) -> None:
         self._checkpoint, self._folder, self._out, self._force = checkpoint, folder, out, force
         self._left_out = _copy_other_files(checkpoint, folder)
         self._files = [Rewriting.begin(file, folder / name, outline) for name, file in checkpoint.files.items()]
-        self._pool, self._stopped = threads.in_the_background(WRITERS), Event()
+        self._pool, self._stopped, self._outline = threads.in_the_background(WRITERS), Event(), outline
         self._copies: list[Future[None]] = []
+
+    def copy(self) -> None:
+        """Begin to copy what does not change. At best while a GPU works: it slows whatever else reads files."""
+        if self._copies:
+            return
         for file in self._files:
-            names = [name for name in file.source.tensors if not outline.touches(name)]
+            names = [name for name in file.source.tensors if not self._outline.touches(name)]
             self._copies += [self._pool.submit(file.copy, name, self._wanted) for name in names]
             self._copies.append(self._pool.submit(staging.flush_to_disk, file.target))
 
@@ -62,6 +67,7 @@ class Draft:
         """
         checkpoint, folder = self._checkpoint, self._folder
         with staging.writing(self._out):
+            self.copy()
             self._write_tensors(change, reporter)
             if checkpoint.index is not None:
                 _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
@@ -96,9 +102,7 @@ class Draft:
 def drafted(checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool = False) -> Iterator[Draft]:
     """A draft of the folder `out`, which vanishes unless it is finished; of the change only its shapes are known."""
     check_output(checkpoint, out, force)
-    with staging.writing(out):
-        folder = staging.begin(out)
-    try:
+    with staging.partial(out) as folder:
         check_output(checkpoint, out, force)  # what a killed run had put aside may be back
         with staging.writing(out):
             _check_space(checkpoint, outline, folder)
@@ -107,8 +111,6 @@ def drafted(checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool =
             yield draft
         finally:
             draft.stop()
-    finally:
-        staging.discard(folder)
 
 
 def write_checkpoint(

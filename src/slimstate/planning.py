@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from threading import Thread
 
 import torch
 from torch import Tensor
 
 from slimstate import processes, threads
-from slimstate.axes import Basis, Choice, Evidence, Mixer, Plan
+from slimstate.axes import Axis, Basis, Choice, Evidence, Mixer, Plan
 from slimstate.budget import Budget
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
@@ -135,25 +134,26 @@ def read_windows(
 
 
 @contextmanager
-def _waking_linear_algebra(device: torch.device, needs: frozenset[Need]) -> Iterator[None]:
-    """Beside the body, the first factorisation on a GPU, which loads libraries for most of a second; both are awaited.
+def _waking_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Need]) -> Iterator[None]:
+    """Beside the body, a first Gram matrix and its factors on a GPU, which load libraries; both are awaited.
 
-    Loading must be over before there is another one. Only what is chosen by Gram matrices is factorised.
+    Loading them, up to most of a second, must be over before there is another one.
     """
     if device.type == "cpu" or "gram" not in needs:
         yield
         return
 
-    def first() -> None:
-        with suppress(RuntimeError):  # the one that counts will say so
-            torch.linalg.cholesky(torch.eye(2, dtype=torch.float64, device=device))
+    def first() -> Tensor:
+        activations = torch.zeros(axis.heads, 2048, axis.width, dtype=torch.float64, device=device)
+        gram = activations.mT @ activations
+        return torch.linalg.cholesky(gram + torch.eye(axis.width).to(gram))
 
-    thread = Thread(target=first, daemon=True)
-    thread.start()
+    done = threads.beside(first)
     try:
         yield
     finally:
-        thread.join()
+        with suppress(RuntimeError):  # the one that counts will say so
+            done()
 
 
 def gather_evidence(
@@ -163,11 +163,12 @@ def gather_evidence(
     windows: Windows | None,
     reporter: Reporter = SILENT,
     runtime: Runtime | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[EvidenceFile | None, str | None]:
     """What is needed, from a file or by running the model, and the kernels that ran, if any did.
 
-    The model is loaded only where it must run and is not at hand as `runtime`. Of several processes the main one saves
-    the file, after all have looked for it.
+    The model is loaded only where it must run and is not at hand as `runtime`; `meanwhile` begins what can be done
+    while it runs. Of several processes the main one saves the file, after all have looked for it.
     """
     needs, path = needs - {"weight"}, calibration.path
     if not needs:
@@ -187,16 +188,16 @@ def gather_evidence(
     if windows is None:
         lacking = " and ".join(sorted(needs))
         raise DataError(f"{path} holds no {lacking} evidence, which is needed here: give --data too")
-    hashing = Thread(target=lambda: checkpoint.fingerprint, daemon=True)  # the disk is read while the device works
-    hashing.start()
+    hashing = threads.beside(lambda: checkpoint.fingerprint)  # the disk is read while the device works
     if runtime is None:
-        with reporter.waiting("loading the model"), _waking_linear_algebra(pick_device(calibration.device), needs):
+        axis, device = checkpoint.mixers[0].axis, pick_device(calibration.device)
+        with reporter.waiting("loading the model"), _waking_linear_algebra(axis, device, needs):
             runtime = calibration.load(checkpoint.folder)
         reporter.say(f"kernels: {runtime.kernels}")
+    meanwhile()
     evidence = calibrate(runtime, checkpoint.mixers, windows.tokens, needs, reporter)
     with reporter.waiting("reading the weights for their fingerprint"):
-        hashing.join()
-        fresh = EvidenceFile(model=checkpoint.fingerprint, calibration=windows.describe(), evidence=evidence)
+        fresh = EvidenceFile(model=hashing(), calibration=windows.describe(), evidence=evidence)
     whole = fresh if found is None else found.extended(fresh)
     if path is not None:
         processes.from_main(lambda: whole.save(path))

@@ -107,10 +107,12 @@ def prune(
     tell_speed(checkpoint, keep, reporter)
     target = None if dry_run or out is None else Path(out)
     with _drafted(checkpoint, keep, target, force) as draft:
+        copy = (lambda: None) if draft is None else draft.copy
         if apply is not None:
             plan, kernels = given, None
         else:
-            gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter)
+            gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter, None, copy)
+            copy()  # where no model had to run
             plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
         if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):
             reporter.say(f"a rotation, and not exact here: {' and '.join(bends)} act on the channels as they were")

@@ -32,13 +32,9 @@ def staged_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def staged(out: Path, force: bool) -> Iterator[Path]:
     """A hidden sibling of `out` that becomes `out` in one step when all went well, and vanishes when it did not."""
-    with writing(out):
-        staging = begin(out)
-        try:
-            yield staging
-            publish(staging, out, force)
-        finally:
-            discard(staging)
+    with writing(out), partial(out) as staging:
+        yield staging
+        publish(staging, out, force)
 
 
 @contextmanager
@@ -52,15 +48,25 @@ def writing(out: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
 
 
-def begin(out: Path) -> Path:
-    """A hidden sibling of `out`, empty."""
+@contextmanager
+def partial(out: Path) -> Iterator[Path]:
+    """A hidden sibling of `out`, empty; unless it is published it vanishes, with the folders that were made for it."""
     out = Path(os.path.abspath(out))
     staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(out)
-    discard(staging)  # of an earlier process that had this one's number
-    staging.mkdir()
-    return staging
+    made: list[Path] = []
+    try:
+        with writing(out):
+            made += [folder for folder in out.parents if not folder.exists()]
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(out)
+            _discard(staging)  # of an earlier process that had this one's number
+            staging.mkdir()
+        yield staging
+    finally:
+        _discard(staging)
+        with suppress(OSError):  # one that is not empty
+            for folder in made:
+                folder.rmdir()
 
 
 def publish(staging: Path, out: Path, force: bool) -> None:
@@ -74,7 +80,7 @@ def publish(staging: Path, out: Path, force: bool) -> None:
         staging.rename(out)
 
 
-def discard(staging: Path) -> None:
+def _discard(staging: Path) -> None:
     """Remove what was not published, or what it has replaced."""
     shutil.rmtree(staging, ignore_errors=True)
 
@@ -104,7 +110,7 @@ def _remove_abandoned(out: Path) -> None:
             if path.name.endswith(OLD) and not out.exists():
                 path.rename(out)
             else:
-                discard(path)
+                _discard(path)
 
 
 def _alive(process: int) -> bool:

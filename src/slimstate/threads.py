@@ -6,12 +6,15 @@ each of them, which then keep each other waiting: so each of ours computes alone
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier, Lock
+from threading import Barrier, Lock, Thread
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 COUNTING = Lock()  # how many threads torch computes with is changed by one of us at a time
 
@@ -38,6 +41,20 @@ def in_the_background(number: int) -> ThreadPoolExecutor:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return pool
+
+
+def beside(work: Callable[[], T]) -> Callable[[], T]:
+    """Begin some work. What is returned waits for its result, and raises what it raised; a process may end before."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return result.result
 
 
 @contextmanager

@@ -58,7 +58,10 @@ def comba_rule(
     cu_seqlens: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gated delta rule that looks up what to erase by p instead of k."""
+    """The gated delta rule that looks up what to erase by p instead of k, and before the state decays.
+
+    So do fla's kernels and its `naive_chunk_comba`; its `naive_recurrent_comba` lets the state decay first.
+    """
     return rule(
         q,
         k,
