@@ -147,7 +147,7 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         runs: dict[str, list[dict[str, Any]]] = {what: [] for what in options.kinds.split(",")}
-        for turn, what in product(range(1 + options.rounds), runs):
+        for turn, what in product(range(1 if options.toy else 0, 1 + options.rounds), runs):
             command = [sys.executable, __file__, "--only", what, folder, "--samples", str(options.samples)]
             command += ["--length", str(options.length), "--device", device.type]
             done = subprocess.run(command, capture_output=True, text=True, check=False)

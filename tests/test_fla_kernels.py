@@ -1,0 +1,42 @@
+"""The PyTorch form of every family of fla computes what fla's own kernels do, which Triton's interpreter runs here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from slimstate.runtime import load
+
+NAMES = [name for name in tiny.OF_FLA if name in tiny.EVERY_PLAIN]
+LENGTHS = (9, 70)  # all in one go and one token more; long ones are done in chunks
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    return [tiny.token_ids().repeat(1, 4)[:1, :length] for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def interpreted(folders, sequences, tmp_path_factory) -> dict[str, list[torch.Tensor]]:
+    ids, script = tmp_path_factory.mktemp("ids") / "ids.pt", Path(__file__).with_name("interpret_fla.py")
+    torch.save(sequences, ids)
+    places = [folders[name] for name in NAMES]
+    done = subprocess.run(
+        [sys.executable, "-O", str(script), str(ids), *map(str, places)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: torch.load(place / "interpreted.pt") for name, place in zip(NAMES, places, strict=True)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_has_the_logits_that_the_kernels_of_fla_make(name, folders, sequences, interpreted):
+    model = load(folders[name], device="cpu").model
+    for ids, expected in zip(sequences, interpreted[name], strict=True):
+        with torch.inference_mode():
+            whole = model(input_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(whole, expected, rtol=0, atol=3e-5 * float(whole.std()))
