@@ -124,8 +124,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--device", default=None)
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--rounds", type=int, choices=range(1, 100), metavar="ROUNDS", default=3)
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
@@ -146,7 +146,7 @@ def main() -> None:
         make(config, Path(folder), device, options.samples * options.length)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        runs: dict[str, list[dict[str, Any]]] = {what: [] for what in options.kinds.split(",")}
+        runs: dict[str, list[dict[str, Any]]] = {what: [] for what in options.kinds}
         for turn, what in product(range(1 if options.toy else 0, 1 + options.rounds), runs):
             command = [sys.executable, __file__, "--only", what, folder, "--samples", str(options.samples)]
             command += ["--length", str(options.length), "--device", device.type]

@@ -16,7 +16,7 @@ warnings.simplefilter("ignore")
 import torch  # noqa: E402
 from triton.runtime.autotuner import Autotuner  # noqa: E402
 
-IDS, *FOLDERS = sys.argv[1:]
+IDS, OUT, *FOLDERS = sys.argv[1:]
 tuned = Autotuner.__init__
 
 
@@ -51,16 +51,17 @@ def main() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("fla.ops"):
             module.range = counted
-    assert "slimstate" not in sys.modules
-    sequences = torch.load(IDS)
+    if "slimstate" in sys.modules:
+        sys.exit("slimstate is here")
+    sequences, logits = torch.load(IDS), {}
     for folder, model in models.items():
-        found = []
+        logits[folder.name] = []
         with torch.inference_mode():
             for ids in sequences:
                 first = model(input_ids=ids[:, :-1], use_cache=True)
                 last = model(input_ids=ids[:, -1:], past_key_values=first.past_key_values, use_cache=True)
-                found.append(torch.cat([first.logits, last.logits], dim=1))
-        torch.save(found, folder / "interpreted.pt")
+                logits[folder.name].append(torch.cat([first.logits, last.logits], dim=1))
+    torch.save(logits, OUT)
 
 
 main()

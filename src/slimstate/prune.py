@@ -111,7 +111,9 @@ def prune(
         if apply is not None:
             plan, kernels = given, None
         else:
-            gathered, kernels = gather_evidence(checkpoint, selector.needs, calibration, windows, reporter, None, copy)
+            gathered, kernels = gather_evidence(
+                checkpoint, selector.needs, calibration, windows, reporter, meanwhile=copy
+            )
             copy()  # where no model had to run
             plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
         if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):

@@ -19,14 +19,14 @@ OLD = "-old"  # ends the name of what steps aside
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
     """A hidden sibling of `path` that takes its place when all went well, so that a reader never sees half of it."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    sibling = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        partial.replace(path)
+        yield sibling
+        sibling.replace(path)
     finally:
         with suppress(OSError):
-            partial.unlink()
+            sibling.unlink()
 
 
 @contextmanager
@@ -56,16 +56,19 @@ def partial(out: Path) -> Iterator[Path]:
     made: list[Path] = []
     try:
         with writing(out):
-            made += [folder for folder in out.parents if not folder.exists()]
-            out.parent.mkdir(parents=True, exist_ok=True)
+            for folder in reversed(out.parents):
+                if not folder.exists():
+                    with suppress(FileExistsError):  # somebody else was faster
+                        folder.mkdir()
+                        made.append(folder)
             _remove_abandoned(out)
             _discard(staging)  # of an earlier process that had this one's number
             staging.mkdir()
         yield staging
     finally:
         _discard(staging)
-        with suppress(OSError):  # one that is not empty
-            for folder in made:
+        for folder in reversed(made):
+            with suppress(OSError):  # one that is not empty
                 folder.rmdir()
 
 
