@@ -243,6 +243,8 @@ def test_folders_made_for_an_output_that_never_came_are_gone(folders, tmp_path, 
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
     with pytest.raises(OutputError, match="File name too long"):
         cut(folders[NAME], tmp_path / "mine" / "new" / ("n" * 300) / "cut")
+    with pytest.raises(OutputError, match="File name too long"):
+        cut(folders[NAME], tmp_path / "mine" / ("n" * 300))
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
     cut(folders[NAME], tmp_path / "mine" / "new" / "newer" / "cut")
     assert Checkpoint.open(tmp_path / "mine" / "new" / "newer" / "cut").mixers[0].axis.width == 8

@@ -131,15 +131,16 @@ def write_checkpoint(
 
 def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
     """Refuse an output folder that is taken, or that would swallow the model it is made from."""
-    model, target = checkpoint.folder.resolve(), out.resolve()
-    if target == model or model in target.parents or target in model.parents:
-        raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
-    if out.is_symlink():
-        raise OutputError(f"{out} is a link; name the folder itself")
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out} is a file")
-    if out.exists() and not force:
-        raise OutputError(f"{out} exists already; choose another place or use --force")
+    with staging.writing(out):  # a name that is too long, a folder that may not be looked into
+        model, target = checkpoint.folder.resolve(), out.resolve()
+        if target == model or model in target.parents or target in model.parents:
+            raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
+        if out.is_symlink():
+            raise OutputError(f"{out} is a link; name the folder itself")
+        if out.exists() and not out.is_dir():
+            raise OutputError(f"{out} is a file")
+        if out.exists() and not force:
+            raise OutputError(f"{out} exists already; choose another place or use --force")
 
 
 def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
