@@ -22,18 +22,27 @@ def sequences():
 
 
 @pytest.fixture(scope="module")
-def interpreted(folders, sequences, tmp_path_factory) -> dict[str, list[torch.Tensor]]:
+def models(tmp_path_factory) -> dict[str, Path]:
+    """Models of one layer: the interpreter is slow."""
+    place = tmp_path_factory.mktemp("models")
+    return {
+        name: tiny.save(tiny.build(tiny.VARIANTS[name], num_hidden_layers=1), place / name, "100KB") for name in NAMES
+    }
+
+
+@pytest.fixture(scope="module")
+def interpreted(models, sequences, tmp_path_factory) -> dict[str, list[torch.Tensor]]:
     place, script = tmp_path_factory.mktemp("interpreted"), Path(__file__).with_name("interpret_fla.py")
     torch.save(sequences, place / "ids.pt")
-    command = [sys.executable, "-O", script, place / "ids.pt", place / "logits.pt", *(folders[name] for name in NAMES)]
+    command = [sys.executable, "-O", script, place / "ids.pt", place / "logits.pt", *models.values()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return torch.load(place / "logits.pt")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_has_the_logits_that_the_kernels_of_fla_make(name, folders, sequences, interpreted):
-    model = load(folders[name], device="cpu").model
+def test_a_model_has_the_logits_that_the_kernels_of_fla_make(name, models, sequences, interpreted):
+    model = load(models[name], device="cpu").model
     for ids, expected in zip(sequences, interpreted[name], strict=True):
         with torch.inference_mode():
             whole = model(input_ids=ids, use_cache=False).logits
