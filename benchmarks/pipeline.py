@@ -125,10 +125,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--device", default=None)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--rounds", type=int, choices=range(1, 100), metavar="ROUNDS", default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
     if options.only:
         print(json.dumps(run(options.only[0], Path(options.only[1]), options)))
         return
