@@ -42,8 +42,7 @@ def test_chunks_give_the_values_and_gradients_of_the_recurrence(gated, time, chu
 @pytest.mark.parametrize("gated", [False, True])
 def test_chunks_erase_by_another_vector_as_the_recurrence_does(gated):
     (q, k, v, beta, *g), state = inputs(2, 150, 2, 2, 6, 5, gated)
-    p = torch.randn_like(k, requires_grad=True)
-    p = torch.nn.functional.normalize(p, dim=-1)
+    p = torch.nn.functional.normalize(torch.randn_like(k), dim=-1).requires_grad_()
     expected = recurrence(q, k, v, beta, *g, scale=0.4, state=state, erase=p)
     found = chunked(q, k, v, beta, *g, scale=0.4, state=state, erase=p)
     wanted = [q, k, v, beta, *g, p, state]

@@ -18,7 +18,7 @@ LENGTHS = (9, 70)  # all in one go and one token more; long ones are done in chu
 
 @pytest.fixture(scope="module")
 def sequences():
-    return [tiny.token_ids()[:1, :length] for length in LENGTHS]
+    return [tiny.token_ids(1, length) for length in LENGTHS]
 
 
 @pytest.fixture(scope="module")

@@ -62,10 +62,10 @@ def chunked(
     batch, time, heads, value_dim = v.shape
     key_dim = k.shape[-1]
     chunk = min(chunk, time)
-    given = (q * scale, k) if erase is None else (q * scale, k, erase)
-    shared = [_per_value_head(x, v) for x in given]
-    q, k, *others, v, beta = (_in_chunks(x, chunk) for x in (*shared, v, beta.unsqueeze(-1)))
-    by = k if erase is None else others[0]
+    by = None if erase is None else _in_chunks(_per_value_head(erase, v), chunk)
+    q, k, v = (_in_chunks(x, chunk) for x in (_per_value_head(q, v) * scale, _per_value_head(k, v), v))
+    beta = _in_chunks(beta.unsqueeze(-1), chunk)
+    by = k if by is None else by
     keys_in, queries_in, keys_out = by, q, k
     scores, gram = q @ k.mT, by @ k.mT
     decay = None
