@@ -12,6 +12,7 @@ import torch
 
 import slimstate
 import tiny
+from places import TESTS
 from slimstate.axes import Basis, Evidence, Plan, Selection, Slot
 from slimstate.checkpoint import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
@@ -39,7 +40,7 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
             slimstate.prune(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=keep_norm_eps)
             pairs[name, kind] = (original, out)
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = Path(__file__).with_name("reload_stock.py")
+    script = TESTS / "reload_stock.py"
     for kind, names in (
         ((), tiny.OF_FLA),
         *(((f"--{kind}-fla",), tiny.OF_TRANSFORMERS) for kind in ("without", "with")),

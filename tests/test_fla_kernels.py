@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny
+from places import TESTS
 from slimstate.runtime import load
 
 NAMES = [name for name in tiny.OF_FLA if name in tiny.EVERY_PLAIN]
@@ -32,7 +33,7 @@ def models(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def interpreted(models, sequences, tmp_path_factory) -> dict[str, list[torch.Tensor]]:
-    place, script = tmp_path_factory.mktemp("interpreted"), Path(__file__).with_name("interpret_fla.py")
+    place, script = tmp_path_factory.mktemp("interpreted"), TESTS / "interpret_fla.py"
     torch.save(sequences, place / "ids.pt")
     command = [sys.executable, "-O", script, place / "ids.pt", place / "logits.pt", *models.values()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

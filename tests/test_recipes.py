@@ -10,13 +10,14 @@ import pytest
 import typer
 
 import tiny
+from places import ROOT
 from slimstate.cli import app
 from slimstate.errors import DataError, PlanError, SlimstateError
 from slimstate.recipes import PROGRESS, SCALES, Recipe, run_recipe
 from test_cli import run
 from test_train import SHAPES, SIZES
 
-FOLDER = Path(__file__).parent.parent / "recipes"
+FOLDER = ROOT / "recipes"
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 PROMISED = {
     "pre-rft", "post-rft", "kq-ablation", "pca-sharing", "shared-convolutions", "throughput", "spectra", "utilisation",

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 import slimstate
 import tiny
+from places import TESTS
 from slimstate import healing
 from slimstate.adapters import trainable
 from slimstate.checkpoint import Checkpoint
@@ -117,7 +118,7 @@ def made(pairs, heal, tmp_path_factory) -> dict[str, Path]:
     folders["cut again"] = cut(folders[NAME], root / "cut again", 6)
     folders["cut control"] = cut(folders["control"], root / "cut control")
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = Path(__file__).with_name("reload_stock.py")
+    script = TESTS / "reload_stock.py"
     subprocess.run(
         [sys.executable, "-c", WITHOUT_PEFT, script, root / "ids.pt", *folders.values()],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=300,

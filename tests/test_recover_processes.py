@@ -14,12 +14,13 @@ import torch
 
 import slimstate
 import tiny
+from places import TESTS
 from slimstate.record import RECOVERY
 from slimstate.training import WHOLE
 from test_processes import PATIENCE, free_port, options
 
 NAME, GATED = tiny.PLAIN
-SCRIPT = Path(__file__).with_name("recover_commands.py")
+SCRIPT = TESTS / "recover_commands.py"
 TRAINING = {"steps": 8, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}
 DIE_AT = 6
 

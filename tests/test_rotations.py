@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
+from places import TESTS
 from slimstate.axes import Axis, Basis, Plan, Selection, Slot
 from slimstate.checkpoint import Checkpoint
 from slimstate.errors import PlanError
@@ -106,7 +107,7 @@ def rotated(tmp_path_factory):
     for original, out in pairs.values():
         slimstate.prune(original, out, keep_norm_eps=True, **BENT)
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = Path(__file__).with_name("reload_stock.py")
+    script = TESTS / "reload_stock.py"
     outs = [str(out) for _, out in pairs.values()]
     subprocess.run([sys.executable, str(script), str(root / "ids.pt"), *outs], check=True, capture_output=True)
     return pairs

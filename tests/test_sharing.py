@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 import slimstate
 import tiny
+from places import TESTS
 from slimstate.adapters import trainable
 from slimstate.axes import Plan
 from slimstate.checkpoint import Checkpoint, described_mixers
@@ -110,7 +111,7 @@ def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
         slimstate.recover(out["healed"], out["again"], data=str(text_file), **SHORT)
         folders |= {f"{kind}-{step}": (folder, kind) for step, folder in out.items()}
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = Path(__file__).with_name("reload_stock.py")
+    script = TESTS / "reload_stock.py"
     command = [sys.executable, str(script), str(root / "ids.pt"), *(str(folder) for folder, _ in folders.values())]
     subprocess.run(command, check=True, capture_output=True)
     return folders

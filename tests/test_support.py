@@ -14,7 +14,7 @@ from slimstate.families.contract import NOT_NEEDED
 from slimstate.serving import WHEN, advice, rules, rules_of
 from slimstate.support import support_table
 
-ROOT = Path(__file__).parents[1]
+from places import ROOT
 EXACTNESS = json.loads((ROOT / "docs" / "records" / "exactness.json").read_text())
 
 

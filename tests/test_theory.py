@@ -14,7 +14,7 @@ from slimstate.delta_rule import recurrence
 from slimstate.rank import effective_rank, rank_utilisation, singular_values
 from slimstate.selectors.rotations import principal_directions, random_directions
 
-TESTS = Path(__file__).parent
+from places import TESTS
 PAGE = (TESTS.parent / "docs" / "THEORY.md").read_text(encoding="utf-8")
 # every statement that the paper numbers, in its order: main text, appendices on material, effective rank and proofs
 NUMBERED = {
