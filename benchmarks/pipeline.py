@@ -33,7 +33,7 @@ from slimstate.benchmark.timing import device_name
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import sample_windows
 from slimstate.prune import prune
-from slimstate.reporter import Reporter
+from slimstate.system.progress import Reporter
 from slimstate.runtime import load, pick_device, prepare_fla
 
 TOY = {

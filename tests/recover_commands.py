@@ -17,7 +17,8 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 import tiny
-from slimstate import processes, training
+from slimstate import training
+from slimstate.system import distributed
 from slimstate.checkpoint import Checkpoint
 from slimstate.cli import main
 from slimstate.healing import Settings
@@ -39,9 +40,9 @@ def student(uncut: Path, cut: Path, full: bool) -> training.Student:
 
 def shard(uncut: Path, cut: Path, root: Path) -> None:
     """The loss and gradients of two windows in each process, sharded, beside those of all windows unsharded."""
-    processes.join(torch.device("cpu"))
-    ids, places = tiny.token_ids(2 * processes.count(), 40), torch.arange(2 * processes.count())
-    mine = slice(2 * processes.rank(), 2 * processes.rank() + 2)
+    distributed.join(torch.device("cpu"))
+    ids, places = tiny.token_ids(2 * distributed.count(), 40), torch.arange(2 * distributed.count())
+    mine = slice(2 * distributed.rank(), 2 * distributed.rank() + 2)
     found: dict[str, Any] = {}
     for full in (False, True):
         whole, sharded = student(uncut, cut, full), student(uncut, cut, full)
@@ -52,7 +53,7 @@ def shard(uncut: Path, cut: Path, root: Path) -> None:
         loss = sharded(ids[mine], places[mine])["loss"]
         expected.backward()
         loss.backward()
-        mean = processes.sum_over_all(loss.detach()) / processes.count()
+        mean = distributed.sum_over_all(loss.detach()) / distributed.count()
         theirs = {name: parameter.grad for name, parameter in training.trainable(whole).items()}
         ours = {name: parameter.grad.full_tensor() for name, parameter in training.trainable(sharded).items()}
         state = {name: tensor.full_tensor() for name, tensor in sharded.state_dict().items()}
@@ -60,7 +61,7 @@ def shard(uncut: Path, cut: Path, root: Path) -> None:
             "blocks": len(blocks), "losses": (mean, expected.detach()), "gradients": (ours, theirs),
             "states": (state, whole.state_dict()),
         }  # fmt: skip
-    if processes.is_main():
+    if distributed.is_main():
         torch.save(found, root / "sharded.pt")
 
 

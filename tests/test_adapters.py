@@ -9,7 +9,7 @@ from torch import nn
 import tiny
 from slimstate.adapters import ALL_LINEAR, Adaptation, trainable
 from slimstate.checkpoint import described_mixers
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 
 IDS = tiny.token_ids(2, 40)
 SOME = (

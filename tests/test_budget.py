@@ -9,7 +9,7 @@ import pytest
 import slimstate
 from slimstate.budget import GIB, MIB, Budget, key_dims_worth_choosing, state_bytes
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.families import FAMILIES
 
 # published sizes: mebibytes of state per sequence in fp32, from the configs alone

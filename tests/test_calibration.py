@@ -12,7 +12,7 @@ import tiny
 from slimstate import calibration
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import DataError, ModelError
+from slimstate.system.errors import DataError, ModelError
 from slimstate.evidence import EvidenceFile
 from slimstate.runtime import load
 

@@ -23,7 +23,7 @@ import slimstate
 import tiny
 from slimstate.axes import Plan
 from slimstate.checkpoint import INDEX, Checkpoint
-from slimstate.errors import ModelError, OutputError, PlanError
+from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.record import PLAN
 from slimstate.runtime import load
 from slimstate.tensor_files import Rewriting, TensorFile
@@ -222,7 +222,7 @@ def test_a_failed_exchange_gives_the_old_folder_back(folders, tmp_path, monkeypa
             raise KeyboardInterrupt
         return rename(path, target)
 
-    monkeypatch.setattr("slimstate.staging.ctypes.CDLL", lambda *_, **__: object())
+    monkeypatch.setattr("slimstate.system.atomic.ctypes.CDLL", lambda *_, **__: object())
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cut(folders[NAME], out, force=True)
@@ -289,7 +289,7 @@ def test_a_shard_that_shrinks_while_it_is_read_is_noticed(folders, tmp_path):
 
 
 def test_force_works_where_folders_cannot_be_exchanged(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr("slimstate.staging.ctypes.CDLL", lambda *_, **__: object())
+    monkeypatch.setattr("slimstate.system.atomic.ctypes.CDLL", lambda *_, **__: object())
     for key_dim in (8, 6):
         cut(folders[NAME], tmp_path / "cut", key_dim=key_dim, force=True)
     assert Checkpoint.open(tmp_path / "cut").mixers[0].axis.width == 6
@@ -446,7 +446,7 @@ def test_a_hub_model_is_inspected_by_its_headers_alone(folders, monkeypatch):
         }
         return SimpleNamespace(files_metadata={"model.safetensors": SimpleNamespace(tensors=tensors, metadata={})})
 
-    monkeypatch.setattr("slimstate.hub.reachable", lambda: True)
+    monkeypatch.setattr("slimstate.system.hub.reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda _, name: folders[NAME] / name)
     monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", get_safetensors_metadata)
     remote, local = slimstate.inspect("someone/model"), slimstate.inspect(folders[NAME])

@@ -132,7 +132,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_bad_input_gets_one_line_and_writes_nothing(name, folders, text_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("slimstate.hub.reachable", lambda: False)
+    monkeypatch.setattr("slimstate.system.hub.reachable", lambda: False)
     arguments, message = BAD[name]
     places = {"MODEL": folders[NAME], "TEXT": text_file}
     arguments = [places.get(argument, argument) for argument in arguments]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tiny
 from slimstate.corpus import ABOUT, MOST_HELD_OUT, TOKENS, Corpus, Schedule, held_out_count
 from slimstate.data import pieces, token_stream, windows
-from slimstate.errors import DataError
+from slimstate.system.errors import DataError
 
 TOKENIZER = tiny.tokenizer()
 LENGTH = 5

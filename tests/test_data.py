@@ -13,7 +13,7 @@ import torch
 
 import tiny
 from slimstate.data import PIECE, pieces, sample_windows, token_stream
-from slimstate.errors import DataError
+from slimstate.system.errors import DataError
 from slimstate.perplexity import evaluation_windows
 
 TOKENIZER = tiny.tokenizer()

@@ -12,7 +12,7 @@ import tiny
 from slimstate.adapters import ALL_LINEAR, Adaptation, trainable
 from slimstate.checkpoint import Checkpoint
 from slimstate.draft import write_checkpoint
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.families import logit_factor
 from slimstate.healing import Settings
 from slimstate.runtime import load

@@ -16,7 +16,7 @@ import tiny
 from slimstate.axes import Mixer, Plan
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
 from slimstate.families.refused import REFUSED
 from slimstate.record import PLAN

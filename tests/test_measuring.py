@@ -172,7 +172,7 @@ def _placed(argument, places):
 
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_bad_input_gets_one_line_and_writes_nothing(name, folders, other, text_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("slimstate.hub.reachable", lambda: False)
+    monkeypatch.setattr("slimstate.system.hub.reachable", lambda: False)
     arguments, message = BAD[name]
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("a short text")

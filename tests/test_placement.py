@@ -9,7 +9,7 @@ import torch
 
 import tiny
 from slimstate import cli, planning, prune
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.placement import load_spread, parse_limits
 from slimstate.runtime import load
 

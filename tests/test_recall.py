@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tiny
-from slimstate.errors import DataError
+from slimstate.system.errors import DataError
 from slimstate.recall import CANDIDATES, QUESTIONS, associative_recall, draw_vocabulary, make_probe
 from slimstate.runtime import Runtime
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from slimstate.errors import DataError, OutputError
+from slimstate.system.errors import DataError, OutputError
 from slimstate.record import command, plain, read_records, write_record
 
 

@@ -29,7 +29,7 @@ from slimstate.checkpoint import Checkpoint
 from slimstate.cli.training import recover as command
 from slimstate.corpus import Corpus, Schedule
 from slimstate.distillation import distilled_loss
-from slimstate.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.healing import LEAST_GAP, Settings
 from slimstate.record import PLAN, RECOVERY
 from slimstate.runtime import load, load_tokenizer

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'slimstate[report]'")
 
 from slimstate import plots
-from slimstate.errors import DataError, OutputError
+from slimstate.system.errors import DataError, OutputError
 from slimstate.record import PLAN, RECOVERY, Found, write_record
 from slimstate.report import pieces, write_report
 from slimstate.report.heat import Scale
@@ -28,7 +28,7 @@ from slimstate.report.numbers import brief, fixed, magnitude, mebibytes
 from slimstate.report.reproduce import reproduce_section
 from slimstate.report.states import state_section
 from slimstate.report.strips import runs, strip_path
-from slimstate.reporter import Reporter
+from slimstate.system.progress import Reporter
 
 FOLDER = Path(pieces.__file__).parent
 

@@ -18,7 +18,7 @@ import tiny
 from places import TESTS
 from slimstate.axes import Axis, Basis, Plan, Selection, Slot
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.families import FAMILIES
 from slimstate.record import PLAN

@@ -17,7 +17,7 @@ from places import TESTS
 from slimstate.adapters import trainable
 from slimstate.axes import Plan
 from slimstate.checkpoint import Checkpoint, described_mixers
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
 from slimstate.healing import Settings
 from slimstate.record import PLAN

@@ -16,7 +16,7 @@ import slimstate
 import tiny
 from slimstate import sweep as verb
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import DataError, PlanError
+from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.rank import rank_utilisation, singular_values
 from slimstate.runtime import load

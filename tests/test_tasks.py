@@ -22,9 +22,9 @@ from transformers import PreTrainedTokenizerFast
 
 import tiny
 from slimstate import tasks
-from slimstate.errors import DataError, SlimstateError
+from slimstate.system.errors import DataError, SlimstateError
 from slimstate.recall_tasks import prompts
-from slimstate.reporter import Reporter
+from slimstate.system.progress import Reporter
 from slimstate.runtime import Runtime, load
 from slimstate.tasks import PAPER, RECALL, resolve, run_tasks
 
@@ -528,7 +528,7 @@ def test_other_bad_requests_get_one_line(runtime, data, tmp_path, monkeypatch):
         run_tasks(runtime, ["piqa"], data=data, limit=0)
     with pytest.raises(DataError, match="no folder"):
         run_tasks(runtime, ["piqa"], data=tmp_path / "nowhere")
-    monkeypatch.setattr("slimstate.hub.reachable", lambda: False)
+    monkeypatch.setattr("slimstate.system.hub.reachable", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(DataError, match=r"task piqa: the hub .* for its dataset baber/piqa; give .*--task-data DIR"):
         run_tasks(runtime, ["piqa"])

@@ -13,7 +13,7 @@ import tiny
 from slimstate import teacher as teachers
 from slimstate.corpus import Corpus
 from slimstate.distillation import WholeOpinion, distilled_loss
-from slimstate.errors import DataError, OutputError
+from slimstate.system.errors import DataError, OutputError
 from slimstate.runtime import Runtime
 from slimstate.teacher import ABOUT, PresentTeacher, TeacherCache
 

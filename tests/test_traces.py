@@ -9,7 +9,7 @@ import torch
 
 import tiny
 from slimstate.checkpoint import described_mixers
-from slimstate.errors import DataError, ModelError
+from slimstate.system.errors import DataError, ModelError
 from slimstate.rank import condition_number, effective_rank, rank_utilisation, singular_values
 from slimstate.runtime import Runtime
 from slimstate.taps import masked, observed

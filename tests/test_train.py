@@ -21,7 +21,7 @@ from slimstate import training
 from slimstate.checkpoint import Checkpoint
 from slimstate.corpus import Corpus, Schedule
 from slimstate.data import Piece
-from slimstate.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.families import family_of
 from slimstate.record import TRAINING
 from slimstate.runtime import load, load_tokenizer, stock_model

@@ -6,13 +6,13 @@ The verbs of the command are functions here: `inspect`, `prune`, `recover`, `tra
 
 from slimstate.analyze import analyze
 from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
-from slimstate.errors import SlimstateError
+from slimstate.system.errors import SlimstateError
 from slimstate.evaluate import evaluate
 from slimstate.overview import inspect
 from slimstate.prune import prune
 from slimstate.recover import recover
 from slimstate.report import write_report as report
-from slimstate.reporter import Reporter
+from slimstate.system.progress import Reporter
 from slimstate.runtime import prepare, prepare_fla
 from slimstate.sweep import sweep
 from slimstate.train import train

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from slimstate.axes import Mixer
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.families.contract import Library
 from slimstate.runtime import stock_model, tied_weights

@@ -11,9 +11,9 @@ import torch
 
 from slimstate.checkpoint import Checkpoint
 from slimstate.comparison import distinct_names, identity, same_tokenizers, shared_windows
-from slimstate.errors import DataError, PlanError
+from slimstate.system.errors import DataError, PlanError
 from slimstate.record import check_place, command, plain, versions, write_record
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import load, pick_device, pick_dtype
 from slimstate.traces import EDGES, Trace, check_times, trace_states
 

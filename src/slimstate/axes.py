@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from slimstate.errors import DataError, PlanError
+from slimstate.system.errors import DataError, PlanError
 
 
 @dataclass(frozen=True, kw_only=True)

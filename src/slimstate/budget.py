@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slimstate.axes import Mixer
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 
 BYTES = {"fp32": 4, "bf16": 2}
 MIB, GIB = 2**20, 2**30

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.axes import Evidence, Mixer
 from slimstate.distillation import distilled_loss
-from slimstate.errors import ModelError, PlanError
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.errors import ModelError, PlanError
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import TOKENS_AT_ONCE, Runtime, states_before_head
 from slimstate.selectors import Need
 from slimstate.taps import Role, tapped
@@ -51,8 +51,8 @@ class Sums:
 
     def add_other_processes(self) -> None:
         for tensor in self.tensors.values():
-            processes.sum_over_all(tensor)
-        self.tokens = int(processes.sum_over_all(torch.tensor(self.tokens, device=self.device)))
+            distributed.sum_over_all(tensor)
+        self.tokens = int(distributed.sum_over_all(torch.tensor(self.tokens, device=self.device)))
 
     def evidence(self) -> Evidence:
         return Evidence(tokens=self.tokens, **{name: tensor.cpu() for name, tensor in self.tensors.items()})
@@ -71,10 +71,10 @@ def calibrate(
             f"gradients need the whole model on its device, and {runtime.offloaded} of its weights are not: "
             "use another method, a smaller --dtype, or more GPUs"
         )
-    processes.join(runtime.device)
+    distributed.join(runtime.device)
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
-    batches = processes.share(tokens.split(batch))
+    batches = distributed.share(tokens.split(batch))
     with _watched(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
             ids = windows.to(runtime.device, torch.long)

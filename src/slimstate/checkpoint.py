@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from slimstate import hub
+from slimstate.system import hub
 from slimstate.axes import Mixer, Slot
-from slimstate.errors import ModelError, SlimstateError
+from slimstate.system.errors import ModelError, SlimstateError
 from slimstate.families import Family, family_of
 from slimstate.record import PLAN
 from slimstate.tensor_files import TensorFile, TensorInfo

@@ -8,7 +8,7 @@ from typing import Any
 
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows
-from slimstate.errors import DataError, PlanError
+from slimstate.system.errors import DataError, PlanError
 from slimstate.perplexity import evaluation_windows
 from slimstate.runtime import load_tokenizer
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from slimstate.data import windows
-from slimstate.errors import DataError, OutputError
+from slimstate.system.errors import DataError, OutputError
 from slimstate.record import write_text
-from slimstate.staging import staged_file
+from slimstate.system.atomic import staged_file
 
 TOKENS = "tokens.int32"
 ABOUT = "tokens.json"

@@ -19,8 +19,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from slimstate import hub
-from slimstate.errors import DataError
+from slimstate.system import hub
+from slimstate.system.errors import DataError
 
 PIECE = 2**18  # characters of plain text that are tokenised as one
 MOST = 32 * PIECE  # characters that are tokenised side by side

@@ -16,11 +16,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from slimstate import staging, threads
+from slimstate.system import atomic
+from slimstate.system import threads
 from slimstate.checkpoint import INDEX, WEIGHT_SUFFIXES, Checkpoint
-from slimstate.errors import OutputError
+from slimstate.system.errors import OutputError
 from slimstate.record import RECOVERY, TRAINING
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.tensor_files import Change, Rewriting
 
 CARD = "README.md"
@@ -47,7 +48,7 @@ class Draft:
         for file in self._files:
             names = [name for name in file.source.tensors if not self._outline.touches(name)]
             self._copies += [self._pool.submit(file.copy, name, self._wanted) for name in names]
-            self._copies.append(self._pool.submit(staging.flush_to_disk, file.target))
+            self._copies.append(self._pool.submit(atomic.flush_to_disk, file.target))
 
     def _wanted(self) -> bool:
         return not self._stopped.is_set()
@@ -66,7 +67,7 @@ class Draft:
         `documents` are texts and `folders` other folders that go into it, by name.
         """
         checkpoint, folder = self._checkpoint, self._folder
-        with staging.writing(self._out):
+        with atomic.writing(self._out):
             self.copy()
             self._write_tensors(change, reporter)
             if checkpoint.index is not None:
@@ -77,7 +78,7 @@ class Draft:
                 shutil.copytree(other, folder / name, dirs_exist_ok=True)
             # last, because nothing loads a folder without it
             _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-            staging.publish(folder, self._out, self._force)
+            atomic.publish(folder, self._out, self._force)
         return self._left_out
 
     def _write_tensors(self, change: Change, reporter: Reporter) -> None:
@@ -102,9 +103,9 @@ class Draft:
 def drafted(checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool = False) -> Iterator[Draft]:
     """A draft of the folder `out`, which vanishes unless it is finished; of the change only its shapes are known."""
     check_output(checkpoint, out, force)
-    with staging.partial(out) as folder:
+    with atomic.partial(out) as folder:
         check_output(checkpoint, out, force)  # what a killed run had put aside may be back
-        with staging.writing(out):
+        with atomic.writing(out):
             _check_space(checkpoint, outline, folder)
             draft = Draft(checkpoint, outline, folder, out, force)
         try:
@@ -131,7 +132,7 @@ def write_checkpoint(
 
 def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
     """Refuse an output folder that is taken, or that would swallow the model it is made from."""
-    with staging.writing(out):  # a name that is too long, a folder that may not be looked into
+    with atomic.writing(out):  # a name that is too long, a folder that may not be looked into
         model, target = checkpoint.folder.resolve(), out.resolve()
         if target == model or model in target.parents or target in model.parents:
             raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")

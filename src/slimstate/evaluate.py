@@ -12,11 +12,11 @@ from typing import Any
 from slimstate.checkpoint import Checkpoint
 from slimstate.comparison import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.data import Windows
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.perplexity import bytes_per_token, mean_nats, perplexity_of
 from slimstate.recall import associative_recall
 from slimstate.record import check_place, command, measures, plain, versions, write_record
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import load, pick_device, pick_dtype
 from slimstate.tasks import resolve, run_tasks, sources
 

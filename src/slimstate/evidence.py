@@ -12,9 +12,9 @@ import safetensors
 import safetensors.torch
 
 from slimstate.axes import Evidence
-from slimstate.errors import DataError, OutputError
+from slimstate.system.errors import DataError, OutputError
 from slimstate.selectors import Need
-from slimstate.staging import staged_file
+from slimstate.system.atomic import staged_file
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "gram": ("query_gram", "key_gram"),

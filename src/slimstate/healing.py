@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.adapters import Adaptation, trainable
 from slimstate.card import write_recovery_card
 from slimstate.checkpoint import Checkpoint
 from slimstate.corpus import Corpus, Schedule
 from slimstate.draft import ADAPTER, CARD, LOGS, write_checkpoint
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
 from slimstate.perplexity import mean_nats, perplexity_of
 from slimstate.record import RECOVERY, plain, versions
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime, describe_kernels, load, pick_device, pick_dtype
 from slimstate.teacher import PresentTeacher, Teacher, TeacherCache
 from slimstate.tensor_files import DTYPES, Replacement
@@ -128,13 +128,13 @@ class Means:
     def course(self, settings: Settings) -> Course:
         from slimstate.training import Course
 
-        pieces = self.grad_accum * processes.count()
+        pieces = self.grad_accum * distributed.count()
         if self.grad_accum < 1 or settings.batch_size % pieces:
             raise PlanError(
-                f"--batch-size {settings.batch_size} cannot be split evenly over {processes.count()} processes"
+                f"--batch-size {settings.batch_size} cannot be split evenly over {distributed.count()} processes"
                 f" with --grad-accum {self.grad_accum}"
             )
-        if self.fsdp and not (processes.launched() and pick_device(self.device).type == "cuda"):
+        if self.fsdp and not (distributed.launched() and pick_device(self.device).type == "cuda"):
             raise PlanError("--fsdp shards a model over GPUs: start one process for each with torchrun")
         if self.save_every is not None and self.save_every < 1:
             raise PlanError(f"--save-every {self.save_every}: it must be at least 1")
@@ -207,7 +207,7 @@ def heal(
         _write(student, record, changed, out, work, ending, lesson.means.force, reporter)
         return record
 
-    return processes.from_main(conclude)
+    return distributed.from_main(conclude)
 
 
 def _judge(
@@ -239,7 +239,7 @@ def _judge(
         "measured": _measure(student, lesson, merged, control, reporter),
         **facts,
         "versions": versions(),
-        "processes": processes.count(),
+        "processes": distributed.count(),
     }
     return record, changed
 
@@ -268,9 +268,9 @@ def _train(
         f"training {size:,} parameters for {course.steps:,} steps of {course.batch} x {settings.length} tokens:"
         f" {settings.tokens:,} tokens, {schedule.epochs:.2f} epochs"
     )
-    if processes.is_main():
+    if distributed.is_main():
         training.remove_broken(work)
-    processes.wait_for_all()
+    distributed.wait_for_all()
     resume = training.last_whole(work)
     if resume is not None:
         reporter.say(f"going on from {resume}")

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.data import Windows, windows
-from slimstate.errors import DataError, ModelError
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.errors import DataError, ModelError
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime
 
 WINDOWS_AT_ONCE = {"cpu": 1, "cuda": 8}

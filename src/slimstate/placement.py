@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import ModelError, PlanError
+from slimstate.system.errors import ModelError, PlanError
 from slimstate.runtime import (
     Runtime,
     describe_kernels,

@@ -12,19 +12,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slimstate import processes, threads
+from slimstate.system import distributed
+from slimstate.system import threads
 from slimstate.axes import Axis, Basis, Choice, Evidence, Mixer, Plan
 from slimstate.budget import Budget
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
-from slimstate.errors import DataError, PlanError
+from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.families import loader_of
 from slimstate.placement import load_spread, parse_limits
 from slimstate.rank import gram_condition_number
 from slimstate.record import PLAN, plain, versions
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named
 from slimstate.surgery import check_choice
@@ -200,7 +201,7 @@ def gather_evidence(
         fresh = EvidenceFile(model=hashing(), calibration=windows.describe(), evidence=evidence)
     whole = fresh if found is None else found.extended(fresh)
     if path is not None:
-        processes.from_main(lambda: whole.save(path))
+        distributed.from_main(lambda: whole.save(path))
         reporter.say(f"evidence saved to {path}")
     return whole, runtime.kernels
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from slimstate.errors import OutputError, PlanError, SlimstateError
-from slimstate.staging import staged_file
+from slimstate.system.errors import OutputError, PlanError, SlimstateError
+from slimstate.system.atomic import staged_file
 
 try:
     import matplotlib as mpl

@@ -12,19 +12,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.axes import Plan
 from slimstate.budget import Budget, state_bytes
 from slimstate.card import write_card
 from slimstate.checkpoint import Checkpoint
 from slimstate.draft import CARD, Draft, check_output, drafted
-from slimstate.errors import ModelError, PlanError
+from slimstate.system.errors import ModelError, PlanError
 from slimstate.estimate import estimate
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.overview import parameters_after
 from slimstate.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
 from slimstate.record import PLAN
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.speed import speed_of_cut
@@ -121,7 +121,7 @@ def prune(
         record = describe(checkpoint, plan)
         record |= {"kernels": kernels, "out": None if target is None else str(target)}
         if target is not None:
-            record["left_out"] = processes.from_main(lambda: _finish(draft, checkpoint, plan, record, reporter))
+            record["left_out"] = distributed.from_main(lambda: _finish(draft, checkpoint, plan, record, reporter))
     record["seconds"] = time.perf_counter() - started
     return record
 
@@ -136,7 +136,7 @@ def _drafted(checkpoint: Checkpoint, key_dim: int, out: Path | None, force: bool
         begun: list[Draft] = []
         if out is not None:
             draft = drafted(checkpoint, outline(checkpoint.mixers, key_dim), out, force=force)
-            processes.from_main(lambda: begun.append(stack.enter_context(draft)))
+            distributed.from_main(lambda: begun.append(stack.enter_context(draft)))
         yield begun[0] if begun else None
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from slimstate.data import windows
-from slimstate.errors import DataError
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.errors import DataError
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime
 
 PAIRS = (2, 4, 8, 16, 32)

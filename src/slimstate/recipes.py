@@ -26,10 +26,10 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from slimstate import processes
-from slimstate.errors import DataError, PlanError
+from slimstate.system import distributed
+from slimstate.system.errors import DataError, PlanError
 from slimstate.record import check_place, versions, write_record
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -146,7 +146,7 @@ def run_recipe(
     folder = Path("build") / "recipes" / recipe.path.stem if out is None else out
     check_place(folder, folder=True)
     commands = recipe.commands(scale, folder, changes)
-    done = processes.from_main(lambda: _done(folder / PROGRESS))
+    done = distributed.from_main(lambda: _done(folder / PROGRESS))
     record: dict[str, Any] = {
         "recipe": str(recipe.path), "title": recipe.title, "scale": scale, "versions": versions(),
         "steps": [entry for entry in done if entry["command"] in set(map(shlex.join, commands))],
@@ -165,7 +165,7 @@ def run_recipe(
         ran = True
         record["steps"] = [entry for entry in record["steps"] if entry["command"] != command]
         record["steps"].append({"command": command, "seconds": time.perf_counter() - started})
-        processes.from_main(lambda: write_record(folder / PROGRESS, record))
+        distributed.from_main(lambda: write_record(folder / PROGRESS, record))
     return record
 
 

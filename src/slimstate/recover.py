@@ -8,15 +8,15 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.checkpoint import Checkpoint, read_json
 from slimstate.corpus import Corpus
 from slimstate.draft import check_output
-from slimstate.errors import ModelError, OutputError, PlanError, SlimstateError
+from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
 from slimstate.healing import Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows
 from slimstate.record import RECOVERY, check_place, command, difference
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_model
 from slimstate.teacher import TeacherCache
 from slimstate.workplace import (
@@ -76,7 +76,7 @@ def recover(
     Several processes share every batch, and the main one writes; all return when it has.
     """
     asked = {name: value for name, value in locals().items() if name not in PASSING}
-    processes.join(pick_device(device))
+    distributed.join(pick_device(device))
     student = Checkpoint.open(model)
     if no_teacher and teacher is not None:
         raise PlanError("give either --teacher or --no-teacher")
@@ -188,12 +188,12 @@ def _run(
             raise
         return corpus
 
-    lesson = lesson_on(processes.from_main(prepare))
+    lesson = lesson_on(distributed.from_main(prepare))
     changed = {name: value for name, value in asked.items() if value != DEFAULTS[name]}
     about = {"command": command("recover", [student.source], changed)}
     beside = _control(student, lesson, asked, work, about, reporter)
     record = heal(student, lesson, out, work / "model", about, control=beside, reporter=reporter)
-    processes.from_main(lambda: shutil.rmtree(work, ignore_errors=True))
+    distributed.from_main(lambda: shutil.rmtree(work, ignore_errors=True))
     return record
 
 

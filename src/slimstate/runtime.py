@@ -17,9 +17,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.checkpoint import read_json
-from slimstate.errors import ModelError, PlanError
+from slimstate.system.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, language_of, logit_factor, tap_of
 from slimstate.families.contract import Library
 from slimstate.substitutes import gated_backward_refused
@@ -50,10 +50,10 @@ def pick_device(name: str | None) -> torch.device:
         raise PlanError(f"unknown device {name!r}; there are cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise PlanError("no CUDA device here; use --device cpu")
-    if name == "cuda" and processes.count_here() > torch.cuda.device_count():
-        here, cards = processes.count_here(), torch.cuda.device_count()
+    if name == "cuda" and distributed.count_here() > torch.cuda.device_count():
+        here, cards = distributed.count_here(), torch.cuda.device_count()
         raise PlanError(f"{here} processes for {cards} GPUs: start at most one for each GPU, or use --device cpu")
-    return processes.local_device(name)
+    return distributed.local_device(name)
 
 
 def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
@@ -118,7 +118,7 @@ def prepare(model_type: str) -> None:
 
 def _tune_quickly() -> None:
     tune_briefly()
-    mine = len(os.sched_getaffinity(0)) // processes.count_here()
+    mine = len(os.sched_getaffinity(0)) // distributed.count_here()
     compile_side_by_side(int(os.environ.get("SLIMSTATE_COMPILING", mine)))
 
 

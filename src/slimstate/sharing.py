@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from slimstate.axes import Mixer
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 
 
 class SharedFilters(nn.Module):

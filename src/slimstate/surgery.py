@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slimstate.axes import Axis, Basis, Choice, Mixer, Selection, Slot
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 
 
 class Cutter:

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.axes import Plan
 from slimstate.budget import state_bytes
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import Windows, sample_windows
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
 from slimstate.swept import EVIDENCE, SWEEP, earlier_sweep, recommend
@@ -149,7 +149,7 @@ def sweep(
                     table(_cells(record["rows"][-1]))
             return record
 
-        record = processes.from_main(judged)
+        record = distributed.from_main(judged)
     _put_in_order(record["rows"], candidates)
     calibrated = {"data": data, "samples": samples, "length": length} if drawn else {}
     rest = {
@@ -167,7 +167,7 @@ def sweep(
         write_tables(record, folder)
         save(pareto(record), folder / "pareto")
 
-    processes.from_main(write)
+    distributed.from_main(write)
     return record
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoint import read_json
-from slimstate.errors import DataError
+from slimstate.system.errors import DataError
 from slimstate.record import command
 
 SWEEP, EVIDENCE = "sweep.json", "evidence.safetensors"

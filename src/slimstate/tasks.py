@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
-from slimstate import hub
-from slimstate.errors import DataError, ModelError, SlimstateError
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system import hub
+from slimstate.system.errors import DataError, ModelError, SlimstateError
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime
 
 PAPER = ("wikitext", "lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa")

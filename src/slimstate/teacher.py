@@ -14,15 +14,15 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.checkpoint import read_json
 from slimstate.corpus import Corpus
 from slimstate.distillation import Opinion, TopOpinion, WholeOpinion
-from slimstate.errors import DataError, OutputError
+from slimstate.system.errors import DataError, OutputError
 from slimstate.record import write_record
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import TOKENS_AT_ONCE, Runtime, states_before_head
-from slimstate.staging import staged_file
+from slimstate.system.atomic import staged_file
 
 FORMAT = 1
 ABOUT = "teacher.json"
@@ -82,15 +82,15 @@ class TeacherCache:
     def fill(self, corpus: Corpus, load: Callable[[], Runtime], reporter: Reporter = SILENT) -> bool:
         """Write what is missing; the teacher is loaded only where something is. True if anything was."""
         self.check()
-        if processes.is_main():
+        if distributed.is_main():
             write_record(self.folder / ABOUT, self.describe())
         starts = range(0, corpus.count, WINDOWS_IN_A_FILE)
-        missing = [start for start in processes.share(starts) if not self._holds(corpus, start)]
+        missing = [start for start in distributed.share(starts) if not self._holds(corpus, start)]
         if missing:
             teacher = PresentTeacher(runtime=load())
             for start in reporter.track(missing, f"caching the teacher's top {self.top_k}", len(missing)):
                 self._write(corpus, start, teacher)
-        processes.wait_for_all()
+        distributed.wait_for_all()
         self.__dict__.pop("_opened", None)  # a file that was opened before may have been extended
         return bool(missing)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 
 BLOCK = 16 * 2**20
 DTYPES = {

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate import threads
+from slimstate.system import threads
 from slimstate.axes import Mixer
-from slimstate.errors import DataError, ModelError
+from slimstate.system.errors import DataError, ModelError
 from slimstate.rank import Memory, condition_number, effective_rank, rank_utilisation, state_bound
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime
 from slimstate.taps import Reading, observed
 

@@ -12,17 +12,17 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.card import write_training_card
 from slimstate.checkpoint import Checkpoint
 from slimstate.corpus import Corpus
 from slimstate.draft import check_output
-from slimstate.errors import OutputError, PlanError, SlimstateError
+from slimstate.system.errors import OutputError, PlanError, SlimstateError
 from slimstate.families.fla_layout import SHARINGS
 from slimstate.healing import Ending, Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows
 from slimstate.record import TRAINING, check_place, command
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import load_tokenizer, pick_device, pick_dtype
 from slimstate.untrained import check_trainable, read_config, write_untrained
 from slimstate.workplace import (
@@ -105,7 +105,7 @@ def train(
     Several processes share every batch, and the main one writes; all return when it has.
     """
     asked = {name: value for name, value in locals().items() if name not in PASSING}
-    processes.join(pick_device(device))
+    distributed.join(pick_device(device))
     if shared_filters is not None and shared_filters not in SHARINGS:
         raise PlanError(f"--shared-filters {shared_filters}; there are {', '.join(SHARINGS)}")
     settings = Pretraining(
@@ -189,7 +189,7 @@ def _run(
                 shutil.rmtree(work, ignore_errors=True)
             raise
 
-    corpus = processes.from_main(prepare)
+    corpus = distributed.from_main(prepare)
     student = Checkpoint.open(work / UNTRAINED) if goes_on is None else goes_on
     lesson = Lesson(
         settings=settings,
@@ -209,7 +209,7 @@ def _run(
         "shared_filters": student.mixers[0].sharing,
     }
     record = heal(student, lesson, out, work / "model", about, ending=TRAINED, reporter=reporter)
-    processes.from_main(lambda: shutil.rmtree(work, ignore_errors=True))
+    distributed.from_main(lambda: shutil.rmtree(work, ignore_errors=True))
     return record
 
 

@@ -20,13 +20,13 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
-from slimstate import processes
+from slimstate.system import distributed
 from slimstate.adapters import trainable
 from slimstate.corpus import Schedule
 from slimstate.distillation import distilled_loss
-from slimstate.errors import OutputError, TrainingError
+from slimstate.system.errors import OutputError, TrainingError
 from slimstate.record import write_text
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import states_before_head
 from slimstate.teacher import Teacher
 
@@ -113,7 +113,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self.parts:
-            mean = processes.sum_over_all(torch.stack(self.parts).mean(0)) / processes.count()
+            mean = distributed.sum_over_all(torch.stack(self.parts).mean(0)) / distributed.count()
             logs |= dict(zip(("cross_entropy", "distillation"), mean.tolist(), strict=True))
             self.parts.clear()
         super().log(logs, start_time)
@@ -139,7 +139,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if control.should_save:  # a step of finite loss may still have broken the weights
             sound = all(_is_finite(weight) for weight in trainable(self.trainer.model).values())
             bad[-1] = bad[-1].clamp(min=float(not sound))
-        if float(processes.sum_over_all(bad).sum()):
+        if float(distributed.sum_over_all(bad).sum()):
             step = state.global_step - len(bad) + 1 + int(bad.nonzero()[0])
             kept = _kept(Path(args.output_dir))
             raise TrainingError(
@@ -147,8 +147,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        processes.wait_for_all()
-        if processes.is_main():
+        distributed.wait_for_all()
+        if distributed.is_main():
             write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE, f"{state.global_step}\n")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
@@ -200,7 +200,7 @@ def arguments(
     made = TrainingArguments(
         output_dir=str(work),
         max_steps=course.steps,
-        per_device_train_batch_size=course.batch // (course.pieces * processes.count()),
+        per_device_train_batch_size=course.batch // (course.pieces * distributed.count()),
         gradient_accumulation_steps=course.pieces,
         learning_rate=course.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",

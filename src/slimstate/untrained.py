@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from slimstate import hub
+from slimstate.system import hub
 from slimstate.checkpoint import described_mixers, read_json
 from slimstate.data import pieces
-from slimstate.errors import DataError, ModelError
+from slimstate.system.errors import DataError, ModelError
 from slimstate.families import family_of
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.runtime import DTYPES, load_tokenizer, prepare, stock_class, stock_model
 from slimstate.sharing import expand, share
-from slimstate.staging import staged
+from slimstate.system.atomic import staged
 
 END_OF_TEXT = "<|endoftext|>"
 ENOUGH_TEXT = 2**27  # characters that a tokenizer is learnt from

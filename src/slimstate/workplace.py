@@ -13,9 +13,9 @@ from typing import Any
 
 from slimstate.checkpoint import read_json
 from slimstate.corpus import Corpus, Schedule, held_out_count
-from slimstate.errors import DataError, OutputError, PlanError
+from slimstate.system.errors import DataError, OutputError, PlanError
 from slimstate.record import difference, write_record
-from slimstate.reporter import Reporter
+from slimstate.system.progress import Reporter
 
 SETTINGS = "settings.json"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 from slimstate.families import family_of, linear_attn
 from tiny_model import GROUPED, drawn, variants
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 from tiny_model import GATED_DELTA_HYBRID, build, tokenizer, variants
 
 VARIANTS = variants("olmo_hybrid", GATED_DELTA_HYBRID, {"plain": {}})

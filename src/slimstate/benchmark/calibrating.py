@@ -17,9 +17,9 @@ from slimstate.benchmark.timing import Timing, timed
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
 from slimstate.data import sample_windows
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.families import family_of
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import TOKENS_AT_ONCE, Runtime, load_tokenizer
 from slimstate.selectors import Case, Request, Selector, choose, selector_named
 

@@ -18,8 +18,8 @@ from slimstate.benchmark.modelling import widths_of
 from slimstate.benchmark.recording import Bench, Row, positive, with_ratios
 from slimstate.benchmark.subjects import library_of, model_for
 from slimstate.benchmark.timing import Timing, copy_bandwidth, timed_as_graph
-from slimstate.errors import PlanError
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
 SPARE = 0.97  # of a GPU's memory, left to its own needs

@@ -13,7 +13,7 @@ from slimstate.benchmark.compiling import compile_ahead
 from slimstate.benchmark.recording import Bench, Row, checked_modes, positive, with_ratios
 from slimstate.benchmark.subjects import mixer_config, mixer_of
 from slimstate.benchmark.timing import Timing, timed
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 
 MODES = ("forward", "train")
 

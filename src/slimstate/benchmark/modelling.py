@@ -13,7 +13,7 @@ from slimstate.benchmark.recording import Bench, Row, checked_modes, positive, w
 from slimstate.benchmark.subjects import config_of, library_of, model_for, resized, width_of
 from slimstate.benchmark.timing import Timing, timed, timed_as_graph
 from slimstate.calibration import next_token_loss
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 
 MODES = ("prefill", "train")
 

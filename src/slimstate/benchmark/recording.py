@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from slimstate.benchmark.timing import Timing, device_name
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.families.contract import Library
 from slimstate.record import check_place, command, versions, write_record, write_text
-from slimstate.reporter import Reporter
+from slimstate.system.progress import Reporter
 from slimstate.runtime import describe_kernels, pick_device, pick_dtype, prepare_fla
 
 Row = dict[str, Any]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from slimstate.checkpoint import Checkpoint
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.families.contract import Library
 from slimstate.runtime import load, stock_model

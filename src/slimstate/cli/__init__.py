@@ -15,7 +15,7 @@ from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.running import run
 from slimstate.cli.training import recover, train
-from slimstate.errors import SlimstateError
+from slimstate.system.errors import SlimstateError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 # typer carries its own copy of click in some versions, so the class is taken from where typer raises it

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slimstate.cli.terminal import Json, TerminalReporter, print_json, printer
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 
 
 def run(

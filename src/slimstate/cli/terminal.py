@@ -26,9 +26,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from slimstate import processes
-from slimstate.errors import PlanError
-from slimstate.reporter import Reporter
+from slimstate.system import distributed
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import Reporter
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 10
@@ -127,7 +127,7 @@ def listed(text: str, name: str, convert: Callable[[str], T]) -> list[T]:
 
 
 def print_json(record: dict[str, Any]) -> None:
-    if processes.is_main():
+    if distributed.is_main():
         print(json.dumps(record, indent=2))
 
 
@@ -142,6 +142,6 @@ def printer() -> Console:
 
 def _console(*, stderr: bool) -> Console:
     """Without a voice, and without bars, where this is not the main process."""
-    speaks = processes.is_main()
+    speaks = distributed.is_main()
     terminal = None if speaks else False
     return Console(stderr=stderr, highlight=False, soft_wrap=True, quiet=not speaks, force_terminal=terminal)

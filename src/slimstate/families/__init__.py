@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Iterable, Iterator
 
 from slimstate.axes import Tap
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 from slimstate.families.contract import Config, Correction, Encloses, Family, Refuses, ScalesLogits
 from slimstate.families.refused import refusal
 from slimstate.loading import Loader

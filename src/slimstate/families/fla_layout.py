@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from slimstate.axes import Axis, Mixer, Slot, Tap
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 from slimstate.families.contract import NORM_EPS, Config, Correction, corrected_epsilon
 
 SHARINGS = ("head", "all")

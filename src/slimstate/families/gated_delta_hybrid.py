@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimstate.axes import Axis, Mixer, Slot, Tap
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Library, corrected_epsilon
 
 DEFAULTS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimstate.axes import Axis, Mixer, Slot, Tap
-from slimstate.errors import ModelError
+from slimstate.system.errors import ModelError
 from slimstate.families.contract import NOT_NEEDED, Config, Correction, Library
 
 LINEAR = ("linear_attention", "mamba", "hybrid")  # names of layers with a state, of today and of older configs

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimstate.errors import DataError
+from slimstate.system.errors import DataError
 from slimstate.record import RECOVERY, Found, read_records, write_text
 from slimstate.report.shapes import SHAPES, complaint
-from slimstate.reporter import SILENT, Reporter
+from slimstate.system.progress import SILENT, Reporter
 
 __all__ = ["write_report"]
 PAGE = "report.html"

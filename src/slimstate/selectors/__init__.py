@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from slimstate.axes import Basis, Choice
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 from slimstate.selectors.contract import SCORES, Case, Need, Request, Selector
 from slimstate.selectors.rotations import PCA, PCA_ADVERSARIAL, RANDOM_ROTATION
 from slimstate.selectors.rrqr import DRRQR

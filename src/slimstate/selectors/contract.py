@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from slimstate.axes import Choice, Evidence
-from slimstate.errors import PlanError
+from slimstate.system.errors import PlanError
 
 Need = Literal["weight", "gram", "input", "gradient"]
 SCORES = ("kq", "k", "q")

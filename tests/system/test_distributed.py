@@ -14,8 +14,8 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import processes
-from slimstate.errors import ModelError, PlanError
+from slimstate.system import distributed
+from slimstate.system.errors import ModelError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.runtime import pick_device
 
@@ -26,7 +26,7 @@ PATIENCE = 300  # seconds after which a hang is a failure
 COMMANDS = """
 import json, sys, time
 from slimstate.cli import main
-from slimstate.processes import is_main
+from slimstate.system.distributed import is_main
 
 def tell_of_writing(event, args):
     if event in ("os.mkdir", "os.rename") and str(args[0]).startswith(root):
@@ -225,7 +225,7 @@ def test_shares_are_all_there_is_and_never_overlap(monkeypatch):
         shares = []
         for rank in range(count):
             monkeypatch.setenv("RANK", str(rank))
-            shares.append(processes.share(range(5)))
+            shares.append(distributed.share(range(5)))
         assert sorted(item for share in shares for item in share) == list(range(5))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from slimstate import threads
+from slimstate.system import threads
 
 MANY = 3
 

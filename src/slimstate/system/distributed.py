@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slimstate.errors import SlimstateError
+from slimstate.system.errors import SlimstateError
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=6)  # one process may tokenise a large text or fill a cache while the others wait

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from slimstate.errors import OutputError
+from slimstate.system.errors import OutputError
 
 OLD = "-old"  # ends the name of what steps aside
 

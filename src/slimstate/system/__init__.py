@@ -1,0 +1,1 @@
+"""What any program needs: errors, progress, atomic output, processes, threads, the hub. Knows nothing of models."""
