@@ -20,7 +20,7 @@ from slimstate.families.contract import NOT_NEEDED
 from slimstate.record import PLAN
 from slimstate.runtime import load, prepare, stock_class
 from slimstate.selectors import SELECTORS, Case, Request, choose
-from slimstate.surgery import Cutter, cut, dropped_channels
+from slimstate.core.surgery import Cutter, cut, dropped_channels
 from slimstate.taps import masked
 
 NAMES = sorted(tiny.VARIANTS)

@@ -25,7 +25,7 @@ from slimstate.record import PLAN
 from slimstate.runtime import load
 from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
-from slimstate.surgery import Cutter, cut, turned
+from slimstate.core.surgery import Cutter, cut, turned
 from slimstate.taps import masked, tapped
 from slimstate.torch_kernels import short_convolution
 from test_contract import case, changed

@@ -18,7 +18,7 @@ from slimstate import sweep as verb
 from slimstate.checkpoint import Checkpoint
 from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
-from slimstate.rank import rank_utilisation, singular_values
+from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.runtime import load
 from slimstate.swept import recommend
 from slimstate.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid

@@ -10,7 +10,7 @@ import torch
 import tiny
 from slimstate.checkpoint import described_mixers
 from slimstate.system.errors import DataError, ModelError
-from slimstate.rank import condition_number, effective_rank, rank_utilisation, singular_values
+from slimstate.core.effective_rank import condition_number, effective_rank, rank_utilisation, singular_values
 from slimstate.runtime import Runtime
 from slimstate.taps import masked, observed
 from slimstate.traces import EDGES, SEGMENT, FinalUtilisation, state_spectrum, trace_states

@@ -8,7 +8,7 @@ from typing import Any
 from slimstate import serving
 from slimstate.axes import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
-from slimstate.loading import loading_code
+from slimstate.core.stock_class import loading_code
 from slimstate.speed import speed_of_cut
 
 HEADER = """---

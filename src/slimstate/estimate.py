@@ -17,7 +17,7 @@ from slimstate.draft import WRITERS
 from slimstate.planning import Calibration
 from slimstate.runtime import TOKENS_AT_ONCE, pick_device, pick_dtype
 from slimstate.selectors import Selector
-from slimstate.surgery import outline
+from slimstate.core.surgery import outline
 from slimstate.tensor_files import BLOCK
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone

@@ -23,12 +23,12 @@ from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.families import loader_of
 from slimstate.placement import load_spread, parse_limits
-from slimstate.rank import gram_condition_number
+from slimstate.core.effective_rank import gram_condition_number
 from slimstate.record import PLAN, plain, versions
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named
-from slimstate.surgery import check_choice
+from slimstate.core.surgery import check_choice
 
 ALIGNMENT = 16
 

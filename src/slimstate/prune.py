@@ -28,7 +28,7 @@ from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.speed import speed_of_cut
-from slimstate.surgery import Cutter, outline
+from slimstate.core.surgery import Cutter, outline
 
 
 def prune(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slimstate.axes import Basis, Choice, Mixer, Tap
-from slimstate.surgery import kept_channels, turned
+from slimstate.core.surgery import kept_channels, turned
 
 Role = Literal["query", "key", "companion"]
 See = Callable[[Mixer, Role, Tensor], Tensor]

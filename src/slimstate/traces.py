@@ -18,7 +18,7 @@ from torch import Tensor
 from slimstate.system import threads
 from slimstate.axes import Mixer
 from slimstate.system.errors import DataError, ModelError
-from slimstate.rank import Memory, condition_number, effective_rank, rank_utilisation, state_bound
+from slimstate.core.effective_rank import Memory, condition_number, effective_rank, rank_utilisation, state_bound
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime
 from slimstate.taps import Reading, observed

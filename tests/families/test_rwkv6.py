@@ -10,7 +10,7 @@ from torch import nn
 
 from slimstate.axes import Selection
 from slimstate.families import rwkv6
-from slimstate.surgery import cut
+from slimstate.core.surgery import cut
 from slimstate.taps import masked
 from tiny_model import WITH_SOFTMAX, build, drawn, token_ids, variants
 

@@ -14,7 +14,7 @@ from slimstate.axes import Tap
 from slimstate.system.errors import ModelError
 from slimstate.families.contract import Config, Correction, Encloses, Family, Refuses, ScalesLogits
 from slimstate.families.refused import refusal
-from slimstate.loading import Loader
+from slimstate.core.stock_class import Loader
 
 __all__ = [
     "FAMILIES",

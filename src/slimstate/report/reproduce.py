@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slimstate.loading import FLA, Loader, loading_code
+from slimstate.core.stock_class import FLA, Loader, loading_code
 from slimstate.record import Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.pieces import Section, code, command_lines, digest, listing, note

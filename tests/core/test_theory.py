@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from slimstate.delta_rule import recurrence
-from slimstate.rank import effective_rank, rank_utilisation, singular_values
+from slimstate.core.effective_rank import effective_rank, rank_utilisation, singular_values
 from slimstate.selectors.rotations import principal_directions, random_directions
 
 from places import TESTS

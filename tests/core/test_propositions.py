@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from slimstate.axes import Axis, Selection, Slot
 from slimstate.delta_rule import recurrence
-from slimstate.surgery import dropped_channels
+from slimstate.core.surgery import dropped_channels
 from slimstate.torch_kernels import short_convolution
 from test_delta_rule import inputs
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
 from slimstate.delta_rule import recurrence
-from slimstate.rank import (
+from slimstate.core.effective_rank import (
     Memory,
     algebraic_rank,
     condition_number,
