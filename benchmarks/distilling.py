@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from timing import peak_memory_kib, seconds
 
-from slimstate.distillation import LOGITS_AT_ONCE, WholeOpinion, distilled_loss
+from slimstate.kernels.distillation import LOGITS_AT_ONCE, WholeOpinion, distilled_loss
 
 TEMPERATURE = 2.0
 

@@ -27,7 +27,7 @@ from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
 from slimstate.core.surgery import Cutter, cut, turned
 from slimstate.taps import masked, tapped
-from slimstate.torch_kernels import short_convolution
+from slimstate.kernels.fla_modules import short_convolution
 from test_contract import case, changed
 
 BENT = {"method": "random-rotation", "key_dim": 8}

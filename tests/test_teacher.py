@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import tiny
 from slimstate import teacher as teachers
 from slimstate.corpus import Corpus
-from slimstate.distillation import WholeOpinion, distilled_loss
+from slimstate.kernels.distillation import WholeOpinion, distilled_loss
 from slimstate.system.errors import DataError, OutputError
 from slimstate.runtime import Runtime
 from slimstate.teacher import ABOUT, PresentTeacher, TeacherCache

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slimstate.system import distributed
 from slimstate.axes import Evidence, Mixer
-from slimstate.distillation import distilled_loss
+from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import TOKENS_AT_ONCE, Runtime, states_before_head

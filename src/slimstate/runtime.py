@@ -22,8 +22,8 @@ from slimstate.checkpoint import read_json
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, language_of, logit_factor, tap_of
 from slimstate.families.contract import Library
-from slimstate.substitutes import gated_backward_refused
-from slimstate.tuning import compile_side_by_side, leave_out_faulty, tune_briefly
+from slimstate.kernels.patches import gated_backward_refused
+from slimstate.kernels.autotune import compile_side_by_side, leave_out_faulty, tune_briefly
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -92,7 +92,7 @@ def prepare_fla() -> None:
             raise ModelError(f"flash-linear-attention cannot be imported: {error}") from error
         from fla.utils import IS_NVIDIA_HOPPER
 
-        from slimstate.torch_kernels import install
+        from slimstate.kernels.fla_modules import install
 
         install()
         if torch.cuda.is_available():
@@ -107,7 +107,7 @@ def prepare(model_type: str) -> None:
     if family.library == "fla":
         prepare_fla()
         return
-    from slimstate.torch_kernels import use_reference
+    from slimstate.kernels.fla_modules import use_reference
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ from torch import Tensor
 from slimstate.system import distributed
 from slimstate.checkpoint import read_json
 from slimstate.corpus import Corpus
-from slimstate.distillation import Opinion, TopOpinion, WholeOpinion
+from slimstate.kernels.distillation import Opinion, TopOpinion, WholeOpinion
 from slimstate.system.errors import DataError, OutputError
 from slimstate.record import write_record
 from slimstate.system.progress import SILENT, Reporter

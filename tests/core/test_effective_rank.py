@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
-from slimstate.delta_rule import recurrence
+from slimstate.kernels.delta_rule import recurrence
 from slimstate.core.effective_rank import (
     Memory,
     algebraic_rank,

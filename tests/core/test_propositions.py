@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from slimstate.axes import Axis, Selection, Slot
-from slimstate.delta_rule import recurrence
+from slimstate.kernels.delta_rule import recurrence
 from slimstate.core.surgery import dropped_channels
-from slimstate.torch_kernels import short_convolution
+from slimstate.kernels.fla_modules import short_convolution
 from test_delta_rule import inputs
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from slimstate.delta_rule import recurrence
+from slimstate.kernels.delta_rule import recurrence
 from slimstate.core.effective_rank import effective_rank, rank_utilisation, singular_values
 from slimstate.selectors.rotations import principal_directions, random_directions
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slimstate.families import kda
-from slimstate.torch_rules import gated_delta_rule
+from slimstate.kernels.fla_rules import gated_delta_rule
 from tiny_model import BY_HEAD_DIM, WITH_SOFTMAX, drawn, variants
 
 VARIANTS = variants(

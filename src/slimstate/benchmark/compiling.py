@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from slimstate.benchmark.recording import Bench
-from slimstate.tuning import judge_variants_by
+from slimstate.kernels.autotune import judge_variants_by
 
 COMPILED_BATCH = 2  # sequences are enough to compile with, and leave a GPU to many processes
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.substitutes import in_place_of, needs_torch_gated_rule
-from slimstate.torch_rules import rule
+from slimstate.kernels.patches import in_place_of, needs_torch_gated_rule
+from slimstate.kernels.fla_rules import rule
 
 model_type = "comba"
 library: Library = "fla"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from slimstate.axes import Mixer
-from slimstate.substitutes import Substitute
+from slimstate.kernels.patches import Substitute
 
 Config = Mapping[str, Any]
 Library = Literal["fla", "transformers"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.substitutes import Substitute, too_precise_for_triton
-from slimstate.torch_rules import rule
+from slimstate.kernels.patches import Substitute, too_precise_for_triton
+from slimstate.kernels.fla_rules import rule
 
 model_type = "delta_net"
 library: Library = "fla"

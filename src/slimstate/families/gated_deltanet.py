@@ -7,8 +7,8 @@ from typing import Any
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.substitutes import Substitute
-from slimstate.torch_rules import gated_delta_rule
+from slimstate.kernels.patches import Substitute
+from slimstate.kernels.fla_rules import gated_delta_rule
 
 model_type = "gated_deltanet"
 library: Library = "fla"

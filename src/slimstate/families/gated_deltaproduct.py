@@ -9,8 +9,8 @@ from torch import Tensor
 from slimstate.axes import Mixer, Slot, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.substitutes import Substitute, needs_torch_gated_rule, too_precise_for_triton
-from slimstate.torch_rules import gated_delta_rule, rule
+from slimstate.kernels.patches import Substitute, needs_torch_gated_rule, too_precise_for_triton
+from slimstate.kernels.fla_rules import gated_delta_rule, rule
 
 model_type = "gated_deltaproduct"
 library: Library = "fla"

@@ -10,8 +10,8 @@ from torch import Tensor
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.substitutes import in_place_of
-from slimstate.torch_rules import opened, rule, wide
+from slimstate.kernels.patches import in_place_of
+from slimstate.kernels.fla_rules import opened, rule, wide
 
 model_type = "kda"
 library: Library = "fla"

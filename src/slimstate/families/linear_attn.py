@@ -10,8 +10,8 @@ from torch import Tensor
 from slimstate.axes import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Library
-from slimstate.substitutes import in_place_of
-from slimstate.torch_rules import rule
+from slimstate.kernels.patches import in_place_of
+from slimstate.kernels.fla_rules import rule
 
 model_type = "linear_attn"
 library: Library = "fla"

@@ -17,8 +17,8 @@ from torch import Tensor
 from slimstate.axes import Mixer, Slot, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Correction, Library
-from slimstate.substitutes import Substitute, in_place_of
-from slimstate.torch_rules import Packing, wide
+from slimstate.kernels.patches import Substitute, in_place_of
+from slimstate.kernels.fla_rules import Packing, wide
 
 model_type = "rwkv6"
 library: Library = "fla"

@@ -110,7 +110,7 @@ def _in_one_kernel(
     logits: Tensor, targets: Tensor, opinion: WholeOpinion | None, rows: slice, temperature: float, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same; the gradient takes the place of the logits."""
-    from slimstate.distillation_kernel import losses_
+    from slimstate.kernels.distillation_triton import losses_
 
     teacher = None if opinion is None else opinion.logits(rows)
     cross_entropy, divergence = losses_(logits, teacher, targets[rows], temperature=temperature, weight=weight)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slimstate.distillation import TopOpinion, WholeOpinion, distilled_loss
+from slimstate.kernels.distillation import TopOpinion, WholeOpinion, distilled_loss
 
 N, V, D = 12, 23, 5
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}  # logits are float32
@@ -259,7 +259,7 @@ def test_no_tensor_of_all_tokens_by_the_vocabulary_ever_exists(kind, cast):
 
 KERNEL = """
 import torch
-from slimstate import distillation
+from slimstate.kernels import distillation
 
 torch.manual_seed(0)
 count, vocabulary, size = 5, 9001, 8  # more than two blocks, the last of them not full

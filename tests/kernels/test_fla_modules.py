@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import tiny
-from slimstate import substitutes
-from slimstate import torch_kernels as kernels
+from slimstate.kernels import patches
+from slimstate.kernels import fla_modules as kernels
 from slimstate.checkpoint import described_mixers
 from slimstate.families import FAMILIES
 
@@ -118,7 +118,7 @@ def test_every_variant_has_the_gradient_that_differences_show(name):
 )
 @pytest.mark.parametrize("refused", [True, False])
 def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses(place, refused, monkeypatch):
-    monkeypatch.setattr(substitutes, "gated_backward_refused", lambda: refused)
+    monkeypatch.setattr(patches, "gated_backward_refused", lambda: refused)
     family = FAMILIES[place.split(".")[2]]
     (item,) = (item for item in family.SUBSTITUTES if item.place == place)
     plain = {name: torch.empty(1, device="meta", dtype=torch.bfloat16) for name in ("q", "k", "g")}
@@ -130,7 +130,7 @@ def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses(place
 
 
 def test_on_a_gpu_a_product_without_a_gate_stays_with_fla_unless_it_is_too_precise(monkeypatch):
-    monkeypatch.setattr(substitutes, "gated_backward_refused", lambda: True)
+    monkeypatch.setattr(patches, "gated_backward_refused", lambda: True)
     when = FAMILIES["gated_deltaproduct"].SUBSTITUTES[0].when
     query = torch.empty(1, device="meta", dtype=torch.bfloat16, requires_grad=True)
     assert not when(q=query, g=None)

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from slimstate.tuning import leave_out_faulty
+from slimstate.kernels.autotune import leave_out_faulty
 
 PROGRAM = """
 import torch, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from slimstate.tuning import compile_side_by_side, judge_variants_by
+from slimstate.kernels.autotune import compile_side_by_side, judge_variants_by
 
 
 class Card:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.delta_rule import channel_decay, delta_rule
+from slimstate.kernels.delta_rule import channel_decay, delta_rule
 
 
 class Packing:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slimstate.delta_rule import chunked, delta_rule, recurrence
+from slimstate.kernels.delta_rule import chunked, delta_rule, recurrence
 
 
 def inputs(batch, time, heads, groups, key_dim, value_dim, gated, seed=0):

@@ -24,8 +24,8 @@ from torch import Tensor
 from slimstate.axes import Tap
 from slimstate.families import FAMILIES
 from slimstate.families.contract import BringsSubstitutes
-from slimstate.substitutes import needs_torch_gated_rule, on_cpu
-from slimstate.torch_rules import Packing, gated_delta_rule, wide
+from slimstate.kernels.patches import needs_torch_gated_rule, on_cpu
+from slimstate.kernels.fla_rules import Packing, gated_delta_rule, wide
 
 
 def short_convolution(
