@@ -17,7 +17,7 @@ from timing import DEMO, peak_memory_kib
 
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
-from slimstate.data import sample_windows
+from slimstate.data.text import sample_windows
 from slimstate.runtime import load
 
 

@@ -31,7 +31,7 @@ from slimstate.benchmark.calibrating import forward
 from slimstate.benchmark.subjects import config_of, random_model
 from slimstate.benchmark.timing import device_name
 from slimstate.checkpoint import Checkpoint
-from slimstate.data import sample_windows
+from slimstate.data.text import sample_windows
 from slimstate.prune import prune
 from slimstate.system.progress import Reporter
 from slimstate.runtime import load, pick_device, prepare_fla

@@ -27,7 +27,7 @@ from slimstate import healing
 from slimstate.adapters import trainable
 from slimstate.checkpoint import Checkpoint
 from slimstate.cli.training import recover as command
-from slimstate.corpus import Corpus, Schedule
+from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.healing import LEAST_GAP, Settings

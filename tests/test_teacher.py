@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import tiny
 from slimstate import teacher as teachers
-from slimstate.corpus import Corpus
+from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import WholeOpinion, distilled_loss
 from slimstate.system.errors import DataError, OutputError
 from slimstate.runtime import Runtime

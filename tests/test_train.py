@@ -19,8 +19,8 @@ import tiny
 from slimstate import train as verb
 from slimstate import training
 from slimstate.checkpoint import Checkpoint
-from slimstate.corpus import Corpus, Schedule
-from slimstate.data import Piece
+from slimstate.data.corpus import Corpus, Schedule
+from slimstate.data.text import Piece
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.families import family_of
 from slimstate.record import TRAINING
@@ -189,7 +189,7 @@ def test_text_is_read_as_a_stream(configs, tmp_path, monkeypatch):
             assert number < 2000
             yield Piece(text=tiny.text(4000, seed=number), ends=True)
 
-    monkeypatch.setattr("slimstate.data.pieces", endless)
+    monkeypatch.setattr("slimstate.data.text.pieces", endless)
     monkeypatch.setattr("slimstate.untrained.pieces", endless)
     monkeypatch.setattr("slimstate.untrained.ENOUGH_TEXT", 20_000)
     record = verb(configs["delta_net"], tmp_path / "out", data="endless", **SHORT)

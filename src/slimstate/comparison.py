@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoint import Checkpoint
-from slimstate.data import Windows
+from slimstate.data.text import Windows
 from slimstate.system.errors import DataError, PlanError
 from slimstate.perplexity import evaluation_windows
 from slimstate.runtime import load_tokenizer

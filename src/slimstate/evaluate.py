@@ -11,7 +11,7 @@ from typing import Any
 
 from slimstate.checkpoint import Checkpoint
 from slimstate.comparison import distinct_names, identity, same_tokenizers, shared_windows
-from slimstate.data import Windows
+from slimstate.data.text import Windows
 from slimstate.system.errors import PlanError
 from slimstate.perplexity import bytes_per_token, mean_nats, perplexity_of
 from slimstate.recall import associative_recall

@@ -23,7 +23,7 @@ from slimstate.system import distributed
 from slimstate.adapters import Adaptation, trainable
 from slimstate.card import write_recovery_card
 from slimstate.checkpoint import Checkpoint
-from slimstate.corpus import Corpus, Schedule
+from slimstate.data.corpus import Corpus, Schedule
 from slimstate.draft import ADAPTER, CARD, LOGS, write_checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import loader_of

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.data import Windows, windows
+from slimstate.data.text import Windows, windows
 from slimstate.system.errors import DataError, ModelError
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime

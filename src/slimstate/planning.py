@@ -18,7 +18,7 @@ from slimstate.axes import Axis, Basis, Choice, Evidence, Mixer, Plan
 from slimstate.budget import Budget
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
-from slimstate.data import Windows, sample_windows
+from slimstate.data.text import Windows, sample_windows
 from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.families import loader_of

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.data import windows
+from slimstate.data.text import windows
 from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime

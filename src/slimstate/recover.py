@@ -10,7 +10,7 @@ from typing import Any
 
 from slimstate.system import distributed
 from slimstate.checkpoint import Checkpoint, read_json
-from slimstate.corpus import Corpus
+from slimstate.data.corpus import Corpus
 from slimstate.draft import check_output
 from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
 from slimstate.healing import Lesson, Means, Settings, heal

@@ -18,7 +18,7 @@ from slimstate.system import distributed
 from slimstate.axes import Plan
 from slimstate.budget import state_bytes
 from slimstate.checkpoint import Checkpoint
-from slimstate.data import Windows, sample_windows
+from slimstate.data.text import Windows, sample_windows
 from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of

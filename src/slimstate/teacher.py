@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slimstate.system import distributed
 from slimstate.checkpoint import read_json
-from slimstate.corpus import Corpus
+from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import Opinion, TopOpinion, WholeOpinion
 from slimstate.system.errors import DataError, OutputError
 from slimstate.record import write_record

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from slimstate.system import distributed
 from slimstate.card import write_training_card
 from slimstate.checkpoint import Checkpoint
-from slimstate.corpus import Corpus
+from slimstate.data.corpus import Corpus
 from slimstate.draft import check_output
 from slimstate.system.errors import OutputError, PlanError, SlimstateError
 from slimstate.families.fla_layout import SHARINGS

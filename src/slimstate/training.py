@@ -22,7 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from slimstate.system import distributed
 from slimstate.adapters import trainable
-from slimstate.corpus import Schedule
+from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.record import write_text

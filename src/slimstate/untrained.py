@@ -15,7 +15,7 @@ import torch
 
 from slimstate.system import hub
 from slimstate.checkpoint import described_mixers, read_json
-from slimstate.data import pieces
+from slimstate.data.text import pieces
 from slimstate.system.errors import DataError, ModelError
 from slimstate.families import family_of
 from slimstate.families.fla_layout import SHARED_FILTERS

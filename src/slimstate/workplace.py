@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoint import read_json
-from slimstate.corpus import Corpus, Schedule, held_out_count
+from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.system.errors import DataError, OutputError, PlanError
 from slimstate.record import difference, write_record
 from slimstate.system.progress import Reporter

@@ -16,7 +16,7 @@ from slimstate.benchmark.subjects import config_of, library_of, model_for, width
 from slimstate.benchmark.timing import Timing, timed
 from slimstate.calibration import calibrate
 from slimstate.checkpoint import Checkpoint
-from slimstate.data import sample_windows
+from slimstate.data.text import sample_windows
 from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.system.progress import SILENT, Reporter

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from slimstate.corpus import ABOUT, MOST_HELD_OUT, TOKENS, Corpus, Schedule, held_out_count
-from slimstate.data import pieces, token_stream, windows
+from slimstate.data.corpus import ABOUT, MOST_HELD_OUT, TOKENS, Corpus, Schedule, held_out_count
+from slimstate.data.text import pieces, token_stream, windows
 from slimstate.system.errors import DataError
 
 TOKENIZER = tiny.tokenizer()
@@ -140,7 +140,7 @@ def test_a_shorter_text_gives_fewer_windows_all_whole(text_file, tmp_path):
 
 def test_no_more_is_read_than_is_needed(documents, tmp_path, monkeypatch):
     """What comes later in the file is not even looked at: here it is no text at all."""
-    monkeypatch.setattr("slimstate.data.PIECE", 200)
+    monkeypatch.setattr("slimstate.data.text.PIECE", 200)
     with documents.open("a") as file:
         file.write("\nnot json\n")
     tokenizer = Listening()
@@ -212,7 +212,7 @@ def test_some_windows_are_always_held_out_and_never_many():
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "folder"])
 def test_pieces_tokenised_together_are_those_tokenised_one_by_one(kind, documents, tmp_path, monkeypatch):
-    monkeypatch.setattr("slimstate.data.PIECE", 100)
+    monkeypatch.setattr("slimstate.data.text.PIECE", 100)
     source = documents
     if kind != "jsonl":
         source = tmp_path / "texts"

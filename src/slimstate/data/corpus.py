@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from slimstate.data import windows
+from slimstate.data.text import windows
 from slimstate.system.errors import DataError, OutputError
 from slimstate.record import write_text
 from slimstate.system.atomic import staged_file

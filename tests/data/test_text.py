@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny
-from slimstate.data import PIECE, pieces, sample_windows, token_stream
+from slimstate.data.text import PIECE, pieces, sample_windows, token_stream
 from slimstate.system.errors import DataError
 from slimstate.perplexity import evaluation_windows
 
@@ -129,6 +129,6 @@ def test_a_dataset_is_named_with_its_config_and_its_split(name, asked, monkeypat
         return [{"text": "one"}, {"text": "two"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr("slimstate.data.hub.reachable", lambda: True)
+    monkeypatch.setattr("slimstate.data.text.hub.reachable", lambda: True)
     assert [piece.text for piece in pieces(name)] == ["one", "two"]
     assert seen == [asked]
