@@ -22,7 +22,7 @@ import tiny  # noqa: E402
 from slimstate.axes import Evidence  # noqa: E402
 from slimstate.benchmark.timing import device_name  # noqa: E402
 from slimstate.calibration import calibrate  # noqa: E402
-from slimstate.checkpoint import Checkpoint  # noqa: E402
+from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
 from slimstate.record import versions  # noqa: E402
 from slimstate.runtime import load, pick_device  # noqa: E402
 from slimstate.selectors import Need  # noqa: E402

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import slimstate  # noqa: E402
 import tiny  # noqa: E402
 from slimstate.axes import Plan  # noqa: E402
-from slimstate.checkpoint import Checkpoint  # noqa: E402
+from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
 from slimstate.record import PLAN  # noqa: E402
 from slimstate.runtime import load  # noqa: E402
 from slimstate.support import support_table  # noqa: E402

@@ -16,7 +16,7 @@ from pathlib import Path
 from timing import DEMO, peak_memory_kib
 
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.runtime import load
 

@@ -30,7 +30,7 @@ from timing import DEMO, peak_memory_kib
 from slimstate.benchmark.calibrating import forward
 from slimstate.benchmark.subjects import config_of, random_model
 from slimstate.benchmark.timing import device_name
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.prune import prune
 from slimstate.system.progress import Reporter

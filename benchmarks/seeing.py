@@ -22,7 +22,7 @@ from timing import DEMO, peak_memory_kib, seconds
 
 import slimstate
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.perplexity import evaluation_windows, mean_nats
 from slimstate.record import versions

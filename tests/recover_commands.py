@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 import tiny
 from slimstate import training
 from slimstate.system import distributed
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import main
 from slimstate.healing import Settings
 from slimstate.runtime import load

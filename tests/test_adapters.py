@@ -8,7 +8,7 @@ from torch import nn
 
 import tiny
 from slimstate.adapters import ALL_LINEAR, Adaptation, trainable
-from slimstate.checkpoint import described_mixers
+from slimstate.checkpoints.reader import described_mixers
 from slimstate.system.errors import PlanError
 
 IDS = tiny.token_ids(2, 40)

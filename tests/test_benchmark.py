@@ -18,7 +18,7 @@ from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, rand
 from slimstate.benchmark.tables import as_latex, as_markdown
 from slimstate.benchmark.timing import copy_bandwidth, timed
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import SlimstateError
 from slimstate.overview import parameters_after, state_bytes
 from slimstate.runtime import stock_model

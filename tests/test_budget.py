@@ -8,7 +8,7 @@ import pytest
 
 import slimstate
 from slimstate.budget import GIB, MIB, Budget, key_dims_worth_choosing, state_bytes
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import FAMILIES
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import tiny
 from slimstate import calibration
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import DataError, ModelError
 from slimstate.evidence import EvidenceFile
 from slimstate.runtime import load

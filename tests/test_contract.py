@@ -14,7 +14,7 @@ import slimstate
 import tiny
 from places import TESTS
 from slimstate.axes import Basis, Evidence, Plan, Selection, Slot
-from slimstate.checkpoint import Checkpoint, described_mixers
+from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.record import PLAN

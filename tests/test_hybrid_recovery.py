@@ -10,13 +10,13 @@ from torch import nn
 import slimstate
 import tiny
 from slimstate.adapters import ALL_LINEAR, Adaptation, trainable
-from slimstate.checkpoint import Checkpoint
-from slimstate.draft import write_checkpoint
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.writer import write_checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import logit_factor
 from slimstate.healing import Settings
 from slimstate.runtime import load
-from slimstate.tensor_files import Replacement
+from slimstate.checkpoints.safetensors_io import Replacement
 
 NAMES = sorted(tiny.EVERY_PLAIN)
 IDS = tiny.token_ids(2, 40)

@@ -15,7 +15,7 @@ import slimstate
 import tiny
 from slimstate.axes import Mixer, Plan
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
 from slimstate.families.refused import REFUSED

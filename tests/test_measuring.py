@@ -9,7 +9,7 @@ import torch
 
 import slimstate
 import tiny
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluate import compare, scores_of
 from slimstate.plots import label_of, svg, utilisation_curves
 from slimstate.runtime import load

@@ -25,7 +25,7 @@ import tiny
 from places import TESTS
 from slimstate import healing
 from slimstate.adapters import trainable
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli.training import recover as command
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss

@@ -17,7 +17,7 @@ import slimstate
 import tiny
 from places import TESTS
 from slimstate.axes import Axis, Basis, Plan, Selection, Slot
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.families import FAMILIES

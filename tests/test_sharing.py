@@ -16,7 +16,7 @@ import tiny
 from places import TESTS
 from slimstate.adapters import trainable
 from slimstate.axes import Plan
-from slimstate.checkpoint import Checkpoint, described_mixers
+from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
 from slimstate.healing import Settings

@@ -15,7 +15,7 @@ import torch
 import slimstate
 import tiny
 from slimstate import sweep as verb
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.core.effective_rank import rank_utilisation, singular_values

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tiny
-from slimstate.checkpoint import described_mixers
+from slimstate.checkpoints.reader import described_mixers
 from slimstate.system.errors import DataError, ModelError
 from slimstate.core.effective_rank import condition_number, effective_rank, rank_utilisation, singular_values
 from slimstate.runtime import Runtime

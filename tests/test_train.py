@@ -18,7 +18,7 @@ import slimstate
 import tiny
 from slimstate import train as verb
 from slimstate import training
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.text import Piece
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError

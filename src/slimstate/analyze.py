@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.comparison import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.system.errors import DataError, PlanError
 from slimstate.record import check_place, command, plain, versions, write_record

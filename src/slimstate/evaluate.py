@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.comparison import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.data.text import Windows
 from slimstate.system.errors import PlanError

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from slimstate.system import distributed
 from slimstate.adapters import Adaptation, trainable
-from slimstate.card import write_recovery_card
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.model_card import write_recovery_card
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
-from slimstate.draft import ADAPTER, CARD, LOGS, write_checkpoint
+from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, write_checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
 from slimstate.perplexity import mean_nats, perplexity_of
@@ -32,7 +32,7 @@ from slimstate.record import RECOVERY, plain, versions
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.runtime import Runtime, describe_kernels, load, pick_device, pick_dtype
 from slimstate.teacher import PresentTeacher, Teacher, TeacherCache
-from slimstate.tensor_files import DTYPES, Replacement
+from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
 
 if TYPE_CHECKING:
     from slimstate.training import Course

@@ -8,7 +8,7 @@ from typing import Any
 
 from slimstate import serving
 from slimstate.budget import Budget, key_dims_worth_choosing, state_bytes
-from slimstate.checkpoint import Checkpoint, open_headers
+from slimstate.checkpoints.reader import Checkpoint, open_headers
 from slimstate.speed import speeds_below
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.runtime import (
     Runtime,

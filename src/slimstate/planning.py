@@ -17,7 +17,7 @@ from slimstate.system import threads
 from slimstate.axes import Axis, Basis, Choice, Evidence, Mixer, Plan
 from slimstate.budget import Budget
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows, sample_windows
 from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile

@@ -15,9 +15,9 @@ from typing import Any
 from slimstate.system import distributed
 from slimstate.axes import Plan
 from slimstate.budget import Budget, state_bytes
-from slimstate.card import write_card
-from slimstate.checkpoint import Checkpoint
-from slimstate.draft import CARD, Draft, check_output, drafted
+from slimstate.checkpoints.model_card import write_card
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.writer import CARD, Draft, check_output, drafted
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.estimate import estimate
 from slimstate.families.fla_layout import SHARED_FILTERS

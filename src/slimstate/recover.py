@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.system import distributed
-from slimstate.checkpoint import Checkpoint, read_json
+from slimstate.checkpoints.reader import Checkpoint, read_json
 from slimstate.data.corpus import Corpus
-from slimstate.draft import check_output
+from slimstate.checkpoints.writer import check_output
 from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
 from slimstate.healing import Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows

@@ -18,7 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from slimstate.system import distributed
-from slimstate.checkpoint import read_json
+from slimstate.checkpoints.reader import read_json
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, language_of, logit_factor, tap_of
 from slimstate.families.contract import Library

@@ -17,7 +17,7 @@ from typing import Any
 from slimstate.system import distributed
 from slimstate.axes import Plan
 from slimstate.budget import state_bytes
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows, sample_windows
 from slimstate.system.errors import PlanError
 from slimstate.families import loader_of

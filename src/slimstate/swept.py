@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoint import read_json
+from slimstate.checkpoints.reader import read_json
 from slimstate.system.errors import DataError
 from slimstate.record import command
 

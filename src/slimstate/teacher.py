@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slimstate.system import distributed
-from slimstate.checkpoint import read_json
+from slimstate.checkpoints.reader import read_json
 from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import Opinion, TopOpinion, WholeOpinion
 from slimstate.system.errors import DataError, OutputError

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slimstate.system import distributed
-from slimstate.card import write_training_card
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.model_card import write_training_card
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus
-from slimstate.draft import check_output
+from slimstate.checkpoints.writer import check_output
 from slimstate.system.errors import OutputError, PlanError, SlimstateError
 from slimstate.families.fla_layout import SHARINGS
 from slimstate.healing import Ending, Lesson, Means, Settings, heal

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from slimstate.system import hub
-from slimstate.checkpoint import described_mixers, read_json
+from slimstate.checkpoints.reader import described_mixers, read_json
 from slimstate.data.text import pieces
 from slimstate.system.errors import DataError, ModelError
 from slimstate.families import family_of

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoint import read_json
+from slimstate.checkpoints.reader import read_json
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.system.errors import DataError, OutputError, PlanError
 from slimstate.record import difference, write_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from tiny_model import GATED_DELTA_HYBRID, KINDS, MIXTURE, seeing, variants
 
 INDEXED = {

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import slimstate
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.runtime import load
 from tiny_model import MIXTURE, build, tokenizer, variants
 

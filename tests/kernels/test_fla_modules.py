@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import tiny
 from slimstate.kernels import patches
 from slimstate.kernels import fla_modules as kernels
-from slimstate.checkpoint import described_mixers
+from slimstate.checkpoints.reader import described_mixers
 from slimstate.families import FAMILIES
 
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])

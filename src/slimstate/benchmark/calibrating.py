@@ -15,7 +15,7 @@ from slimstate.benchmark.recording import Bench, Row, positive
 from slimstate.benchmark.subjects import config_of, library_of, model_for, width_of
 from slimstate.benchmark.timing import Timing, timed
 from slimstate.calibration import calibrate
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.system.errors import PlanError
 from slimstate.families import family_of

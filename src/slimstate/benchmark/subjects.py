@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slimstate.checkpoint import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.families.contract import Library

@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 import slimstate
 import tiny
 from slimstate.axes import Plan
-from slimstate.checkpoint import INDEX, Checkpoint
+from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.record import PLAN
 from slimstate.runtime import load
-from slimstate.tensor_files import Rewriting, TensorFile
+from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
 
 NAME = tiny.PLAIN[0]
 
@@ -237,7 +237,7 @@ def test_folders_made_for_an_output_that_never_came_are_gone(folders, tmp_path, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("slimstate.tensor_files.Rewriting.put", full)
+        patch.setattr("slimstate.checkpoints.safetensors_io.Rewriting.put", full)
         with pytest.raises(OutputError, match="no space left"):
             cut(folders[NAME], tmp_path / "mine" / "new" / "newer" / "cut")
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
@@ -390,7 +390,7 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
 
 KILLED_PRUNES = """
 import os, signal, sys, time, slimstate
-from slimstate.tensor_files import Rewriting
+from slimstate.checkpoints.safetensors_io import Rewriting
 write = Rewriting.put
 def slow(*given):
     os.write(said, b".")

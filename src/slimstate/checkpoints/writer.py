@@ -18,11 +18,11 @@ from typing import Any
 
 from slimstate.system import atomic
 from slimstate.system import threads
-from slimstate.checkpoint import INDEX, WEIGHT_SUFFIXES, Checkpoint
+from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.system.errors import OutputError
 from slimstate.record import RECOVERY, TRAINING
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.tensor_files import Change, Rewriting
+from slimstate.checkpoints.safetensors_io import Change, Rewriting
 
 CARD = "README.md"
 BASE_CARD = "README.base.md"

@@ -19,7 +19,7 @@ from slimstate.axes import Mixer, Slot
 from slimstate.system.errors import ModelError, SlimstateError
 from slimstate.families import Family, family_of
 from slimstate.record import PLAN
-from slimstate.tensor_files import TensorFile, TensorInfo
+from slimstate.checkpoints.safetensors_io import TensorFile, TensorInfo
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

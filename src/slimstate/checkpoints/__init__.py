@@ -1,0 +1,1 @@
+"""Model folders: read tensor by tensor, written whole or not at all."""
