@@ -18,7 +18,7 @@ from timing import DEMO, peak_memory_kib
 from slimstate.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
-from slimstate.runtime import load
+from slimstate.models.load import load
 
 
 def peak(model: str, data: str, samples: int, length: int, device: str | None) -> int:

@@ -34,7 +34,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.prune import prune
 from slimstate.system.progress import Reporter
-from slimstate.runtime import load, pick_device, prepare_fla
+from slimstate.models.load import load, pick_device, prepare_fla
 
 TOY = {
     "model_type": "delta_net", "hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 8192,

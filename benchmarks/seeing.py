@@ -26,7 +26,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.perplexity import evaluation_windows, mean_nats
 from slimstate.record import versions
-from slimstate.runtime import load
+from slimstate.models.load import load
 from slimstate.traces import trace_states
 
 COMPRESSIONS = (0.5, 0.75, 0.875)

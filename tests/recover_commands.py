@@ -22,7 +22,7 @@ from slimstate.system import distributed
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import main
 from slimstate.healing import Settings
-from slimstate.runtime import load
+from slimstate.models.load import load
 from slimstate.teacher import PresentTeacher
 
 

@@ -21,7 +21,7 @@ from slimstate.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import SlimstateError
 from slimstate.overview import parameters_after, state_bytes
-from slimstate.runtime import stock_model
+from slimstate.models.load import stock_model
 from slimstate.untrained import shipped_configs
 
 CPU = torch.device("cpu")
@@ -240,7 +240,7 @@ def test_a_wider_model_than_the_config_is_refused():
 
 def test_calibrating_a_benchmark_leaves_the_model_as_it_was(folders):
     """The forward pass that is timed first is that of the model itself, before and after a calibration."""
-    from slimstate.runtime import load
+    from slimstate.models.load import load
 
     runtime = load(folders[tiny.PLAIN[0]])
     ids = torch.arange(32).view(2, 16)

@@ -14,7 +14,7 @@ from slimstate.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import DataError, ModelError
 from slimstate.evidence import EvidenceFile
-from slimstate.runtime import load
+from slimstate.models.load import load
 
 EVERYTHING = frozenset({"gram", "input", "gradient"})
 TOKENS = tiny.token_ids(10, 48)

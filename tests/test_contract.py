@@ -18,10 +18,10 @@ from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.record import PLAN
-from slimstate.runtime import load, prepare, stock_class
+from slimstate.models.load import load, prepare, stock_class
 from slimstate.selectors import SELECTORS, Case, Request, choose
 from slimstate.core.surgery import Cutter, cut, dropped_channels
-from slimstate.taps import masked
+from slimstate.models.hooks import masked
 
 NAMES = sorted(tiny.VARIANTS)
 INFORMED = sorted(set(SELECTORS) - {"random"})  # random looks at nothing, so nothing it sees can change its choice

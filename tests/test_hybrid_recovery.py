@@ -15,7 +15,7 @@ from slimstate.checkpoints.writer import write_checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import logit_factor
 from slimstate.healing import Settings
-from slimstate.runtime import load
+from slimstate.models.load import load
 from slimstate.checkpoints.safetensors_io import Replacement
 
 NAMES = sorted(tiny.EVERY_PLAIN)

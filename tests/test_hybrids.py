@@ -20,7 +20,7 @@ from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
 from slimstate.families.refused import REFUSED
 from slimstate.record import PLAN
-from slimstate.runtime import load
+from slimstate.models.load import load
 
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
 
@@ -190,7 +190,7 @@ def test_quantised_models_are_refused_with_the_way_out(method, nested, folders, 
     ("granitemoehybrid", {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2}, [0]),
 ])  # fmt: skip
 def test_old_and_short_ways_to_name_layers_are_read_as_the_stock_class_reads_them(name, config, layers):
-    from slimstate.runtime import stock_class
+    from slimstate.models.load import stock_class
 
     family = FAMILIES[name]
     assert [mixer.layer for mixer in family.mixers({"model_type": name, **config})] == layers

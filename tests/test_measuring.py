@@ -12,7 +12,7 @@ import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluate import compare, scores_of
 from slimstate.plots import label_of, svg, utilisation_curves
-from slimstate.runtime import load
+from slimstate.models.load import load
 from test_cli import run
 
 NAME = tiny.PLAIN[0]

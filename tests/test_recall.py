@@ -10,7 +10,7 @@ import torch
 import tiny
 from slimstate.system.errors import DataError
 from slimstate.recall import CANDIDATES, QUESTIONS, associative_recall, draw_vocabulary, make_probe
-from slimstate.runtime import Runtime
+from slimstate.models.load import Runtime
 
 
 class Memory(torch.nn.Module):

@@ -32,7 +32,7 @@ from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.healing import LEAST_GAP, Settings
 from slimstate.record import PLAN, RECOVERY
-from slimstate.runtime import load, load_tokenizer
+from slimstate.models.load import load, load_tokenizer
 from slimstate.training import WHOLE, StudentTrainer
 from test_cli import run
 

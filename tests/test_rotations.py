@@ -22,11 +22,11 @@ from slimstate.system.errors import PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.families import FAMILIES
 from slimstate.record import PLAN
-from slimstate.runtime import load
+from slimstate.models.load import load
 from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
 from slimstate.core.surgery import Cutter, cut, turned
-from slimstate.taps import masked, tapped
+from slimstate.models.hooks import masked, tapped
 from slimstate.kernels.fla_modules import short_convolution
 from test_contract import case, changed
 

@@ -21,9 +21,9 @@ from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
 from slimstate.healing import Settings
 from slimstate.record import PLAN
-from slimstate.runtime import load
+from slimstate.models.load import load
 from slimstate.sharing import SharedFilters, expand, share
-from slimstate.taps import tapped
+from slimstate.models.hooks import tapped
 
 NAMES = [*tiny.PLAIN, "gated_deltanet-grouped-values"]
 KINDS = ["head", "all"]

@@ -19,10 +19,10 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.core.effective_rank import rank_utilisation, singular_values
-from slimstate.runtime import load
+from slimstate.models.load import load
 from slimstate.swept import recommend
 from slimstate.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
-from slimstate.taps import observed
+from slimstate.models.hooks import observed
 
 sweeps = sys.modules["slimstate.sweep"]  # the name in the package is the verb
 OPTIONS = {"samples": 4, "length": 64, "text_length": 96, "max_tokens": 384, "compressions": (0.33, 0.7)}

@@ -25,7 +25,7 @@ from slimstate import tasks
 from slimstate.system.errors import DataError, SlimstateError
 from slimstate.recall_tasks import prompts
 from slimstate.system.progress import Reporter
-from slimstate.runtime import Runtime, load
+from slimstate.models.load import Runtime, load
 from slimstate.tasks import PAPER, RECALL, resolve, run_tasks
 
 pytest.importorskip("lm_eval")

@@ -14,7 +14,7 @@ from slimstate import teacher as teachers
 from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import WholeOpinion, distilled_loss
 from slimstate.system.errors import DataError, OutputError
-from slimstate.runtime import Runtime
+from slimstate.models.load import Runtime
 from slimstate.teacher import ABOUT, PresentTeacher, TeacherCache
 
 NAME = "gated_deltanet-plain"

@@ -11,8 +11,8 @@ import tiny
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.system.errors import DataError, ModelError
 from slimstate.core.effective_rank import condition_number, effective_rank, rank_utilisation, singular_values
-from slimstate.runtime import Runtime
-from slimstate.taps import masked, observed
+from slimstate.models.load import Runtime
+from slimstate.models.hooks import masked, observed
 from slimstate.traces import EDGES, SEGMENT, FinalUtilisation, state_spectrum, trace_states
 
 CASES = [

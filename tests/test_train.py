@@ -24,7 +24,7 @@ from slimstate.data.text import Piece
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.families import family_of
 from slimstate.record import TRAINING
-from slimstate.runtime import load, load_tokenizer, stock_model
+from slimstate.models.load import load, load_tokenizer, stock_model
 from slimstate.untrained import END_OF_TEXT, learnt_tokenizer, read_config, shipped_configs, write_untrained
 from test_cli import run
 from test_processes import PATIENCE, free_port, options

@@ -13,7 +13,7 @@ from slimstate.prune import prune
 from slimstate.recover import recover
 from slimstate.report import write_report as report
 from slimstate.system.progress import Reporter
-from slimstate.runtime import prepare, prepare_fla
+from slimstate.models.load import prepare, prepare_fla
 from slimstate.sweep import sweep
 from slimstate.train import train
 

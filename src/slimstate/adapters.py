@@ -17,7 +17,7 @@ from slimstate.axes import Mixer
 from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.families.contract import Library
-from slimstate.runtime import stock_model, tied_weights
+from slimstate.models.load import stock_model, tied_weights
 from slimstate.sharing import expand, share
 
 ALL_LINEAR = "all-linear"

@@ -14,7 +14,7 @@ from slimstate.comparison import distinct_names, identity, same_tokenizers, shar
 from slimstate.system.errors import DataError, PlanError
 from slimstate.record import check_place, command, plain, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import load, pick_device, pick_dtype
+from slimstate.models.load import load, pick_device, pick_dtype
 from slimstate.traces import EDGES, Trace, check_times, trace_states
 
 READINGS = 4  # times at which the bounds are tested

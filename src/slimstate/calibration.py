@@ -18,9 +18,9 @@ from slimstate.axes import Evidence, Mixer
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import TOKENS_AT_ONCE, Runtime, states_before_head
+from slimstate.models.load import TOKENS_AT_ONCE, Runtime, states_before_head
 from slimstate.selectors import Need
-from slimstate.taps import Role, tapped
+from slimstate.models.hooks import Role, tapped
 
 
 class Sums:

@@ -10,7 +10,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows
 from slimstate.system.errors import DataError, PlanError
 from slimstate.perplexity import evaluation_windows
-from slimstate.runtime import load_tokenizer
+from slimstate.models.load import load_tokenizer
 
 
 def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:

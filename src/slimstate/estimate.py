@@ -15,7 +15,7 @@ import torch
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import WRITERS
 from slimstate.planning import Calibration
-from slimstate.runtime import TOKENS_AT_ONCE, pick_device, pick_dtype
+from slimstate.models.load import TOKENS_AT_ONCE, pick_device, pick_dtype
 from slimstate.selectors import Selector
 from slimstate.core.surgery import outline
 from slimstate.checkpoints.safetensors_io import BLOCK

@@ -17,7 +17,7 @@ from slimstate.perplexity import bytes_per_token, mean_nats, perplexity_of
 from slimstate.recall import associative_recall
 from slimstate.record import check_place, command, measures, plain, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import load, pick_device, pick_dtype
+from slimstate.models.load import load, pick_device, pick_dtype
 from slimstate.tasks import resolve, run_tasks, sources
 
 

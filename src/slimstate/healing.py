@@ -30,7 +30,7 @@ from slimstate.families import loader_of
 from slimstate.perplexity import mean_nats, perplexity_of
 from slimstate.record import RECOVERY, plain, versions
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import Runtime, describe_kernels, load, pick_device, pick_dtype
+from slimstate.models.load import Runtime, describe_kernels, load, pick_device, pick_dtype
 from slimstate.teacher import PresentTeacher, Teacher, TeacherCache
 from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
 

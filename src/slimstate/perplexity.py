@@ -13,7 +13,7 @@ from torch import Tensor
 from slimstate.data.text import Windows, windows
 from slimstate.system.errors import DataError, ModelError
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import Runtime
+from slimstate.models.load import Runtime
 
 WINDOWS_AT_ONCE = {"cpu": 1, "cuda": 8}
 

@@ -22,11 +22,11 @@ from slimstate.data.text import Windows, sample_windows
 from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.families import loader_of
-from slimstate.placement import load_spread, parse_limits
+from slimstate.models.offload import load_spread, parse_limits
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.record import PLAN, plain, versions
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
+from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named
 from slimstate.core.surgery import check_choice
 

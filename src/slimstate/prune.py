@@ -25,7 +25,7 @@ from slimstate.overview import parameters_after
 from slimstate.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
 from slimstate.record import PLAN
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import pick_device, stock_differences
+from slimstate.models.load import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.speed import speed_of_cut
 from slimstate.core.surgery import Cutter, outline

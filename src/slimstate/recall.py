@@ -20,7 +20,7 @@ from torch import Tensor
 from slimstate.data.text import windows
 from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import Runtime
+from slimstate.models.load import Runtime
 
 PAIRS = (2, 4, 8, 16, 32)
 CANDIDATES = 64  # values to choose among; chance is one in so many

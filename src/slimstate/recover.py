@@ -17,7 +17,7 @@ from slimstate.healing import Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows
 from slimstate.record import RECOVERY, check_place, command, difference
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import load_tokenizer, pick_device, pick_dtype, stock_model
+from slimstate.models.load import load_tokenizer, pick_device, pick_dtype, stock_model
 from slimstate.teacher import TeacherCache
 from slimstate.workplace import (
     check_extras,

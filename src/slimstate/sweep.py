@@ -25,11 +25,11 @@ from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import Runtime, load, load_tokenizer, pick_device, pick_dtype
+from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
 from slimstate.swept import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.tables import write_tables
-from slimstate.taps import masked, observed
+from slimstate.models.hooks import masked, observed
 from slimstate.traces import FinalUtilisation
 
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)

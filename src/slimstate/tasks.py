@@ -33,7 +33,7 @@ import torch
 from slimstate.system import hub
 from slimstate.system.errors import DataError, ModelError, SlimstateError
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import Runtime
+from slimstate.models.load import Runtime
 
 PAPER = ("wikitext", "lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa")
 RECALL = ("recall_drop", "recall_fda", "recall_nq", "recall_squad", "recall_swde", "recall_triviaqa")

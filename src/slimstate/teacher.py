@@ -21,7 +21,7 @@ from slimstate.kernels.distillation import Opinion, TopOpinion, WholeOpinion
 from slimstate.system.errors import DataError, OutputError
 from slimstate.record import write_record
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import TOKENS_AT_ONCE, Runtime, states_before_head
+from slimstate.models.load import TOKENS_AT_ONCE, Runtime, states_before_head
 from slimstate.system.atomic import staged_file
 
 FORMAT = 1

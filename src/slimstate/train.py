@@ -23,7 +23,7 @@ from slimstate.healing import Ending, Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows
 from slimstate.record import TRAINING, check_place, command
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import load_tokenizer, pick_device, pick_dtype
+from slimstate.models.load import load_tokenizer, pick_device, pick_dtype
 from slimstate.untrained import check_trainable, read_config, write_untrained
 from slimstate.workplace import (
     check_extras,

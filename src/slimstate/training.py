@@ -27,7 +27,7 @@ from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.record import write_text
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import states_before_head
+from slimstate.models.load import states_before_head
 from slimstate.teacher import Teacher
 
 HARDLY_ANY = 2**20  # bytes

@@ -25,7 +25,7 @@ from slimstate.axes import Plan
 from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.record import PLAN
-from slimstate.runtime import load
+from slimstate.models.load import load
 from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
 
 NAME = tiny.PLAIN[0]

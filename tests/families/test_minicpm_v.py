@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import slimstate
-from slimstate.runtime import load, prepare
+from slimstate.models.load import load, prepare
 from tiny_model import COMMON, GATED_DELTA_HYBRID, build, token_ids, variants
 
 VISION = {

@@ -11,7 +11,7 @@ from torch import nn
 from slimstate.axes import Selection
 from slimstate.families import rwkv6
 from slimstate.core.surgery import cut
-from slimstate.taps import masked
+from slimstate.models.hooks import masked
 from tiny_model import WITH_SOFTMAX, build, drawn, token_ids, variants
 
 VARIANTS = variants(

@@ -17,7 +17,7 @@ import tiny
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.evidence import EvidenceFile
-from slimstate.runtime import pick_device
+from slimstate.models.load import pick_device
 
 NAME = tiny.PLAIN[0]
 CALIBRATION = {"samples": 9, "length": 1024}  # two windows at once on a CPU: five batches, the last one smaller

@@ -20,7 +20,7 @@ from slimstate.data.text import sample_windows
 from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.runtime import TOKENS_AT_ONCE, Runtime, load_tokenizer
+from slimstate.models.load import TOKENS_AT_ONCE, Runtime, load_tokenizer
 from slimstate.selectors import Case, Request, Selector, choose, selector_named
 
 METHODS = ("drrqr", "s-wanda", "grad")

@@ -15,7 +15,7 @@ from slimstate.system.errors import PlanError
 from slimstate.families.contract import Library
 from slimstate.record import check_place, command, versions, write_record, write_text
 from slimstate.system.progress import Reporter
-from slimstate.runtime import describe_kernels, pick_device, pick_dtype, prepare_fla
+from slimstate.models.load import describe_kernels, pick_device, pick_dtype, prepare_fla
 
 Row = dict[str, Any]
 

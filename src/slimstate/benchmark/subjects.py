@@ -13,7 +13,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.families.contract import Library
-from slimstate.runtime import load, stock_model
+from slimstate.models.load import load, stock_model
 from slimstate.untrained import read_config
 
 Config = Mapping[str, Any]

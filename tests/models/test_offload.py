@@ -10,8 +10,8 @@ import torch
 import tiny
 from slimstate import cli, planning, prune
 from slimstate.system.errors import PlanError
-from slimstate.placement import load_spread, parse_limits
-from slimstate.runtime import load
+from slimstate.models.offload import load_spread, parse_limits
+from slimstate.models.load import load
 
 
 @pytest.mark.parametrize("name", ["delta_net-plain", "gated_deltanet-plain", "delta_net-tied"])

@@ -19,7 +19,7 @@ import torch
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import ModelError, PlanError
-from slimstate.runtime import (
+from slimstate.models.load import (
     Runtime,
     describe_kernels,
     load_tokenizer,
