@@ -47,7 +47,7 @@ def main() -> None:
             entry = found.setdefault(tiny.VARIANTS[name].model_type, {})
             for kind, key_dim in (("half", 12), ("third", 8), ("rescaled", 8)):
                 out = Path(place) / f"{name}-{kind}"
-                slimstate.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=kind == "rescaled")
+                slimstate.pruning.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=kind == "rescaled")
                 entry[kind] = difference(original, out)
             print(name, entry, flush=True)
     (ROOT / "docs" / "records" / "exactness.json").write_text(json.dumps(found, indent=1) + "\n")

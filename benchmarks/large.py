@@ -20,7 +20,7 @@ import torch
 from timing import DEMO, peak_memory_kib
 
 from slimstate.benchmark.subjects import random_model
-from slimstate.prune import prune
+from slimstate.pruning.prune import prune
 
 QWEN3_NEXT = {
     "model_type": "qwen3_next", "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from timing import DEMO, peak_memory_kib
 
-from slimstate.calibration import calibrate
+from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.models.load import load

@@ -32,7 +32,7 @@ from slimstate.benchmark.subjects import config_of, random_model
 from slimstate.benchmark.timing import device_name
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
-from slimstate.prune import prune
+from slimstate.pruning.prune import prune
 from slimstate.system.progress import Reporter
 from slimstate.models.load import load, pick_device, prepare_fla
 

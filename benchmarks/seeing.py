@@ -21,7 +21,7 @@ import torch
 from timing import DEMO, peak_memory_kib, seconds
 
 import slimstate
-from slimstate.calibration import calibrate
+from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.perplexity import evaluation_windows, mean_nats

@@ -49,7 +49,7 @@ def main() -> None:
     cuts = {compression: OUT / f"drrqr-{100 * compression:g}" for compression in (0.5, 0.75)}
     for compression, folder in cuts.items():
         evidence = OUT / "sweep" / "evidence.safetensors"
-        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, evidence=evidence, force=True)
+        slimstate.pruning.prune(MODEL, folder, method="drrqr", compression=compression, evidence=evidence, force=True)
         console.print(f"  {folder}")
     step("3. How much of the state is used, before and after?")
     looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)

@@ -17,10 +17,10 @@ from slimstate.benchmark.recording import with_ratios
 from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, random_model, resized, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
 from slimstate.benchmark.timing import copy_bandwidth, timed
-from slimstate.calibration import calibrate
+from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import SlimstateError
-from slimstate.overview import parameters_after, state_bytes
+from slimstate.pruning.inspect import parameters_after, state_bytes
 from slimstate.models.load import stock_model
 from slimstate.untrained import shipped_configs
 

@@ -96,7 +96,7 @@ def test_what_cannot_be_written_back_is_not_trained(folders):
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe-plain", "olmo_hybrid-plain", "nemotron_h-plain", "gla-plain"])
 def test_recover_heals_a_cut_hybrid(name, folders, text_file, tmp_path):
-    slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
+    slimstate.pruning.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
     record = slimstate.recover(
         tmp_path / "cut", teacher=folders[name], data=str(text_file), out=tmp_path / "healed",
         steps=6, batch_size=2, length=32, lr=3e-3, device="cpu", report_to="none",

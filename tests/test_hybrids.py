@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import slimstate
 import tiny
 from slimstate.axes import Mixer, Plan
-from slimstate.calibration import calibrate
+from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
@@ -101,7 +101,7 @@ def test_the_gradient_of_a_channel_is_what_its_rows_do_to_the_loss(name, folders
 
 @pytest.mark.parametrize("name", PLAIN_HYBRIDS)
 def test_a_cut_model_generates_with_a_cache_what_it_predicts_without(name, folders, tmp_path):
-    slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
+    slimstate.pruning.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
     model = load(tmp_path / "cut", device="cpu").model
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
@@ -128,7 +128,7 @@ def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
         folders[name], tmp_path / "sweep", text=str(text_file), text_length=64, max_tokens=512, methods=["l1"],
         compressions=[0.4], device="cpu", **windows,
     )  # fmt: skip
-    slimstate.prune(folders[name], tmp_path / "cut", method="l1", compression=0.4)
+    slimstate.pruning.prune(folders[name], tmp_path / "cut", method="l1", compression=0.4)
     measured = slimstate.evaluate(tmp_path / "cut", str(text_file), length=64, max_tokens=512, device="cpu")
     (row,) = (row for row in swept["rows"] if row["method"] == "l1")
     assert measured["perplexity"] == pytest.approx(row["perplexity"], rel=1e-3)
@@ -145,7 +145,7 @@ import sys
 sys.modules["fla"] = None
 import slimstate
 for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+    slimstate.pruning.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
 """
 
 
@@ -156,7 +156,7 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     subprocess.run([sys.executable, "-c", WITHOUT_FLA, str(text_file), *places], check=True)
     for name in names:
         options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
-        slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
+        slimstate.pruning.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
         plans = [Plan.from_json((tmp_path / place / PLAN).read_text()) for place in (name, f"{name}-with")]
         for layer, selection in plans[0].selections.items():
             assert torch.equal(selection.keep, plans[1].selections[layer].keep)

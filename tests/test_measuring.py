@@ -21,7 +21,7 @@ NAME = tiny.PLAIN[0]
 @pytest.fixture(scope="module")
 def cut(folders, tmp_path_factory):
     out = tmp_path_factory.mktemp("cut") / "slim"
-    slimstate.prune(folders[NAME], out, method="l1", key_dim=8)
+    slimstate.pruning.prune(folders[NAME], out, method="l1", key_dim=8)
     return out
 
 

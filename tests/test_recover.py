@@ -70,7 +70,7 @@ def decided(name: str, **changes) -> torch.nn.Module:
 
 
 def cut(folder: Path, out: Path, key_dim: int = 8) -> Path:
-    slimstate.prune(folder, out, method="l1", key_dim=key_dim)
+    slimstate.pruning.prune(folder, out, method="l1", key_dim=key_dim)
     return out
 
 

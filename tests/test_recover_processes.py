@@ -41,7 +41,7 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
         with torch.no_grad():
             model.get_output_embeddings().weight.normal_(std=0.25)  # so that there is something to learn from it
         found[name] = tiny.save(model, root / name, "100KB"), root / f"{name}-cut"
-        slimstate.prune(*found[name], method="l1", key_dim=8)
+        slimstate.pruning.prune(*found[name], method="l1", key_dim=8)
     return found
 
 

@@ -105,8 +105,8 @@ def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
         source = models[name, kind]
         out = {step: root / f"{kind}-{step}" for step in ("full", "cut", "turned", "healed", "again")}
         slimstate.recover(source, out["full"], data=str(text_file), full=True, **SHORT)
-        slimstate.prune(source, out["cut"], method="l1", key_dim=8)
-        slimstate.prune(source, out["turned"], method="random-rotation", key_dim=8)
+        slimstate.pruning.prune(source, out["cut"], method="l1", key_dim=8)
+        slimstate.pruning.prune(source, out["turned"], method="random-rotation", key_dim=8)
         slimstate.recover(out["cut"], out["healed"], data=str(text_file), **SHORT)
         slimstate.recover(out["healed"], out["again"], data=str(text_file), **SHORT)
         folders |= {f"{kind}-{step}": (folder, kind) for step, folder in out.items()}
@@ -150,7 +150,7 @@ def test_without_an_activation_shared_filters_make_a_rotated_cut_exact(tmp_path)
     """The lemma in a whole model; with SiLU behind the filters it fails, and the mixer says so."""
     straight = tiny.Variant("shared-straight", "delta_net", {"expand_k": 0.75, "qk_activation": "identity"})
     source = shared_model(straight, tmp_path / "model", "head")
-    record = slimstate.prune(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
+    record = slimstate.pruning.prune(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
     assert record["bends"] == []
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     runtime, mixers = load(source, device="cpu"), Checkpoint.open(source).mixers

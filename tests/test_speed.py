@@ -172,14 +172,14 @@ def test_what_no_curve_covers_gets_no_advice(wide, folders, capsys, monkeypatch)
         assert slimstate.inspect(folder)["speed"] is None
         _, err = run(capsys, monkeypatch, "prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")
         assert "NVIDIA" not in err
-    assert slimstate.prune(wide[128], method="l1", key_dim=8, dry_run=True)["speed"] is None
+    assert slimstate.pruning.prune(wide[128], method="l1", key_dim=8, dry_run=True)["speed"] is None
 
 
 @pytest.mark.usefixtures("measured")
 def test_a_model_as_narrow_as_the_narrowest_or_left_whole_gets_no_advice(wide, tmp_path):
-    slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
+    slimstate.pruning.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
     assert slimstate.inspect(tmp_path / "narrow")["speed"] is None
-    turned = slimstate.prune(wide[128], method="random-rotation", key_dim=128, dry_run=True)
+    turned = slimstate.pruning.prune(wide[128], method="random-rotation", key_dim=128, dry_run=True)
     assert turned["speed"] is None
 
 
@@ -188,7 +188,7 @@ def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, m
     if not there:
         curves.rmdir()
     assert "against key dim" not in run(capsys, monkeypatch, "inspect", wide[128])[0]
-    cut = slimstate.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
+    cut = slimstate.pruning.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
     assert cut["speed"] is None
     assert "|\n\nMethod" in (tmp_path / "cut" / "README.md").read_text()
 

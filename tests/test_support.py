@@ -54,7 +54,7 @@ def test_advice_depends_on_the_key_dim():
 
 @pytest.mark.parametrize("name", ["qwen3_next-plain", "delta_net-plain"])
 def test_cards_and_inspect_say_what_engines_do(name, folders, tmp_path, capsys, monkeypatch):
-    slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=16)
+    slimstate.pruning.prune(folders[name], tmp_path / "cut", method="l1", key_dim=16)
     card = (tmp_path / "cut" / "README.md").read_text()
     served = name == "qwen3_next-plain"
     assert ("--gdn-prefill-backend triton" in card) == served

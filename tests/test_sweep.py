@@ -70,7 +70,7 @@ def test_a_row_is_what_the_cut_model_gives(name, method, swept, text_file, tmp_p
     model, out, record = swept[name]
     row = next(row for row in record["rows"] if (row["method"], row["score"]) == (method, "kq"))
     cut = tmp_path / "cut"
-    slimstate.prune(model, cut, method=method, key_dim=row["key_dim"], evidence=out / "evidence.safetensors")
+    slimstate.pruning.prune(model, cut, method=method, key_dim=row["key_dim"], evidence=out / "evidence.safetensors")
     measured = slimstate.evaluate(cut, text_file, length=96, max_tokens=384)
     # cut and mask differ by the other norms' epsilon, which random models feel: see the contract tests
     assert measured["nats_per_token"] == pytest.approx(row["nats_per_token"], rel=2e-3)
@@ -87,7 +87,7 @@ def test_the_condition_of_the_kept_keys_is_that_of_the_plan(swept, tmp_path):
     model, out, record = swept[tiny.PLAIN[0]]
     row = next(row for row in record["rows"] if (row["method"], row["score"]) == ("drrqr", "kq"))
     cut = tmp_path / "cut"
-    slimstate.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
+    slimstate.pruning.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
     plan = json.loads((cut / "slimstate_plan.json").read_text())
     kappas = sorted(kappa for layer in plan["layers"].values() for kappa in layer["condition_after"])
     assert row["kappa"] == pytest.approx(kappas[len(kappas) // 2])
@@ -104,7 +104,7 @@ def test_a_sweep_calibrates_once_and_loads_once(folders, text_file, tmp_path, mo
 
         return call
 
-    monkeypatch.setattr("slimstate.planning.calibrate", counted("calibrate", slimstate.calibration.calibrate))
+    monkeypatch.setattr("slimstate.pruning.planning.calibrate", counted("calibrate", slimstate.pruning.calibration.calibrate))
     monkeypatch.setattr(sweeps, "load", counted("load", sweeps.load))
     monkeypatch.setattr(sweeps, "mean_nats", counted("nats", sweeps.mean_nats))
     record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, data=str(text_file), **OPTIONS)
@@ -129,7 +129,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(folders, text_file, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
     assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["rows"]) == 2
-    monkeypatch.setattr("slimstate.planning.calibrate", None)  # the evidence is there
+    monkeypatch.setattr("slimstate.pruning.planning.calibrate", None)  # the evidence is there
     resumed = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
     assert len(evaluations) == 4 + 3
     assert resumed["rows"] == whole["rows"]

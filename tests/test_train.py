@@ -57,7 +57,7 @@ def made(configs, text_file, tmp_path_factory) -> dict[str, Path]:
         config = configs.get(kind, configs["delta_net"])
         verb(config, folders[kind], data=str(text_file), shared_filters=sharing, **SHORT)
     verb(folders["head"], folders["further"], data=str(text_file), seed=1, **SHORT)
-    slimstate.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
+    slimstate.pruning.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = Path(__file__).with_name("reload_stock.py")
     command = [sys.executable, str(script), str(root / "ids.pt"), *map(str, folders.values())]

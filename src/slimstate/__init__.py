@@ -8,8 +8,8 @@ from slimstate.analyze import analyze
 from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
 from slimstate.system.errors import SlimstateError
 from slimstate.evaluate import evaluate
-from slimstate.overview import inspect
-from slimstate.prune import prune
+from slimstate.pruning.inspect import inspect
+from slimstate.pruning.prune import prune
 from slimstate.recover import recover
 from slimstate.report import write_report as report
 from slimstate.system.progress import Reporter

@@ -16,13 +16,13 @@ from typing import Any
 
 from slimstate.system import distributed
 from slimstate.axes import Plan
-from slimstate.budget import state_bytes
+from slimstate.pruning.budget import state_bytes
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows, sample_windows
 from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
 from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
-from slimstate.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
+from slimstate.pruning.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype

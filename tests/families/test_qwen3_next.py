@@ -26,7 +26,7 @@ def test_what_no_class_loads_is_kept_byte_for_byte(tmp_path):
         "mtp.layers.0.self_attn.q_proj.weight": torch.randn(4, 4).bfloat16(),
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    slimstate.prune(folder, tmp_path / "cut", method="l1", key_dim=8)
+    slimstate.pruning.prune(folder, tmp_path / "cut", method="l1", key_dim=8)
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "cut"))
     cut = {mixer.name_of(slot) for mixer in Checkpoint.open(folder).mixers for slot in mixer.axis.slots}
     assert before.keys() == after.keys()

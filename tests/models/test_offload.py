@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import tiny
-from slimstate import cli, planning, prune
+from slimstate import cli
+from slimstate.pruning import planning
+from slimstate.pruning import prune
 from slimstate.system.errors import PlanError
 from slimstate.models.offload import load_spread, parse_limits
 from slimstate.models.load import load

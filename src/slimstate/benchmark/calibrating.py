@@ -14,7 +14,7 @@ from slimstate.axes import Evidence, Mixer
 from slimstate.benchmark.recording import Bench, Row, positive
 from slimstate.benchmark.subjects import config_of, library_of, model_for, width_of
 from slimstate.benchmark.timing import Timing, timed
-from slimstate.calibration import calibrate
+from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.system.errors import PlanError

@@ -12,7 +12,7 @@ from slimstate.benchmark.compiling import compile_ahead
 from slimstate.benchmark.recording import Bench, Row, checked_modes, positive, with_ratios
 from slimstate.benchmark.subjects import config_of, library_of, model_for, resized, width_of
 from slimstate.benchmark.timing import Timing, timed, timed_as_graph
-from slimstate.calibration import next_token_loss
+from slimstate.pruning.calibration import next_token_loss
 from slimstate.system.progress import SILENT, Reporter
 
 MODES = ("prefill", "train")

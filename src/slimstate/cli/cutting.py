@@ -43,7 +43,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only."""
-    from slimstate.overview import inspect as look
+    from slimstate.pruning.inspect import inspect as look
 
     record = look(model, state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, state_dtype=state_dtype)
     if as_json:
@@ -145,7 +145,7 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Cut a model to fewer key/query channels per head and write a checkpoint that the stock class loads."""
-    from slimstate.prune import prune as cut
+    from slimstate.pruning.prune import prune as cut
 
     record = cut(
         model,

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import tiny
-from slimstate import calibration
-from slimstate.calibration import calibrate
+from slimstate.pruning import calibration
+from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import DataError, ModelError
 from slimstate.evidence import EvidenceFile

@@ -14,7 +14,7 @@ import torch
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import WRITERS
-from slimstate.planning import Calibration
+from slimstate.pruning.planning import Calibration
 from slimstate.models.load import TOKENS_AT_ONCE, pick_device, pick_dtype
 from slimstate.selectors import Selector
 from slimstate.core.surgery import outline

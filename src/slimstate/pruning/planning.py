@@ -15,8 +15,8 @@ from torch import Tensor
 from slimstate.system import distributed
 from slimstate.system import threads
 from slimstate.axes import Axis, Basis, Choice, Evidence, Mixer, Plan
-from slimstate.budget import Budget
-from slimstate.calibration import calibrate
+from slimstate.pruning.budget import Budget
+from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows, sample_windows
 from slimstate.system.errors import DataError, PlanError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate import serving
-from slimstate.budget import Budget, key_dims_worth_choosing, state_bytes
+from slimstate.pruning.budget import Budget, key_dims_worth_choosing, state_bytes
 from slimstate.checkpoints.reader import Checkpoint, open_headers
 from slimstate.speed import speeds_below
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from slimstate.system import distributed
 from slimstate.axes import Plan
-from slimstate.budget import Budget, state_bytes
+from slimstate.pruning.budget import Budget, state_bytes
 from slimstate.checkpoints.model_card import write_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import CARD, Draft, check_output, drafted
 from slimstate.system.errors import ModelError, PlanError
-from slimstate.estimate import estimate
+from slimstate.pruning.estimate import estimate
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.overview import parameters_after
-from slimstate.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
+from slimstate.pruning.inspect import parameters_after
+from slimstate.pruning.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
 from slimstate.record import PLAN
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import pick_device, stock_differences

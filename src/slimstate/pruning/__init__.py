@@ -1,0 +1,1 @@
+"""From a model to a cut: inspect, calibrate, plan, prune."""
