@@ -70,7 +70,7 @@ def main() -> None:
         perplexity = f"perplexity {measured['baseline']['perplexity']:.1f} to {measured['perplexity']:.1f}"
         console.print(f"  {compression:.0%} cut: {perplexity}, names recalled {kept[1]:.0%} to {kept[0]:.0%}")
     step("5. Heal the deep cut a little: a minute of fine-tuning, with the uncut model as its teacher.")
-    healed = slimstate.recover(
+    healed = slimstate.training.recover(
         cuts[0.75],
         OUT / "drrqr-75-healed",
         teacher=MODEL,

@@ -17,25 +17,25 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 import tiny
-from slimstate import training
+from slimstate.training.trainer import trainer
 from slimstate.system import distributed
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import main
-from slimstate.healing import Settings
+from slimstate.training.session import Settings
 from slimstate.models.load import load
-from slimstate.teacher import PresentTeacher
+from slimstate.training.teacher import PresentTeacher
 
 
-def student(uncut: Path, cut: Path, full: bool) -> training.Student:
+def student(uncut: Path, cut: Path, full: bool) -> trainer.Student:
     """In the middle of its training: an adapter that has learnt nothing has no gradient to speak of."""
     torch.manual_seed(0)
     adapted = Settings(full=full).adaptation(Checkpoint.open(cut)).attach(load(cut, device="cpu").model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in training.trainable(adapted).values():
+        for parameter in trainer.trainable(adapted).values():
             parameter.copy_(parameter + 0.05 * torch.randn(parameter.shape, generator=generator))
     teacher = PresentTeacher(runtime=load(uncut, device="cpu"))
-    return training.Student(adapted, teacher, temperature=3.0, weight=0.5).train()
+    return trainer.Student(adapted, teacher, temperature=3.0, weight=0.5).train()
 
 
 def shard(uncut: Path, cut: Path, root: Path) -> None:
@@ -54,8 +54,8 @@ def shard(uncut: Path, cut: Path, root: Path) -> None:
         expected.backward()
         loss.backward()
         mean = distributed.sum_over_all(loss.detach()) / distributed.count()
-        theirs = {name: parameter.grad for name, parameter in training.trainable(whole).items()}
-        ours = {name: parameter.grad.full_tensor() for name, parameter in training.trainable(sharded).items()}
+        theirs = {name: parameter.grad for name, parameter in trainer.trainable(whole).items()}
+        ours = {name: parameter.grad.full_tensor() for name, parameter in trainer.trainable(sharded).items()}
         state = {name: tensor.full_tensor() for name, tensor in sharded.state_dict().items()}
         found["full" if full else "adapters"] = {
             "blocks": len(blocks), "losses": (mean, expected.detach()), "gradients": (ours, theirs),
@@ -66,14 +66,14 @@ def shard(uncut: Path, cut: Path, root: Path) -> None:
 
 
 def die_at(step: int) -> None:
-    mark = training.Watch.on_save
+    mark = trainer.Watch.on_save
 
     def on_save(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == step:
             os.kill(os.getpid(), signal.SIGKILL)
         mark(self, args, state, control, **kwargs)
 
-    training.Watch.on_save = on_save
+    trainer.Watch.on_save = on_save
 
 
 if __name__ == "__main__":

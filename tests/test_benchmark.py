@@ -22,7 +22,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import SlimstateError
 from slimstate.pruning.inspect import parameters_after, state_bytes
 from slimstate.models.load import stock_model
-from slimstate.untrained import shipped_configs
+from slimstate.training.initial_model import shipped_configs
 
 CPU = torch.device("cpu")
 SMALL = {"batch": 2, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8, "rounds": 2}

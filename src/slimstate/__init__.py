@@ -10,12 +10,12 @@ from slimstate.system.errors import SlimstateError
 from slimstate.evaluate import evaluate
 from slimstate.pruning.inspect import inspect
 from slimstate.pruning.prune import prune
-from slimstate.recover import recover
+from slimstate.training.recover import recover
 from slimstate.report import write_report as report
 from slimstate.system.progress import Reporter
 from slimstate.models.load import prepare, prepare_fla
 from slimstate.sweep import sweep
-from slimstate.train import train
+from slimstate.training.pretrain import train
 
 __version__ = "0.1.0"
 __all__ = [

@@ -14,7 +14,7 @@ from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.families.contract import Library
 from slimstate.models.load import load, stock_model
-from slimstate.untrained import read_config
+from slimstate.training.initial_model import read_config
 
 Config = Mapping[str, Any]
 

@@ -95,7 +95,7 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a cut model, with the uncut one as its teacher, and write a checkpoint that the stock class loads."""
-    from slimstate.recover import recover as heal
+    from slimstate.training.recover import recover as heal
 
     given = {name: value for name, value in locals().items() if name not in ("model", "as_json", "heal")}
     record = heal(model, **given, reporter=TerminalReporter())
@@ -147,7 +147,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model from a config and a text, or a model further, and write a checkpoint that the stock class loads."""
-    from slimstate.train import train as learn
+    from slimstate.training.pretrain import train as learn
 
     given = {name: value for name, value in locals().items() if name not in ("config", "as_json", "learn")}
     record = learn(config, **given, reporter=TerminalReporter())

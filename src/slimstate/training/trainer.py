@@ -21,14 +21,14 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, default_da
 from transformers.trainer_callback import PrinterCallback
 
 from slimstate.system import distributed
-from slimstate.adapters import trainable
+from slimstate.training.lora import trainable
 from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.record import write_text
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import states_before_head
-from slimstate.teacher import Teacher
+from slimstate.training.teacher import Teacher
 
 HARDLY_ANY = 2**20  # bytes
 WHOLE = "slimstate_whole"  # written into a checkpoint after everything else

@@ -16,7 +16,7 @@ import slimstate
 import tiny
 from places import TESTS
 from slimstate.record import RECOVERY
-from slimstate.training import WHOLE
+from slimstate.training.trainer import WHOLE
 from test_processes import PATIENCE, free_port, options
 
 NAME, GATED = tiny.PLAIN
@@ -99,7 +99,7 @@ def ended(pairs, text_file, tmp_path_factory) -> tuple[Path, dict[str, int]]:
 def whole(pairs, text_file, tmp_path_factory) -> tuple[Path, dict]:
     """The recovery that one process makes without a break."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return out, slimstate.recover(pairs[NAME][1], out, teacher=pairs[NAME][0], data=str(text_file), **TRAINING)
+    return out, slimstate.training.recover(pairs[NAME][1], out, teacher=pairs[NAME][0], data=str(text_file), **TRAINING)
 
 
 def said(root: Path, name: str, stream: str = "err") -> str:
@@ -144,10 +144,10 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
     assert not (root / name).exists()
     given = {"teacher": pairs[NAME][0], "data": str(text_file), **TRAINING}
     with pytest.raises(slimstate.SlimstateError, match="--resume goes on with it, --force starts anew"):
-        slimstate.recover(pairs[NAME][1], root / name, **given)
+        slimstate.training.recover(pairs[NAME][1], root / name, **given)
     lines: list[str] = []
     monkeypatch.setattr(slimstate.Reporter, "say", lambda self, line: lines.append(line))
-    record = slimstate.recover(pairs[NAME][1], root / name, resume=True, **given)
+    record = slimstate.training.recover(pairs[NAME][1], root / name, resume=True, **given)
     assert f"going on from {work / f'checkpoint-{DIE_AT - 2}'}" in lines
     same(record, whole[1])
     if name == "alone":

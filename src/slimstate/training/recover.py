@@ -13,13 +13,13 @@ from slimstate.checkpoints.reader import Checkpoint, read_json
 from slimstate.data.corpus import Corpus
 from slimstate.checkpoints.writer import check_output
 from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
-from slimstate.healing import Lesson, Means, Settings, heal
+from slimstate.training.session import Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows
 from slimstate.record import RECOVERY, check_place, command, difference
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load_tokenizer, pick_device, pick_dtype, stock_model
-from slimstate.teacher import TeacherCache
-from slimstate.workplace import (
+from slimstate.training.teacher import TeacherCache
+from slimstate.training.run_folder import (
     check_extras,
     logs_to,
     prepare_workplace,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from slimstate.system import distributed
-from slimstate.adapters import Adaptation, trainable
+from slimstate.training.lora import Adaptation, trainable
 from slimstate.checkpoints.model_card import write_recovery_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
@@ -31,11 +31,11 @@ from slimstate.perplexity import mean_nats, perplexity_of
 from slimstate.record import RECOVERY, plain, versions
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import Runtime, describe_kernels, load, pick_device, pick_dtype
-from slimstate.teacher import PresentTeacher, Teacher, TeacherCache
+from slimstate.training.teacher import PresentTeacher, Teacher, TeacherCache
 from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
 
 if TYPE_CHECKING:
-    from slimstate.training import Course
+    from slimstate.training.trainer import Course
 
 LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
@@ -126,7 +126,7 @@ class Means:
     force: bool = False
 
     def course(self, settings: Settings) -> Course:
-        from slimstate.training import Course
+        from slimstate.training.trainer import Course
 
         pieces = self.grad_accum * distributed.count()
         if self.grad_accum < 1 or settings.batch_size % pieces:
@@ -248,7 +248,7 @@ def _train(
     student: Checkpoint, lesson: Lesson, adaptation: Adaptation, work: Path, label: str, reporter: Reporter
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The trained parameters, and what there is to say about the training."""
-    from slimstate import training
+    from slimstate.training.trainer import trainer
 
     settings, means, device = lesson.settings, lesson.means, pick_device(lesson.means.device)
     course = means.course(settings)
@@ -257,7 +257,7 @@ def _train(
     with reporter.waiting("loading the model"):
         runtime = load(student.folder, device=device.type, dtype="float32" if settings.full else settings.dtype)
     torch.manual_seed(settings.seed)
-    learner = training.Student(
+    learner = trainer.Student(
         adaptation.attach(runtime.model), teacher, settings.temperature, settings.kd_weight if teacher else 0.0
     )
     schedule = Schedule(lesson.corpus, settings.steps * settings.batch_size, settings.seed)
@@ -269,14 +269,14 @@ def _train(
         f" {settings.tokens:,} tokens, {schedule.epochs:.2f} epochs"
     )
     if distributed.is_main():
-        training.remove_broken(work)
+        trainer.remove_broken(work)
     distributed.wait_for_all()
-    resume = training.last_whole(work)
+    resume = trainer.last_whole(work)
     if resume is not None:
         reporter.say(f"going on from {resume}")
-    arguments = training.arguments(course, work, device, precision == torch.bfloat16, list(means.report_to), means.fsdp)
+    arguments = trainer.arguments(course, work, device, precision == torch.bfloat16, list(means.report_to), means.fsdp)
     begun = time.perf_counter()
-    trained, log = training.train(learner, schedule, course, arguments, settings.length, label, resume, reporter)
+    trained, log = trainer.train(learner, schedule, course, arguments, settings.length, label, resume, reporter)
     done = course.steps - (0 if resume is None else int(resume.name.rpartition("-")[2]))
     speed = done * course.batch * settings.length / (time.perf_counter() - begun)
     facts = {

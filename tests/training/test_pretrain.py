@@ -16,8 +16,8 @@ from transformers import get_scheduler
 
 import slimstate
 import tiny
-from slimstate import train as verb
-from slimstate import training
+from slimstate.training.trainer import pretrain as verb
+from slimstate.training.trainer import trainer
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.text import Piece
@@ -25,7 +25,7 @@ from slimstate.system.errors import DataError, ModelError, OutputError, PlanErro
 from slimstate.families import family_of
 from slimstate.record import TRAINING
 from slimstate.models.load import load, load_tokenizer, stock_model
-from slimstate.untrained import END_OF_TEXT, learnt_tokenizer, read_config, shipped_configs, write_untrained
+from slimstate.training.initial_model import END_OF_TEXT, learnt_tokenizer, read_config, shipped_configs, write_untrained
 from test_cli import run
 from test_processes import PATIENCE, free_port, options
 from test_sharing import check_shared
@@ -153,7 +153,7 @@ def test_training_is_what_a_loop_by_hand_gives(configs, text_file, tmp_path):
 def test_a_stopped_training_goes_on_with_the_same_losses(configs, text_file, tmp_path, monkeypatch):
     options = {"data": str(text_file), "shared_filters": "head", **SHORT}
     whole = verb(configs["delta_net"], tmp_path / "whole", **options)
-    seen = training.Watch.on_step_end
+    seen = trainer.Watch.on_step_end
 
     def stop(self, args, state, control, **kwargs):
         if state.global_step == 5:
@@ -161,7 +161,7 @@ def test_a_stopped_training_goes_on_with_the_same_losses(configs, text_file, tmp
         seen(self, args, state, control, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Watch, "on_step_end", stop)
+        patch.setattr(trainer.Watch, "on_step_end", stop)
         with pytest.raises(KeyboardInterrupt):
             verb(configs["delta_net"], tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -190,8 +190,8 @@ def test_text_is_read_as_a_stream(configs, tmp_path, monkeypatch):
             yield Piece(text=tiny.text(4000, seed=number), ends=True)
 
     monkeypatch.setattr("slimstate.data.text.pieces", endless)
-    monkeypatch.setattr("slimstate.untrained.pieces", endless)
-    monkeypatch.setattr("slimstate.untrained.ENOUGH_TEXT", 20_000)
+    monkeypatch.setattr("slimstate.training.initial_model.pieces", endless)
+    monkeypatch.setattr("slimstate.training.initial_model.ENOUGH_TEXT", 20_000)
     record = verb(configs["delta_net"], tmp_path / "out", data="endless", **SHORT)
     assert record["corpus"]["windows"] == 25
     assert record["epochs"] == 1

@@ -23,17 +23,17 @@ from safetensors.torch import load_file
 import slimstate
 import tiny
 from places import TESTS
-from slimstate import healing
-from slimstate.adapters import trainable
+from slimstate.training.trainer import session
+from slimstate.training.lora import trainable
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli.training import recover as command
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
-from slimstate.healing import LEAST_GAP, Settings
+from slimstate.training.session import LEAST_GAP, Settings
 from slimstate.record import PLAN, RECOVERY
 from slimstate.models.load import load, load_tokenizer
-from slimstate.training import WHOLE, StudentTrainer
+from slimstate.training.trainer import WHOLE, StudentTrainer
 from test_cli import run
 
 NAME, GATED = tiny.PLAIN
@@ -96,7 +96,7 @@ def heal(pairs, text_file):
 
     def recover(name: str, out: Path, model: Path | None = None, **changes) -> dict:
         given = {"teacher": pairs[name][0], "data": str(text_file), **SHORT, **changes}
-        return slimstate.recover(pairs[name][1] if model is None else model, out, **given)
+        return slimstate.training.recover(pairs[name][1] if model is None else model, out, **given)
 
     return recover
 
@@ -365,7 +365,7 @@ def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_be_measured(hea
         loaded.append(Path(folder))
         return load(folder, **options)
 
-    monkeypatch.setattr(healing, "load", counting)
+    monkeypatch.setattr(session, "load", counting)
     found = []
     for out in ("first", "second"):
         loaded.clear()
@@ -601,7 +601,7 @@ def test_a_result_that_could_not_be_written_is_written_later_without_training(
         raise OutputError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(healing, "_write", full_disk)
+        patched.setattr(session, "_write", full_disk)
         with pytest.raises(OutputError, match="no space left"):
             heal(NAME, tmp_path / "out", control=control)
     assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
@@ -658,7 +658,7 @@ def test_weights_that_are_no_numbers_are_not_saved(heal, tmp_path, monkeypatch):
         loss, *parts = distilled_loss(hidden, *args, **options)
         return (loss + (hidden * 0).sum().sqrt() if next(taken) == 3 else loss), *parts  # zero, of infinite slope
 
-    monkeypatch.setattr("slimstate.training.distilled_loss", steep)
+    monkeypatch.setattr("slimstate.training.trainer.distilled_loss", steep)
     with pytest.raises(TrainingError, match=r"infinite at step 3: the last good checkpoint is .*checkpoint-2;"):
         heal(NAME, tmp_path / "out", save_every=1)
     assert last_good(tmp_path / "out.training" / "model") == 2
@@ -672,7 +672,7 @@ def test_the_step_of_a_bad_loss_is_named_though_it_is_looked_at_later(pieces, he
         loss, *parts = distilled_loss(*args, **options)
         return loss * (math.nan if next(taken) == 3 * pieces else 1), *parts
 
-    monkeypatch.setattr("slimstate.training.distilled_loss", spoilt)
+    monkeypatch.setattr("slimstate.training.trainer.distilled_loss", spoilt)
     options = {"steps": 400, "batch_size": 2, "length": 16, "save_every": 8, "grad_accum": pieces}
     with pytest.raises(TrainingError, match="at step 3: no checkpoint was made before it; try a lower --lr"):
         heal(NAME, tmp_path / "out", **options)
@@ -786,7 +786,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
     before = {path for root in roots for path in root.rglob("*")}
     numbers = {option: float(value) for option, value in given.items() if value in ("nan", "inf")}
     with pytest.raises(kind, match=message) as refused:
-        slimstate.recover(model, **{**given, **numbers})
+        slimstate.training.recover(model, **{**given, **numbers})
     code, out, err = run(capsys, monkeypatch, "recover", model, *words(given))
     assert (code, out) == (2, "")
     assert err == f"slimstate: {refused.value}\n"
@@ -805,7 +805,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
     missing, options, way_out, heal, tmp_path, monkeypatch
 ):
-    module = importlib.import_module("slimstate.workplace")
+    module = importlib.import_module("slimstate.training.run_folder")
     find_spec = module.find_spec
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else find_spec(name))
     with pytest.raises(PlanError, match=f"^{missing} cannot be imported: {way_out}"):
@@ -857,7 +857,7 @@ def test_a_dry_run_needs_neither_text_nor_a_place(pairs, capsys, monkeypatch):
     assert "2,000 steps, 65,536,000 tokens; dry run: nothing was trained" in out
     assert "all weights are trained" in run(capsys, monkeypatch, *given, "--full")[1]
     code, out, _ = run(capsys, monkeypatch, *given, "--json")
-    assert json.loads(out) == slimstate.recover(pairs[NAME][1], teacher=pairs[NAME][0], dry_run=True)
+    assert json.loads(out) == slimstate.training.recover(pairs[NAME][1], teacher=pairs[NAME][0], dry_run=True)
 
 
 def test_the_command_that_is_recorded_does_it_again(made, tmp_path, capsys, monkeypatch):
@@ -875,7 +875,7 @@ def test_the_command_that_is_recorded_does_it_again(made, tmp_path, capsys, monk
 
 
 def test_the_command_and_the_function_have_the_same_options_and_defaults():
-    theirs = {name: each.default for name, each in inspect.signature(slimstate.recover).parameters.items()}
+    theirs = {name: each.default for name, each in inspect.signature(slimstate.training.recover).parameters.items()}
     ours = {name: each.default for name, each in inspect.signature(command).parameters.items()}
     assert theirs.pop("reporter") is not None
     assert ours.pop("as_json") is False

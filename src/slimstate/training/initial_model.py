@@ -20,7 +20,7 @@ from slimstate.system.errors import DataError, ModelError
 from slimstate.families import family_of
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.load import DTYPES, load_tokenizer, prepare, stock_class, stock_model
-from slimstate.sharing import expand, share
+from slimstate.training.shared_filters import expand, share
 from slimstate.system.atomic import staged
 
 END_OF_TEXT = "<|endoftext|>"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tiny
-from slimstate.adapters import ALL_LINEAR, Adaptation, trainable
+from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.system.errors import PlanError
 

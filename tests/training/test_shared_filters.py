@@ -14,15 +14,15 @@ from torch.nn.utils import parametrize
 import slimstate
 import tiny
 from places import TESTS
-from slimstate.adapters import trainable
+from slimstate.training.lora import trainable
 from slimstate.axes import Plan
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
-from slimstate.healing import Settings
+from slimstate.training.session import Settings
 from slimstate.record import PLAN
 from slimstate.models.load import load
-from slimstate.sharing import SharedFilters, expand, share
+from slimstate.training.shared_filters import SharedFilters, expand, share
 from slimstate.models.hooks import tapped
 
 NAMES = [*tiny.PLAIN, "gated_deltanet-grouped-values"]
@@ -104,11 +104,11 @@ def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
         name = tiny.PLAIN[kind == "all"]
         source = models[name, kind]
         out = {step: root / f"{kind}-{step}" for step in ("full", "cut", "turned", "healed", "again")}
-        slimstate.recover(source, out["full"], data=str(text_file), full=True, **SHORT)
+        slimstate.training.recover(source, out["full"], data=str(text_file), full=True, **SHORT)
         slimstate.pruning.prune(source, out["cut"], method="l1", key_dim=8)
         slimstate.pruning.prune(source, out["turned"], method="random-rotation", key_dim=8)
-        slimstate.recover(out["cut"], out["healed"], data=str(text_file), **SHORT)
-        slimstate.recover(out["healed"], out["again"], data=str(text_file), **SHORT)
+        slimstate.training.recover(out["cut"], out["healed"], data=str(text_file), **SHORT)
+        slimstate.training.recover(out["healed"], out["again"], data=str(text_file), **SHORT)
         folders |= {f"{kind}-{step}": (folder, kind) for step, folder in out.items()}
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = TESTS / "reload_stock.py"

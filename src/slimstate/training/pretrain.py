@@ -19,13 +19,13 @@ from slimstate.data.corpus import Corpus
 from slimstate.checkpoints.writer import check_output
 from slimstate.system.errors import OutputError, PlanError, SlimstateError
 from slimstate.families.fla_layout import SHARINGS
-from slimstate.healing import Ending, Lesson, Means, Settings, heal
+from slimstate.training.session import Ending, Lesson, Means, Settings, heal
 from slimstate.perplexity import evaluation_windows
 from slimstate.record import TRAINING, check_place, command
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load_tokenizer, pick_device, pick_dtype
-from slimstate.untrained import check_trainable, read_config, write_untrained
-from slimstate.workplace import (
+from slimstate.training.initial_model import check_trainable, read_config, write_untrained
+from slimstate.training.run_folder import (
     check_extras,
     logs_to,
     prepare_workplace,

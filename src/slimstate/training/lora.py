@@ -18,7 +18,7 @@ from slimstate.system.errors import PlanError
 from slimstate.families import family_of
 from slimstate.families.contract import Library
 from slimstate.models.load import stock_model, tied_weights
-from slimstate.sharing import expand, share
+from slimstate.training.shared_filters import expand, share
 
 ALL_LINEAR = "all-linear"
 NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear maps of which fla only reads the weight

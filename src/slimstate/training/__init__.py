@@ -1,0 +1,1 @@
+"""Fine-tuning of cut models and pre-training, on transformers.Trainer."""
