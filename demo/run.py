@@ -33,7 +33,7 @@ def main() -> None:
         f"{about['heads']} heads, key dim {about['key_dim']}. All of this takes about five minutes on two CPU cores."
     )
     step("1. What would each cut cost? One calibration, every method at 50 % and 75 %, by masking.")
-    record = slimstate.sweep(
+    record = slimstate.evaluation.sweep(
         MODEL,
         OUT / "sweep",
         text=EVALUATION,
@@ -52,12 +52,12 @@ def main() -> None:
         slimstate.pruning.prune(MODEL, folder, method="drrqr", compression=compression, evidence=evidence, force=True)
         console.print(f"  {folder}")
     step("3. How much of the state is used, before and after?")
-    looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)
+    looked = slimstate.evaluation.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)
     for entry in looked["models"]:
         console.print(f"  {entry['name']}: key dim {entry['key_dim']}, rank utilisation {entry['utilisation']:.3f}")
     step("4. What is lost? Perplexity, and recall of names in real text, the weak spot of a small state.")
     for compression, folder in cuts.items():
-        measured = slimstate.evaluate(
+        measured = slimstate.evaluation.evaluate(
             folder,
             EVALUATION,
             max_tokens=TOKENS,

@@ -176,7 +176,7 @@ def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp
 
 
 def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
-    record = slimstate.sweep(
+    record = slimstate.evaluation.sweep(
         folders[NAME], tmp_path, text=text_file, data=str(text_file), methods=("l1", "drrqr"), compressions=(0.33,),
         text_length=96, max_tokens=384, **CALIBRATION,
     )  # fmt: skip

@@ -300,7 +300,7 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, 
     measured = record["measured"]
     assert measured["nats"].keys() == folders.keys()
     for kind, folder in folders.items():
-        found = slimstate.evaluate(folder, unseen_text, length=min(1024, length), max_tokens=tokens)
+        found = slimstate.evaluation.evaluate(folder, unseen_text, length=min(1024, length), max_tokens=tokens)
         assert measured["nats"][kind] == pytest.approx(found["nats_per_token"], rel=1e-6)
         assert measured["perplexity"][kind] == pytest.approx(found["perplexity"], rel=1e-6)
         assert (measured["text"], measured["tokens"]) == (found["text"], found["tokens"])
@@ -316,7 +316,7 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, 
 def test_what_is_measured_is_what_is_written(name, full, heal, unseen_text, tmp_path):
     """The weights as they are rounded for the file, and those that are stored once and used twice."""
     record = heal(name, tmp_path / "out", full=full, eval_text=str(unseen_text), eval_tokens=256)
-    found = slimstate.evaluate(tmp_path / "out", unseen_text, length=32, max_tokens=256)
+    found = slimstate.evaluation.evaluate(tmp_path / "out", unseen_text, length=32, max_tokens=256)
     assert record["measured"]["nats"]["after"] == pytest.approx(found["nats_per_token"], rel=1e-6)
 
 

@@ -53,8 +53,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a model: perplexity of a text over windows that do not overlap, lm-eval's tasks, recall."""
-    from slimstate.evaluate import evaluate as measure
-    from slimstate.evaluate import scores_of
+    from slimstate.evaluation.evaluate import evaluate as measure
+    from slimstate.evaluation.evaluate import scores_of
 
     record = measure(
         model,
@@ -122,7 +122,7 @@ def analyze(
     as_json: Json = False,
 ) -> None:
     """See how much of their states models use: rank utilisation, spectra, filters, the bounds of the theory."""
-    from slimstate.analyze import analyze as look
+    from slimstate.evaluation.analyze import analyze as look
 
     record = look(
         models,
@@ -173,7 +173,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """What every method would cost at every compression, from one calibration and without writing a model."""
-    from slimstate.sweep import sweep as run
+    from slimstate.evaluation.sweep import sweep as run
 
     record = run(
         model,

@@ -20,7 +20,7 @@ from slimstate.checkpoints.writer import check_output
 from slimstate.system.errors import OutputError, PlanError, SlimstateError
 from slimstate.families.fla_layout import SHARINGS
 from slimstate.training.session import Ending, Lesson, Means, Settings, heal
-from slimstate.perplexity import evaluation_windows
+from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.record import TRAINING, check_place, command
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load_tokenizer, pick_device, pick_dtype

@@ -14,7 +14,7 @@ from slimstate.data.corpus import Corpus
 from slimstate.checkpoints.writer import check_output
 from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
 from slimstate.training.session import Lesson, Means, Settings, heal
-from slimstate.perplexity import evaluation_windows
+from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.record import RECOVERY, check_place, command, difference
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load_tokenizer, pick_device, pick_dtype, stock_model

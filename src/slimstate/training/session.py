@@ -27,7 +27,7 @@ from slimstate.data.corpus import Corpus, Schedule
 from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, write_checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
-from slimstate.perplexity import mean_nats, perplexity_of
+from slimstate.evaluation.perplexity import mean_nats, perplexity_of
 from slimstate.record import RECOVERY, plain, versions
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import Runtime, describe_kernels, load, pick_device, pick_dtype

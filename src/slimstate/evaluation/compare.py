@@ -9,7 +9,7 @@ from typing import Any
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows
 from slimstate.system.errors import DataError, PlanError
-from slimstate.perplexity import evaluation_windows
+from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
 
 

@@ -21,16 +21,16 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows, sample_windows
 from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
-from slimstate.perplexity import evaluation_windows, mean_nats, perplexity_of
+from slimstate.evaluation.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.pruning.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
-from slimstate.swept import EVIDENCE, SWEEP, earlier_sweep, recommend
+from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.tables import write_tables
 from slimstate.models.hooks import masked, observed
-from slimstate.traces import FinalUtilisation
+from slimstate.evaluation.state_traces import FinalUtilisation
 
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 MAX_LOSS = 0.1  # nats per token that a recommended cut may cost

@@ -9,7 +9,7 @@ import torch
 
 import tiny
 from slimstate.system.errors import DataError
-from slimstate.recall import CANDIDATES, QUESTIONS, associative_recall, draw_vocabulary, make_probe
+from slimstate.evaluation.associative_recall import CANDIDATES, QUESTIONS, associative_recall, draw_vocabulary, make_probe
 from slimstate.models.load import Runtime
 
 

@@ -14,17 +14,17 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import sweep as verb
+from slimstate.evaluation import sweep as verb
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import DataError, PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.models.load import load
-from slimstate.swept import recommend
+from slimstate.evaluation.sweep_results import recommend
 from slimstate.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
 from slimstate.models.hooks import observed
 
-sweeps = sys.modules["slimstate.sweep"]  # the name in the package is the verb
+sweeps = sys.modules["slimstate.evaluation.sweep"]  # the name in the package is the verb
 OPTIONS = {"samples": 4, "length": 64, "text_length": 96, "max_tokens": 384, "compressions": (0.33, 0.7)}
 
 
@@ -71,7 +71,7 @@ def test_a_row_is_what_the_cut_model_gives(name, method, swept, text_file, tmp_p
     row = next(row for row in record["rows"] if (row["method"], row["score"]) == (method, "kq"))
     cut = tmp_path / "cut"
     slimstate.pruning.prune(model, cut, method=method, key_dim=row["key_dim"], evidence=out / "evidence.safetensors")
-    measured = slimstate.evaluate(cut, text_file, length=96, max_tokens=384)
+    measured = slimstate.evaluation.evaluate(cut, text_file, length=96, max_tokens=384)
     # cut and mask differ by the other norms' epsilon, which random models feel: see the contract tests
     assert measured["nats_per_token"] == pytest.approx(row["nats_per_token"], rel=2e-3)
     states, runtime = [], load(cut, device="cpu")

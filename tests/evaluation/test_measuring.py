@@ -10,7 +10,7 @@ import torch
 import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.evaluate import compare, scores_of
+from slimstate.evaluation.evaluate import compare, scores_of
 from slimstate.plots import label_of, svg, utilisation_curves
 from slimstate.models.load import load
 from test_cli import run
@@ -28,7 +28,7 @@ def cut(folders, tmp_path_factory):
 @pytest.fixture(scope="module")
 def analysed(folders, cut, text_file, tmp_path_factory):
     out = tmp_path_factory.mktemp("analysis") / "records"
-    slimstate.analyze([folders[NAME], cut], text_file, out, length=200, every=8, skip=40)
+    slimstate.evaluation.analyze([folders[NAME], cut], text_file, out, length=200, every=8, skip=40)
     return out
 
 
@@ -79,7 +79,7 @@ def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, ca
     assert code == 0
     assert "share kept" in out
     record = json.loads(record_file.read_text())
-    alone = slimstate.evaluate(folders[NAME], text_file, length=600, max_tokens=1200)
+    alone = slimstate.evaluation.evaluate(folders[NAME], text_file, length=600, max_tokens=1200)
     assert record["baseline"]["perplexity"] == alone["perplexity"]
     row = record["compared"][0]
     assert row["measure"] == "perplexity"
@@ -207,7 +207,7 @@ def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, 
     single = tiny.save(tiny.build(tiny.VARIANTS[NAME], num_hidden_layers=1), tmp_path / "net-1.3B-cut")
     out = tmp_path / "out"
     for head in ("0:0", "2:1"):
-        slimstate.analyze([hybrid, single], text_file, out, length=64, every=8, skip=0, head=head)
+        slimstate.evaluation.analyze([hybrid, single], text_file, out, length=64, every=8, skip=0, head=head)
     assert {"filters-net-1.3B.png", "filters-net-1.3B-cut.png"} <= {path.name for path in out.iterdir()}
 
 

@@ -13,7 +13,7 @@ from slimstate.system.errors import DataError, ModelError
 from slimstate.core.effective_rank import condition_number, effective_rank, rank_utilisation, singular_values
 from slimstate.models.load import Runtime
 from slimstate.models.hooks import masked, observed
-from slimstate.traces import EDGES, SEGMENT, FinalUtilisation, state_spectrum, trace_states
+from slimstate.evaluation.state_traces import EDGES, SEGMENT, FinalUtilisation, state_spectrum, trace_states
 
 CASES = [
     "delta_net-plain",
@@ -118,7 +118,7 @@ def test_memory_does_not_grow_with_the_text(monkeypatch):
         sizes.append(sum(alive.values()))
         return state_spectrum(state)
 
-    monkeypatch.setattr("slimstate.traces.state_spectrum", weigh)
+    monkeypatch.setattr("slimstate.evaluation.state_traces.state_spectrum", weigh)
 
     def most(length):
         sizes.clear()

@@ -21,12 +21,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import tiny
-from slimstate import tasks
+from slimstate.evaluation import lm_eval
 from slimstate.system.errors import DataError, SlimstateError
-from slimstate.recall_tasks import prompts
+from slimstate.evaluation.recall_tasks import prompts
 from slimstate.system.progress import Reporter
 from slimstate.models.load import Runtime, load
-from slimstate.tasks import PAPER, RECALL, resolve, run_tasks
+from slimstate.evaluation.lm_eval import PAPER, RECALL, resolve, run_tasks
 
 pytest.importorskip("lm_eval")
 
@@ -34,7 +34,7 @@ pytest.importorskip("lm_eval")
 # knows, which takes ten seconds and is therefore done once
 DRIVER = """
 import json, pathlib, sys
-import slimstate.tasks
+import slimstate.evaluation.lm_eval
 assert "lm_eval" not in sys.modules
 slimstate.prepare_fla()
 from lm_eval.__main__ import cli_evaluate
@@ -243,7 +243,7 @@ def recall_task(name: str, path: Path, **metadata: Any) -> Any:
     """As lm-eval makes it, with local documents."""
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=str(tasks.RECALL_FOLDER), include_defaults=False, metadata=metadata)
+    manager = TaskManager(include_path=str(lm_eval.RECALL_FOLDER), include_defaults=False, metadata=metadata)
     options = {"data_files": {"validation": str(path)}, "cache_dir": str(path.parent / "cache")}
     member = {"task": name, "dataset_path": "json", "dataset_kwargs": options}
     return manager.load([{"group": "local", "task": [member]}])["tasks"][name]
@@ -301,7 +301,7 @@ def test_the_window_lies_where_key_or_value_comes_first_and_at_the_end_without_b
 
 def test_no_window_exceeds_its_limit_wherever_its_edges_fall():
     """Within a character, or at a word that has more tokens without the space before it."""
-    from slimstate.recall_tasks.task import prompt
+    from slimstate.evaluation.recall_tasks.task import prompt
 
     tokenizer, half = merging(), "one one 漢字 one one one漢 " * 20
     body = f"{half}Ada {half}".strip()
@@ -345,7 +345,7 @@ def test_documents_with_an_answer_of_one_character_are_left_out_where_it_is_look
 
 
 def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tmp_path, monkeypatch):
-    monkeypatch.setitem(tasks.BATCH, "cpu", 3)
+    monkeypatch.setitem(lm_eval.BATCH, "cpu", 3)
     bodies = [tiny.text(length, seed=length).replace("\n", " ").strip() for length in (300, 30, 90)]
     answers = [written(runtime, tokens(runtime, f"{body}. Name:"))[:12] for body in bodies]
     rows = [{"text": body, "key": "name", "value": answer} for body, answer in zip(bodies, answers, strict=True)]
@@ -361,7 +361,7 @@ def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_
     record, seen = run
     for name in DOCUMENTS:
         files = dict.fromkeys(("train", "validation", "test"), str(data / f"{name}.jsonl"))
-        override = {"include": str(tasks.task_files()[name]), "task": name, "dataset_path": "json"}
+        override = {"include": str(lm_eval.task_files()[name]), "task": name, "dataset_path": "json"}
         override |= {"dataset_name": None, "dataset_kwargs": {"data_files": files}}
         (tmp_path / "local" / f"{name}.yaml").parent.mkdir(exist_ok=True)
         (tmp_path / "local" / f"{name}.yaml").write_text(json.dumps(override))  # JSON is YAML
@@ -374,7 +374,7 @@ def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_
     command = [sys.executable, "-c", DRIVER, json.dumps(runs)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert set(json.loads((tmp_path / "names.json").read_text())) == set(tasks.task_files())
+    assert set(json.loads((tmp_path / "names.json").read_text())) == set(lm_eval.task_files())
     results: dict[str, Any] = {}
     for path in (tmp_path / "results").rglob("results*.json"):
         results |= json.loads(path.read_text())["results"]
@@ -394,11 +394,11 @@ def test_the_averages_are_the_papers_and_need_all_their_tasks(record):
         name: {"metrics": {"acc": 2.0**n, "acc_norm": 3.0**n, "word_perplexity": 5.0, "contains": 7.0**n}}
         for n, name in enumerate([*PAPER, *RECALL])
     }
-    means = tasks.averages(made_up)
+    means = lm_eval.averages(made_up)
     assert means["zero_shot"] == sum(3.0**n if name in normalised else 2.0**n for n, name in enumerate(PAPER) if n) / 6
     assert means["recall"] == sum(7.0**n for n in range(7, 13)) / 6
-    assert tasks.averages({name: made_up[name] for name in PAPER[:-1]}) == {}
-    assert record["averages"] == tasks.averages(record["tasks"])
+    assert lm_eval.averages({name: made_up[name] for name in PAPER[:-1]}) == {}
+    assert record["averages"] == lm_eval.averages(record["tasks"])
 
 
 def test_the_record_is_strict_json_and_says_what_was_read(record, data):
@@ -446,7 +446,7 @@ def test_parquet_and_a_folder_of_splits_are_the_same_documents(runtime, record, 
     found = run_tasks(runtime, ["piqa", "arc_easy"], data=tmp_path)["tasks"]
     for name in ("piqa", "arc_easy"):
         assert found[name]["metrics"] == record["tasks"][name]["metrics"]
-    (source,) = tasks.sources(["arc_easy"], tmp_path)
+    (source,) = lm_eval.sources(["arc_easy"], tmp_path)
     assert {split: path.name for split, path in source.files.items()} == {
         "test": "test.jsonl", "train": "train.jsonl", "validation": "test.jsonl",
     }  # fmt: skip
