@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slimstate import serving
+from slimstate.serving.engines import engines
 from slimstate.axes import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
 from slimstate.core.stock_class import loading_code
-from slimstate.speed import speed_of_cut
+from slimstate.serving.widths import speed_of_cut
 
 HEADER = """---
 library_name: transformers
@@ -222,11 +222,11 @@ def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], na
 
 def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
     """The template with what loading and serving take for models of this type; more braces are yet to be filled."""
-    found = () if key_dim is None else serving.advice(model_type, key_dim)
+    found = () if key_dim is None else engines.advice(model_type, key_dim)
     rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
     page = template.replace("{code}", loading_code(loader_of(model_type), '"{name}"', "AutoTokenizer"))
     page = page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
-    return page + (SERVING.format(date=serving.date(), rules=rules) if found else "")
+    return page + (SERVING.format(date=engines.date(), rules=rules) if found else "")
 
 
 def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from slimstate.cli.terminal import (
     printer,
 )
 from slimstate.selectors import METHODS as SELECTORS
-from slimstate.serving import rules_of
+from slimstate.serving.engines import rules_of
 
 StateMb = Annotated[
     float | None, typer.Option(help="MiB of recurrent state per sequence: the largest key dim that fits is chosen.")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate import serving
+from slimstate.serving.engines import engines
 from slimstate.pruning.budget import Budget, key_dims_worth_choosing, state_bytes
 from slimstate.checkpoints.reader import Checkpoint, open_headers
-from slimstate.speed import speeds_below
+from slimstate.serving.widths import speeds_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def inspect(
         "parameters": checkpoint.parameters,
         "state_bytes": state_bytes(mixers, first.axis.width),
         "already_cut": checkpoint.cut,
-        "serving": {"date": serving.date(), "rules": [vars(rule) for rule in serving.rules_of(model_type)]},
+        "serving": {"date": engines.date(), "rules": [vars(rule) for rule in engines.rules_of(model_type)]},
         "speed": speeds_below(model_type, first.axis.width),
         "budget": None if budget is None else _fitting(budget, checkpoint),
         "options": [vars(option) for option in options],

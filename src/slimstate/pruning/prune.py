@@ -27,7 +27,7 @@ from slimstate.record import PLAN
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named
-from slimstate.speed import speed_of_cut
+from slimstate.serving.widths import speed_of_cut
 from slimstate.core.surgery import Cutter, outline
 
 

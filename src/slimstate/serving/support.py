@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from slimstate.families import FAMILIES, Family
 from slimstate.families.contract import Refuses
 from slimstate.families.refused import REFUSED
-from slimstate.serving import date, rules_of
+from slimstate.serving.engines import date, rules_of
 
 HEAD = """# What is supported
 

@@ -11,8 +11,8 @@ import slimstate
 import tiny
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
-from slimstate.serving import WHEN, advice, rules, rules_of
-from slimstate.support import support_table
+from slimstate.serving.engines import WHEN, advice, rules, rules_of
+from slimstate.serving.support import support_table
 
 from places import ROOT
 EXACTNESS = json.loads((ROOT / "docs" / "records" / "exactness.json").read_text())

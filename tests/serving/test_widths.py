@@ -11,9 +11,10 @@ import pytest
 
 import slimstate
 import tiny
-from slimstate import cli, speed
+from slimstate import cli
+from slimstate.serving.engines import widths
 from slimstate.benchmark import bench_mixer
-from slimstate.speed import Curve, curve_of, known_curve
+from slimstate.serving.widths import Curve, curve_of, known_curve
 
 # a kernel that works on 128, 64, 32 or 16 channels, with a little noise
 MILLISECONDS = {
@@ -53,7 +54,7 @@ def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of curves, with none in it."""
     folder = tmp_path / "curves"
     folder.mkdir()
-    monkeypatch.setattr(speed, "CURVES", folder)
+    monkeypatch.setattr(widths, "CURVES", folder)
     return folder
 
 
@@ -194,7 +195,7 @@ def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, m
 
 
 def test_curves_in_the_package_are_whole_records_of_a_gpu():
-    entries = list(speed.CURVES.iterdir()) if speed.CURVES.is_dir() else []
+    entries = list(widths.CURVES.iterdir()) if widths.CURVES.is_dir() else []
     for entry in entries:
         found = json.loads(entry.read_text(encoding="utf-8"))
         assert (found["kind"], found["bench"]) == ("bench", "mixer")

@@ -1,0 +1,1 @@
+"""What engines make of a cut model, and which key dims pay."""
