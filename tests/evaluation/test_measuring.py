@@ -11,7 +11,7 @@ import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.evaluate import compare, scores_of
-from slimstate.plots import label_of, svg, utilisation_curves
+from slimstate.report.plots import label_of, svg, utilisation_curves
 from slimstate.models.load import load
 from test_cli import run
 

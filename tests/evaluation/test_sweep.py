@@ -21,7 +21,7 @@ from slimstate.evidence import EvidenceFile
 from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.models.load import load
 from slimstate.evaluation.sweep_results import recommend
-from slimstate.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
+from slimstate.report.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
 from slimstate.models.hooks import observed
 
 sweeps = sys.modules["slimstate.evaluation.sweep"]  # the name in the package is the verb

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from slimstate.benchmark.subjects import in_words
-from slimstate.plots import MUTED, PALETTE, new_figure, plain_log_ticks, styled
+from slimstate.report.plots import MUTED, PALETTE, new_figure, plain_log_ticks, styled
 
 Record = Mapping[str, Any]
 MANY_TICKS = 8

@@ -50,7 +50,7 @@ class Bench:
         where = pick_device(device)
         folder = None if out is None else Path(out)
         if folder is not None:
-            import slimstate.plots  # noqa: F401  refuses now, not after the work, where matplotlib is missing
+            import slimstate.report.plots  # noqa: F401  refuses now, not after the work, where matplotlib is missing
 
             check_place(folder, folder=True)
         prepare_fla()
@@ -103,7 +103,7 @@ class Bench:
     def _write(self, record: dict[str, Any], out: Path) -> None:
         from slimstate.benchmark.figures import figure_of
         from slimstate.benchmark.tables import as_latex, as_markdown
-        from slimstate.plots import save
+        from slimstate.report.plots import save
 
         write_record(out / f"bench-{self.verb}.json", record)
         write_text(out / f"bench-{self.verb}.md", as_markdown(record))

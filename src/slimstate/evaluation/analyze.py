@@ -36,7 +36,7 @@ def analyze(
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Follow the states of every model through the same tokens; records and figures go to `out`."""
-    from slimstate.plots import draw_analysis, find_head  # matplotlib is an extra
+    from slimstate.report.plots import draw_analysis, find_head  # matplotlib is an extra
 
     started, folder = time.perf_counter(), Path(out)
     pick_dtype(dtype, pick_device(device))

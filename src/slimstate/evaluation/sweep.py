@@ -28,7 +28,7 @@ from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
 from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, recommend
-from slimstate.tables import write_tables
+from slimstate.report.tables import write_tables
 from slimstate.models.hooks import masked, observed
 from slimstate.evaluation.state_traces import FinalUtilisation
 
@@ -79,7 +79,7 @@ def sweep(
 
     Several processes share the calibration; the main one judges and writes, and the others wait for its record.
     """
-    from slimstate.plots import pareto, save  # matplotlib is an extra
+    from slimstate.report.plots import pareto, save  # matplotlib is an extra
 
     started, folder = time.perf_counter(), Path(out)
     checkpoint = Checkpoint.open(model)

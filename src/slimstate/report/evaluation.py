@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slimstate import plots
+from slimstate.report import plots
 from slimstate.record import Found, Measure, measures
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import UNKNOWN, fixed, percent, plural

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from slimstate import plots
+from slimstate.report import plots
 from slimstate.report.markup import Html, attributes_of, element, escaped, joined
 
 

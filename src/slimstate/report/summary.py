@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slimstate import plots
+from slimstate.report import plots
 from slimstate.record import Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import ARROW, fixed, mebibytes, percent, plural, signed

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slimstate import plots, tables
+from slimstate.report import plots
+from slimstate.report import tables
 from slimstate.record import UNINFORMED, Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import fixed, magnitude, mebibytes, percent, signed

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'slimstate[report]'")
 
-from slimstate import plots
+from slimstate.report import plots
 from slimstate.system.errors import DataError, OutputError
 from slimstate.record import PLAN, RECOVERY, Found, write_record
 from slimstate.report import pieces, write_report
