@@ -23,7 +23,7 @@ from slimstate.axes import Evidence  # noqa: E402
 from slimstate.benchmark.timing import device_name  # noqa: E402
 from slimstate.pruning.calibration import calibrate  # noqa: E402
 from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
-from slimstate.record import versions  # noqa: E402
+from slimstate.records.record import versions  # noqa: E402
 from slimstate.models.load import load, pick_device  # noqa: E402
 from slimstate.selectors import Need  # noqa: E402
 

@@ -19,7 +19,7 @@ import slimstate  # noqa: E402
 import tiny  # noqa: E402
 from slimstate.axes import Plan  # noqa: E402
 from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
-from slimstate.record import PLAN  # noqa: E402
+from slimstate.records.record import PLAN  # noqa: E402
 from slimstate.models.load import load  # noqa: E402
 from slimstate.serving.support import support_table  # noqa: E402
 from slimstate.models.hooks import masked  # noqa: E402

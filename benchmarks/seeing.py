@@ -25,7 +25,7 @@ from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.evaluation.perplexity import evaluation_windows, mean_nats
-from slimstate.record import versions
+from slimstate.records.record import versions
 from slimstate.models.load import load
 from slimstate.evaluation.state_traces import trace_states
 

@@ -17,7 +17,7 @@ from slimstate.axes import Basis, Evidence, Plan, Selection, Slot
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
-from slimstate.record import PLAN
+from slimstate.records.record import PLAN
 from slimstate.models.load import load, prepare, stock_class
 from slimstate.selectors import SELECTORS, Case, Request, choose
 from slimstate.core.surgery import Cutter, cut, dropped_channels

@@ -19,7 +19,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
 from slimstate.families.refused import REFUSED
-from slimstate.record import PLAN
+from slimstate.records.record import PLAN
 from slimstate.models.load import load
 
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]

@@ -21,7 +21,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.evidence import EvidenceFile
 from slimstate.families import FAMILIES
-from slimstate.record import PLAN
+from slimstate.records.record import PLAN
 from slimstate.models.load import load
 from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions

@@ -28,7 +28,7 @@ from typing import Any
 
 from slimstate.system import distributed
 from slimstate.system.errors import DataError, PlanError
-from slimstate.record import check_place, versions, write_record
+from slimstate.records.record import check_place, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
 
 if sys.version_info >= (3, 11):

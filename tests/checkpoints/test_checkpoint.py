@@ -24,7 +24,7 @@ import tiny
 from slimstate.axes import Plan
 from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.system.errors import ModelError, OutputError, PlanError
-from slimstate.record import PLAN
+from slimstate.records.record import PLAN
 from slimstate.models.load import load
 from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
 

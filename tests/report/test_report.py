@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install '
 
 from slimstate.report import plots
 from slimstate.system.errors import DataError, OutputError
-from slimstate.record import PLAN, RECOVERY, Found, write_record
+from slimstate.records.record import PLAN, RECOVERY, Found, write_record
 from slimstate.report import pieces, write_report
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined

@@ -23,7 +23,7 @@ from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.text import Piece
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.families import family_of
-from slimstate.record import TRAINING
+from slimstate.records.record import TRAINING
 from slimstate.models.load import load, load_tokenizer, stock_model
 from slimstate.training.initial_model import END_OF_TEXT, learnt_tokenizer, read_config, shipped_configs, write_untrained
 from test_cli import run

@@ -31,7 +31,7 @@ from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.training.session import LEAST_GAP, Settings
-from slimstate.record import PLAN, RECOVERY
+from slimstate.records.record import PLAN, RECOVERY
 from slimstate.models.load import load, load_tokenizer
 from slimstate.training.trainer import WHOLE, StudentTrainer
 from test_cli import run

@@ -15,7 +15,7 @@ import torch
 import slimstate
 import tiny
 from places import TESTS
-from slimstate.record import RECOVERY
+from slimstate.records.record import RECOVERY
 from slimstate.training.trainer import WHOLE
 from test_processes import PATIENCE, free_port, options
 

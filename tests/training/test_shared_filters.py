@@ -20,7 +20,7 @@ from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.system.errors import ModelError
 from slimstate.families import FAMILIES
 from slimstate.training.session import Settings
-from slimstate.record import PLAN
+from slimstate.records.record import PLAN
 from slimstate.models.load import load
 from slimstate.training.shared_filters import SharedFilters, expand, share
 from slimstate.models.hooks import tapped

@@ -18,7 +18,7 @@ from slimstate.system import hub
 from slimstate.axes import Mixer, Slot
 from slimstate.system.errors import ModelError, SlimstateError
 from slimstate.families import Family, family_of
-from slimstate.record import PLAN
+from slimstate.records.record import PLAN
 from slimstate.checkpoints.safetensors_io import TensorFile, TensorInfo
 
 SINGLE = "model.safetensors"

@@ -20,7 +20,7 @@ from slimstate.system import atomic
 from slimstate.system import threads
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.system.errors import OutputError
-from slimstate.record import RECOVERY, TRAINING
+from slimstate.records.record import RECOVERY, TRAINING
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from slimstate.data.text import windows
 from slimstate.system.errors import DataError, OutputError
-from slimstate.record import write_text
+from slimstate.records.record import write_text
 from slimstate.system.atomic import staged_file
 
 TOKENS = "tokens.int32"

@@ -12,7 +12,7 @@ import torch
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.system.errors import DataError, PlanError
-from slimstate.record import check_place, command, plain, versions, write_record
+from slimstate.records.record import check_place, command, plain, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load, pick_device, pick_dtype
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states

@@ -15,7 +15,7 @@ from slimstate.data.text import Windows
 from slimstate.system.errors import PlanError
 from slimstate.evaluation.perplexity import bytes_per_token, mean_nats, perplexity_of
 from slimstate.evaluation.associative_recall import associative_recall
-from slimstate.record import check_place, command, measures, plain, versions, write_record
+from slimstate.records.record import check_place, command, measures, plain, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load, pick_device, pick_dtype
 from slimstate.evaluation.lm_eval import resolve, run_tasks, sources

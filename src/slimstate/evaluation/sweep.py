@@ -23,7 +23,7 @@ from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
 from slimstate.evaluation.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.pruning.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
-from slimstate.record import UNINFORMED, check_place, command, plain, versions, write_record
+from slimstate.records.record import UNINFORMED, check_place, command, plain, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import SELECTORS, Need, Request, selector_named

@@ -7,7 +7,7 @@ from typing import Any
 
 from slimstate.checkpoints.reader import read_json
 from slimstate.system.errors import DataError
-from slimstate.record import command
+from slimstate.records.record import command
 
 SWEEP, EVIDENCE = "sweep.json", "evidence.safetensors"
 

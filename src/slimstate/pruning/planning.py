@@ -24,7 +24,7 @@ from slimstate.evidence import EvidenceFile
 from slimstate.families import loader_of
 from slimstate.models.offload import load_spread, parse_limits
 from slimstate.core.effective_rank import gram_condition_number
-from slimstate.record import PLAN, plain, versions
+from slimstate.records.record import PLAN, plain, versions
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named

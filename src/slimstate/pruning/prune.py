@@ -23,7 +23,7 @@ from slimstate.pruning.estimate import estimate
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.pruning.inspect import parameters_after
 from slimstate.pruning.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
-from slimstate.record import PLAN
+from slimstate.records.record import PLAN
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.system.errors import DataError
-from slimstate.record import RECOVERY, Found, read_records, write_text
+from slimstate.records.record import RECOVERY, Found, read_records, write_text
 from slimstate.report.shapes import SHAPES, complaint
 from slimstate.system.progress import SILENT, Reporter
 

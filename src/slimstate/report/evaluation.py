@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slimstate.report import plots
-from slimstate.record import Found, Measure, measures
+from slimstate.records.record import Found, Measure, measures
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import UNKNOWN, fixed, percent, plural
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable

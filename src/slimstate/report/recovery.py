@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slimstate.report import plots
-from slimstate.record import Found
+from slimstate.records.record import Found
 from slimstate.report.evaluation import share_cell
 from slimstate.report.markup import Html, joined
 from slimstate.report.numbers import UNKNOWN, fixed

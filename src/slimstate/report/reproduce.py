@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.core.stock_class import FLA, Loader, loading_code
-from slimstate.record import Found
+from slimstate.records.record import Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.pieces import Section, code, command_lines, digest, listing, note
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slimstate.report import plots
-from slimstate.record import Found
+from slimstate.records.record import Found
 from slimstate.report.heat import common_scale, heat_map, legend
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import brief, fixed, magnitude, plural

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate.record import UNINFORMED, write_text
+from slimstate.records.record import UNINFORMED, write_text
 
 Record = Mapping[str, Any]
 NAMES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from slimstate.report import plots
 from slimstate.report import tables
-from slimstate.record import UNINFORMED, Found
+from slimstate.records.record import UNINFORMED, Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import fixed, magnitude, mebibytes, percent, signed
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable

@@ -21,7 +21,7 @@ from slimstate.system.errors import OutputError, PlanError, SlimstateError
 from slimstate.families.fla_layout import SHARINGS
 from slimstate.training.session import Ending, Lesson, Means, Settings, heal
 from slimstate.evaluation.perplexity import evaluation_windows
-from slimstate.record import TRAINING, check_place, command
+from slimstate.records.record import TRAINING, check_place, command
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load_tokenizer, pick_device, pick_dtype
 from slimstate.training.initial_model import check_trainable, read_config, write_untrained

@@ -15,7 +15,7 @@ from slimstate.checkpoints.writer import check_output
 from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
 from slimstate.training.session import Lesson, Means, Settings, heal
 from slimstate.evaluation.perplexity import evaluation_windows
-from slimstate.record import RECOVERY, check_place, command, difference
+from slimstate.records.record import RECOVERY, check_place, command, difference
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load_tokenizer, pick_device, pick_dtype, stock_model
 from slimstate.training.teacher import TeacherCache

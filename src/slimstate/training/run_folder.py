@@ -14,7 +14,7 @@ from typing import Any
 from slimstate.checkpoints.reader import read_json
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.system.errors import DataError, OutputError, PlanError
-from slimstate.record import difference, write_record
+from slimstate.records.record import difference, write_record
 from slimstate.system.progress import Reporter
 
 SETTINGS = "settings.json"

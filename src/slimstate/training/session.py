@@ -28,7 +28,7 @@ from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, write_checkpoint
 from slimstate.system.errors import PlanError
 from slimstate.families import loader_of
 from slimstate.evaluation.perplexity import mean_nats, perplexity_of
-from slimstate.record import RECOVERY, plain, versions
+from slimstate.records.record import RECOVERY, plain, versions
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import Runtime, describe_kernels, load, pick_device, pick_dtype
 from slimstate.training.teacher import PresentTeacher, Teacher, TeacherCache

@@ -19,7 +19,7 @@ from slimstate.checkpoints.reader import read_json
 from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import Opinion, TopOpinion, WholeOpinion
 from slimstate.system.errors import DataError, OutputError
-from slimstate.record import write_record
+from slimstate.records.record import write_record
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import TOKENS_AT_ONCE, Runtime, states_before_head
 from slimstate.system.atomic import staged_file

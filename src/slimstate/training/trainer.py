@@ -25,7 +25,7 @@ from slimstate.training.lora import trainable
 from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.system.errors import OutputError, TrainingError
-from slimstate.record import write_text
+from slimstate.records.record import write_text
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import states_before_head
 from slimstate.training.teacher import Teacher

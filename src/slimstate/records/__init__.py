@@ -1,0 +1,1 @@
+"""What was measured, as types that write and read themselves."""
