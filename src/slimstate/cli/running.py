@@ -25,7 +25,7 @@ def run(
     import shlex
 
     from slimstate.cli import app
-    from slimstate.recipes import Recipe, run_recipe
+    from slimstate.cli.recipes import Recipe, run_recipe
 
     found, scale = Recipe.read(recipe), "small" if small else "paper"
     changes = dict(_pair(text) for text in change or ())

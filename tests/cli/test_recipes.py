@@ -13,7 +13,7 @@ import tiny
 from places import ROOT
 from slimstate.cli import app
 from slimstate.system.errors import DataError, PlanError, SlimstateError
-from slimstate.recipes import PROGRESS, SCALES, Recipe, run_recipe
+from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
 from test_cli import run
 from test_train import SHAPES, SIZES
 
