@@ -17,12 +17,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import slimstate  # noqa: E402
 import tiny  # noqa: E402
-from slimstate.axes import Plan  # noqa: E402
 from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
-from slimstate.records.record import PLAN  # noqa: E402
-from slimstate.models.load import load  # noqa: E402
-from slimstate.serving.support import support_table  # noqa: E402
+from slimstate.core.plan import Plan  # noqa: E402
 from slimstate.models.hooks import masked  # noqa: E402
+from slimstate.models.load import load  # noqa: E402
+from slimstate.records.record import PLAN  # noqa: E402
+from slimstate.serving.support import support_table  # noqa: E402
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
@@ -47,7 +47,7 @@ def main() -> None:
             entry = found.setdefault(tiny.VARIANTS[name].model_type, {})
             for kind, key_dim in (("half", 12), ("third", 8), ("rescaled", 8)):
                 out = Path(place) / f"{name}-{kind}"
-                slimstate.pruning.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=kind == "rescaled")
+                slimstate.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=kind == "rescaled")
                 entry[kind] = difference(original, out)
             print(name, entry, flush=True)
     (ROOT / "docs" / "records" / "exactness.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from timing import DEMO, peak_memory_kib
 
-from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
-from slimstate.models.load import load
+from slimstate.models import load
+from slimstate.pruning.calibration import calibrate
 
 
 def peak(model: str, data: str, samples: int, length: int, device: str | None) -> int:

@@ -32,9 +32,9 @@ from slimstate.benchmark.subjects import config_of, random_model
 from slimstate.benchmark.timing import device_name
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
+from slimstate.models.load import load, pick_device, prepare_fla
 from slimstate.pruning.prune import prune
 from slimstate.system.progress import Reporter
-from slimstate.models.load import load, pick_device, prepare_fla
 
 TOY = {
     "model_type": "delta_net", "hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 8192,

@@ -21,13 +21,13 @@ import torch
 from timing import DEMO, peak_memory_kib, seconds
 
 import slimstate
-from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.evaluation.perplexity import evaluation_windows, mean_nats
-from slimstate.records.record import versions
-from slimstate.models.load import load
 from slimstate.evaluation.state_traces import trace_states
+from slimstate.models import load
+from slimstate.pruning.calibration import calibrate
+from slimstate.records.record import versions
 
 COMPRESSIONS = (0.5, 0.75, 0.875)
 
@@ -65,7 +65,7 @@ def main() -> None:
         return calibration, seconds(device, lambda: mean_nats(runtime, tokens))
 
     def swept(folder: str) -> None:
-        slimstate.evaluation.sweep(
+        slimstate.sweep(
             options.model, folder, text=options.text, data=options.data, compressions=COMPRESSIONS,
             samples=options.samples, length=options.length, text_length=options.length,
             max_tokens=options.max_tokens, device=options.device,

@@ -33,7 +33,7 @@ def main() -> None:
         f"{about['heads']} heads, key dim {about['key_dim']}. All of this takes about five minutes on two CPU cores."
     )
     step("1. What would each cut cost? One calibration, every method at 50 % and 75 %, by masking.")
-    record = slimstate.evaluation.sweep(
+    record = slimstate.sweep(
         MODEL,
         OUT / "sweep",
         text=EVALUATION,
@@ -49,15 +49,15 @@ def main() -> None:
     cuts = {compression: OUT / f"drrqr-{100 * compression:g}" for compression in (0.5, 0.75)}
     for compression, folder in cuts.items():
         evidence = OUT / "sweep" / "evidence.safetensors"
-        slimstate.pruning.prune(MODEL, folder, method="drrqr", compression=compression, evidence=evidence, force=True)
+        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, evidence=evidence, force=True)
         console.print(f"  {folder}")
     step("3. How much of the state is used, before and after?")
-    looked = slimstate.evaluation.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)
+    looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)
     for entry in looked["models"]:
         console.print(f"  {entry['name']}: key dim {entry['key_dim']}, rank utilisation {entry['utilisation']:.3f}")
     step("4. What is lost? Perplexity, and recall of names in real text, the weak spot of a small state.")
     for compression, folder in cuts.items():
-        measured = slimstate.evaluation.evaluate(
+        measured = slimstate.evaluate(
             folder,
             EVALUATION,
             max_tokens=TOKENS,
@@ -70,7 +70,7 @@ def main() -> None:
         perplexity = f"perplexity {measured['baseline']['perplexity']:.1f} to {measured['perplexity']:.1f}"
         console.print(f"  {compression:.0%} cut: {perplexity}, names recalled {kept[1]:.0%} to {kept[0]:.0%}")
     step("5. Heal the deep cut a little: a minute of fine-tuning, with the uncut model as its teacher.")
-    healed = slimstate.training.recover(
+    healed = slimstate.recover(
         cuts[0.75],
         OUT / "drrqr-75-healed",
         teacher=MODEL,

@@ -17,12 +17,12 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 import tiny
-from slimstate.training.trainer import trainer
-from slimstate.system import distributed
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import main
+from slimstate.models import load
+from slimstate.system import distributed
+from slimstate.training import trainer
 from slimstate.training.session import Settings
-from slimstate.models.load import load
 from slimstate.training.teacher import PresentTeacher
 
 

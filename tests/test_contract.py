@@ -13,15 +13,17 @@ import torch
 import slimstate
 import tiny
 from places import TESTS
-from slimstate.axes import Basis, Evidence, Plan, Selection, Slot
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
+from slimstate.core.evidence import Evidence
+from slimstate.core.layout import Slot
+from slimstate.core.plan import Basis, Plan, Selection
+from slimstate.core.surgery import Cutter, cut, dropped_channels
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
-from slimstate.records.record import PLAN
-from slimstate.models.load import load, prepare, stock_class
-from slimstate.selectors import SELECTORS, Case, Request, choose
-from slimstate.core.surgery import Cutter, cut, dropped_channels
 from slimstate.models.hooks import masked
+from slimstate.models.load import load, prepare, stock_class
+from slimstate.records.record import PLAN
+from slimstate.selectors import SELECTORS, Case, Request, choose
 
 NAMES = sorted(tiny.VARIANTS)
 INFORMED = sorted(set(SELECTORS) - {"random"})  # random looks at nothing, so nothing it sees can change its choice
@@ -37,7 +39,7 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
         original = tiny.save(tiny.build(tiny.VARIANTS[name]), root / name)
         for kind, keep_norm_eps in (("cut", False), ("rescaled", True)):
             out = root / f"{name}-{kind}"
-            slimstate.pruning.prune(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=keep_norm_eps)
+            slimstate.prune(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=keep_norm_eps)
             pairs[name, kind] = (original, out)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = TESTS / "reload_stock.py"
@@ -140,7 +142,7 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
 @pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
 def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folders, text_file, tmp_path):
     options = {"method": method, "key_dim": KEY_DIM, "data": str(text_file), "samples": 4, "length": 80}
-    slimstate.pruning.prune(folders[name], tmp_path / "cut", device="cpu", **options)
+    slimstate.prune(folders[name], tmp_path / "cut", device="cpu", **options)
     checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     with torch.inference_mode():
@@ -154,7 +156,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folde
 @pytest.mark.parametrize("method", sorted(SELECTORS))
 def test_the_same_seed_gives_the_same_bytes(method, folders, text_file, tmp_path):
     for place in "ab":
-        slimstate.pruning.prune(
+        slimstate.prune(
             folders[tiny.PLAIN[0]],
             tmp_path / place / "cut",
             method=method,

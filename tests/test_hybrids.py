@@ -13,14 +13,15 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
-from slimstate.axes import Mixer, Plan
-from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.system.errors import ModelError
+from slimstate.core.layout import Mixer
+from slimstate.core.plan import Plan
 from slimstate.families import FAMILIES
 from slimstate.families.refused import REFUSED
+from slimstate.models import load
+from slimstate.pruning.calibration import calibrate
 from slimstate.records.record import PLAN
-from slimstate.models.load import load
+from slimstate.system.errors import ModelError
 
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
 
@@ -101,7 +102,7 @@ def test_the_gradient_of_a_channel_is_what_its_rows_do_to_the_loss(name, folders
 
 @pytest.mark.parametrize("name", PLAIN_HYBRIDS)
 def test_a_cut_model_generates_with_a_cache_what_it_predicts_without(name, folders, tmp_path):
-    slimstate.pruning.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
+    slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
     model = load(tmp_path / "cut", device="cpu").model
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
@@ -124,16 +125,16 @@ def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(
 def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
     """A swept candidate is a masked model that is also observed; it costs what the cut model costs."""
     windows = {"data": str(text_file), "samples": 2, "length": 64}
-    swept = slimstate.evaluation.sweep(
+    swept = slimstate.sweep(
         folders[name], tmp_path / "sweep", text=str(text_file), text_length=64, max_tokens=512, methods=["l1"],
         compressions=[0.4], device="cpu", **windows,
     )  # fmt: skip
-    slimstate.pruning.prune(folders[name], tmp_path / "cut", method="l1", compression=0.4)
-    measured = slimstate.evaluation.evaluate(tmp_path / "cut", str(text_file), length=64, max_tokens=512, device="cpu")
+    slimstate.prune(folders[name], tmp_path / "cut", method="l1", compression=0.4)
+    measured = slimstate.evaluate(tmp_path / "cut", str(text_file), length=64, max_tokens=512, device="cpu")
     (row,) = (row for row in swept["rows"] if row["method"] == "l1")
     assert measured["perplexity"] == pytest.approx(row["perplexity"], rel=1e-3)
     assert 0 < row["rank_utilisation"] <= 1
-    found = slimstate.evaluation.analyze(
+    found = slimstate.analyze(
         [str(folders[name])], str(text_file), tmp_path / "traces", length=96, every=16, skip=16, device="cpu"
     )["models"][0]
     assert 0 < found["utilisation"] <= 1
@@ -145,7 +146,7 @@ import sys
 sys.modules["fla"] = None
 import slimstate
 for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    slimstate.pruning.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
 """
 
 
@@ -156,7 +157,7 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     subprocess.run([sys.executable, "-c", WITHOUT_FLA, str(text_file), *places], check=True)
     for name in names:
         options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
-        slimstate.pruning.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
+        slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
         plans = [Plan.from_json((tmp_path / place / PLAN).read_text()) for place in (name, f"{name}-with")]
         for layer, selection in plans[0].selections.items():
             assert torch.equal(selection.keep, plans[1].selections[layer].keep)

@@ -4,18 +4,18 @@ The verbs of the command are functions here: `inspect`, `prune`, `recover`, `tra
 `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
 """
 
-from slimstate.evaluation.analyze import analyze
 from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
-from slimstate.system.errors import SlimstateError
+from slimstate.evaluation.analyze import analyze
 from slimstate.evaluation.evaluate import evaluate
+from slimstate.evaluation.sweep import sweep
+from slimstate.models.load import prepare, prepare_fla
 from slimstate.pruning.inspect import inspect
 from slimstate.pruning.prune import prune
-from slimstate.training.recover import recover
 from slimstate.report import write_report as report
+from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
-from slimstate.models.load import prepare, prepare_fla
-from slimstate.evaluation.sweep import sweep
 from slimstate.training.pretrain import train
+from slimstate.training.recover import recover
 
 __version__ = "0.1.0"
 __all__ = [

@@ -21,18 +21,18 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
-from slimstate.axes import Plan
 from slimstate.checkpoints.reader import INDEX, Checkpoint
-from slimstate.system.errors import ModelError, OutputError, PlanError
-from slimstate.records.record import PLAN
-from slimstate.models.load import load
 from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
+from slimstate.core.plan import Plan
+from slimstate.models import load
+from slimstate.records.record import PLAN
+from slimstate.system.errors import ModelError, OutputError, PlanError
 
 NAME = tiny.PLAIN[0]
 
 
 def cut(folder: Path, out: Path, **options) -> dict:
-    return slimstate.pruning.prune(folder, out, **{"method": "l1", "key_dim": 8, **options})
+    return slimstate.prune(folder, out, **{"method": "l1", "key_dim": 8, **options})
 
 
 def test_shards_dtypes_and_other_files_are_kept(folders, tmp_path):
@@ -72,7 +72,7 @@ def test_a_single_file_is_written_as_safetensors_itself_would(tmp_path):
 def test_the_plan_alone_repeats_the_cut(folders, text_file, tmp_path):
     options = {"method": "drrqr", "data": str(text_file), "samples": 4, "length": 64, "key_dim": 10}
     cut(folders[NAME], tmp_path / "a" / "cut", **options)
-    slimstate.pruning.prune(folders[NAME], tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut" / PLAN)
+    slimstate.prune(folders[NAME], tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut" / PLAN)
     for path in (tmp_path / "a" / "cut").rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (tmp_path / "b" / "cut" / path.relative_to(tmp_path / "a" / "cut")).read_bytes()
@@ -81,15 +81,15 @@ def test_the_plan_alone_repeats_the_cut(folders, text_file, tmp_path):
 def test_a_plan_for_another_model_is_refused(folders, tmp_path):
     cut(folders[NAME], tmp_path / "cut")
     with pytest.raises(PlanError, match="another model"):
-        slimstate.pruning.prune(folders[tiny.PLAIN[1]], tmp_path / "other", apply=tmp_path / "cut" / PLAN)
+        slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "other", apply=tmp_path / "cut" / PLAN)
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(PlanError, match="not a slimstate plan"):
-        slimstate.pruning.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
+        slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
     with pytest.raises(PlanError, match="cannot read plan"):
-        slimstate.pruning.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
+        slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
     for wish in ({"key_dim": 6}, {"compression": 0.5}, {"state_mb": 1.0}, {"sequences": 8, "memory_gb": 1.0}):
         with pytest.raises(PlanError, match="says how much is kept"):
-            slimstate.pruning.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "cut" / PLAN, **wish)
+            slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "cut" / PLAN, **wish)
     assert not (tmp_path / "other").exists()
 
 
@@ -373,7 +373,9 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
     file = tmp_path / "evidence.safetensors"
     data = {"data": str(text_file), "samples": 4, "length": 64}
     first = cut(folders[NAME], tmp_path / "a", method="drrqr", evidence=file, **data)
-    monkeypatch.setattr(importlib.import_module("slimstate.pruning.planning"), "load", None)  # no model may be loaded any more
+    monkeypatch.setattr(
+        importlib.import_module("slimstate.pruning.planning"), "load", None
+    )  # no model may be loaded any more
     again = cut(folders[NAME], tmp_path / "b", method="drrqr", evidence=file)
     assert first["certificate"] == again["certificate"]
     cut(folders[NAME], tmp_path / "c", method="s-wanda", evidence=file)
@@ -401,7 +403,7 @@ slimstate.prepare_fla()
 for line in sys.stdin:
     heard, said = os.pipe()
     if (child := os.fork()) == 0:
-        slimstate.pruning.prune({model!r}, {out!r}, method="l1", key_dim=8)
+        slimstate.prune({model!r}, {out!r}, method="l1", key_dim=8)
         os._exit(0)
     os.read(heard, 1)
     time.sleep(float(line))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_delta_rule import inputs
 from torch.autograd.functional import jacobian
 
-from slimstate.kernels.delta_rule import recurrence
 from slimstate.core.effective_rank import (
     Memory,
     algebraic_rank,
@@ -23,7 +23,7 @@ from slimstate.core.effective_rank import (
     singular_values,
     state_bound,
 )
-from test_delta_rule import inputs
+from slimstate.kernels.delta_rule import recurrence
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-
-from slimstate.axes import Axis, Selection, Slot
-from slimstate.kernels.delta_rule import recurrence
-from slimstate.core.surgery import dropped_channels
-from slimstate.kernels.fla_modules import short_convolution
 from test_delta_rule import inputs
+
+from slimstate.core.layout import Axis, Slot
+from slimstate.core.plan import Selection
+from slimstate.core.surgery import dropped_channels
+from slimstate.kernels.delta_rule import recurrence
+from slimstate.kernels.fla_modules import short_convolution
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from slimstate.kernels.delta_rule import recurrence
+from places import TESTS
 from slimstate.core.effective_rank import effective_rank, rank_utilisation, singular_values
+from slimstate.kernels.delta_rule import recurrence
 from slimstate.selectors.rotations import principal_directions, random_directions
 
-from places import TESTS
 PAGE = (TESTS.parent / "docs" / "THEORY.md").read_text(encoding="utf-8")
 # every statement that the paper numbers, in its order: main text, appendices on material, effective rank and proofs
 NUMBERED = {

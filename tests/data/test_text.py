@@ -13,8 +13,8 @@ import torch
 
 import tiny
 from slimstate.data.text import PIECE, pieces, sample_windows, token_stream
-from slimstate.system.errors import DataError
 from slimstate.evaluation.perplexity import evaluation_windows
+from slimstate.system.errors import DataError
 
 TOKENIZER = tiny.tokenizer()
 DOCUMENTS = [tiny.text(3000, seed) for seed in range(4)]

@@ -8,9 +8,15 @@ import pytest
 import torch
 
 import tiny
-from slimstate.system.errors import DataError
-from slimstate.evaluation.associative_recall import CANDIDATES, QUESTIONS, associative_recall, draw_vocabulary, make_probe
+from slimstate.evaluation.associative_recall import (
+    CANDIDATES,
+    QUESTIONS,
+    associative_recall,
+    draw_vocabulary,
+    make_probe,
+)
 from slimstate.models.load import Runtime
+from slimstate.system.errors import DataError
 
 
 class Memory(torch.nn.Module):

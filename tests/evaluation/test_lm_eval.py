@@ -22,11 +22,11 @@ from transformers import PreTrainedTokenizerFast
 
 import tiny
 from slimstate.evaluation import lm_eval
-from slimstate.system.errors import DataError, SlimstateError
-from slimstate.evaluation.recall_tasks import prompts
-from slimstate.system.progress import Reporter
-from slimstate.models.load import Runtime, load
 from slimstate.evaluation.lm_eval import PAPER, RECALL, resolve, run_tasks
+from slimstate.evaluation.recall_tasks import prompts
+from slimstate.models.load import Runtime, load
+from slimstate.system.errors import DataError, SlimstateError
+from slimstate.system.progress import Reporter
 
 pytest.importorskip("lm_eval")
 

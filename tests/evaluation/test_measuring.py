@@ -6,14 +6,14 @@ import json
 
 import pytest
 import torch
+from test_cli import run
 
 import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.evaluate import compare, scores_of
+from slimstate.models import load
 from slimstate.report.plots import label_of, svg, utilisation_curves
-from slimstate.models.load import load
-from test_cli import run
 
 NAME = tiny.PLAIN[0]
 
@@ -21,14 +21,14 @@ NAME = tiny.PLAIN[0]
 @pytest.fixture(scope="module")
 def cut(folders, tmp_path_factory):
     out = tmp_path_factory.mktemp("cut") / "slim"
-    slimstate.pruning.prune(folders[NAME], out, method="l1", key_dim=8)
+    slimstate.prune(folders[NAME], out, method="l1", key_dim=8)
     return out
 
 
 @pytest.fixture(scope="module")
 def analysed(folders, cut, text_file, tmp_path_factory):
     out = tmp_path_factory.mktemp("analysis") / "records"
-    slimstate.evaluation.analyze([folders[NAME], cut], text_file, out, length=200, every=8, skip=40)
+    slimstate.analyze([folders[NAME], cut], text_file, out, length=200, every=8, skip=40)
     return out
 
 
@@ -79,7 +79,7 @@ def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, ca
     assert code == 0
     assert "share kept" in out
     record = json.loads(record_file.read_text())
-    alone = slimstate.evaluation.evaluate(folders[NAME], text_file, length=600, max_tokens=1200)
+    alone = slimstate.evaluate(folders[NAME], text_file, length=600, max_tokens=1200)
     assert record["baseline"]["perplexity"] == alone["perplexity"]
     row = record["compared"][0]
     assert row["measure"] == "perplexity"
@@ -207,7 +207,7 @@ def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, 
     single = tiny.save(tiny.build(tiny.VARIANTS[NAME], num_hidden_layers=1), tmp_path / "net-1.3B-cut")
     out = tmp_path / "out"
     for head in ("0:0", "2:1"):
-        slimstate.evaluation.analyze([hybrid, single], text_file, out, length=64, every=8, skip=0, head=head)
+        slimstate.analyze([hybrid, single], text_file, out, length=64, every=8, skip=0, head=head)
     assert {"filters-net-1.3B.png", "filters-net-1.3B-cut.png"} <= {path.name for path in out.iterdir()}
 
 

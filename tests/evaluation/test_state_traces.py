@@ -9,11 +9,11 @@ import torch
 
 import tiny
 from slimstate.checkpoints.reader import described_mixers
-from slimstate.system.errors import DataError, ModelError
 from slimstate.core.effective_rank import condition_number, effective_rank, rank_utilisation, singular_values
-from slimstate.models.load import Runtime
-from slimstate.models.hooks import masked, observed
 from slimstate.evaluation.state_traces import EDGES, SEGMENT, FinalUtilisation, state_spectrum, trace_states
+from slimstate.models.hooks import masked, observed
+from slimstate.models.load import Runtime
+from slimstate.system.errors import DataError, ModelError
 
 CASES = [
     "delta_net-plain",
@@ -88,7 +88,7 @@ def test_the_spectrum_of_a_state_is_that_of_its_singular_values():
 
 
 def test_utilisation_under_a_mask_is_that_of_the_smaller_state():
-    from slimstate.axes import Selection
+    from slimstate.core.plan import Selection
 
     runtime, mixers = made("delta_net-plain")
     keep = torch.arange(0, 24, 3).expand(2, -1)

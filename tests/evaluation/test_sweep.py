@@ -14,15 +14,15 @@ import torch
 
 import slimstate
 import tiny
-from slimstate.evaluation import sweep as verb
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.system.errors import DataError, PlanError
-from slimstate.evidence import EvidenceFile
 from slimstate.core.effective_rank import rank_utilisation, singular_values
-from slimstate.models.load import load
+from slimstate.core.evidence import EvidenceFile
+from slimstate.evaluation import sweep as verb
 from slimstate.evaluation.sweep_results import recommend
-from slimstate.report.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
+from slimstate.models import load
 from slimstate.models.hooks import observed
+from slimstate.report.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
+from slimstate.system.errors import DataError, PlanError
 
 sweeps = sys.modules["slimstate.evaluation.sweep"]  # the name in the package is the verb
 OPTIONS = {"samples": 4, "length": 64, "text_length": 96, "max_tokens": 384, "compressions": (0.33, 0.7)}
@@ -70,8 +70,8 @@ def test_a_row_is_what_the_cut_model_gives(name, method, swept, text_file, tmp_p
     model, out, record = swept[name]
     row = next(row for row in record["rows"] if (row["method"], row["score"]) == (method, "kq"))
     cut = tmp_path / "cut"
-    slimstate.pruning.prune(model, cut, method=method, key_dim=row["key_dim"], evidence=out / "evidence.safetensors")
-    measured = slimstate.evaluation.evaluate(cut, text_file, length=96, max_tokens=384)
+    slimstate.prune(model, cut, method=method, key_dim=row["key_dim"], evidence=out / "evidence.safetensors")
+    measured = slimstate.evaluate(cut, text_file, length=96, max_tokens=384)
     # cut and mask differ by the other norms' epsilon, which random models feel: see the contract tests
     assert measured["nats_per_token"] == pytest.approx(row["nats_per_token"], rel=2e-3)
     states, runtime = [], load(cut, device="cpu")
@@ -87,7 +87,7 @@ def test_the_condition_of_the_kept_keys_is_that_of_the_plan(swept, tmp_path):
     model, out, record = swept[tiny.PLAIN[0]]
     row = next(row for row in record["rows"] if (row["method"], row["score"]) == ("drrqr", "kq"))
     cut = tmp_path / "cut"
-    slimstate.pruning.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
+    slimstate.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
     plan = json.loads((cut / "slimstate_plan.json").read_text())
     kappas = sorted(kappa for layer in plan["layers"].values() for kappa in layer["condition_after"])
     assert row["kappa"] == pytest.approx(kappas[len(kappas) // 2])
@@ -104,7 +104,9 @@ def test_a_sweep_calibrates_once_and_loads_once(folders, text_file, tmp_path, mo
 
         return call
 
-    monkeypatch.setattr("slimstate.pruning.planning.calibrate", counted("calibrate", slimstate.pruning.calibration.calibrate))
+    monkeypatch.setattr(
+        "slimstate.pruning.planning.calibrate", counted("calibrate", slimstate.pruning.calibration.calibrate)
+    )
     monkeypatch.setattr(sweeps, "load", counted("load", sweeps.load))
     monkeypatch.setattr(sweeps, "mean_nats", counted("nats", sweeps.mean_nats))
     record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, data=str(text_file), **OPTIONS)

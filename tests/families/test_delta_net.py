@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from slimstate.kernels.delta_rule import recurrence
 from slimstate.families import delta_net
 from slimstate.families.fla_layout import ratio_for
+from slimstate.kernels.delta_rule import recurrence
 from tiny_model import WITH_SOFTMAX, variants
 
 VARIANTS = variants(

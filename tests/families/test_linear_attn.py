@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slimstate.system.errors import ModelError
 from slimstate.families import family_of, linear_attn
+from slimstate.system.errors import ModelError
 from tiny_model import GROUPED, drawn, variants
 
 VARIANTS = variants(

@@ -38,7 +38,7 @@ def test_the_language_model_that_is_cut_is_that_of_the_whole(variant, folders):
 def test_a_card_names_the_class_that_loads_the_whole(folders, tmp_path):
     from transformers import AutoModelForImageTextToText
 
-    slimstate.pruning.prune(folders["minicpmv4_6-plain"], tmp_path / "cut", method="l1", key_dim=8)
+    slimstate.prune(folders["minicpmv4_6-plain"], tmp_path / "cut", method="l1", key_dim=8)
     card = (tmp_path / "cut" / "README.md").read_text()
     assert "AutoModelForImageTextToText.from_pretrained" in card
     assert "CausalLM" not in card

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.load import load
+from slimstate.models import load
 from tiny_model import MIXTURE, build, tokenizer, variants
 
 VARIANTS = variants("qwen3_next", MIXTURE, {"plain": {}, "equal-heads": {"linear_num_key_heads": 4}})
@@ -26,7 +26,7 @@ def test_what_no_class_loads_is_kept_byte_for_byte(tmp_path):
         "mtp.layers.0.self_attn.q_proj.weight": torch.randn(4, 4).bfloat16(),
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    slimstate.pruning.prune(folder, tmp_path / "cut", method="l1", key_dim=8)
+    slimstate.prune(folder, tmp_path / "cut", method="l1", key_dim=8)
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "cut"))
     cut = {mixer.name_of(slot) for mixer in Checkpoint.open(folder).mixers for slot in mixer.axis.slots}
     assert before.keys() == after.keys()

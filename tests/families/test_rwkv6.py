@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from slimstate.axes import Selection
-from slimstate.families import rwkv6
+from slimstate.core.plan import Selection
 from slimstate.core.surgery import cut
+from slimstate.families import rwkv6
 from slimstate.models.hooks import masked
 from tiny_model import WITH_SOFTMAX, build, drawn, token_ids, variants
 

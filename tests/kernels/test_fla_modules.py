@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import tiny
-from slimstate.kernels import patches
-from slimstate.kernels import fla_modules as kernels
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.families import FAMILIES
+from slimstate.kernels import fla_modules as kernels
+from slimstate.kernels import patches
 
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])
 NAMES = sorted(tiny.OF_FLA)

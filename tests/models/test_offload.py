@@ -9,11 +9,10 @@ import torch
 
 import tiny
 from slimstate import cli
-from slimstate.pruning import planning
-from slimstate.pruning import prune
-from slimstate.system.errors import PlanError
+from slimstate.models import load
 from slimstate.models.offload import load_spread, parse_limits
-from slimstate.models.load import load
+from slimstate.pruning import planning, prune
+from slimstate.system.errors import PlanError
 
 
 @pytest.mark.parametrize("name", ["delta_net-plain", "gated_deltanet-plain", "delta_net-tied"])

@@ -7,10 +7,10 @@ import json
 import pytest
 
 import slimstate
-from slimstate.pruning.budget import GIB, MIB, Budget, key_dims_worth_choosing, state_bytes
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.system.errors import PlanError
 from slimstate.families import FAMILIES
+from slimstate.pruning.budget import GIB, MIB, Budget, key_dims_worth_choosing, state_bytes
+from slimstate.system.errors import PlanError
 
 # published sizes: mebibytes of state per sequence in fp32, from the configs alone
 PUBLISHED = {"qwen3_next": 72.0, "qwen3_5_text": 48.0, "qwen3_5_moe_text": 60.0, "olmo_hybrid": 50.625, "mamba2": 256.0}
@@ -44,7 +44,7 @@ def test_so_many_sequences_in_so_much_memory_is_so_much_for_each():
 def test_prune_and_inspect_choose_alike(folders, tmp_path, capsys):
     folder = folders["qwen3_next-plain"]
     whole = state_bytes(Checkpoint.open(folder).mixers, 24)["fp32"] / MIB
-    record = slimstate.pruning.prune(folder, tmp_path / "cut", method="l1", state_mb=whole * 0.7)
+    record = slimstate.prune(folder, tmp_path / "cut", method="l1", state_mb=whole * 0.7)
     assert record["key_dim"] == 16
     found = slimstate.inspect(folder, state_mb=whole * 0.7)["budget"]
     assert found["key_dim"] == 16
@@ -52,7 +52,7 @@ def test_prune_and_inspect_choose_alike(folders, tmp_path, capsys):
     assert slimstate.inspect(folder)["budget"] is None
     assert slimstate.inspect(folder, state_mb=whole)["budget"]["key_dim"] == 24
     with pytest.raises(PlanError, match=r"fits.*nothing to cut"):
-        slimstate.pruning.prune(folder, tmp_path / "again", method="l1", state_mb=whole)
+        slimstate.prune(folder, tmp_path / "again", method="l1", state_mb=whole)
 
 
 @pytest.mark.parametrize(("wishes", "message"), [
@@ -67,4 +67,4 @@ def test_prune_and_inspect_choose_alike(folders, tmp_path, capsys):
 ])  # fmt: skip
 def test_a_budget_that_makes_no_sense_is_refused(wishes, message, folders, tmp_path):
     with pytest.raises(PlanError, match=message):
-        slimstate.pruning.prune(folders["qwen3_next-plain"], tmp_path / "cut", method="l1", **wishes)
+        slimstate.prune(folders["qwen3_next-plain"], tmp_path / "cut", method="l1", **wishes)

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 import tiny
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.evidence import EvidenceFile
+from slimstate.models import load
 from slimstate.pruning import calibration
 from slimstate.pruning.calibration import calibrate
-from slimstate.checkpoints.reader import Checkpoint
 from slimstate.system.errors import DataError, ModelError
-from slimstate.evidence import EvidenceFile
-from slimstate.models.load import load
 
 EVERYTHING = frozenset({"gram", "input", "gradient"})
 TOKENS = tiny.token_ids(10, 48)

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from slimstate.system.errors import DataError, OutputError
 from slimstate.records.record import command, plain, read_records, write_record
+from slimstate.system.errors import DataError, OutputError
 
 
 def test_what_is_written_is_strict_json_and_reads_back(tmp_path):

@@ -18,16 +18,15 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'slimstate[report]'")
 
-from slimstate.report import plots
-from slimstate.system.errors import DataError, OutputError
 from slimstate.records.record import PLAN, RECOVERY, Found, write_record
-from slimstate.report import pieces, write_report
+from slimstate.report import pieces, plots, write_report
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import brief, fixed, magnitude, mebibytes
 from slimstate.report.reproduce import reproduce_section
 from slimstate.report.states import state_section
 from slimstate.report.strips import runs, strip_path
+from slimstate.system.errors import DataError, OutputError
 from slimstate.system.progress import Reporter
 
 FOLDER = Path(pieces.__file__).parent

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 import slimstate
 import tiny
+from places import ROOT
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.serving.engines import WHEN, advice, rules, rules_of
 from slimstate.serving.support import support_table
 
-from places import ROOT
 EXACTNESS = json.loads((ROOT / "docs" / "records" / "exactness.json").read_text())
 
 
@@ -54,7 +53,7 @@ def test_advice_depends_on_the_key_dim():
 
 @pytest.mark.parametrize("name", ["qwen3_next-plain", "delta_net-plain"])
 def test_cards_and_inspect_say_what_engines_do(name, folders, tmp_path, capsys, monkeypatch):
-    slimstate.pruning.prune(folders[name], tmp_path / "cut", method="l1", key_dim=16)
+    slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=16)
     card = (tmp_path / "cut" / "README.md").read_text()
     served = name == "qwen3_next-plain"
     assert ("--gdn-prefill-backend triton" in card) == served

@@ -12,8 +12,8 @@ import pytest
 import slimstate
 import tiny
 from slimstate import cli
-from slimstate.serving.engines import widths
 from slimstate.benchmark import bench_mixer
+from slimstate.serving.engines import widths
 from slimstate.serving.widths import Curve, curve_of, known_curve
 
 # a kernel that works on 128, 64, 32 or 16 channels, with a little noise
@@ -136,8 +136,8 @@ def test_what_the_benchmark_gives_is_a_curve():
 
 def test_the_first_curve_that_covers_the_widths_is_taken(curves):
     assert known_curve("delta_net", 32) is None
-    for name, widths in {"b": (16, 32), "a": (32, 64), "c": (16, 256)}.items():
-        (curves / f"{name}.json").write_text(json.dumps(record([row(width, width) for width in widths])))
+    for name, known in {"b": (16, 32), "a": (32, 64), "c": (16, 256)}.items():
+        (curves / f"{name}.json").write_text(json.dumps(record([row(width, width) for width in known])))
     found = {pair: known_curve("delta_net", *pair) for pair in ((64, 32), (32, 16), (64, 16), (512, 16))}
     assert {pair: known and set(known.seconds) for pair, known in found.items()} == {
         (64, 32): {32, 64}, (32, 16): {16, 32}, (64, 16): {16, 256}, (512, 16): None,
@@ -173,14 +173,14 @@ def test_what_no_curve_covers_gets_no_advice(wide, folders, capsys, monkeypatch)
         assert slimstate.inspect(folder)["speed"] is None
         _, err = run(capsys, monkeypatch, "prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")
         assert "NVIDIA" not in err
-    assert slimstate.pruning.prune(wide[128], method="l1", key_dim=8, dry_run=True)["speed"] is None
+    assert slimstate.prune(wide[128], method="l1", key_dim=8, dry_run=True)["speed"] is None
 
 
 @pytest.mark.usefixtures("measured")
 def test_a_model_as_narrow_as_the_narrowest_or_left_whole_gets_no_advice(wide, tmp_path):
-    slimstate.pruning.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
+    slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
     assert slimstate.inspect(tmp_path / "narrow")["speed"] is None
-    turned = slimstate.pruning.prune(wide[128], method="random-rotation", key_dim=128, dry_run=True)
+    turned = slimstate.prune(wide[128], method="random-rotation", key_dim=128, dry_run=True)
     assert turned["speed"] is None
 
 
@@ -189,7 +189,7 @@ def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, m
     if not there:
         curves.rmdir()
     assert "against key dim" not in run(capsys, monkeypatch, "inspect", wide[128])[0]
-    cut = slimstate.pruning.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
+    cut = slimstate.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
     assert cut["speed"] is None
     assert "|\n\nMethod" in (tmp_path / "cut" / "README.md").read_text()
 

@@ -14,10 +14,10 @@ import torch
 
 import slimstate
 import tiny
+from slimstate.core.evidence import EvidenceFile
+from slimstate.models.load import pick_device
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
-from slimstate.evidence import EvidenceFile
-from slimstate.models.load import pick_device
 
 NAME = tiny.PLAIN[0]
 CALIBRATION = {"samples": 9, "length": 1024}  # two windows at once on a CPU: five batches, the last one smaller
@@ -105,7 +105,7 @@ def same_model(one: Path, several: Path) -> None:
 def cut(folders, text_file, root: Path, method: str, **changes: object) -> dict[str, object]:
     """With one process, here: root/cut and root/evidence.safetensors."""
     settings = {"key_dim": 8, "data": str(text_file), "evidence": root / "evidence.safetensors", **CALIBRATION}
-    return slimstate.pruning.prune(folders[NAME], root / "cut", method=method, **{**settings, **changes})
+    return slimstate.prune(folders[NAME], root / "cut", method=method, **{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp
 
 
 def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
-    record = slimstate.evaluation.sweep(
+    record = slimstate.sweep(
         folders[NAME], tmp_path, text=text_file, data=str(text_file), methods=("l1", "drrqr"), compressions=(0.33,),
         text_length=96, max_tokens=384, **CALIBRATION,
     )  # fmt: skip
@@ -204,7 +204,7 @@ def test_the_main_process_speaks_and_all_end_alike(pair):
 def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_path):
     root, _, errors = pair
     with pytest.raises(ModelError) as alone:
-        slimstate.pruning.prune(poisoned[0], tmp_path / "cut", key_dim=8, data=str(poisoned[1]), **CALIBRATION)
+        slimstate.prune(poisoned[0], tmp_path / "cut", key_dim=8, data=str(poisoned[1]), **CALIBRATION)
     assert f"slimstate: {alone.value}" in errors[0].splitlines()
     assert f"cannot write evidence to {root / 'file'}" in errors[0]
     assert f"{root / 'l1'} exists already" in errors[0]

@@ -9,14 +9,14 @@ from torch import nn
 
 import slimstate
 import tiny
-from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.writer import write_checkpoint
-from slimstate.system.errors import PlanError
-from slimstate.families import logit_factor
-from slimstate.training.session import Settings
-from slimstate.models.load import load
 from slimstate.checkpoints.safetensors_io import Replacement
+from slimstate.checkpoints.writer import write_checkpoint
+from slimstate.families import logit_factor
+from slimstate.models import load
+from slimstate.system.errors import PlanError
+from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
+from slimstate.training.session import Settings
 
 NAMES = sorted(tiny.EVERY_PLAIN)
 IDS = tiny.token_ids(2, 40)
@@ -96,8 +96,8 @@ def test_what_cannot_be_written_back_is_not_trained(folders):
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe-plain", "olmo_hybrid-plain", "nemotron_h-plain", "gla-plain"])
 def test_recover_heals_a_cut_hybrid(name, folders, text_file, tmp_path):
-    slimstate.pruning.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
-    record = slimstate.training.recover(
+    slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
+    record = slimstate.recover(
         tmp_path / "cut", teacher=folders[name], data=str(text_file), out=tmp_path / "healed",
         steps=6, batch_size=2, length=32, lr=3e-3, device="cpu", report_to="none",
     )  # fmt: skip

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import tiny
-from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.system.errors import PlanError
+from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
 
 IDS = tiny.token_ids(2, 40)
 SOME = (

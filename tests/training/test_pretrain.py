@@ -12,23 +12,29 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from test_cli import run
+from test_processes import PATIENCE, free_port, options
+from test_sharing import check_shared
 from transformers import get_scheduler
 
 import slimstate
 import tiny
-from slimstate.training.trainer import pretrain as verb
-from slimstate.training.trainer import trainer
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.text import Piece
-from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.families import family_of
-from slimstate.records.record import TRAINING
 from slimstate.models.load import load, load_tokenizer, stock_model
-from slimstate.training.initial_model import END_OF_TEXT, learnt_tokenizer, read_config, shipped_configs, write_untrained
-from test_cli import run
-from test_processes import PATIENCE, free_port, options
-from test_sharing import check_shared
+from slimstate.records.record import TRAINING
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.training import trainer
+from slimstate.training.initial_model import (
+    END_OF_TEXT,
+    learnt_tokenizer,
+    read_config,
+    shipped_configs,
+    write_untrained,
+)
+from slimstate.training.trainer import pretrain as verb
 
 SHORT = {"steps": 6, "length": 32, "batch_size": 4, "lr": 1e-2, "min_lr": 1e-3, "save_every": 2, "report_to": "none"}
 SHAPES = {
@@ -57,7 +63,7 @@ def made(configs, text_file, tmp_path_factory) -> dict[str, Path]:
         config = configs.get(kind, configs["delta_net"])
         verb(config, folders[kind], data=str(text_file), shared_filters=sharing, **SHORT)
     verb(folders["head"], folders["further"], data=str(text_file), seed=1, **SHORT)
-    slimstate.pruning.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
+    slimstate.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = Path(__file__).with_name("reload_stock.py")
     command = [sys.executable, str(script), str(root / "ids.pt"), *map(str, folders.values())]

@@ -19,22 +19,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from test_cli import run
 
 import slimstate
 import tiny
 from places import TESTS
-from slimstate.training.trainer import session
-from slimstate.training.lora import trainable
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli.training import recover as command
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
-from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
-from slimstate.training.session import LEAST_GAP, Settings
-from slimstate.records.record import PLAN, RECOVERY
 from slimstate.models.load import load, load_tokenizer
-from slimstate.training.trainer import WHOLE, StudentTrainer
-from test_cli import run
+from slimstate.records.record import PLAN, RECOVERY
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.training.lora import trainable
+from slimstate.training.session import LEAST_GAP, Settings
+from slimstate.training.trainer import WHOLE, StudentTrainer, session
 
 NAME, GATED = tiny.PLAIN
 TIED = ("delta_net-tied", "gated_deltanet-tied")
@@ -70,7 +69,7 @@ def decided(name: str, **changes) -> torch.nn.Module:
 
 
 def cut(folder: Path, out: Path, key_dim: int = 8) -> Path:
-    slimstate.pruning.prune(folder, out, method="l1", key_dim=key_dim)
+    slimstate.prune(folder, out, method="l1", key_dim=key_dim)
     return out
 
 
@@ -96,7 +95,7 @@ def heal(pairs, text_file):
 
     def recover(name: str, out: Path, model: Path | None = None, **changes) -> dict:
         given = {"teacher": pairs[name][0], "data": str(text_file), **SHORT, **changes}
-        return slimstate.training.recover(pairs[name][1] if model is None else model, out, **given)
+        return slimstate.recover(pairs[name][1] if model is None else model, out, **given)
 
     return recover
 
@@ -300,7 +299,7 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, 
     measured = record["measured"]
     assert measured["nats"].keys() == folders.keys()
     for kind, folder in folders.items():
-        found = slimstate.evaluation.evaluate(folder, unseen_text, length=min(1024, length), max_tokens=tokens)
+        found = slimstate.evaluate(folder, unseen_text, length=min(1024, length), max_tokens=tokens)
         assert measured["nats"][kind] == pytest.approx(found["nats_per_token"], rel=1e-6)
         assert measured["perplexity"][kind] == pytest.approx(found["perplexity"], rel=1e-6)
         assert (measured["text"], measured["tokens"]) == (found["text"], found["tokens"])
@@ -316,7 +315,7 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, 
 def test_what_is_measured_is_what_is_written(name, full, heal, unseen_text, tmp_path):
     """The weights as they are rounded for the file, and those that are stored once and used twice."""
     record = heal(name, tmp_path / "out", full=full, eval_text=str(unseen_text), eval_tokens=256)
-    found = slimstate.evaluation.evaluate(tmp_path / "out", unseen_text, length=32, max_tokens=256)
+    found = slimstate.evaluate(tmp_path / "out", unseen_text, length=32, max_tokens=256)
     assert record["measured"]["nats"]["after"] == pytest.approx(found["nats_per_token"], rel=1e-6)
 
 
@@ -786,7 +785,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
     before = {path for root in roots for path in root.rglob("*")}
     numbers = {option: float(value) for option, value in given.items() if value in ("nan", "inf")}
     with pytest.raises(kind, match=message) as refused:
-        slimstate.training.recover(model, **{**given, **numbers})
+        slimstate.recover(model, **{**given, **numbers})
     code, out, err = run(capsys, monkeypatch, "recover", model, *words(given))
     assert (code, out) == (2, "")
     assert err == f"slimstate: {refused.value}\n"
@@ -857,7 +856,7 @@ def test_a_dry_run_needs_neither_text_nor_a_place(pairs, capsys, monkeypatch):
     assert "2,000 steps, 65,536,000 tokens; dry run: nothing was trained" in out
     assert "all weights are trained" in run(capsys, monkeypatch, *given, "--full")[1]
     code, out, _ = run(capsys, monkeypatch, *given, "--json")
-    assert json.loads(out) == slimstate.training.recover(pairs[NAME][1], teacher=pairs[NAME][0], dry_run=True)
+    assert json.loads(out) == slimstate.recover(pairs[NAME][1], teacher=pairs[NAME][0], dry_run=True)
 
 
 def test_the_command_that_is_recorded_does_it_again(made, tmp_path, capsys, monkeypatch):
@@ -875,7 +874,7 @@ def test_the_command_that_is_recorded_does_it_again(made, tmp_path, capsys, monk
 
 
 def test_the_command_and_the_function_have_the_same_options_and_defaults():
-    theirs = {name: each.default for name, each in inspect.signature(slimstate.training.recover).parameters.items()}
+    theirs = {name: each.default for name, each in inspect.signature(slimstate.recover).parameters.items()}
     ours = {name: each.default for name, each in inspect.signature(command).parameters.items()}
     assert theirs.pop("reporter") is not None
     assert ours.pop("as_json") is False

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_processes import PATIENCE, free_port, options
 
 import slimstate
 import tiny
 from places import TESTS
 from slimstate.records.record import RECOVERY
 from slimstate.training.trainer import WHOLE
-from test_processes import PATIENCE, free_port, options
 
 NAME, GATED = tiny.PLAIN
 SCRIPT = TESTS / "recover_commands.py"
@@ -41,7 +41,7 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
         with torch.no_grad():
             model.get_output_embeddings().weight.normal_(std=0.25)  # so that there is something to learn from it
         found[name] = tiny.save(model, root / name, "100KB"), root / f"{name}-cut"
-        slimstate.pruning.prune(*found[name], method="l1", key_dim=8)
+        slimstate.prune(*found[name], method="l1", key_dim=8)
     return found
 
 
@@ -99,7 +99,7 @@ def ended(pairs, text_file, tmp_path_factory) -> tuple[Path, dict[str, int]]:
 def whole(pairs, text_file, tmp_path_factory) -> tuple[Path, dict]:
     """The recovery that one process makes without a break."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return out, slimstate.training.recover(pairs[NAME][1], out, teacher=pairs[NAME][0], data=str(text_file), **TRAINING)
+    return out, slimstate.recover(pairs[NAME][1], out, teacher=pairs[NAME][0], data=str(text_file), **TRAINING)
 
 
 def said(root: Path, name: str, stream: str = "err") -> str:
@@ -144,10 +144,10 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
     assert not (root / name).exists()
     given = {"teacher": pairs[NAME][0], "data": str(text_file), **TRAINING}
     with pytest.raises(slimstate.SlimstateError, match="--resume goes on with it, --force starts anew"):
-        slimstate.training.recover(pairs[NAME][1], root / name, **given)
+        slimstate.recover(pairs[NAME][1], root / name, **given)
     lines: list[str] = []
     monkeypatch.setattr(slimstate.Reporter, "say", lambda self, line: lines.append(line))
-    record = slimstate.training.recover(pairs[NAME][1], root / name, resume=True, **given)
+    record = slimstate.recover(pairs[NAME][1], root / name, resume=True, **given)
     assert f"going on from {work / f'checkpoint-{DIE_AT - 2}'}" in lines
     same(record, whole[1])
     if name == "alone":

@@ -14,16 +14,16 @@ from torch.nn.utils import parametrize
 import slimstate
 import tiny
 from places import TESTS
-from slimstate.training.lora import trainable
-from slimstate.axes import Plan
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
-from slimstate.system.errors import ModelError
+from slimstate.core.plan import Plan
 from slimstate.families import FAMILIES
-from slimstate.training.session import Settings
-from slimstate.records.record import PLAN
-from slimstate.models.load import load
-from slimstate.training.shared_filters import SharedFilters, expand, share
+from slimstate.models import load
 from slimstate.models.hooks import tapped
+from slimstate.records.record import PLAN
+from slimstate.system.errors import ModelError
+from slimstate.training.lora import trainable
+from slimstate.training.session import Settings
+from slimstate.training.shared_filters import SharedFilters, expand, share
 
 NAMES = [*tiny.PLAIN, "gated_deltanet-grouped-values"]
 KINDS = ["head", "all"]
@@ -104,11 +104,11 @@ def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
         name = tiny.PLAIN[kind == "all"]
         source = models[name, kind]
         out = {step: root / f"{kind}-{step}" for step in ("full", "cut", "turned", "healed", "again")}
-        slimstate.training.recover(source, out["full"], data=str(text_file), full=True, **SHORT)
-        slimstate.pruning.prune(source, out["cut"], method="l1", key_dim=8)
-        slimstate.pruning.prune(source, out["turned"], method="random-rotation", key_dim=8)
-        slimstate.training.recover(out["cut"], out["healed"], data=str(text_file), **SHORT)
-        slimstate.training.recover(out["healed"], out["again"], data=str(text_file), **SHORT)
+        slimstate.recover(source, out["full"], data=str(text_file), full=True, **SHORT)
+        slimstate.prune(source, out["cut"], method="l1", key_dim=8)
+        slimstate.prune(source, out["turned"], method="random-rotation", key_dim=8)
+        slimstate.recover(out["cut"], out["healed"], data=str(text_file), **SHORT)
+        slimstate.recover(out["healed"], out["again"], data=str(text_file), **SHORT)
         folders |= {f"{kind}-{step}": (folder, kind) for step, folder in out.items()}
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = TESTS / "reload_stock.py"
@@ -150,7 +150,7 @@ def test_without_an_activation_shared_filters_make_a_rotated_cut_exact(tmp_path)
     """The lemma in a whole model; with SiLU behind the filters it fails, and the mixer says so."""
     straight = tiny.Variant("shared-straight", "delta_net", {"expand_k": 0.75, "qk_activation": "identity"})
     source = shared_model(straight, tmp_path / "model", "head")
-    record = slimstate.pruning.prune(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
+    record = slimstate.prune(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
     assert record["bends"] == []
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     runtime, mixers = load(source, device="cpu"), Checkpoint.open(source).mixers

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.axes import Evidence, Mixer
 from slimstate.benchmark.recording import Bench, Row, positive
 from slimstate.benchmark.subjects import config_of, library_of, model_for, width_of
 from slimstate.benchmark.timing import Timing, timed
-from slimstate.pruning.calibration import calibrate
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.evidence import Evidence
+from slimstate.core.layout import Mixer
 from slimstate.data.text import sample_windows
-from slimstate.system.errors import PlanError
 from slimstate.families import family_of
-from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import TOKENS_AT_ONCE, Runtime, load_tokenizer
+from slimstate.pruning.calibration import calibrate
 from slimstate.selectors import Case, Request, Selector, choose, selector_named
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 METHODS = ("drrqr", "s-wanda", "grad")
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from slimstate.benchmark.timing import Timing, device_name
-from slimstate.system.errors import PlanError
 from slimstate.families.contract import Library
-from slimstate.records.record import check_place, command, versions, write_record, write_text
-from slimstate.system.progress import Reporter
 from slimstate.models.load import describe_kernels, pick_device, pick_dtype, prepare_fla
+from slimstate.records.record import check_place, command, versions, write_record, write_text
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import Reporter
 
 Row = dict[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slimstate.serving.engines import engines
-from slimstate.axes import Basis, Plan
-from slimstate.families import FAMILIES, loader_of
+from slimstate.core.plan import Basis, Plan
 from slimstate.core.stock_class import loading_code
+from slimstate.families import FAMILIES, loader_of
+from slimstate.serving import engines
 from slimstate.serving.widths import speed_of_cut
 
 HEADER = """---

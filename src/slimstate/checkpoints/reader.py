@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
-from slimstate.system import hub
-from slimstate.axes import Mixer, Slot
-from slimstate.system.errors import ModelError, SlimstateError
+from slimstate.checkpoints.safetensors_io import TensorFile, TensorInfo
+from slimstate.core.layout import Mixer, Slot
 from slimstate.families import Family, family_of
 from slimstate.records.record import PLAN
-from slimstate.checkpoints.safetensors_io import TensorFile, TensorInfo
+from slimstate.system import hub
+from slimstate.system.errors import ModelError, SlimstateError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -16,13 +16,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from slimstate.system import atomic
-from slimstate.system import threads
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
-from slimstate.system.errors import OutputError
-from slimstate.records.record import RECOVERY, TRAINING
-from slimstate.system.progress import SILENT, Reporter
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
+from slimstate.records.record import RECOVERY, TRAINING
+from slimstate.system import atomic, threads
+from slimstate.system.errors import OutputError
+from slimstate.system.progress import SILENT, Reporter
 
 CARD = "README.md"
 BASE_CARD = "README.base.md"

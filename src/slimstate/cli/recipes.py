@@ -26,9 +26,9 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from slimstate.records.record import check_place, versions, write_record
 from slimstate.system import distributed
 from slimstate.system.errors import DataError, PlanError
-from slimstate.records.record import check_place, versions, write_record
 from slimstate.system.progress import SILENT, Reporter
 
 if sys.version_info >= (3, 11):

@@ -16,7 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slimstate.axes import Axis, Basis, Choice, Mixer, Selection, Slot
+from slimstate.core.layout import Axis, Mixer, Slot
+from slimstate.core.plan import Basis, Choice, Selection
 from slimstate.system.errors import PlanError
 
 

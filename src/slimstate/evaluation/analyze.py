@@ -11,11 +11,11 @@ import torch
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
-from slimstate.system.errors import DataError, PlanError
-from slimstate.records.record import check_place, command, plain, versions, write_record
-from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import load, pick_device, pick_dtype
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states
+from slimstate.models.load import load, pick_device, pick_dtype
+from slimstate.records.record import check_place, command, plain, versions, write_record
+from slimstate.system.errors import DataError, PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 READINGS = 4  # times at which the bounds are tested
 

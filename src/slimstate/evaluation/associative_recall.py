@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from slimstate.data.text import windows
+from slimstate.models.load import Runtime
 from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import Runtime
 
 PAIRS = (2, 4, 8, 16, 32)
 CANDIDATES = 64  # values to choose among; chance is one in so many

@@ -8,9 +8,9 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows
-from slimstate.system.errors import DataError, PlanError
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
+from slimstate.system.errors import DataError, PlanError
 
 
 def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.data.text import Windows
-from slimstate.system.errors import PlanError
-from slimstate.evaluation.perplexity import bytes_per_token, mean_nats, perplexity_of
 from slimstate.evaluation.associative_recall import associative_recall
-from slimstate.records.record import check_place, command, measures, plain, versions, write_record
-from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import load, pick_device, pick_dtype
+from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.evaluation.lm_eval import resolve, run_tasks, sources
+from slimstate.evaluation.perplexity import bytes_per_token, mean_nats, perplexity_of
+from slimstate.models.load import load, pick_device, pick_dtype
+from slimstate.records.record import check_place, command, measures, plain, versions, write_record
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 
 @dataclass(frozen=True, kw_only=True)

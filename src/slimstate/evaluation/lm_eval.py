@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
+from slimstate.models.load import Runtime
 from slimstate.system import hub
 from slimstate.system.errors import DataError, ModelError, SlimstateError
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import Runtime
 
 PAPER = ("wikitext", "lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa")
 RECALL = ("recall_drop", "recall_fda", "recall_nq", "recall_squad", "recall_swde", "recall_triviaqa")

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.data.text import Windows, windows
+from slimstate.models.load import Runtime
 from slimstate.system.errors import DataError, ModelError
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import Runtime
 
 WINDOWS_AT_ONCE = {"cpu": 1, "cuda": 8}
 

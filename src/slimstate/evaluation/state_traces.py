@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.system import threads
-from slimstate.axes import Mixer
-from slimstate.system.errors import DataError, ModelError
 from slimstate.core.effective_rank import Memory, condition_number, effective_rank, rank_utilisation, state_bound
-from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import Runtime
+from slimstate.core.layout import Mixer
 from slimstate.models.hooks import Reading, observed
+from slimstate.models.load import Runtime
+from slimstate.system import threads
+from slimstate.system.errors import DataError, ModelError
+from slimstate.system.progress import SILENT, Reporter
 
 SEGMENT = 256  # tokens that go through the model together
 FLOAT32 = torch.finfo(torch.float32).eps  # the precision of a state, whatever the model's is

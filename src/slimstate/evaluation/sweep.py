@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate.system import distributed
-from slimstate.axes import Plan
-from slimstate.pruning.budget import state_bytes
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.plan import Plan
 from slimstate.data.text import Windows, sample_windows
-from slimstate.system.errors import PlanError
-from slimstate.families import loader_of
 from slimstate.evaluation.perplexity import evaluation_windows, mean_nats, perplexity_of
+from slimstate.evaluation.state_traces import FinalUtilisation
+from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, recommend
+from slimstate.families import loader_of
+from slimstate.models.hooks import masked, observed
+from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
+from slimstate.pruning.budget import state_bytes
 from slimstate.pruning.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.records.record import UNINFORMED, check_place, command, plain, versions, write_record
-from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
-from slimstate.selectors import SELECTORS, Need, Request, selector_named
-from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.report.tables import write_tables
-from slimstate.models.hooks import masked, observed
-from slimstate.evaluation.state_traces import FinalUtilisation
+from slimstate.selectors import SELECTORS, Need, Request, selector_named
+from slimstate.system import distributed
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 MAX_LOSS = 0.1  # nats per token that a recommended cut may cost

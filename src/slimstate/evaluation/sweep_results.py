@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoints.reader import read_json
-from slimstate.system.errors import DataError
 from slimstate.records.record import command
+from slimstate.system.errors import DataError
 
 SWEEP, EVIDENCE = "sweep.json", "evidence.safetensors"
 

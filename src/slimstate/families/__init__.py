@@ -10,11 +10,11 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
 
-from slimstate.axes import Tap
-from slimstate.system.errors import ModelError
+from slimstate.core.layout import Tap
+from slimstate.core.stock_class import Loader
 from slimstate.families.contract import Config, Correction, Encloses, Family, Refuses, ScalesLogits
 from slimstate.families.refused import refusal
-from slimstate.core.stock_class import Loader
+from slimstate.system.errors import ModelError
 
 __all__ = [
     "FAMILIES",

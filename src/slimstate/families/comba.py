@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from slimstate.axes import Mixer, Tap
+from slimstate.core.layout import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.kernels.patches import in_place_of, needs_torch_gated_rule
 from slimstate.kernels.fla_rules import rule
+from slimstate.kernels.patches import in_place_of, needs_torch_gated_rule
 
 model_type = "comba"
 library: Library = "fla"

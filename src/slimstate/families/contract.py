@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from slimstate.axes import Mixer
+from slimstate.core.layout import Mixer
 from slimstate.kernels.patches import Substitute
 
 Config = Mapping[str, Any]

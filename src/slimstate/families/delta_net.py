@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.axes import Mixer, Tap
+from slimstate.core.layout import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.kernels.patches import Substitute, too_precise_for_triton
 from slimstate.kernels.fla_rules import rule
+from slimstate.kernels.patches import Substitute, too_precise_for_triton
 
 model_type = "delta_net"
 library: Library = "fla"

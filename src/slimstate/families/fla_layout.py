@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from slimstate.axes import Axis, Mixer, Slot, Tap
-from slimstate.system.errors import ModelError
+from slimstate.core.layout import Axis, Mixer, Slot, Tap
 from slimstate.families.contract import NORM_EPS, Config, Correction, corrected_epsilon
+from slimstate.system.errors import ModelError
 
 SHARINGS = ("head", "all")
 SHARED_FILTERS = "shared_filters"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slimstate.axes import Axis, Mixer, Slot, Tap
-from slimstate.system.errors import ModelError
+from slimstate.core.layout import Axis, Mixer, Slot, Tap
 from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Library, corrected_epsilon
+from slimstate.system.errors import ModelError
 
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 2048,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from slimstate.axes import Mixer, Tap
+from slimstate.core.layout import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.kernels.patches import Substitute
 from slimstate.kernels.fla_rules import gated_delta_rule
+from slimstate.kernels.patches import Substitute
 
 model_type = "gated_deltanet"
 library: Library = "fla"

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from slimstate.axes import Mixer, Slot, Tap
+from slimstate.core.layout import Mixer, Slot, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.kernels.patches import Substitute, needs_torch_gated_rule, too_precise_for_triton
 from slimstate.kernels.fla_rules import gated_delta_rule, rule
+from slimstate.kernels.patches import Substitute, needs_torch_gated_rule, too_precise_for_triton
 
 model_type = "gated_deltaproduct"
 library: Library = "fla"

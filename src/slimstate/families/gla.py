@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from slimstate.axes import Mixer, Slot, Tap
+from slimstate.core.layout import Mixer, Slot, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Library
-from slimstate.kernels.patches import in_place_of
 from slimstate.kernels.fla_rules import rule
+from slimstate.kernels.patches import in_place_of
 
 model_type = "gla"
 library: Library = "fla"

@@ -7,11 +7,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.axes import Mixer, Tap
+from slimstate.core.layout import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
-from slimstate.kernels.patches import in_place_of
 from slimstate.kernels.fla_rules import opened, rule, wide
+from slimstate.kernels.patches import in_place_of
 
 model_type = "kda"
 library: Library = "fla"

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.axes import Mixer, Tap
+from slimstate.core.layout import Mixer, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Library
-from slimstate.kernels.patches import in_place_of
 from slimstate.kernels.fla_rules import rule
+from slimstate.kernels.patches import in_place_of
 
 model_type = "linear_attn"
 library: Library = "fla"

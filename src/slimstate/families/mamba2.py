@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slimstate.axes import Axis, Mixer, Slot, Tap
-from slimstate.system.errors import ModelError
+from slimstate.core.layout import Axis, Mixer, Slot, Tap
 from slimstate.families.contract import NOT_NEEDED, Config, Correction, Library
+from slimstate.system.errors import ModelError
 
 LINEAR = ("linear_attention", "mamba", "hybrid")  # names of layers with a state, of today and of older configs
 PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slimstate.axes import Axis, Slot
+from slimstate.core.layout import Axis, Slot
 from slimstate.families.contract import Config, Correction
 from slimstate.families.gated_delta_hybrid import DEFAULTS, EVERY, GatedDeltaHybrid, Layout, Sizes
 

@@ -6,7 +6,7 @@ A vision-language checkpoint keeps the language model's config under `text_confi
 
 from __future__ import annotations
 
-from slimstate.axes import Slot
+from slimstate.core.layout import Slot
 from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, Sizes, fused_filters
 
 STOCK = {

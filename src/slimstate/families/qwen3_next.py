@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slimstate.axes import Slot
+from slimstate.core.layout import Slot
 from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, Sizes, fused_filters
 
 

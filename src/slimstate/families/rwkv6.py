@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.axes import Mixer, Slot, Tap
+from slimstate.core.layout import Mixer, Slot, Tap
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Correction, Library
-from slimstate.kernels.patches import Substitute, in_place_of
 from slimstate.kernels.fla_rules import Packing, wide
+from slimstate.kernels.patches import Substitute, in_place_of
 
 model_type = "rwkv6"
 library: Library = "fla"

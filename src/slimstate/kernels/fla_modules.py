@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.axes import Tap
+from slimstate.core.layout import Tap
 from slimstate.families import FAMILIES
 from slimstate.families.contract import BringsSubstitutes
-from slimstate.kernels.patches import needs_torch_gated_rule, on_cpu
 from slimstate.kernels.fla_rules import Packing, gated_delta_rule, wide
+from slimstate.kernels.patches import needs_torch_gated_rule, on_cpu
 
 
 def short_convolution(

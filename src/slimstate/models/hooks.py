@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slimstate.axes import Basis, Choice, Mixer, Tap
+from slimstate.core.layout import Mixer, Tap
+from slimstate.core.plan import Basis, Choice
 from slimstate.core.surgery import kept_channels, turned
 
 Role = Literal["query", "key", "companion"]

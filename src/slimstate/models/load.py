@@ -17,13 +17,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
-from slimstate.system import distributed
 from slimstate.checkpoints.reader import read_json
-from slimstate.system.errors import ModelError, PlanError
 from slimstate.families import FAMILIES, Family, family_of, language_of, logit_factor, tap_of
 from slimstate.families.contract import Library
-from slimstate.kernels.patches import gated_backward_refused
 from slimstate.kernels.autotune import compile_side_by_side, leave_out_faulty, tune_briefly
+from slimstate.kernels.patches import gated_backward_refused
+from slimstate.system import distributed
+from slimstate.system.errors import ModelError, PlanError
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

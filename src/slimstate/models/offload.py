@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.system.errors import ModelError, PlanError
 from slimstate.models.load import (
     Runtime,
     describe_kernels,
@@ -28,6 +27,7 @@ from slimstate.models.load import (
     stock_model,
     tied_weights,
 )
+from slimstate.system.errors import ModelError, PlanError
 
 SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
 

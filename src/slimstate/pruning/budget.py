@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slimstate.axes import Mixer
+from slimstate.core.layout import Mixer
 from slimstate.system.errors import PlanError
 
 BYTES = {"fp32": 4, "bf16": 2}

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.system import distributed
-from slimstate.axes import Evidence, Mixer
+from slimstate.core.evidence import Evidence
+from slimstate.core.layout import Mixer
 from slimstate.kernels.distillation import distilled_loss
-from slimstate.system.errors import ModelError, PlanError
-from slimstate.system.progress import SILENT, Reporter
+from slimstate.models.hooks import Role, tapped
 from slimstate.models.load import TOKENS_AT_ONCE, Runtime, states_before_head
 from slimstate.selectors import Need
-from slimstate.models.hooks import Role, tapped
+from slimstate.system import distributed
+from slimstate.system.errors import ModelError, PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 
 class Sums:

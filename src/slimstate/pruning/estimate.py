@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.writer import WRITERS
-from slimstate.pruning.planning import Calibration
-from slimstate.models.load import TOKENS_AT_ONCE, pick_device, pick_dtype
-from slimstate.selectors import Selector
-from slimstate.core.surgery import outline
 from slimstate.checkpoints.safetensors_io import BLOCK
+from slimstate.checkpoints.writer import WRITERS
+from slimstate.core.surgery import outline
+from slimstate.models.load import TOKENS_AT_ONCE, pick_device, pick_dtype
+from slimstate.pruning.planning import Calibration
+from slimstate.selectors import Selector
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
 TIMES_FORWARD = {"gram": 1.25, "input": 1.05, "gradient": 3.2}  # of a calibration that needs it

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate.serving.engines import engines
-from slimstate.pruning.budget import Budget, key_dims_worth_choosing, state_bytes
 from slimstate.checkpoints.reader import Checkpoint, open_headers
+from slimstate.pruning.budget import Budget, key_dims_worth_choosing, state_bytes
+from slimstate.serving import engines
 from slimstate.serving.widths import speeds_below
 
 

@@ -12,23 +12,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slimstate.system import distributed
-from slimstate.system import threads
-from slimstate.axes import Axis, Basis, Choice, Evidence, Mixer, Plan
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.effective_rank import gram_condition_number
+from slimstate.core.evidence import Evidence, EvidenceFile
+from slimstate.core.layout import Axis, Mixer
+from slimstate.core.plan import Basis, Choice, Plan
+from slimstate.core.surgery import check_choice
+from slimstate.data.text import Windows, sample_windows
+from slimstate.families import loader_of
+from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
+from slimstate.models.offload import load_spread, parse_limits
 from slimstate.pruning.budget import Budget
 from slimstate.pruning.calibration import calibrate
-from slimstate.checkpoints.reader import Checkpoint
-from slimstate.data.text import Windows, sample_windows
-from slimstate.system.errors import DataError, PlanError
-from slimstate.evidence import EvidenceFile
-from slimstate.families import loader_of
-from slimstate.models.offload import load_spread, parse_limits
-from slimstate.core.effective_rank import gram_condition_number
 from slimstate.records.record import PLAN, plain, versions
-from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named
-from slimstate.core.surgery import check_choice
+from slimstate.system import distributed, threads
+from slimstate.system.errors import DataError, PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 ALIGNMENT = 16
 

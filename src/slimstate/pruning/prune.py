@@ -12,23 +12,23 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from slimstate.system import distributed
-from slimstate.axes import Plan
-from slimstate.pruning.budget import Budget, state_bytes
 from slimstate.checkpoints.model_card import write_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import CARD, Draft, check_output, drafted
-from slimstate.system.errors import ModelError, PlanError
-from slimstate.pruning.estimate import estimate
+from slimstate.core.plan import Plan
+from slimstate.core.surgery import Cutter, outline
 from slimstate.families.fla_layout import SHARED_FILTERS
+from slimstate.models.load import pick_device, stock_differences
+from slimstate.pruning.budget import Budget, state_bytes
+from slimstate.pruning.estimate import estimate
 from slimstate.pruning.inspect import parameters_after
 from slimstate.pruning.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
 from slimstate.records.record import PLAN
-from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import pick_device, stock_differences
 from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.serving.widths import speed_of_cut
-from slimstate.core.surgery import Cutter, outline
+from slimstate.system import distributed
+from slimstate.system.errors import ModelError, PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 
 def prune(

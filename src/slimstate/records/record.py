@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from slimstate.system.errors import DataError, OutputError
 from slimstate.system.atomic import staged_file
+from slimstate.system.errors import DataError, OutputError
 
 PACKAGES = (
     "slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval", "peft",

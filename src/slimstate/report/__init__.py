@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimstate.system.errors import DataError
 from slimstate.records.record import RECOVERY, Found, read_records, write_text
 from slimstate.report.shapes import SHAPES, complaint
+from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
 
 __all__ = ["write_report"]

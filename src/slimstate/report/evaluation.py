@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slimstate.report import plots
 from slimstate.records.record import Found, Measure, measures
+from slimstate.report import plots
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import UNKNOWN, fixed, percent, plural
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from slimstate.system.errors import OutputError, PlanError, SlimstateError
 from slimstate.system.atomic import staged_file
+from slimstate.system.errors import OutputError, PlanError, SlimstateError
 
 try:
     import matplotlib as mpl

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slimstate.report import plots
 from slimstate.records.record import Found
+from slimstate.report import plots
 from slimstate.report.evaluation import share_cell
 from slimstate.report.markup import Html, joined
 from slimstate.report.numbers import UNKNOWN, fixed

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slimstate.report import plots
-from slimstate.report import tables
 from slimstate.records.record import UNINFORMED, Found
+from slimstate.report import plots, tables
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import fixed, magnitude, mebibytes, percent, signed
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable

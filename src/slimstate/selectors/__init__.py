@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from slimstate.axes import Basis, Choice
-from slimstate.system.errors import PlanError
-from slimstate.selectors.contract import SCORES, Case, Need, Request, Selector
+from slimstate.core.evidence import Need
+from slimstate.core.plan import Basis, Choice
+from slimstate.selectors.contract import SCORES, Case, Request, Selector
 from slimstate.selectors.rotations import PCA, PCA_ADVERSARIAL, RANDOM_ROTATION
 from slimstate.selectors.rrqr import DRRQR
 from slimstate.selectors.scores import GRAD, L1, RANDOM, S_WANDA
+from slimstate.system.errors import PlanError
 
 SELECTORS: dict[str, Selector] = {selector.name: selector for selector in (RANDOM, L1, S_WANDA, GRAD, DRRQR)}
 ROTATIONS: dict[str, Selector] = {selector.name: selector for selector in (PCA, PCA_ADVERSARIAL, RANDOM_ROTATION)}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-from slimstate.axes import Choice, Evidence
+from slimstate.core.evidence import Evidence, Need
+from slimstate.core.plan import Choice
 from slimstate.system.errors import PlanError
 
-Need = Literal["weight", "gram", "input", "gradient"]
 SCORES = ("kq", "k", "q")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from slimstate.axes import Basis
+from slimstate.core.plan import Basis
 from slimstate.selectors.contract import Case, Request, Selector, scored
 
 

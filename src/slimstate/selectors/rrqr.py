@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slimstate.axes import Selection
+from slimstate.core.plan import Selection
 from slimstate.selectors.contract import Case, Request, Selector, scored
 
 

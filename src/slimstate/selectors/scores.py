@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from slimstate.axes import Selection
+from slimstate.core.plan import Selection
 from slimstate.selectors.contract import Case, Request, Selector, scored
 
 

@@ -45,7 +45,7 @@ class Rule:
 
 @functools.cache
 def _data() -> dict[str, Any]:
-    text = resources.files("slimstate").joinpath("serving_rules.json").read_text(encoding="utf-8")
+    text = resources.files("slimstate.serving").joinpath("engine_rules.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-CURVES = files("slimstate") / "curves"
+CURVES = files("slimstate.serving") / "curves"
 ALIKE = 0.04  # a difference in speed that is not worth a word, and may be noise
 
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from slimstate.system import hub
 from slimstate.checkpoints.reader import described_mixers, read_json
 from slimstate.data.text import pieces
-from slimstate.system.errors import DataError, ModelError
 from slimstate.families import family_of
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.load import DTYPES, load_tokenizer, prepare, stock_class, stock_model
-from slimstate.training.shared_filters import expand, share
+from slimstate.system import hub
 from slimstate.system.atomic import staged
+from slimstate.system.errors import DataError, ModelError
+from slimstate.training.shared_filters import expand, share
 
 END_OF_TEXT = "<|endoftext|>"
 ENOUGH_TEXT = 2**27  # characters that a tokenizer is learnt from
@@ -30,13 +30,13 @@ CONFIGS = "configs"
 
 def shipped_configs() -> list[str]:
     """The names of the shapes that come with slimstate."""
-    return sorted(entry.name.removesuffix(".json") for entry in (files("slimstate") / CONFIGS).iterdir())
+    return sorted(entry.name.removesuffix(".json") for entry in (files("slimstate.models") / CONFIGS).iterdir())
 
 
 def read_config(name: str) -> dict[str, Any]:
     """A config by the name of a shipped shape, or from a file."""
     if name in shipped_configs():
-        return dict(json.loads((files("slimstate") / CONFIGS / f"{name}.json").read_text(encoding="utf-8")))
+        return dict(json.loads((files("slimstate.models") / CONFIGS / f"{name}.json").read_text(encoding="utf-8")))
     path = Path(name).expanduser()
     if not path.is_file():
         raise ModelError(f"no config {name}: give a file, a model folder, or one of {', '.join(shipped_configs())}")

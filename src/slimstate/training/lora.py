@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from slimstate.axes import Mixer
-from slimstate.system.errors import PlanError
+from slimstate.core.layout import Mixer
 from slimstate.families import family_of
 from slimstate.families.contract import Library
 from slimstate.models.load import stock_model, tied_weights
+from slimstate.system.errors import PlanError
 from slimstate.training.shared_filters import expand, share
 
 ALL_LINEAR = "all-linear"

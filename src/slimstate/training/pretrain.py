@@ -12,18 +12,17 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slimstate.system import distributed
 from slimstate.checkpoints.model_card import write_training_card
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.data.corpus import Corpus
 from slimstate.checkpoints.writer import check_output
-from slimstate.system.errors import OutputError, PlanError, SlimstateError
-from slimstate.families.fla_layout import SHARINGS
-from slimstate.training.session import Ending, Lesson, Means, Settings, heal
+from slimstate.data.corpus import Corpus
 from slimstate.evaluation.perplexity import evaluation_windows
-from slimstate.records.record import TRAINING, check_place, command
-from slimstate.system.progress import SILENT, Reporter
+from slimstate.families.fla_layout import SHARINGS
 from slimstate.models.load import load_tokenizer, pick_device, pick_dtype
+from slimstate.records.record import TRAINING, check_place, command
+from slimstate.system import distributed
+from slimstate.system.errors import OutputError, PlanError, SlimstateError
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.initial_model import check_trainable, read_config, write_untrained
 from slimstate.training.run_folder import (
     check_extras,
@@ -33,6 +32,7 @@ from slimstate.training.run_folder import (
     training_corpus,
     workplace_of,
 )
+from slimstate.training.session import Ending, Lesson, Means, Settings, heal
 
 UNTRAINED = "untrained"
 PASSING = ("config", "reporter", "force", "resume")  # arguments that do not matter to what comes out

@@ -8,17 +8,15 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from slimstate.system import distributed
 from slimstate.checkpoints.reader import Checkpoint, read_json
-from slimstate.data.corpus import Corpus
 from slimstate.checkpoints.writer import check_output
-from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
-from slimstate.training.session import Lesson, Means, Settings, heal
+from slimstate.data.corpus import Corpus
 from slimstate.evaluation.perplexity import evaluation_windows
-from slimstate.records.record import RECOVERY, check_place, command, difference
-from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import load_tokenizer, pick_device, pick_dtype, stock_model
-from slimstate.training.teacher import TeacherCache
+from slimstate.records.record import RECOVERY, check_place, command, difference
+from slimstate.system import distributed
+from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.run_folder import (
     check_extras,
     logs_to,
@@ -27,6 +25,8 @@ from slimstate.training.run_folder import (
     training_corpus,
     workplace_of,
 )
+from slimstate.training.session import Lesson, Means, Settings, heal
+from slimstate.training.teacher import TeacherCache
 
 PASSING = ("model", "reporter", "dry_run", "force", "resume")  # arguments that do not matter to what comes out
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from slimstate.checkpoints.reader import read_json
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
-from slimstate.system.errors import DataError, OutputError, PlanError
 from slimstate.records.record import difference, write_record
+from slimstate.system.errors import DataError, OutputError, PlanError
 from slimstate.system.progress import Reporter
 
 SETTINGS = "settings.json"

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from slimstate.system import distributed
-from slimstate.training.lora import Adaptation, trainable
 from slimstate.checkpoints.model_card import write_recovery_card
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.data.corpus import Corpus, Schedule
-from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, write_checkpoint
-from slimstate.system.errors import PlanError
-from slimstate.families import loader_of
-from slimstate.evaluation.perplexity import mean_nats, perplexity_of
-from slimstate.records.record import RECOVERY, plain, versions
-from slimstate.system.progress import SILENT, Reporter
-from slimstate.models.load import Runtime, describe_kernels, load, pick_device, pick_dtype
-from slimstate.training.teacher import PresentTeacher, Teacher, TeacherCache
 from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
+from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, write_checkpoint
+from slimstate.data.corpus import Corpus, Schedule
+from slimstate.evaluation.perplexity import mean_nats, perplexity_of
+from slimstate.families import loader_of
+from slimstate.models.load import Runtime, describe_kernels, load, pick_device, pick_dtype
+from slimstate.records.record import RECOVERY, plain, versions
+from slimstate.system import distributed
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import SILENT, Reporter
+from slimstate.training.lora import Adaptation, trainable
+from slimstate.training.teacher import PresentTeacher, Teacher, TeacherCache
 
 if TYPE_CHECKING:
     from slimstate.training.trainer import Course
@@ -248,7 +248,7 @@ def _train(
     student: Checkpoint, lesson: Lesson, adaptation: Adaptation, work: Path, label: str, reporter: Reporter
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The trained parameters, and what there is to say about the training."""
-    from slimstate.training.trainer import trainer
+    from slimstate.training import trainer
 
     settings, means, device = lesson.settings, lesson.means, pick_device(lesson.means.device)
     course = means.course(settings)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from slimstate.axes import Mixer
+from slimstate.core.layout import Mixer
 from slimstate.system.errors import ModelError
 
 

@@ -14,15 +14,15 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from slimstate.system import distributed
 from slimstate.checkpoints.reader import read_json
 from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import Opinion, TopOpinion, WholeOpinion
-from slimstate.system.errors import DataError, OutputError
-from slimstate.records.record import write_record
-from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import TOKENS_AT_ONCE, Runtime, states_before_head
+from slimstate.records.record import write_record
+from slimstate.system import distributed
 from slimstate.system.atomic import staged_file
+from slimstate.system.errors import DataError, OutputError
+from slimstate.system.progress import SILENT, Reporter
 
 FORMAT = 1
 ABOUT = "teacher.json"

@@ -20,14 +20,14 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
-from slimstate.system import distributed
-from slimstate.training.lora import trainable
 from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
-from slimstate.system.errors import OutputError, TrainingError
-from slimstate.records.record import write_text
-from slimstate.system.progress import SILENT, Reporter
 from slimstate.models.load import states_before_head
+from slimstate.records.record import write_text
+from slimstate.system import distributed
+from slimstate.system.errors import OutputError, TrainingError
+from slimstate.system.progress import SILENT, Reporter
+from slimstate.training.lora import trainable
 from slimstate.training.teacher import Teacher
 
 HARDLY_ANY = 2**20  # bytes

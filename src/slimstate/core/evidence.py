@@ -1,27 +1,67 @@
-"""Evidence as a file: safetensors, with the fingerprint of the model and of the tokens it was collected on."""
+"""What calibration sums up for each mixer, in memory and as a file.
+
+The file is safetensors, with the fingerprint of the model and of the tokens it was collected on.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
+from torch import Tensor
 
-from slimstate.axes import Evidence
-from slimstate.system.errors import DataError, OutputError
-from slimstate.selectors import Need
 from slimstate.system.atomic import staged_file
+from slimstate.system.errors import DataError, OutputError
 
+Need = Literal["weight", "gram", "input", "gradient"]  # what a method may ask for; weights are read, the rest collected
 FIELDS: dict[str, tuple[str, ...]] = {
     "gram": ("query_gram", "key_gram"),
     "input": ("input_square",),
     "gradient": ("query_gradient", "key_gradient"),
 }
 FORMAT = "1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Sums over calibration tokens for one mixer. Sums merge: across batches, processes and machines.
+
+    query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. input_square [input size]: sum
+    of squares of the mixer's input. query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed
+    language-model loss by the projection weights. What a method does not need is None.
+    """
+
+    tokens: int
+    query_gram: Tensor | None = None
+    key_gram: Tensor | None = None
+    input_square: Tensor | None = None
+    query_gradient: Tensor | None = None
+    key_gradient: Tensor | None = None
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                yield item.name, value
+
+    def merged(self, other: Evidence) -> Evidence:
+        """The evidence of both sets of tokens."""
+        mine, theirs = dict(self.tensors()), dict(other.tensors())
+        if mine.keys() != theirs.keys():
+            raise DataError(f"evidence of different kinds: {sorted(mine)} and {sorted(theirs)}")
+        sums = {name: tensor + theirs[name] for name, tensor in mine.items()}
+        return Evidence(tokens=self.tokens + other.tokens, **sums)
+
+    def extended(self, other: Evidence) -> Evidence:
+        """This evidence with what `other` adds to it, both from the same tokens."""
+        if self.tokens != other.tokens:
+            raise DataError(f"evidence of {self.tokens} and {other.tokens} tokens cannot be joined")
+        return Evidence(tokens=self.tokens, **{**dict(self.tensors()), **dict(other.tensors())})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,18 +16,19 @@ import torch.nn.functional as F
 import slimstate
 import tiny
 from places import TESTS
-from slimstate.axes import Axis, Basis, Plan, Selection, Slot
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.system.errors import PlanError
-from slimstate.evidence import EvidenceFile
+from slimstate.core.evidence import EvidenceFile
+from slimstate.core.layout import Axis, Slot
+from slimstate.core.plan import Basis, Plan, Selection
+from slimstate.core.surgery import Cutter, cut, turned
 from slimstate.families import FAMILIES
+from slimstate.kernels.fla_modules import short_convolution
+from slimstate.models import load
+from slimstate.models.hooks import masked, tapped
 from slimstate.records.record import PLAN
-from slimstate.models.load import load
 from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
-from slimstate.core.surgery import Cutter, cut, turned
-from slimstate.models.hooks import masked, tapped
-from slimstate.kernels.fla_modules import short_convolution
+from slimstate.system.errors import PlanError
 from test_contract import case, changed
 
 BENT = {"method": "random-rotation", "key_dim": 8}
@@ -69,7 +70,7 @@ def test_a_basis_of_another_size_than_the_model_is_refused(shape):
 
 def test_a_full_rotation_leaves_a_straight_mixer_as_it_was(straight, tmp_path):
     """K = D, nothing between projections and state but the length of queries and keys, which no rotation changes."""
-    record = slimstate.pruning.prune(straight, tmp_path / "turned", method="random-rotation", key_dim=24)
+    record = slimstate.prune(straight, tmp_path / "turned", method="random-rotation", key_dim=24)
     assert record["bends"] == []
     before, after = Checkpoint.open(straight), Checkpoint.open(tmp_path / "turned")
     name = before.mixers[0].name_of(before.mixers[0].key)
@@ -82,7 +83,7 @@ def test_a_full_rotation_leaves_a_straight_mixer_as_it_was(straight, tmp_path):
 def test_in_a_straight_mixer_a_cut_projects_queries_and_keys(method, straight, text_file, tmp_path):
     """The oracle turns the activations, not the weights."""
     options = {"data": str(text_file), "samples": 4, "length": 80, "device": "cpu", "keep_norm_eps": True}
-    slimstate.pruning.prune(straight, tmp_path / "cut", method=method, key_dim=8, **options)
+    slimstate.prune(straight, tmp_path / "cut", method=method, key_dim=8, **options)
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     checkpoint, runtime = Checkpoint.open(straight), load(straight, device="cpu")
 
@@ -105,7 +106,7 @@ def rotated(tmp_path_factory):
     root = tmp_path_factory.mktemp("rotated")
     pairs = {name: (tiny.save(tiny.build(tiny.VARIANTS[name]), root / name), root / f"{name}-cut") for name in NAMES}
     for original, out in pairs.values():
-        slimstate.pruning.prune(original, out, keep_norm_eps=True, **BENT)
+        slimstate.prune(original, out, keep_norm_eps=True, **BENT)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = TESTS / "reload_stock.py"
     outs = [str(out) for _, out in pairs.values()]
@@ -126,19 +127,19 @@ def test_masking_by_a_basis_is_the_cut_model_in_a_fresh_process(name, rotated):
 
 
 def test_silu_bends_even_a_full_rotation_and_the_record_says_so(folders, tmp_path):
-    record = slimstate.pruning.prune(folders[tiny.PLAIN[1]], tmp_path / "turned", method="random-rotation", key_dim=24)
+    record = slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "turned", method="random-rotation", key_dim=24)
     assert record["bends"] == ["filters of one channel each", "the activation silu"]
     expected = logits(load(folders[tiny.PLAIN[1]], device="cpu").model)
     assert (logits(load(tmp_path / "turned", device="cpu").model) - expected).abs().max() > 0.1
     with pytest.raises(PlanError, match="nothing to cut"):
-        slimstate.pruning.prune(folders[tiny.PLAIN[1]], tmp_path / "same", method="random", key_dim=24)
+        slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "same", method="random", key_dim=24)
 
 
 def test_a_plan_of_directions_is_applied_again_to_the_same_bytes(folders, text_file, tmp_path):
     model = folders[tiny.PLAIN[0]]
     options = {"method": "pca", "key_dim": 8, "data": str(text_file), "samples": 4, "length": 64}
-    slimstate.pruning.prune(model, tmp_path / "a" / "cut", **options)
-    slimstate.pruning.prune(model, tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut")
+    slimstate.prune(model, tmp_path / "a" / "cut", **options)
+    slimstate.prune(model, tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut")
     for path in (tmp_path / "a" / "cut").glob("*"):
         assert path.is_dir() or path.read_bytes() == (tmp_path / "b" / "cut" / path.name).read_bytes()
     text = (tmp_path / "a" / "cut" / PLAN).read_text()
@@ -169,7 +170,7 @@ def test_principal_components_are_the_singular_vectors_of_the_activations(score)
     generator = torch.Generator().manual_seed(1)
     scales = torch.linspace(3, 0.2, 7, dtype=torch.float64)
     queries, keys = (torch.randn(2, 90, 7, generator=generator, dtype=torch.float64) * scales + 1 for _ in "qk")
-    evidence = slimstate.axes.Evidence(tokens=90, query_gram=queries.mT @ queries, key_gram=keys.mT @ keys)
+    evidence = slimstate.core.evidence.Evidence(tokens=90, query_gram=queries.mT @ queries, key_gram=keys.mT @ keys)
     given = slimstate.selectors.Case(heads=2, width=7, evidence=evidence)
     (basis,) = choose("pca", [given], Request(keep=3, score=score))
     (worst,) = choose("pca-adversarial", [given], Request(keep=3, score=score))
@@ -275,13 +276,13 @@ def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_pa
     model, out = folders[tiny.PLAIN[0]], tmp_path / "sweep"
     options = {"samples": 4, "length": 64, "text_length": 96, "max_tokens": 384, "compressions": (0.33,)}
     methods = ("drrqr", *ROTATIONS)
-    record = slimstate.evaluation.sweep(
+    record = slimstate.sweep(
         model, out, text=text_file, data=str(text_file), methods=methods, scores=("kq", "k"), **options
     )
     rows = {(row["method"], row["score"]): row for row in record["rows"]}
     assert set(rows) == {(m, s) for m in methods for s in ("kq", "k")} - {("random-rotation", "k")}
-    slimstate.pruning.prune(model, tmp_path / "cut", method="pca", key_dim=16, score="k", evidence=out / "evidence.safetensors")
-    measured = slimstate.evaluation.evaluate(tmp_path / "cut", text_file, length=96, max_tokens=384)
+    slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=16, score="k", evidence=out / "evidence.safetensors")
+    measured = slimstate.evaluate(tmp_path / "cut", text_file, length=96, max_tokens=384)
     assert measured["nats_per_token"] == pytest.approx(rows["pca", "k"]["nats_per_token"], rel=2e-3)
     gram = EvidenceFile.open(out / "evidence.safetensors").evidence[0].key_gram
     kappas = torch.linalg.eigvalsh(gram)[:, [-1, 8]]  # the least that 16 of 24 components keep
@@ -305,9 +306,9 @@ def test_a_model_whose_channels_cannot_be_turned_is_refused(folders, text_file, 
     text = {"data": str(text_file), "samples": 4, "length": 64}
     refused = "pca turns the channels, which those of delta_net cannot be; use one of random, l1"
     with pytest.raises(PlanError, match=refused):
-        slimstate.pruning.prune(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
+        slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
     with pytest.raises(PlanError, match=refused):
-        slimstate.evaluation.sweep(model, tmp_path / "sweep", text=text_file, methods=("l1", "pca"), **text)
+        slimstate.sweep(model, tmp_path / "sweep", text=text_file, methods=("l1", "pca"), **text)
     assert not list(tmp_path.iterdir())
     with pytest.raises(PlanError, match="cannot be turned, only chosen"):
         Cutter(mixers, {mixer.layer: Basis(rows=directions(2, 8, 24).float()) for mixer in mixers})
