@@ -22,9 +22,10 @@ import tiny  # noqa: E402
 from slimstate.benchmark.timing import device_name  # noqa: E402
 from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
 from slimstate.core.evidence import Evidence  # noqa: E402
-from slimstate.models.load import load, pick_device  # noqa: E402
+from slimstate.models.devices import pick_device  # noqa: E402
+from slimstate.models.load import load  # noqa: E402
 from slimstate.pruning.calibration import calibrate  # noqa: E402
-from slimstate.records.record import versions  # noqa: E402
+from slimstate.records.base import versions  # noqa: E402
 from slimstate.selectors import Need  # noqa: E402
 
 FORWARD: frozenset[Need] = frozenset({"gram", "input"})

@@ -18,10 +18,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 import slimstate  # noqa: E402
 import tiny  # noqa: E402
 from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
-from slimstate.core.plan import Plan  # noqa: E402
+from slimstate.core.plan import PLAN, Plan  # noqa: E402
 from slimstate.models.hooks import masked  # noqa: E402
 from slimstate.models.load import load  # noqa: E402
-from slimstate.records.record import PLAN  # noqa: E402
 from slimstate.serving.support import support_table  # noqa: E402
 
 

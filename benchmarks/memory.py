@@ -17,7 +17,7 @@ from timing import DEMO, peak_memory_kib
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
-from slimstate.models import load
+from slimstate.models.load import load
 from slimstate.pruning.calibration import calibrate
 
 

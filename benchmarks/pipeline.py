@@ -32,7 +32,9 @@ from slimstate.benchmark.subjects import config_of, random_model
 from slimstate.benchmark.timing import device_name
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
-from slimstate.models.load import load, pick_device, prepare_fla
+from slimstate.models.devices import pick_device
+from slimstate.models.load import load
+from slimstate.models.prepare import prepare_fla
 from slimstate.pruning.prune import prune
 from slimstate.system.progress import Reporter
 

@@ -18,7 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, model_for, width_of
 from slimstate.benchmark.timing import device_name
-from slimstate.models.load import pick_device, pick_dtype, prepare_fla
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.prepare import prepare_fla
 
 ROUNDS, SHOWN = 5, 24
 

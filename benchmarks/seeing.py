@@ -25,9 +25,9 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
 from slimstate.evaluation.perplexity import evaluation_windows, mean_nats
 from slimstate.evaluation.state_traces import trace_states
-from slimstate.models import load
+from slimstate.models.load import load
 from slimstate.pruning.calibration import calibrate
-from slimstate.records.record import versions
+from slimstate.records.base import versions
 
 COMPRESSIONS = (0.5, 0.75, 0.875)
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import main
-from slimstate.models import load
+from slimstate.models.load import load
 from slimstate.system import distributed
 from slimstate.training import trainer
 from slimstate.training.session import Settings

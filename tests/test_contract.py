@@ -16,13 +16,14 @@ from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Slot
-from slimstate.core.plan import Basis, Plan, Selection
+from slimstate.core.plan import PLAN, Basis, Plan, Selection
 from slimstate.core.surgery import Cutter, cut, dropped_channels
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.models.hooks import masked
-from slimstate.models.load import load, prepare, stock_class
-from slimstate.records.record import PLAN
+from slimstate.models.load import load
+from slimstate.models.prepare import prepare
+from slimstate.models.stock import stock_class
 from slimstate.selectors import SELECTORS, Case, Request, choose
 
 NAMES = sorted(tiny.VARIANTS)

@@ -15,12 +15,11 @@ import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
-from slimstate.core.plan import Plan
+from slimstate.core.plan import PLAN, Plan
 from slimstate.families import FAMILIES
 from slimstate.families.refused import REFUSED
-from slimstate.models import load
+from slimstate.models.load import load
 from slimstate.pruning.calibration import calibrate
-from slimstate.records.record import PLAN
 from slimstate.system.errors import ModelError
 
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
@@ -191,7 +190,7 @@ def test_quantised_models_are_refused_with_the_way_out(method, nested, folders, 
     ("granitemoehybrid", {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2}, [0]),
 ])  # fmt: skip
 def test_old_and_short_ways_to_name_layers_are_read_as_the_stock_class_reads_them(name, config, layers):
-    from slimstate.models.load import stock_class
+    from slimstate.models.stock import stock_class
 
     family = FAMILIES[name]
     assert [mixer.layer for mixer in family.mixers({"model_type": name, **config})] == layers

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slimstate.families import FAMILIES
-from slimstate.models.load import prepare, stock_class
+from slimstate.models.prepare import prepare
+from slimstate.models.stock import stock_class
 
 WITH_SOFTMAX = {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "window_size": 16}
 COMMON = {

@@ -8,7 +8,7 @@ from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, benc
 from slimstate.evaluation.analyze import analyze
 from slimstate.evaluation.evaluate import evaluate
 from slimstate.evaluation.sweep import sweep
-from slimstate.models.load import prepare, prepare_fla
+from slimstate.models.prepare import prepare, prepare_fla
 from slimstate.pruning.inspect import inspect
 from slimstate.pruning.prune import prune
 from slimstate.report import write_report as report

@@ -18,7 +18,7 @@ from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, rand
 from slimstate.benchmark.tables import as_latex, as_markdown
 from slimstate.benchmark.timing import copy_bandwidth, timed
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.load import stock_model
+from slimstate.models.stock import stock_model
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.inspect import parameters_after, state_bytes
 from slimstate.system.errors import SlimstateError
@@ -240,7 +240,7 @@ def test_a_wider_model_than_the_config_is_refused():
 
 def test_calibrating_a_benchmark_leaves_the_model_as_it_was(folders):
     """The forward pass that is timed first is that of the model itself, before and after a calibration."""
-    from slimstate.models import load
+    from slimstate.models.load import load
 
     runtime = load(folders[tiny.PLAIN[0]])
     ids = torch.arange(32).view(2, 16)

@@ -23,9 +23,8 @@ import slimstate
 import tiny
 from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
-from slimstate.core.plan import Plan
-from slimstate.models import load
-from slimstate.records.record import PLAN
+from slimstate.core.plan import PLAN, Plan
+from slimstate.models.load import load
 from slimstate.system.errors import ModelError, OutputError, PlanError
 
 NAME = tiny.PLAIN[0]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import tiny
 from slimstate import cli
-from slimstate.models import load
+from slimstate.models.load import load
 
 COMMAND = Path(sys.executable).with_name("slimstate")
 NAME = tiny.PLAIN[0]

@@ -12,7 +12,7 @@ import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.evaluate import compare, scores_of
-from slimstate.models import load
+from slimstate.models.load import load
 from slimstate.report.plots import label_of, svg, utilisation_curves
 
 NAME = tiny.PLAIN[0]

@@ -19,8 +19,8 @@ from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.core.evidence import EvidenceFile
 from slimstate.evaluation import sweep as verb
 from slimstate.evaluation.sweep_results import recommend
-from slimstate.models import load
 from slimstate.models.hooks import observed
+from slimstate.models.load import load
 from slimstate.report.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
 from slimstate.system.errors import DataError, PlanError
 

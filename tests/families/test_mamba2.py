@@ -7,7 +7,7 @@ import torch
 
 import slimstate
 from slimstate.families import FAMILIES, logit_factor
-from slimstate.models import load
+from slimstate.models.load import load
 from tiny_model import SOFTMAX, build, token_ids, variants
 
 HYBRID = {

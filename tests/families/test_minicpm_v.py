@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import slimstate
-from slimstate.models.load import load, prepare
+from slimstate.models.load import load
+from slimstate.models.prepare import prepare
 from tiny_model import COMMON, GATED_DELTA_HYBRID, build, token_ids, variants
 
 VISION = {

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models import load
+from slimstate.models.load import load
 from tiny_model import MIXTURE, build, tokenizer, variants
 
 VARIANTS = variants("qwen3_next", MIXTURE, {"plain": {}, "equal-heads": {"linear_num_key_heads": 4}})

@@ -9,7 +9,7 @@ import torch
 
 import tiny
 from slimstate import cli
-from slimstate.models import load
+from slimstate.models.load import load
 from slimstate.models.offload import load_spread, parse_limits
 from slimstate.pruning import planning, prune
 from slimstate.system.errors import PlanError

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
-from slimstate.models import load
+from slimstate.models.load import load
 from slimstate.pruning import calibration
 from slimstate.pruning.calibration import calibrate
 from slimstate.system.errors import DataError, ModelError

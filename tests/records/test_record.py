@@ -8,13 +8,15 @@ import math
 import pytest
 import torch
 
-from slimstate.records.record import command, plain, read_records, write_record
+from slimstate.records.base import command
+from slimstate.records.folder import read_records
 from slimstate.system.errors import DataError, OutputError
+from slimstate.system.json_files import plain, write_json
 
 
 def test_what_is_written_is_strict_json_and_reads_back(tmp_path):
     record = {"kind": "sweep", "rows": [{"a": math.inf, "b": torch.tensor([1.5, math.nan])}], "n": 3, "x": None}
-    write_record(tmp_path / "deep" / "r.json", record)
+    write_json(tmp_path / "deep" / "r.json", record)
     text = (tmp_path / "deep" / "r.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
         "kind": "sweep", "rows": [{"a": None, "b": [1.5, None]}], "n": 3, "x": None,
@@ -34,15 +36,15 @@ def test_a_command_can_be_pasted():
 
 
 def test_records_are_found_and_the_rest_is_passed_over(tmp_path):
-    write_record(tmp_path / "a" / "sweep.json", {"kind": "sweep"})
-    write_record(tmp_path / "other.json", {"kind": "something else"})
-    write_record(tmp_path / ".hidden" / "trace.json", {"kind": "trace"})
+    write_json(tmp_path / "a" / "sweep.json", {"kind": "sweep"})
+    write_json(tmp_path / "other.json", {"kind": "something else"})
+    write_json(tmp_path / ".hidden" / "trace.json", {"kind": "trace"})
     (tmp_path / "broken.json").write_text('{"kind": ')
     (tmp_path / "list.json").write_text("[1]")
     model = tmp_path / "model"
-    write_record(model / "config.json", {"kind": "sweep"})
-    write_record(model / "tokenizer.json", {"kind": "trace"})
-    write_record(model / "slimstate_plan.json", {"method": "l1"})
+    write_json(model / "config.json", {"kind": "sweep"})
+    write_json(model / "tokenizer.json", {"kind": "trace"})
+    write_json(model / "slimstate_plan.json", {"method": "l1"})
     found, complaints = read_records(tmp_path)
     assert sorted((record.kind, record.path.name) for record in found) == [
         ("plan", "slimstate_plan.json"),
@@ -57,4 +59,4 @@ def test_records_are_found_and_the_rest_is_passed_over(tmp_path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
-        write_record(tmp_path / "file" / "r.json", {})
+        write_json(tmp_path / "file" / "r.json", {})

@@ -18,7 +18,9 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'slimstate[report]'")
 
-from slimstate.records.record import PLAN, RECOVERY, Found, write_record
+from slimstate.core.plan import PLAN
+from slimstate.records.folder import Found
+from slimstate.records.training import RECOVERY
 from slimstate.report import pieces, plots, write_report
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
@@ -27,6 +29,7 @@ from slimstate.report.reproduce import reproduce_section
 from slimstate.report.states import state_section
 from slimstate.report.strips import runs, strip_path
 from slimstate.system.errors import DataError, OutputError
+from slimstate.system.json_files import write_json
 from slimstate.system.progress import Reporter
 
 FOLDER = Path(pieces.__file__).parent
@@ -260,7 +263,7 @@ def everything() -> dict[str, Record]:
 
 def write(folder: Path, records: dict[str, Record]) -> Path:
     for name, record in records.items():
-        write_record(folder / name, record)
+        write_json(folder / name, record)
     return folder
 
 

@@ -19,13 +19,12 @@ from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
 from slimstate.core.layout import Axis, Slot
-from slimstate.core.plan import Basis, Plan, Selection
+from slimstate.core.plan import PLAN, Basis, Plan, Selection
 from slimstate.core.surgery import Cutter, cut, turned
 from slimstate.families import FAMILIES
 from slimstate.kernels.fla_modules import short_convolution
-from slimstate.models import load
 from slimstate.models.hooks import masked, tapped
-from slimstate.records.record import PLAN
+from slimstate.models.load import load
 from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
 from slimstate.system.errors import PlanError

@@ -15,7 +15,7 @@ import torch
 import slimstate
 import tiny
 from slimstate.core.evidence import EvidenceFile
-from slimstate.models.load import pick_device
+from slimstate.models.devices import pick_device
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 

@@ -13,7 +13,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import write_checkpoint
 from slimstate.families import logit_factor
-from slimstate.models import load
+from slimstate.models.load import load
 from slimstate.system.errors import PlanError
 from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
 from slimstate.training.session import Settings

@@ -23,8 +23,9 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.text import Piece
 from slimstate.families import family_of
-from slimstate.models.load import load, load_tokenizer, stock_model
-from slimstate.records.record import TRAINING
+from slimstate.models.load import load, load_tokenizer
+from slimstate.models.stock import stock_model
+from slimstate.records.training import TRAINING
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.training import trainer
 from slimstate.training.initial_model import (

@@ -26,10 +26,11 @@ import tiny
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli.training import recover as command
+from slimstate.core.plan import PLAN
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import load, load_tokenizer
-from slimstate.records.record import PLAN, RECOVERY
+from slimstate.records.training import RECOVERY
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.training.lora import trainable
 from slimstate.training.session import LEAST_GAP, Settings

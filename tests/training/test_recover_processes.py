@@ -16,7 +16,7 @@ from test_processes import PATIENCE, free_port, options
 import slimstate
 import tiny
 from places import TESTS
-from slimstate.records.record import RECOVERY
+from slimstate.records.training import RECOVERY
 from slimstate.training.trainer import WHOLE
 
 NAME, GATED = tiny.PLAIN

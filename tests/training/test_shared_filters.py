@@ -15,11 +15,10 @@ import slimstate
 import tiny
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
-from slimstate.core.plan import Plan
+from slimstate.core.plan import PLAN, Plan
 from slimstate.families import FAMILIES
-from slimstate.models import load
 from slimstate.models.hooks import tapped
-from slimstate.records.record import PLAN
+from slimstate.models.load import load
 from slimstate.system.errors import ModelError
 from slimstate.training.lora import trainable
 from slimstate.training.session import Settings

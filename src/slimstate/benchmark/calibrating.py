@@ -18,7 +18,8 @@ from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
 from slimstate.data.text import sample_windows
 from slimstate.families import family_of
-from slimstate.models.load import TOKENS_AT_ONCE, Runtime, load_tokenizer
+from slimstate.models.devices import TOKENS_AT_ONCE
+from slimstate.models.load import Runtime, load_tokenizer
 from slimstate.pruning.calibration import calibrate
 from slimstate.selectors import Case, Request, Selector, choose, selector_named
 from slimstate.system.errors import PlanError

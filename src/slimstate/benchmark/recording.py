@@ -12,9 +12,12 @@ import torch
 
 from slimstate.benchmark.timing import Timing, device_name
 from slimstate.families.contract import Library
-from slimstate.models.load import describe_kernels, pick_device, pick_dtype, prepare_fla
-from slimstate.records.record import check_place, command, versions, write_record, write_text
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.prepare import describe_kernels, prepare_fla
+from slimstate.records.base import command, versions
+from slimstate.system.atomic import check_place, write_text
 from slimstate.system.errors import PlanError
+from slimstate.system.json_files import write_json
 from slimstate.system.progress import Reporter
 
 Row = dict[str, Any]
@@ -105,7 +108,7 @@ class Bench:
         from slimstate.benchmark.tables import as_latex, as_markdown
         from slimstate.report.plots import save
 
-        write_record(out / f"bench-{self.verb}.json", record)
+        write_json(out / f"bench-{self.verb}.json", record)
         write_text(out / f"bench-{self.verb}.md", as_markdown(record))
         write_text(out / f"bench-{self.verb}.tex", as_latex(record))
         save(figure_of(record), out / f"bench-{self.verb}")

@@ -12,7 +12,8 @@ from torch import nn
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import family_of
 from slimstate.families.contract import Library
-from slimstate.models.load import load, stock_model
+from slimstate.models.load import load
+from slimstate.models.stock import stock_model
 from slimstate.system.errors import PlanError
 from slimstate.training.initial_model import read_config
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slimstate.core.plan import Basis, Plan
-from slimstate.core.stock_class import loading_code
 from slimstate.families import FAMILIES, loader_of
 from slimstate.serving import engines
 from slimstate.serving.widths import speed_of_cut
@@ -224,7 +223,7 @@ def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
     """The template with what loading and serving take for models of this type; more braces are yet to be filled."""
     found = () if key_dim is None else engines.advice(model_type, key_dim)
     rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
-    page = template.replace("{code}", loading_code(loader_of(model_type), '"{name}"', "AutoTokenizer"))
+    page = template.replace("{code}", loader_of(model_type).loading_code('"{name}"', "AutoTokenizer"))
     page = page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
     return page + (SERVING.format(date=engines.date(), rules=rules) if found else "")
 

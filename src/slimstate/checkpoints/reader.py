@@ -16,10 +16,11 @@ from torch import Tensor
 
 from slimstate.checkpoints.safetensors_io import TensorFile, TensorInfo
 from slimstate.core.layout import Mixer, Slot
+from slimstate.core.plan import PLAN
 from slimstate.families import Family, family_of
-from slimstate.records.record import PLAN
 from slimstate.system import hub
 from slimstate.system.errors import ModelError, SlimstateError
+from slimstate.system.json_files import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -227,19 +228,6 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
                     f"{where}: {name} has {rows} rows where the config needs {needed}: save_pretrained of transformers"
                     " splits joined tensors into equal parts; take the checkpoint as it was published"
                 )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object that belongs to a model."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return data
 
 
 def _shard_names(folder: Path, index: Mapping[str, Any] | None) -> list[str]:

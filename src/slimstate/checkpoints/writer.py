@@ -18,7 +18,7 @@ from typing import Any
 
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
-from slimstate.records.record import RECOVERY, TRAINING
+from slimstate.records.training import RECOVERY, TRAINING
 from slimstate.system import atomic, threads
 from slimstate.system.errors import OutputError
 from slimstate.system.progress import SILENT, Reporter

@@ -26,9 +26,11 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from slimstate.records.record import check_place, versions, write_record
+from slimstate.records.base import versions
 from slimstate.system import distributed
+from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, PlanError
+from slimstate.system.json_files import write_json
 from slimstate.system.progress import SILENT, Reporter
 
 if sys.version_info >= (3, 11):
@@ -165,7 +167,7 @@ def run_recipe(
         ran = True
         record["steps"] = [entry for entry in record["steps"] if entry["command"] != command]
         record["steps"].append({"command": command, "seconds": time.perf_counter() - started})
-        distributed.from_main(lambda: write_record(folder / PROGRESS, record))
+        distributed.from_main(lambda: write_json(folder / PROGRESS, record))
     return record
 
 

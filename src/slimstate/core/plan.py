@@ -41,6 +41,7 @@ class Selection:
             )
 
 
+PLAN = "slimstate_plan.json"  # beside the weights of a cut model
 SEMI_ORTHOGONAL = 1e-4  # how far T T' may be from the identity
 
 

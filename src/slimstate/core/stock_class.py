@@ -1,19 +1,30 @@
-"""How a model is loaded by its stock class, as lines of Python: for model cards and for reports."""
+"""The class that loads a model with no code of ours, and the lines of Python that do so: for cards and reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-Loader = Mapping[str, str]  # `library`, where the class is registered, and `class`, as transformers names it
-FLA: Loader = {"library": "fla", "class": "AutoModelForCausalLM"}
 CODE = """{registration}from transformers import {classes}
 
 model = {loader}.from_pretrained({folder})"""
 REGISTRATION = "import fla  # registers the architecture\n"
 
 
-def loading_code(loader: Loader, folder: str, *others: str) -> str:
-    """Python that loads a model from `folder`, an expression, with other classes imported beside its own."""
-    registration = REGISTRATION if loader["library"] == "fla" else ""
-    classes = ", ".join((loader["class"], *others))
-    return CODE.format(registration=registration, classes=classes, loader=loader["class"], folder=folder)
+@dataclass(frozen=True, kw_only=True)
+class StockClass:
+    """The library that registers an architecture, and the class of transformers that loads it."""
+
+    library: str
+    name: str = field(metadata={"json": "class"})
+
+    def to_json(self) -> dict[str, str]:
+        return {"library": self.library, "class": self.name}
+
+    def loading_code(self, folder: str, *others: str) -> str:
+        """Python that loads a model from `folder`, an expression, with other classes imported beside its own."""
+        registration = REGISTRATION if self.library == "fla" else ""
+        classes = ", ".join((self.name, *others))
+        return CODE.format(registration=registration, classes=classes, loader=self.name, folder=folder)
+
+
+FLA = StockClass(library="fla", name="AutoModelForCausalLM")

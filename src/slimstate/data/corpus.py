@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from slimstate.data.text import windows
-from slimstate.records.record import write_text
-from slimstate.system.atomic import staged_file
+from slimstate.system.atomic import staged_file, write_text
 from slimstate.system.errors import DataError, OutputError
 
 TOKENS = "tokens.int32"

@@ -12,9 +12,12 @@ import torch
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states
-from slimstate.models.load import load, pick_device, pick_dtype
-from slimstate.records.record import check_place, command, plain, versions, write_record
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.load import load
+from slimstate.records.base import command, versions
+from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, PlanError
+from slimstate.system.json_files import plain, write_json
 from slimstate.system.progress import SILENT, Reporter
 
 READINGS = 4  # times at which the bounds are tested
@@ -80,12 +83,12 @@ def analyze(
         whose = {**identity(checkpoint, name), "kernels": runtime.kernels, **about}
         traces.append({"kind": "trace", **whose, **describe(trace)})
         del runtime
-        write_record(folder / f"trace-{name}.json", traces[-1])
+        write_json(folder / f"trace-{name}.json", traces[-1])
         if (plan := checkpoint.plan) is not None:
-            write_record(folder / f"plan-{name}.json", {"kind": "plan", "folder": checkpoint.source, **plan})
+            write_json(folder / f"plan-{name}.json", {"kind": "plan", "folder": checkpoint.source, **plan})
         if checkpoint.mixers[0].filters:
             filters.append({"kind": "filters", **whose, **read_filters(checkpoint)})
-            write_record(folder / f"filters-{name}.json", filters[-1])
+            write_json(folder / f"filters-{name}.json", filters[-1])
     drawn = draw_analysis(traces, filters, folder, head)
     return {
         "out": str(folder),

@@ -15,9 +15,13 @@ from slimstate.evaluation.associative_recall import associative_recall
 from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.evaluation.lm_eval import resolve, run_tasks, sources
 from slimstate.evaluation.perplexity import bytes_per_token, mean_nats, perplexity_of
-from slimstate.models.load import load, pick_device, pick_dtype
-from slimstate.records.record import check_place, command, measures, plain, versions, write_record
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.load import load
+from slimstate.records.base import command, versions
+from slimstate.records.evaluation import measures
+from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
+from slimstate.system.json_files import plain, write_json
 from slimstate.system.progress import SILENT, Reporter
 
 
@@ -97,7 +101,7 @@ def evaluate(
     }
     record = plain(record)
     if out is not None:
-        write_record(Path(out), record)
+        write_json(Path(out), record)
     return record
 
 

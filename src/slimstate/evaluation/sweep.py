@@ -21,15 +21,19 @@ from slimstate.evaluation.perplexity import evaluation_windows, mean_nats, perpl
 from slimstate.evaluation.state_traces import FinalUtilisation
 from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.families import loader_of
+from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.hooks import masked, observed
-from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
+from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.pruning.budget import state_bytes
 from slimstate.pruning.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
-from slimstate.records.record import UNINFORMED, check_place, command, plain, versions, write_record
+from slimstate.records.base import command, versions
+from slimstate.records.sweep import UNINFORMED
 from slimstate.report.tables import write_tables
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
 from slimstate.system import distributed
+from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
+from slimstate.system.json_files import plain, write_json
 from slimstate.system.progress import SILENT, Reporter
 
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
@@ -119,7 +123,7 @@ def sweep(
         "kind": "sweep",
         "model": checkpoint.source,
         "model_type": checkpoint.family.model_type,
-        "loader": loader_of(checkpoint.family.model_type),
+        "loader": loader_of(checkpoint.family.model_type).to_json(),
         "width": width,
         "value_dim": checkpoint.mixers[0].value_dim,
         "settings": settings,
@@ -145,7 +149,7 @@ def sweep(
                 for candidate in missing:
                     plan = make_plan(checkpoint, candidate.method, candidate.request(seed, f), gathered)
                     record["rows"].append(judge.row(candidate, plan, record["uncut"]["nats_per_token"]))
-                    write_record(folder / SWEEP, record)
+                    write_json(folder / SWEEP, record)
                     table(_cells(record["rows"][-1]))
             return record
 
@@ -163,7 +167,7 @@ def sweep(
     }
 
     def write() -> None:
-        write_record(folder / SWEEP, record)
+        write_json(folder / SWEEP, record)
         write_tables(record, folder)
         save(pareto(record), folder / "pareto")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoints.reader import read_json
-from slimstate.records.record import command
+from slimstate.records.base import command
 from slimstate.system.errors import DataError
+from slimstate.system.json_files import read_json
 
 SWEEP, EVIDENCE = "sweep.json", "evidence.safetensors"
 

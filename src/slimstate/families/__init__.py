@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Iterable, Iterator
 
 from slimstate.core.layout import Tap
-from slimstate.core.stock_class import Loader
+from slimstate.core.stock_class import StockClass
 from slimstate.families.contract import Config, Correction, Encloses, Family, Refuses, ScalesLogits
 from slimstate.families.refused import refusal
 from slimstate.system.errors import ModelError
@@ -62,11 +62,11 @@ def language_of(family: Family) -> str:
     return (family.language if isinstance(family, Encloses) else None) or family.model_type
 
 
-def loader_of(model_type: str) -> Loader:
+def loader_of(model_type: str) -> StockClass:
     """The stock class of a model with all that its files hold, as a record names it."""
     family = FAMILIES[model_type]
     alone = language_of(family) == model_type
-    return {"library": family.library, "class": "AutoModelForCausalLM" if alone else "AutoModelForImageTextToText"}
+    return StockClass(library=family.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
 
 
 def tap_of(family: Family) -> Tap:

@@ -18,15 +18,10 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.load import (
-    Runtime,
-    describe_kernels,
-    load_tokenizer,
-    pick_device,
-    pick_dtype,
-    stock_model,
-    tied_weights,
-)
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.load import Runtime, load_tokenizer
+from slimstate.models.prepare import describe_kernels
+from slimstate.models.stock import stock_model, tied_weights
 from slimstate.system.errors import ModelError, PlanError
 
 SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations

@@ -16,7 +16,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import BLOCK
 from slimstate.checkpoints.writer import WRITERS
 from slimstate.core.surgery import outline
-from slimstate.models.load import TOKENS_AT_ONCE, pick_device, pick_dtype
+from slimstate.models.devices import TOKENS_AT_ONCE, pick_device, pick_dtype
 from slimstate.pruning.planning import Calibration
 from slimstate.selectors import Selector
 

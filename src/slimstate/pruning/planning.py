@@ -16,18 +16,20 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import Evidence, EvidenceFile
 from slimstate.core.layout import Axis, Mixer
-from slimstate.core.plan import Basis, Choice, Plan
+from slimstate.core.plan import PLAN, Basis, Choice, Plan
 from slimstate.core.surgery import check_choice
 from slimstate.data.text import Windows, sample_windows
 from slimstate.families import loader_of
-from slimstate.models.load import Runtime, load, load_tokenizer, pick_device, pick_dtype
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.offload import load_spread, parse_limits
 from slimstate.pruning.budget import Budget
 from slimstate.pruning.calibration import calibrate
-from slimstate.records.record import PLAN, plain, versions
+from slimstate.records.base import versions
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Need, Request, Selector, choose, selector_named
 from slimstate.system import distributed, threads
 from slimstate.system.errors import DataError, PlanError
+from slimstate.system.json_files import plain
 from slimstate.system.progress import SILENT, Reporter
 
 ALIGNMENT = 16
@@ -241,7 +243,7 @@ def make_plan(
         model={
             "source": checkpoint.source,
             "fingerprint": fingerprint,
-            "loader": loader_of(checkpoint.family.model_type),
+            "loader": loader_of(checkpoint.family.model_type).to_json(),
         },
         calibration=None if gathered is None else dict(gathered.calibration),
         versions=versions(),

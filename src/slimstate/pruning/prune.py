@@ -15,15 +15,15 @@ from typing import Any
 from slimstate.checkpoints.model_card import write_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import CARD, Draft, check_output, drafted
-from slimstate.core.plan import Plan
+from slimstate.core.plan import PLAN, Plan
 from slimstate.core.surgery import Cutter, outline
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.models.load import pick_device, stock_differences
+from slimstate.models.devices import pick_device
+from slimstate.models.stock import stock_differences
 from slimstate.pruning.budget import Budget, state_bytes
 from slimstate.pruning.estimate import estimate
 from slimstate.pruning.inspect import parameters_after
 from slimstate.pruning.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
-from slimstate.records.record import PLAN
 from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system import distributed

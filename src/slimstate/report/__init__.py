@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimstate.records.record import RECOVERY, Found, read_records, write_text
+from slimstate.records.folder import Found, read_records
+from slimstate.records.training import RECOVERY
 from slimstate.report.shapes import SHAPES, complaint
+from slimstate.system.atomic import write_text
 from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slimstate.records.record import Found
+from slimstate.records.folder import Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import ARROW, magnitude, percent, plural
 from slimstate.report.pieces import Section, code, facts, note

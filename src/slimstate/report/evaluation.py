@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slimstate.records.record import Found, Measure, measures
+from slimstate.records.evaluation import Measure, measures
+from slimstate.records.folder import Found
 from slimstate.report import plots
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import UNKNOWN, fixed, percent, plural

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slimstate.records.record import Found
+from slimstate.records.folder import Found
 from slimstate.report import plots
 from slimstate.report.evaluation import share_cell
 from slimstate.report.markup import Html, joined

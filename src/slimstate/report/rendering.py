@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slimstate.records.record import Found
+from slimstate.records.folder import Found
 from slimstate.report.cuts import cut_section
 from slimstate.report.evaluation import evaluation_section
 from slimstate.report.page import page

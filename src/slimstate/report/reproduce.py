@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slimstate.core.stock_class import FLA, Loader, loading_code
-from slimstate.records.record import Found
+from slimstate.core.stock_class import FLA, StockClass
+from slimstate.records.folder import Found
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.pieces import Section, code, command_lines, digest, listing, note
 
@@ -42,7 +42,7 @@ def reproduce_section(records: Records) -> Section | None:
         element("h3", "Measure it again") if lines else None,
         listing("commands", command_lines(lines)) if lines else None,
         element("h3", "Load the result"),
-        listing("Python", loading_code(_loader(records), json.dumps(folder, ensure_ascii=False))),
+        listing("Python", _loader(records).loading_code(json.dumps(folder, ensure_ascii=False))),
         note(
             "The stock class loads it; no custom code is needed. To run it on a CPU, call ",
             code("slimstate.prepare(model_type)"),
@@ -52,12 +52,13 @@ def reproduce_section(records: Records) -> Section | None:
     return Section(anchor="reproduce", title="Reproduce", body=joined(parts))
 
 
-def _loader(records: Records) -> Loader:
+def _loader(records: Records) -> StockClass:
     """What loads the model, by the first record that says it."""
     abouts = (
         found.data["model"] if found.kind == "plan" else found.data for kind in ORDER for found in records.get(kind, ())
     )
-    return next((about["loader"] for about in abouts if about.get("loader")), FLA)
+    found = next((about["loader"] for about in abouts if about.get("loader")), None)
+    return FLA if found is None else StockClass(library=found["library"], name=found["class"])
 
 
 def cut_folder(plan: Found) -> str:

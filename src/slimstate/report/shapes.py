@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slimstate.records.record import Found
+from slimstate.records.folder import Found
 
 Data = Mapping[str, Any]
 NUMBER, POSITIVE, COUNT, TEXT, TRUTH = "a number", "a positive number", "a count", "text", "true or false"

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slimstate.records.record import Found
+from slimstate.records.folder import Found
 from slimstate.report import plots
 from slimstate.report.heat import common_scale, heat_map, legend
 from slimstate.report.markup import Html, element, joined

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate.records.record import UNINFORMED, write_text
+from slimstate.records.sweep import UNINFORMED
+from slimstate.system.atomic import write_text
 
 Record = Mapping[str, Any]
 NAMES = {

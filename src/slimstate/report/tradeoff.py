@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slimstate.records.record import UNINFORMED, Found
+from slimstate.records.folder import Found
+from slimstate.records.sweep import UNINFORMED
 from slimstate.report import plots, tables
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import fixed, magnitude, mebibytes, percent, signed

@@ -132,3 +132,23 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_place(path: Path, *, folder: bool) -> None:
+    """Refuse a place where nothing can be written, before the work that would be lost; nothing is made there yet."""
+    if path.exists() and path.is_dir() != folder:
+        raise OutputError(f"{path} is a {'file' if folder else 'folder'}; --out is a {'folder' if folder else 'file'}")
+    above = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if above != path and not above.is_dir():
+        raise OutputError(f"cannot write {path}: {above} is a file")
+    if not os.access(above, os.W_OK):
+        raise OutputError(f"cannot write {path}: no permission in {above}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    try:
+        with staged_file(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

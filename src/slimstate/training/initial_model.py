@@ -13,14 +13,18 @@ from typing import Any
 
 import torch
 
-from slimstate.checkpoints.reader import described_mixers, read_json
+from slimstate.checkpoints.reader import described_mixers
 from slimstate.data.text import pieces
 from slimstate.families import family_of
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.models.load import DTYPES, load_tokenizer, prepare, stock_class, stock_model
+from slimstate.models.devices import DTYPES
+from slimstate.models.load import load_tokenizer
+from slimstate.models.prepare import prepare
+from slimstate.models.stock import stock_class, stock_model
 from slimstate.system import hub
 from slimstate.system.atomic import staged
 from slimstate.system.errors import DataError, ModelError
+from slimstate.system.json_files import read_json
 from slimstate.training.shared_filters import expand, share
 
 END_OF_TEXT = "<|endoftext|>"

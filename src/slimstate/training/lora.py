@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from slimstate.core.layout import Mixer
 from slimstate.families import family_of
 from slimstate.families.contract import Library
-from slimstate.models.load import stock_model, tied_weights
+from slimstate.models.stock import stock_model, tied_weights
 from slimstate.system.errors import PlanError
 from slimstate.training.shared_filters import expand, share
 

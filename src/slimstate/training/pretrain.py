@@ -18,9 +18,12 @@ from slimstate.checkpoints.writer import check_output
 from slimstate.data.corpus import Corpus
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.families.fla_layout import SHARINGS
-from slimstate.models.load import load_tokenizer, pick_device, pick_dtype
-from slimstate.records.record import TRAINING, check_place, command
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.load import load_tokenizer
+from slimstate.records.base import command
+from slimstate.records.training import TRAINING
 from slimstate.system import distributed
+from slimstate.system.atomic import check_place
 from slimstate.system.errors import OutputError, PlanError, SlimstateError
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.initial_model import check_trainable, read_config, write_untrained

@@ -8,14 +8,19 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoints.reader import Checkpoint, read_json
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import check_output
 from slimstate.data.corpus import Corpus
 from slimstate.evaluation.perplexity import evaluation_windows
-from slimstate.models.load import load_tokenizer, pick_device, pick_dtype, stock_model
-from slimstate.records.record import RECOVERY, check_place, command, difference
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.load import load_tokenizer
+from slimstate.models.stock import stock_model
+from slimstate.records.base import command
+from slimstate.records.training import RECOVERY
 from slimstate.system import distributed
+from slimstate.system.atomic import check_place
 from slimstate.system.errors import ModelError, OutputError, PlanError, SlimstateError
+from slimstate.system.json_files import difference, read_json
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.run_folder import (
     check_extras,

@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoints.reader import read_json
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
-from slimstate.records.record import difference, write_record
 from slimstate.system.errors import DataError, OutputError, PlanError
+from slimstate.system.json_files import difference, read_json, write_json
 from slimstate.system.progress import Reporter
 
 SETTINGS = "settings.json"
@@ -34,7 +33,7 @@ def prepare_workplace(work: Path, decided: Mapping[str, Any], resume: bool, forc
             reporter.say(f"nothing to resume in {work}: starting")
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        write_record(work / SETTINGS, decided)
+        write_json(work / SETTINGS, decided)
         return False
     if not resume:
         raise OutputError(f"{work} holds an unfinished training: --resume goes on with it, --force starts anew")

@@ -26,10 +26,14 @@ from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, write_checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.evaluation.perplexity import mean_nats, perplexity_of
 from slimstate.families import loader_of
-from slimstate.models.load import Runtime, describe_kernels, load, pick_device, pick_dtype
-from slimstate.records.record import RECOVERY, plain, versions
+from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.load import Runtime, load
+from slimstate.models.prepare import describe_kernels
+from slimstate.records.base import versions
+from slimstate.records.training import RECOVERY
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
+from slimstate.system.json_files import plain
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.lora import Adaptation, trainable
 from slimstate.training.teacher import PresentTeacher, Teacher, TeacherCache
@@ -229,7 +233,7 @@ def _judge(
         "kind": facts["kind"],
         "name": Path(facts["out"]).name,
         "model": student.source,
-        "loader": loader_of(student.family.model_type),
+        "loader": loader_of(student.family.model_type).to_json(),
         "fingerprint": student.fingerprint,
         "cut": student.cut,
         "teacher": _teacher_record(lesson),

@@ -14,14 +14,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from slimstate.checkpoints.reader import read_json
 from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import Opinion, TopOpinion, WholeOpinion
-from slimstate.models.load import TOKENS_AT_ONCE, Runtime, states_before_head
-from slimstate.records.record import write_record
+from slimstate.models.devices import TOKENS_AT_ONCE
+from slimstate.models.load import Runtime, states_before_head
 from slimstate.system import distributed
 from slimstate.system.atomic import staged_file
 from slimstate.system.errors import DataError, OutputError
+from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
 
 FORMAT = 1
@@ -83,7 +83,7 @@ class TeacherCache:
         """Write what is missing; the teacher is loaded only where something is. True if anything was."""
         self.check()
         if distributed.is_main():
-            write_record(self.folder / ABOUT, self.describe())
+            write_json(self.folder / ABOUT, self.describe())
         starts = range(0, corpus.count, WINDOWS_IN_A_FILE)
         missing = [start for start in distributed.share(starts) if not self._holds(corpus, start)]
         if missing:

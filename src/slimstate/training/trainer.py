@@ -23,8 +23,8 @@ from transformers.trainer_callback import PrinterCallback
 from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import states_before_head
-from slimstate.records.record import write_text
 from slimstate.system import distributed
+from slimstate.system.atomic import write_text
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.lora import trainable

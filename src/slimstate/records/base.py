@@ -1,0 +1,86 @@
+"""What all records have in common: a kind, a format number, and that each writes and reads itself.
+
+A record is what passes from measuring to drawing. It says what was measured, on what, by which software, and the
+command that measures it again.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from slimstate.records.schema import Misfit, read, written
+from slimstate.system.errors import DataError
+from slimstate.system.json_files import JsonObject, read_json, write_json
+
+R = TypeVar("R", bound="Record")
+PACKAGES = (
+    "slimstate", "torch", "transformers", "flash-linear-attention", "triton", "safetensors", "lm-eval", "peft",
+    "accelerate",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One result, as a frozen value that writes and reads itself."""
+
+    KIND: ClassVar[str]
+    FORMAT: ClassVar[int] = 1  # one more whenever files of the format before are no longer read as they are
+
+    def to_json(self) -> JsonObject:
+        return {"kind": self.KIND, "format": self.FORMAT, **written(self)}
+
+    @classmethod
+    def from_json(cls: type[R], data: Mapping[str, object]) -> R:
+        """The record in a JSON object; `Misfit` says what it lacks. Files of 0.1 name no format: it is 1."""
+        form = data.get("format", 1)
+        if form != cls.FORMAT:
+            raise Misfit(f"it is of format {form}, and this version reads format {cls.FORMAT}")
+        record = read(cls, data)
+        if (words := record.contradiction()) is not None:
+            raise Misfit(words)
+        return record
+
+    def contradiction(self) -> str | None:
+        """Where fields of the right types do not fit each other, in words."""
+        return None
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all."""
+        write_json(path, self.to_json())
+
+    @classmethod
+    def read(cls: type[R], path: Path) -> R:
+        try:
+            return cls.from_json(read_json(path, DataError))
+        except Misfit as error:
+            raise DataError(f"{path} is not a record of a {cls.KIND}: {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a result."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def command(verb: str, arguments: Sequence[object], options: Mapping[str, object]) -> str:
+    """The command line that does this again; options that are None or False are left out."""
+    words = ["slimstate", *verb.split(), *map(str, arguments)]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            joined = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            words += [flag, joined]
+    return shlex.join(words)

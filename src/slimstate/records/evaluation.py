@@ -1,0 +1,128 @@
+"""What a model scores: perplexity of a text, tasks, recall; alone or beside a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from slimstate.records.base import Record
+from slimstate.records.parts import Model, Origin
+from slimstate.records.schema import FILLED, NAMED, Count, Positive, read
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallPoint:
+    """How often the right name was given when so many pairs were hidden in the text."""
+
+    pairs: Positive
+    accuracy: float
+    stderr: float | None = None
+    exact: float | None = None
+    questions: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssociativeRecall:
+    points: Annotated[tuple[RecallPoint, ...], FILLED]
+    mean: float | None = None
+    candidates: Positive
+    sequences: Count | None = None
+    length: Count | None = None
+    seed: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScores:
+    """What lm-eval found for one task."""
+
+    metrics: Annotated[Mapping[str, float | None], NAMED]
+    stderr: Mapping[str, float | None] = field(default_factory=dict)
+    higher_is_better: Mapping[str, bool] = field(default_factory=dict)
+    samples: Count | None = None
+    version: float | str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmEval:
+    averages: Mapping[str, float] = field(default_factory=dict)
+    tasks: Annotated[Mapping[str, TaskScores], NAMED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number of an evaluation: what it is of, its name in a comparison, and whether more of it is better."""
+
+    group: str
+    name: str
+    label: str
+    value: float | None
+    more_is_better: bool | None
+    error: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Model):
+    """All that was measured of one model."""
+
+    kernels: str | None = None
+    text: str | None = None
+    digest: str | None = None
+    length: Count | None = None
+    windows: Count | None = None
+    tokens: Count | None = None
+    perplexity: Positive | None = None
+    nats_per_token: float | None = None
+    nats_per_byte: float | None = None
+    bits_per_byte: float | None = None
+    associative_recall: AssociativeRecall | None = None
+    lm_eval: LmEval | None = None
+
+    def measures(self) -> Iterator[Measure]:
+        """Every number that can be compared with that of another model."""
+        if self.perplexity is not None:
+            yield Measure(
+                group="text", name="perplexity", label="perplexity", value=self.perplexity, more_is_better=False
+            )
+        for point in () if self.associative_recall is None else self.associative_recall.points:
+            label = f"{point.pairs} pairs"
+            yield Measure(
+                group="recall", name=f"associative recall, {label}", label=label, value=point.accuracy,
+                more_is_better=True, error=point.stderr,
+            )  # fmt: skip
+        for task, entry in {} if self.lm_eval is None else self.lm_eval.tasks.items():
+            for metric, value in entry.metrics.items():
+                yield Measure(
+                    group=task, name=f"{task} {metric}", label=metric, value=value,
+                    more_is_better=entry.higher_is_better.get(metric), error=entry.stderr.get(metric),
+                )  # fmt: skip
+        for average, value in {} if self.lm_eval is None else self.lm_eval.averages.items():
+            name = f"{average.replace('_', '-')} average"
+            yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A number of both models; the share is what the model has of the baseline's score: 1 is all of it."""
+
+    measure: str
+    model: float | None = None
+    baseline: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord(Record, Result, Origin):
+    KIND: ClassVar[str] = "evaluation"
+
+    baseline: Result | None = None
+    compared: tuple[Compared, ...] = ()
+
+    def contradiction(self) -> str | None:
+        measured = any((self.perplexity, self.lm_eval, self.associative_recall))
+        return None if measured else "it holds neither a perplexity nor a task nor recall"
+
+
+def measures(result: Mapping[str, object]) -> Iterator[Measure]:
+    return read(Result, result).measures()

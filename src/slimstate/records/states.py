@@ -1,0 +1,105 @@
+"""What `analyze` finds in a model: the states it went through, and its convolution filters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from slimstate.records.base import Record
+from slimstate.records.parts import Model, Origin, Text
+from slimstate.records.schema import FILLED, NAMED, Count, Positive, Whole
+
+Numbers = Annotated[tuple[float, ...], FILLED]
+ByHead = Annotated[tuple[Numbers, ...], FILLED]  # a list of heads for each layer
+LARGEST_LOGARITHM = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """Singular values by their log10 between `low` and `high`: counts by layer, head and bin."""
+
+    low: float
+    high: float
+    counts: Annotated[tuple[Annotated[tuple[Annotated[tuple[Count, ...], FILLED], ...], FILLED], ...], FILLED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Sampled states, how many of them lay outside a bound of the theory, and the two sides of each bound."""
+
+    states: Count
+    violations: Count
+    effective_rank: tuple[float, ...] = ()
+    amplification: tuple[float | None, ...] = ()
+    amplification_lower: tuple[float | None, ...] = ()
+    amplification_upper: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRecord(Record, Model, Origin):
+    """The states of one model over one text. `curve` is the mean utilisation over layers and heads by time."""
+
+    KIND: ClassVar[str] = "trace"
+
+    text: Text | None = None
+    every: int | None = None
+    skip: int | None = None
+    capacity: Positive
+    layers: Annotated[tuple[Count, ...], FILLED]
+    heads: Whole
+    times: Numbers
+    utilisation: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    kappa: tuple[tuple[tuple[float | None, ...], ...], ...] | None = None
+    curve: Numbers
+    effective_rank: tuple[float, ...] | None = None
+    utilisation_by_head: ByHead
+    kappa_by_head: Annotated[tuple[Annotated[tuple[float | None, ...], FILLED], ...], FILLED]
+    histogram: Histogram
+    spectrum: Annotated[tuple[ByHead, ...], FILLED]
+    bounds: Bounds
+
+    def contradiction(self) -> str | None:
+        by_head = {name: getattr(self, name) for name in ("utilisation_by_head", "kappa_by_head", "spectrum")}
+        for name, layers in {**by_head, "histogram.counts": self.histogram.counts}.items():
+            if len(layers) != len(self.layers) or any(len(layer) != self.heads for layer in layers):
+                return f"{name} is not of {len(self.layers)} layers and {self.heads} heads"
+        if any(not sum(head) for layer in self.histogram.counts for head in layer):
+            return "histogram.counts has a head of which no state was counted"
+        if self.histogram.high <= self.histogram.low:
+            return "histogram.high is not above histogram.low"
+        if len(self.curve) != len(self.times):
+            return "curve and times have different lengths"
+        if any(abs(value) > LARGEST_LOGARITHM for layer in self.spectrum for head in layer for value in head):
+            return "spectrum holds numbers that are no logarithms of singular values"
+        names = ("effective_rank", "amplification", "amplification_lower", "amplification_upper")
+        if any(len(getattr(self.bounds, name)) != self.bounds.states for name in names):
+            return f"bounds does not hold {self.bounds.states} states"
+        return None
+
+
+Filters = Annotated[Mapping[str, Annotated[tuple[ByHead, ...], FILLED]], NAMED]  # heads, channels, taps by role
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiltersRecord(Record, Model, Origin):
+    """Convolution filters of some layers by role, and how alike those of a head are in all, by role and layer."""
+
+    KIND: ClassVar[str] = "filters"
+
+    text: Text | None = None
+    every: int | None = None
+    skip: int | None = None
+    filters: Annotated[Mapping[str, Filters], NAMED]
+    likeness: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)
+
+    def contradiction(self) -> str | None:
+        layers = list(self.filters.values())
+        if any(layer.keys() != layers[0].keys() for layer in layers):
+            return "filters has other roles in one layer than in another"
+        for layer in layers:
+            for role, heads in layer.items():
+                taps = {len(channel) for head in heads for channel in head}
+                if len(taps) > 1 or len({len(head) for head in heads}) > 1:
+                    return f"filters of the {role} differ in size from head to head"
+        return None
