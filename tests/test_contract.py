@@ -12,9 +12,9 @@ import torch
 
 import slimstate
 import tiny
+from cases import case, changed
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
-from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Slot
 from slimstate.core.plan import PLAN, Basis, Plan, Selection
 from slimstate.core.surgery import Cutter, cut, dropped_channels
@@ -115,7 +115,7 @@ def test_heads_and_channels_in_two_dimensions_are_cut_as_if_they_lay_in_one(turn
     flat = torch.randn(12, 7)
     results = []
     for tensor, slot in ((flat, Slot(parameter="u")), (flat.view(2, 6, 7), Slot(parameter="u", by_head=True))):
-        one = replace(mixer, axis=replace(mixer.axis, slots=(slot,)), bends=())
+        one = replace(mixer, axis=replace(mixer.axis, slots=(slot,)), noncommuting=())
         name = one.name_of(slot)
         results.append(cut({name: tensor}, [one], choice)[name])
         assert Cutter([one], choice).shape(name, tensor.shape) == list(results[-1].shape)
@@ -171,45 +171,6 @@ def test_the_same_seed_gives_the_same_bytes(method, folders, text_file, tmp_path
     for a, b in zip(first, second, strict=True):
         assert a.name == b.name
         assert a.is_dir() or a.read_bytes() == b.read_bytes()
-
-
-def case(heads: int = 3, width: int = 12, size: int = 20, seed: int = 0) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    queries, keys = draw(heads, 60, width), draw(heads, 60, width)
-    evidence = Evidence(
-        tokens=60,
-        query_gram=queries.mT @ queries,
-        key_gram=keys.mT @ keys,
-        input_square=draw(size).square(),
-        query_gradient=draw(heads, width, size),
-        key_gradient=draw(heads, width, size),
-    )
-    weights = draw(heads, width, size), draw(heads, width, size)
-    return Case(heads=heads, width=width, query_weight=weights[0], key_weight=weights[1], evidence=evidence)
-
-
-def changed(original: Case, by_channel) -> Case:
-    """The case with its channels passed through a [H, D, n] -> [H, D, n] function, on both sides of a Gram matrix."""
-    evidence = original.evidence
-    assert evidence is not None
-    grams = (by_channel(by_channel(gram).mT).mT for gram in (evidence.query_gram, evidence.key_gram))
-    gradients = (by_channel(gradient) for gradient in (evidence.query_gradient, evidence.key_gradient))
-    weights = (by_channel(weight) for weight in (original.query_weight, original.key_weight))
-    return Case(
-        heads=original.heads,
-        width=original.width,
-        **dict(zip(("query_weight", "key_weight"), weights, strict=True)),
-        evidence=Evidence(
-            tokens=evidence.tokens,
-            input_square=evidence.input_square,
-            **dict(zip(("query_gram", "key_gram"), grams, strict=True)),
-            **dict(zip(("query_gradient", "key_gradient"), gradients, strict=True)),
-        ),
-    )
 
 
 def kept(method: str, *cases: Case, keep: int = 5, score: str = "kq") -> list[list[list[int]]]:

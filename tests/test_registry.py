@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slimstate.families import FAMILIES, Family, by_model_type, found_in, tap_of
+from slimstate.families import FAMILIES, Family, by_model_type, found_in, hook_of
 
 MEMBERS = {name: member for name, member in vars(Family).items() if not name.startswith("_")}
 SHORT = """
@@ -60,7 +60,7 @@ def test_two_families_cannot_have_one_model_type(package):
 def test_what_a_family_has_is_called_as_the_contract_says(model_type):
     family = FAMILIES[model_type]
     assert family.model_type == model_type
-    assert tap_of(family).operators
+    assert hook_of(family).operators
     for name, member in MEMBERS.items():
         if inspect.isfunction(member):
             asked = list(inspect.signature(member).parameters.values())[1:]

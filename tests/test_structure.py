@@ -1,57 +1,139 @@
-"""Imports point one way: a module knows only those of lower ranks; selectors and families are of one rank."""
+"""The house: imports go down the folders, at any depth of the code, and what was agreed on sizes and words holds."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import slimstate
 
 ROOT = Path(slimstate.__file__).parent
-RANKS = [
-    {"errors", "reporter", "hub", "staging", "recall_tasks", "processes", "threads", "configs", "loading"},
-    {"record", "rank", "distillation_kernel", "serving", "speed", "tuning"},
-    {"axes", "delta_rule", "substitutes"},
-    {"torch_rules"},
-    {"families", "selectors", "surgery", "data", "tensor_files", "distillation", "sharing", "recipes"},
-    {"budget", "support", "card"},
-    {"torch_kernels", "taps", "checkpoint", "evidence", "corpus"},
-    {"runtime", "overview", "draft"},
-    {"calibration", "adapters", "teacher", "placement"},
-    {"planning", "perplexity", "recall", "tasks", "traces", "training", "workplace", "untrained"},
-    {"comparison", "tables", "plots", "swept", "healing", "estimate"},
-    {"prune", "evaluate", "analyze", "sweep", "report", "recover", "train", "benchmark"},
-    {"__init__", "cli"},
-    {"__main__"},
-]
-RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
+# a folder, and the folders it may import from
+BELOW_MODELS = ("system", "core", "families", "records", "checkpoints")
+BELOW_PRUNING = (*BELOW_MODELS, "selectors", "kernels", "data", "models", "serving")
+ALLOWED = {
+    "system": (),
+    "core": ("system",),
+    "families": ("system", "core"),
+    "selectors": ("system", "core"),
+    "kernels": ("system", "core"),
+    "data": ("system",),
+    "records": ("system", "core"),
+    "report": ("system", "core", "records"),
+    "checkpoints": ("system", "core", "families", "records"),
+    "models": (*BELOW_MODELS, "kernels"),
+    "serving": (*BELOW_MODELS, "models"),
+    "pruning": BELOW_PRUNING,
+    "evaluation": (*BELOW_PRUNING, "pruning", "report"),
+    "training": (*BELOW_PRUNING, "pruning", "report", "evaluation"),
+    "benchmark": (*BELOW_PRUNING, "pruning", "report", "evaluation", "training"),
+}
+ALLOWED["cli"] = tuple(ALLOWED)
+MODULES = {path: path.relative_to(ROOT.parent) for path in sorted(ROOT.rglob("*.py"))}
+BELOW_CLI = [path for path in MODULES if "cli" not in path.relative_to(ROOT).parts]
 
 
-def imports(path: Path) -> set[str]:
-    """The slimstate modules a file imports, by their first name under the package."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module == "slimstate":
-            modules += [f"slimstate.{alias.name}" for alias in node.names]
-        names |= {module.split(".")[1] for module in modules if module.startswith("slimstate.")}
-    return names
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def test_imports_point_one_way():
-    for path in ROOT.rglob("*.py"):
-        name = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        upward = {other for other in imports(path) - {name} if RANK.get(other, 0) >= RANK[name] > 0}
-        assert not upward, f"{path.name} imports {upward} from its own rank or above"
+def dotted(path: Path) -> str:
+    """The name of a module."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_every_module_has_a_rank_and_states_its_idea():
-    for path in ROOT.rglob("*.py"):
-        assert path.relative_to(ROOT).parts[0].removesuffix(".py") in RANK
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+NAMES = {dotted(path) for path in MODULES}
+
+
+def imported(found: ast.Module) -> Iterator[str]:
+    """Every module of slimstate that a file imports, in whatever place: at the top, in a function, for types alone."""
+    for node in ast.walk(found):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "slimstate")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            if (node.module or "").split(".")[0] == "slimstate":
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    yield inner if inner in NAMES else str(node.module)
+
+
+def violations(folder: str, found: ast.Module) -> list[str]:
+    """The imports that a file in a folder must not have."""
+    allowed = {folder, *ALLOWED[folder]}
+    return [name for name in imported(found) if name == "slimstate" or name.split(".")[1] not in allowed]
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_a_folder_imports_only_from_those_below_it(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        assert not violations(folder, tree(path)), path
+
+
+def test_modules_of_a_folder_import_each_other_one_way():
+    """Also inside functions: no cycle anywhere, deferred or not."""
+    graph = {dotted(path): set(imported(tree(path))) - {dotted(path)} for path in MODULES if path.parent != ROOT}
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [(folder, "from slimstate.cli import main") for folder in ALLOWED if folder != "cli"]
+    + [("families", "from slimstate.kernels.delta_rule import chunked"), ("core", "import slimstate")],
+)
+def test_an_import_that_points_up_is_found_inside_a_function(folder, line):
+    found = ast.parse(f"def f():\n    if True:\n        {line}\n")
+    assert violations(folder, found)
+
+
+def test_the_package_holds_folders_and_nothing_else():
+    files = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
+    assert files == {"__init__.py", "__main__.py", "py.typed", *ALLOWED}
+    for folder in ALLOWED:
+        modules = [path for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"]
+        assert len(modules) <= 20, folder
+
+
+def test_every_module_states_its_idea():
+    for path in MODULES:
+        assert ast.get_docstring(tree(path)), path
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def test_functions_are_short_and_take_few_parameters():
+    for path in BELOW_CLI:
+        for node in functions(path):
+            where = f"{path.relative_to(ROOT)}: {node.name}"
+            given = [a for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
+            assert len(given) <= 10, where
+            assert (node.end_lineno or 0) - node.lineno < 60, where
+            assert not any(isinstance(n, ast.Name) and n.id == "locals" for n in ast.walk(node)), where
+
+
+def test_the_library_names_no_flags():
+    """Below the command, errors and texts name parameters; the command says which flags those are."""
+    for path in BELOW_CLI:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not re.search(r"(?<![\w-])--[a-z]", node.value), f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_little_is_untyped():
+    lines = [line for path in BELOW_CLI for line in path.read_text(encoding="utf-8").splitlines()]
+    assert sum("dict[str, Any]" in line for line in lines) < 30
 
 
 def test_extras_are_imported_only_where_they_are_used():

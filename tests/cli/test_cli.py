@@ -13,20 +13,11 @@ import torch
 import torch.nn.functional as F
 
 import tiny
-from slimstate import cli
+from command import run
 from slimstate.models.load import load
 
 COMMAND = Path(sys.executable).with_name("slimstate")
 NAME = tiny.PLAIN[0]
-
-
-def run(capsys, monkeypatch, *arguments: object) -> tuple[int, str, str]:
-    """The command in this process: exit code, standard output, standard error."""
-    monkeypatch.setattr(sys, "argv", ["slimstate", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    captured = capsys.readouterr()
-    return stop.value.code or 0, captured.out, captured.err
 
 
 def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):

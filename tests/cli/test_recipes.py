@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import typer
-from test_cli import run
-from test_train import SHAPES, SIZES
 
 import tiny
+from command import run
 from places import ROOT
 from slimstate.cli import app
 from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
 from slimstate.system.errors import DataError, PlanError, SlimstateError
+from tiny_shapes import SHAPES, SIZES
 
 FOLDER = ROOT / "recipes"
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}

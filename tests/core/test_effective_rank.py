@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_delta_rule import inputs
 from torch.autograd.functional import jacobian
 
+from recurrence_inputs import inputs
 from slimstate.core.effective_rank import (
     Memory,
     algebraic_rank,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_delta_rule import inputs
 
+from recurrence_inputs import inputs
 from slimstate.core.layout import Axis, Slot
 from slimstate.core.plan import Selection
 from slimstate.core.surgery import dropped_channels

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from test_cli import run
 
 import slimstate
 import tiny
+from command import run
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.evaluate import compare, scores_of
 from slimstate.models.load import load

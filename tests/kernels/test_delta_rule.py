@@ -7,21 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recurrence_inputs import inputs
 from slimstate.kernels.delta_rule import chunked, delta_rule, recurrence
-
-
-def inputs(batch, time, heads, groups, key_dim, value_dim, gated, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    q, k = draw(batch, time, heads, key_dim), draw(batch, time, heads, key_dim)
-    k = torch.nn.functional.normalize(k, dim=-1)
-    v, beta = draw(batch, time, heads * groups, value_dim), 2 * draw(batch, time, heads * groups).sigmoid()
-    g = -draw(batch, time, heads * groups).exp() if gated else None
-    state = draw(batch, heads * groups, key_dim, value_dim)
-    return [x.requires_grad_() for x in (q, k, v, beta, *([g] if gated else []))], state.requires_grad_()
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import tiny
-from slimstate import cli
+from slimstate import cli, prune
 from slimstate.models.load import load
 from slimstate.models.offload import load_spread, parse_limits
-from slimstate.pruning import planning, prune
+from slimstate.pruning import planning
 from slimstate.system.errors import PlanError
 
 

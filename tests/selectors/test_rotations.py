@@ -1,4 +1,4 @@
-"""Cuts by a basis: exact where nothing bends the channels, best filters where something does, plans that come back."""
+"""Cuts by a basis: exact where everything commutes with it, best filters where something does not."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
+from cases import case, changed
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
 from slimstate.core.layout import Axis, Slot
 from slimstate.core.plan import PLAN, Basis, Plan, Selection
-from slimstate.core.surgery import Cutter, cut, turned
+from slimstate.core.surgery import Cutter, cut, rotated
 from slimstate.families import FAMILIES
 from slimstate.kernels.fla_modules import short_convolution
-from slimstate.models.hooks import masked, tapped
+from slimstate.models.hooks import hooked, masked
 from slimstate.models.load import load
 from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
 from slimstate.system.errors import PlanError
-from test_contract import case, changed
 
 BENT = {"method": "random-rotation", "key_dim": 8}
 STRAIGHT = tiny.Variant(
@@ -70,7 +70,7 @@ def test_a_basis_of_another_size_than_the_model_is_refused(shape):
 def test_a_full_rotation_leaves_a_straight_mixer_as_it_was(straight, tmp_path):
     """K = D, nothing between projections and state but the length of queries and keys, which no rotation changes."""
     record = slimstate.prune(straight, tmp_path / "turned", method="random-rotation", key_dim=24)
-    assert record["bends"] == []
+    assert record["noncommuting"] == []
     before, after = Checkpoint.open(straight), Checkpoint.open(tmp_path / "turned")
     name = before.mixers[0].name_of(before.mixers[0].key)
     assert (before.read(name) - after.read(name)).abs().max() > 0.1
@@ -90,7 +90,7 @@ def test_in_a_straight_mixer_a_cut_projects_queries_and_keys(method, straight, t
         rows = plan.selections[mixer.layer].rows
         return torch.einsum("bthd,hkd,hke->bthe", x, rows, rows)
 
-    with tapped(runtime.model, checkpoint.mixers, project, scale=8**-0.5):
+    with hooked(runtime.model, checkpoint.mixers, project, scale=8**-0.5):
         expected = logits(runtime.model)
     torch.testing.assert_close(logits(load(tmp_path / "cut", device="cpu").model), expected, rtol=1e-4, atol=1e-4)
     assert (logits(runtime.model) - expected).abs().max() > 1e-2
@@ -100,8 +100,8 @@ NAMES = [*tiny.PLAIN, "delta_net-elu", "delta_net-relu", "gated_deltanet-grouped
 
 
 @pytest.fixture(scope="module")
-def rotated(tmp_path_factory):
-    """Bent models cut by a random rotation; one fresh process has left the logits of the stock class in each."""
+def rotations(tmp_path_factory):
+    """Models cut by a random rotation; one fresh process has left the logits of the stock class in each."""
     root = tmp_path_factory.mktemp("rotated")
     pairs = {name: (tiny.save(tiny.build(tiny.VARIANTS[name]), root / name), root / f"{name}-cut") for name in NAMES}
     for original, out in pairs.values():
@@ -114,9 +114,9 @@ def rotated(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_masking_by_a_basis_is_the_cut_model_in_a_fresh_process(name, rotated):
-    """What a sweep measures is what a cut gives, also where a rotation bends the model; the weights then come back."""
-    original, folder = rotated[name]
+def test_masking_by_a_basis_is_the_cut_model_in_a_fresh_process(name, rotations):
+    """What a sweep measures is what a cut gives, also where not all commutes with it; the weights come back."""
+    original, folder = rotations[name]
     checkpoint, runtime = Checkpoint.open(original), load(original, device="cpu")
     plan, uncut = Plan.from_json((folder / PLAN).read_text()), logits(runtime.model)
     with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=True):
@@ -127,7 +127,7 @@ def test_masking_by_a_basis_is_the_cut_model_in_a_fresh_process(name, rotated):
 
 def test_silu_bends_even_a_full_rotation_and_the_record_says_so(folders, tmp_path):
     record = slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "turned", method="random-rotation", key_dim=24)
-    assert record["bends"] == ["filters of one channel each", "the activation silu"]
+    assert record["noncommuting"] == ["filters of one channel each", "the activation silu"]
     expected = logits(load(folders[tiny.PLAIN[1]], device="cpu").model)
     assert (logits(load(tmp_path / "turned", device="cpu").model) - expected).abs().max() > 0.1
     with pytest.raises(PlanError, match="nothing to cut"):
@@ -218,7 +218,7 @@ def test_the_adapted_filters_are_the_best_of_least_squares():
         seen = (turn[channel] @ x).T
         best[channel] = torch.linalg.lstsq(seen, target[channel].unsqueeze(-1)).solution.squeeze(-1)
     axis = Axis(heads=1, width=width, slots=(Slot(parameter="conv", filter=True),))
-    found = turned(axis, axis.slots[0], Basis(rows=turn[None].float()), weight)
+    found = rotated(axis, axis.slots[0], Basis(rows=turn[None].float()), weight)
     torch.testing.assert_close(found, best, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, turn.square() @ weight, rtol=1e-5, atol=1e-5)
 
@@ -228,7 +228,7 @@ def test_a_filter_that_all_channels_share_is_left_alone_and_commutes():
     turn = directions(1, 3, 6)
     weight = torch.randn(4, dtype=torch.float64).expand(6, 4).contiguous()
     axis = Axis(heads=1, width=6, slots=(Slot(parameter="conv", filter=True),))
-    after = turned(axis, axis.slots[0], Basis(rows=turn.float()), weight)[:3]
+    after = rotated(axis, axis.slots[0], Basis(rows=turn.float()), weight)[:3]
     torch.testing.assert_close(after, weight[:3], rtol=1e-6, atol=1e-6)
     x = torch.randn(2, 30, 6, dtype=torch.float64)
     before, behind = x @ turn[0].mT, short_convolution(x, weight)[0] @ turn[0].mT
@@ -237,12 +237,12 @@ def test_a_filter_that_all_channels_share_is_left_alone_and_commutes():
     assert (short_convolution(before, weight[:3], activation="silu")[0] - bent).abs().max() > 0.1
 
 
-def test_rows_of_every_layout_are_turned_and_their_neighbours_left_alone():
+def test_rows_of_every_layout_are_rotated_and_their_neighbours_left_alone():
     basis = Basis(rows=directions(2, 2, 3).float())
     rows, wide = torch.randn(25, 4), basis.rows.double()
     for slot in (Slot(parameter="q", start=3, head_stride=10), Slot(parameter="k", copies=2, copy_stride=6)):
         axis = Axis(heads=2, width=3, slots=(slot,))
-        found, places = turned(axis, slot, basis, rows), axis.all_rows(slot)
+        found, places = rotated(axis, slot, basis, rows), axis.all_rows(slot)
         for copy in range(slot.copies):
             for head in range(2):
                 mine = places[copy, head]
@@ -297,17 +297,17 @@ def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_pa
     assert "was skipped" not in page
 
 
-def test_a_model_whose_channels_cannot_be_turned_is_refused(folders, text_file, tmp_path, monkeypatch):
+def test_a_model_whose_channels_cannot_be_rotated_is_refused(folders, text_file, tmp_path, monkeypatch):
     """A family that does not say what a rotation passes; before anything is calibrated."""
     model = folders[tiny.PLAIN[0]]
-    mixers = tuple(replace(mixer, bends=None) for mixer in Checkpoint.open(model).mixers)
+    mixers = tuple(replace(mixer, noncommuting=None) for mixer in Checkpoint.open(model).mixers)
     monkeypatch.setattr(FAMILIES["delta_net"], "mixers", lambda config: mixers)
     text = {"data": str(text_file), "samples": 4, "length": 64}
-    refused = "pca turns the channels, which those of delta_net cannot be; use one of random, l1"
+    refused = "pca rotates the channels, which those of delta_net cannot be; use one of random, l1"
     with pytest.raises(PlanError, match=refused):
         slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
     with pytest.raises(PlanError, match=refused):
         slimstate.sweep(model, tmp_path / "sweep", text=text_file, methods=("l1", "pca"), **text)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(PlanError, match="cannot be turned, only chosen"):
+    with pytest.raises(PlanError, match="cannot be rotated, only chosen"):
         Cutter(mixers, {mixer.layer: Basis(rows=directions(2, 8, 24).float()) for mixer in mixers})

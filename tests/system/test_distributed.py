@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 import slimstate
 import tiny
+from launching import PATIENCE, free_port, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
 from slimstate.system import distributed
@@ -22,7 +22,6 @@ from slimstate.system.errors import ModelError, PlanError
 NAME = tiny.PLAIN[0]
 CALIBRATION = {"samples": 9, "length": 1024}  # two windows at once on a CPU: five batches, the last one smaller
 ONE_BATCH = {"samples": 2, "length": 64}
-PATIENCE = 300  # seconds after which a hang is a failure
 COMMANDS = """
 import json, sys, time
 from slimstate.cli import main
@@ -44,16 +43,6 @@ for words in commands:
     except SystemExit as stop:
         print(f"exit {stop.code or 0}", flush=True)
 """
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
-def options(**values: object) -> list[str]:
-    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def launch(count: int, *words: object) -> list[tuple[int, str, str]]:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from test_cli import run
-from test_processes import PATIENCE, free_port, options
-from test_sharing import check_shared
+from test_shared_filters import check_shared
 from transformers import get_scheduler
 
 import slimstate
 import tiny
+from command import run
+from launching import PATIENCE, free_port, options
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.text import Piece
@@ -36,13 +36,9 @@ from slimstate.training.initial_model import (
     write_untrained,
 )
 from slimstate.training.trainer import pretrain as verb
+from tiny_shapes import SHAPES, SIZES
 
 SHORT = {"steps": 6, "length": 32, "batch_size": 4, "lr": 1e-2, "min_lr": 1e-3, "save_every": 2, "report_to": "none"}
-SHAPES = {
-    "delta_net": {"model_type": "delta_net", "expand_k": 0.75},
-    "gated_deltanet": {"model_type": "gated_deltanet", "head_dim": 24, "expand_v": 1.5},
-}
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 300}
 KINDS = ["delta_net", "gated_deltanet", "head", "all"]
 
 

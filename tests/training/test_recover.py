@@ -19,10 +19,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from test_cli import run
 
 import slimstate
 import tiny
+from command import run
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli.training import recover as command

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_processes import PATIENCE, free_port, options
 
 import slimstate
 import tiny
+from launching import PATIENCE, free_port, options
 from places import TESTS
 from slimstate.records.training import RECOVERY
 from slimstate.training.trainer import WHOLE

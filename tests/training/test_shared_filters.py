@@ -17,7 +17,7 @@ from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.plan import PLAN, Plan
 from slimstate.families import FAMILIES
-from slimstate.models.hooks import tapped
+from slimstate.models.hooks import hooked
 from slimstate.models.load import load
 from slimstate.system.errors import ModelError
 from slimstate.training.lora import trainable
@@ -150,7 +150,7 @@ def test_without_an_activation_shared_filters_make_a_rotated_cut_exact(tmp_path)
     straight = tiny.Variant("shared-straight", "delta_net", {"expand_k": 0.75, "qk_activation": "identity"})
     source = shared_model(straight, tmp_path / "model", "head")
     record = slimstate.prune(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
-    assert record["bends"] == []
+    assert record["noncommuting"] == []
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     runtime, mixers = load(source, device="cpu"), Checkpoint.open(source).mixers
 
@@ -158,8 +158,8 @@ def test_without_an_activation_shared_filters_make_a_rotated_cut_exact(tmp_path)
         rows = plan.selections[mixer.layer].rows
         return torch.einsum("bthd,hkd,hke->bthe", x, rows, rows)
 
-    with tapped(runtime.model, mixers, project, scale=8**-0.5):
+    with hooked(runtime.model, mixers, project, scale=8**-0.5):
         expected = logits(runtime.model)
     torch.testing.assert_close(logits(load(tmp_path / "cut", device="cpu").model), expected, rtol=1e-4, atol=1e-4)
     bent = Checkpoint.open(shared_model(tiny.VARIANTS[tiny.PLAIN[0]], tmp_path / "bent", "head"))
-    assert bent.mixers[0].bends == ("the activation silu",)
+    assert bent.mixers[0].noncommuting == ("the activation silu",)

@@ -12,6 +12,7 @@ import typer
 
 from slimstate.cli.benchmarking import bench
 from slimstate.cli.cutting import inspect, prune
+from slimstate.cli.flags import as_flags, flags_of
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.running import run
 from slimstate.cli.training import recover, train
@@ -47,7 +48,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except SlimstateError as error:
-        code = _complain(str(error), error.code)
+        code = _complain(as_flags(str(error), flags_of(typer.main.get_command(app))), error.code)
     except USAGE_ERROR as error:
         message = error.format_message()
         if message.startswith("Usage:"):  # nothing was asked for: the help, as it is

@@ -12,6 +12,7 @@ from slimstate.system.errors import PlanError
 
 
 def run(
+    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A file such as recipes/pre-rft.toml.")],
     small: Annotated[bool, typer.Option("--small", help="At a small scale, instead of the paper's.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for all results; by default build/recipes/RECIPE.")] = None,
@@ -24,7 +25,6 @@ def run(
     """Reproduce a table or a figure: run a recipe's commands; one that was stopped goes on where it was."""
     import shlex
 
-    from slimstate.cli import app
     from slimstate.cli.recipes import Recipe, run_recipe
 
     found, scale = Recipe.read(recipe), "small" if small else "paper"
@@ -38,7 +38,7 @@ def run(
     reporter.say(f"{found.title} ({scale} scale)")
     record = run_recipe(
         found,
-        lambda words: app(words, standalone_mode=False),
+        lambda words: context.find_root().command(words, standalone_mode=False),
         scale=scale,
         out=out,
         changes=changes,

@@ -19,8 +19,8 @@ class Slot:
 
     The row of (head h, channel c) along `dim` is `start + h * head_stride + c`; without a head stride the heads lie
     side by side. The whole pattern stands `copies` times, `copy_stride` rows apart. A `filter` acts on its channel
-    alone, as the taps of a depthwise convolution do; other rows make their channel, and turn with it. Where nothing but
-    linear maps lies between these rows and the state, a cut can take the change of the query scale into them: `scaled`.
+    alone, as the taps of a depthwise convolution do; other rows make their channel, and rotate with it. Where nothing
+    but linear maps lies between these rows and the state, a cut can take the change of the query scale into them: `scaled`.
     A parameter `by_head` has heads and channels as its first two dimensions, and its rows are counted through both.
     """
 
@@ -65,7 +65,7 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tap:
+class HookPoint:
     """Where the queries and keys of a mixer can be seen as they enter the state: after convolution and activation.
 
     `operators` are names in `module` that the layer calls with the arguments `query` and `key` [B, T, H, D], or with as
@@ -103,9 +103,9 @@ class Mixer:
     `path` is its place in the running model. Files may name it otherwise (`stored`) and keep in parts what the model
     joins along the first dimension (`joined`: a parameter and its parts); slots are named as in the files. `filters`
     are its convolutions by what they filter, each with an axis of one slot, to look at. `projections` are the names
-    of all its linear maps, for adapters. `bends` names what stands between the projections and the state and does not
-    commute with a rotation of the channels; where there is nothing, a rotated cut is exact. Without it the channels
-    cannot be turned at all, as where each has a gate of its own. `sharing` says which channels have one filter: those
+    of all its linear maps, for adapters. `noncommuting` names what stands between the projections and the state
+    and does not commute with a rotation of the channels; where there is nothing, a rotated cut is exact. Without it the channels
+    cannot be rotated at all, as where each has a gate of its own. `sharing` says which channels have one filter: those
     of a head, all of them, or by default each its own.
     """
 
@@ -114,13 +114,13 @@ class Mixer:
     axis: Axis
     query: Slot
     key: Slot
-    tap: Tap
+    hook: HookPoint
     input_size: int
     value_heads: int
     value_dim: int
     filters: tuple[tuple[str, Axis], ...] = ()
     projections: tuple[str, ...] = ()
-    bends: tuple[str, ...] | None = None
+    noncommuting: tuple[str, ...] | None = None
     sharing: str | None = None
     stored: str | None = None
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()

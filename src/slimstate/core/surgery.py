@@ -1,8 +1,8 @@
 """Cut parameters by a choice of channels or of directions. Knows slots, never architectures.
 
 To cut by a selection is to delete the rows of the dropped channels and to keep all other rows in their order. To cut
-by a basis T [K, D] is to turn the D rows of every head into K first: the rows that make the channels become T rows, and
-filters, which act on one channel each, become (T o T) filters, the elementwise square: the best that filters of one
+by a basis T [K, D] is to rotate the D rows of every head into K first: the rows that make the channels become T rows,
+and filters, which act on one channel each, become (T o T) filters, the elementwise square: the best that filters of one
 channel each can do, and the same filter where all channels of a head have one. Queries are scaled by d_k^-0.5, so the
 rows that stay in a `scaled` slot are multiplied by sqrt(key dim / width), where asked for.
 """
@@ -26,7 +26,7 @@ class Cutter:
 
     def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Choice], *, corrected: bool = True) -> None:
         self._dropped: dict[str, tuple[Slot, list[Tensor]]] = {}
-        self._turns: dict[str, list[Callable[[Tensor], Tensor]]] = {}
+        self._rotations: dict[str, list[Callable[[Tensor], Tensor]]] = {}
         self._softened: dict[str, tuple[Tensor, float]] = {}
         for mixer in mixers:
             choice = selections[mixer.layer]
@@ -37,7 +37,7 @@ class Cutter:
                 _, rows = self._dropped.setdefault(name, (slot, []))
                 rows.append(mixer.axis.rows(slot, gone).flatten())
                 if isinstance(choice, Basis):
-                    self._turns.setdefault(name, []).append(partial(turned, mixer.axis, slot, choice))
+                    self._rotations.setdefault(name, []).append(partial(rotated, mixer.axis, slot, choice))
                 if slot.scaled and corrected:
                     stays = mixer.axis.rows(slot, kept_channels(choice)).flatten()
                     self._softened[name] = (stays, math.sqrt(choice.kept / mixer.axis.width))
@@ -55,11 +55,11 @@ class Cutter:
         return sizes
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
-        """Parameter `name`, turned where its mixer is, without the rows of the dropped channels."""
+        """Parameter `name`, rotated where its mixer is, without the rows of the dropped channels."""
         if not self.touches(name):
             return tensor
-        for turn in self._turns.get(name, ()):
-            tensor = turn(tensor)
+        for rotate in self._rotations.get(name, ()):
+            tensor = rotate(tensor)
         slot, rows = self._dropped[name]
         dim, whole = slot.dim, self.shape(name, tensor.shape)
         tensor = tensor.flatten(0, 1) if slot.by_head else tensor
@@ -79,28 +79,28 @@ def outline(mixers: Sequence[Mixer], key_dim: int) -> Cutter:
 
 
 def check_choice(mixer: Mixer, choice: Choice) -> None:
-    """It fits the mixer, and where it turns the channels, they can be turned."""
+    """It fits the mixer, and where it rotates the channels, they can be rotated."""
     choice.check(mixer.axis)
-    if isinstance(choice, Basis) and mixer.bends is None:
-        raise PlanError(f"layer {mixer.layer}: the channels of this architecture cannot be turned, only chosen")
+    if isinstance(choice, Basis) and mixer.noncommuting is None:
+        raise PlanError(f"layer {mixer.layer}: the channels of this architecture cannot be rotated, only chosen")
 
 
-def turned(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:
+def rotated(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:
     """A parameter in the directions of a basis: they take the first K places of every head, the others become zero."""
     rows = axis.all_rows(slot).flatten().to(tensor.device)
-    turn = basis.rows.to(tensor.device, torch.float64)
+    rotation = basis.rows.to(tensor.device, torch.float64)
     if slot.filter:  # weights that sum to one, to the last digit, leave a shared filter bit for bit as it was
-        turn = turn.square() / turn.square().sum(-1, keepdim=True)
+        rotation = rotation.square() / rotation.square().sum(-1, keepdim=True)
     moved = (tensor.flatten(0, 1) if slot.by_head else tensor).movedim(slot.dim, 0).clone()
     by_head = moved[rows].double().reshape(slot.copies, axis.heads, axis.width, -1)
     fresh = torch.zeros_like(by_head)
-    fresh[:, :, : basis.kept] = turn @ by_head
+    fresh[:, :, : basis.kept] = rotation @ by_head
     moved[rows] = fresh.reshape(len(rows), *moved.shape[1:]).to(tensor.dtype)
     return moved.movedim(0, slot.dim).contiguous().view_as(tensor)
 
 
 def kept_channels(choice: Choice) -> Tensor:
-    """The places [H, K] that stay: those of a selection; of a basis the first K, where `turned` puts its directions."""
+    """The places [H, K] that stay: those of a selection; of a basis the first K, where `rotated` puts them."""
     if isinstance(choice, Basis):
         return torch.arange(choice.kept).expand(choice.rows.shape[0], -1)
     return choice.keep

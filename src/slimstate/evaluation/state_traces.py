@@ -193,8 +193,8 @@ def trace_states(
     cache: Any = None
     with torch.inference_mode(), observed(runtime.model, mixers, see, every):
         for ids in reporter.track(tokens.split(segment, dim=1), "following the states", -(-length // segment)):
-            done = read(input_ids=ids.to(runtime.device, torch.long), **{mixers[0].tap.cache: cache})
-            cache = getattr(done, mixers[0].tap.cache)
+            done = read(input_ids=ids.to(runtime.device, torch.long), **{mixers[0].hook.cache: cache})
+            cache = getattr(done, mixers[0].hook.cache)
             offset += ids.shape[1]
         for layer in layers.values():
             layer.reduce()

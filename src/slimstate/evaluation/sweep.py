@@ -25,7 +25,7 @@ from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.hooks import masked, observed
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.pruning.budget import state_bytes
-from slimstate.pruning.planning import Calibration, check_turnable, gather_evidence, make_plan, resolve_key_dim
+from slimstate.pruning.planning import Calibration, check_rotatable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.records.base import command, versions
 from slimstate.records.sweep import UNINFORMED
 from slimstate.report.tables import write_tables
@@ -92,7 +92,7 @@ def sweep(
         raise PlanError(f"--max-loss {max_loss}: it must be a number of nats, 0 or more")
     check_place(folder, folder=True)
     for method in methods:
-        check_turnable(checkpoint, method)
+        check_rotatable(checkpoint, method)
     resolved = [resolve_key_dim(width, compression, None) for compression in compressions]
     key_dims: dict[int, float] = {}
     for (key_dim, _), compression in zip(resolved, compressions, strict=True):

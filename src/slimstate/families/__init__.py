@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
 
-from slimstate.core.layout import Tap
+from slimstate.core.layout import HookPoint
 from slimstate.core.stock_class import StockClass
 from slimstate.families.contract import Config, Correction, Encloses, Family, Refuses, ScalesLogits
 from slimstate.families.refused import refusal
@@ -24,10 +24,10 @@ __all__ = [
     "by_model_type",
     "family_of",
     "found_in",
+    "hook_of",
     "language_of",
     "loader_of",
     "logit_factor",
-    "tap_of",
 ]
 
 CONTRACT = tuple(name for name in vars(Family) if not name.startswith("_"))
@@ -69,10 +69,10 @@ def loader_of(model_type: str) -> StockClass:
     return StockClass(library=family.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
 
 
-def tap_of(family: Family) -> Tap:
+def hook_of(family: Family) -> HookPoint:
     """The functions that the layers of a family call; they are the same for every config."""
     config = {"model_type": family.model_type, **family.DEFAULTS, "text_config": dict(family.DEFAULTS)}
-    return family.mixers(config)[0].tap
+    return family.mixers(config)[0].hook
 
 
 def family_of(config: Config) -> Family:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from slimstate.core.layout import Mixer, Tap
+from slimstate.core.layout import HookPoint, Mixer
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
 from slimstate.kernels.fla_rules import rule
@@ -34,7 +34,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         **fla_layout.sizes_by_head_dim(known),
         projections="qkvab" + "g" * bool(known["use_output_gate"]) + "o",
-        tap=Tap(module="fla.layers.comba", operators=OPERATORS, companions=("p",)),
+        hook=HookPoint(module="fla.layers.comba", operators=OPERATORS, companions=("p",)),
     )
 
 

@@ -33,13 +33,13 @@ class Correction:
         """Whether something is changed for it besides the key dim."""
         return self.epsilon is not None or self.folded
 
-    def describe(self, width: int, key_dim: int, done: bool, turned: bool = False) -> str:
-        """What was done for it, in a sentence; nothing is zeroed where channels were `turned` first."""
+    def describe(self, width: int, key_dim: int, done: bool, rotated: bool = False) -> str:
+        """What was done for it, in a sentence; nothing is zeroed where channels were `rotated` first."""
         if not self.possible:
             return self.why
         if not done:
             return "not corrected: the cut is zeroing the channels and taking the query scale of the new key dim"
-        meaning = "" if turned else ", so that cutting is zeroing"
+        meaning = "" if rotated else ", so that cutting is zeroing"
         if self.folded:
             return f"query weights times {(key_dim / width) ** 0.5:.4g}: {self.why}{meaning}"
         return f"{self.epsilon} times {width / key_dim:.4g}: {self.why}{meaning}"

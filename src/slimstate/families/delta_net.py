@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.core.layout import Mixer, Tap
+from slimstate.core.layout import HookPoint, Mixer
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
 from slimstate.kernels.fla_rules import rule
@@ -42,12 +42,12 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         value_dim=fla_layout.per_head(hidden, known["expand_v"], heads, "expand_v"),
         input_size=hidden,
         projections="qkv" + "b" * bool(known["use_beta"]) + "g" * bool(known["use_gate"]) + "o",
-        tap=Tap(
+        hook=HookPoint(
             module="fla.layers.delta_net",
             operators=("chunk_delta_rule", "fused_recurrent_delta_rule"),
             normaliser="sum_norm" if known["qk_norm"] == "sum" else None,
         ),
-        bends=_bends(known["qk_activation"], known["qk_norm"]),
+        noncommuting=_noncommuting(known["qk_activation"], known["qk_norm"]),
     )
 
 
@@ -57,7 +57,7 @@ def resize(config: Config, key_dim: int, *, corrected: bool = True) -> dict[str,
     return fla_layout.resized_by_expansion(known, config, key_dim, correction(config) if corrected else None)
 
 
-def _bends(activation: str, norm: str) -> tuple[str, ...]:
+def _noncommuting(activation: str, norm: str) -> tuple[str, ...]:
     """A length is the same in every basis, a sum of channels is not."""
     found = () if activation == "identity" else (f"the activation {activation}",)
     return found if norm == "l2" else (*found, f"the norm {norm}")

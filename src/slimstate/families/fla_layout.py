@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from slimstate.core.layout import Axis, Mixer, Slot, Tap
+from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families.contract import NORM_EPS, Config, Correction, corrected_epsilon
 from slimstate.system.errors import ModelError
 
@@ -81,20 +81,20 @@ def mixers(
     value_dim: int,
     input_size: int,
     projections: Iterable[str],
-    tap: Tap,
+    hook: HookPoint,
     query: Slot = QUERY,
     key: Slot = KEY,
     gates: tuple[Slot, ...] = (),
     value_rows: int | None = None,
     convolved: bool | None = None,
-    bends: tuple[str, ...] | None = None,
+    noncommuting: tuple[str, ...] | None = None,
 ) -> tuple[Mixer, ...]:
     """One mixer for each layer that is not softmax attention.
 
     `projections` are the names of its linear maps, where they end in `_proj` without that. `gates` are slots besides
-    projections and convolutions; `value_rows` counts the heads of values where that is not `value_heads`. `bends` are
-    the activations and norms of the layer that a rotation of queries and keys does not pass; without them it is not
-    rotated at all.
+    projections and convolutions; `value_rows` counts the heads of values where that is not `value_heads`.
+    `noncommuting` are the activations and norms of the layer that do not commute with a rotation of queries and keys;
+    without them it is not rotated at all.
     """
     if min(layers, heads, width, value_heads, value_dim) < 1:
         raise ModelError(
@@ -113,13 +113,13 @@ def mixers(
             axis=axis,
             query=query,
             key=key,
-            tap=tap,
+            hook=hook,
             input_size=input_size,
             value_heads=value_heads,
             value_dim=value_dim,
             filters=_filters(sizes) if convolved else (),
             projections=tuple(name if "_" in name else f"{name}_proj" for name in projections),
-            bends=None if bends is None else (*_filters_that_bend(config), *bends),
+            noncommuting=None if noncommuting is None else (*_noncommuting_filters(config), *noncommuting),
             sharing=sharing(config) if convolved else None,
         )
         for layer in range(layers)
@@ -139,7 +139,7 @@ def sharing(config: Config) -> str | None:
     return found if config.get("use_short_conv", True) else None
 
 
-def _filters_that_bend(config: Config) -> tuple[str, ...]:
+def _noncommuting_filters(config: Config) -> tuple[str, ...]:
     own = bool(config.get("use_short_conv", True)) and sharing(config) is None
     return ("filters of one channel each",) * own
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slimstate.core.layout import Axis, Mixer, Slot, Tap
+from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Library, corrected_epsilon
 from slimstate.system.errors import ModelError
 
@@ -100,7 +100,7 @@ class GatedDeltaHybrid:
                 axis=axis,
                 query=layout.query,
                 key=layout.key,
-                tap=self.tap,
+                hook=self.hook,
                 input_size=sizes.hidden,
                 value_heads=sizes.value_heads,
                 value_dim=sizes.value_dim,
@@ -113,8 +113,8 @@ class GatedDeltaHybrid:
         )
 
     @property
-    def tap(self) -> Tap:
-        return Tap(
+    def hook(self) -> HookPoint:
+        return HookPoint(
             module=f"transformers.models.{self.module}.modeling_{self.module}",
             operators=("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
             query="query",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slimstate.core.layout import Mixer, Tap
+from slimstate.core.layout import HookPoint, Mixer
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
 from slimstate.kernels.fla_rules import gated_delta_rule
@@ -31,11 +31,11 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         **fla_layout.sizes_by_head_dim(known),
         projections="qkvab" + "g" * bool(known["use_gate"]) + "o",
-        tap=Tap(
+        hook=HookPoint(
             module="fla.layers.gated_deltanet",
             operators=("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
         ),
-        bends=("the activation silu",),
+        noncommuting=("the activation silu",),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from slimstate.core.layout import Mixer, Slot, Tap
+from slimstate.core.layout import HookPoint, Mixer, Slot
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
 from slimstate.kernels.fla_rules import gated_delta_rule, rule
@@ -41,7 +41,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         value_dim=fla_layout.value_dim_of(known),
         input_size=int(known["hidden_size"]),
         projections="qkvb" + gates + "o",
-        tap=Tap(
+        hook=HookPoint(
             module="fla.layers.gated_deltaproduct",
             operators=("chunk_gated_delta_product", "fused_recurrent_gated_delta_rule"),
         ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from slimstate.core.layout import Mixer, Slot, Tap
+from slimstate.core.layout import HookPoint, Mixer, Slot
 from slimstate.families import fla_layout
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Library
 from slimstate.kernels.fla_rules import rule
@@ -48,7 +48,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         **sizes,
         projections=("q", "k", "v", *"g" * bool(known["use_output_gate"]), "gk_proj.0", "gk_proj.1", "o"),
-        tap=Tap(
+        hook=HookPoint(
             module="fla.layers.gla",
             operators=OPERATORS,
             timed=("v", "g", "gk"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.core.layout import Mixer, Tap
+from slimstate.core.layout import HookPoint, Mixer
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Library
 from slimstate.kernels.fla_rules import opened, rule, wide
@@ -36,7 +36,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         **sizes,
         projections=("q", "k", "v", "b", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1", "o"),
-        tap=Tap(module="fla.layers.kda", operators=OPERATORS),
+        hook=HookPoint(module="fla.layers.kda", operators=OPERATORS),
         gates=tuple(fla_layout.per_group(name, sizes["width"], copies) for name in ("f_proj.1.weight", "dt_bias")),
     )
 

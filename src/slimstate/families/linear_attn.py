@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.core.layout import Mixer, Tap
+from slimstate.core.layout import HookPoint, Mixer
 from slimstate.families import fla_layout
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Library
 from slimstate.kernels.fla_rules import rule
@@ -64,7 +64,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         config,
         **sizes,
         projections="qkvo",
-        tap=Tap(
+        hook=HookPoint(
             module="fla.layers.linear_attn",
             operators=OPERATORS,
             timed=("v",),

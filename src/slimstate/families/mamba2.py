@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slimstate.core.layout import Axis, Mixer, Slot, Tap
+from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families.contract import NOT_NEEDED, Config, Correction, Library
 from slimstate.system.errors import ModelError
 
@@ -75,7 +75,7 @@ class Mamba2:
                 axis=axis,
                 query=query,
                 key=key,
-                tap=self.tap,
+                hook=self.hook,
                 input_size=int(known["hidden_size"]),
                 value_heads=heads,
                 value_dim=head_dim,
@@ -94,8 +94,8 @@ class Mamba2:
         return path.replace(".mamba", ".mamba_decoder.mamba") if kind == "hybrid" else path
 
     @property
-    def tap(self) -> Tap:
-        return Tap(
+    def hook(self) -> HookPoint:
+        return HookPoint(
             module=f"transformers.models.{self.model_type}.modeling_{self.model_type}",
             operators=("mamba2_chunk_scan",),
             step="mamba2_selective_state_update",

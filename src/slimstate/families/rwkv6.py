@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.core.layout import Mixer, Slot, Tap
+from slimstate.core.layout import HookPoint, Mixer, Slot
 from slimstate.families import fla_layout
 from slimstate.families.contract import Config, Correction, Library
 from slimstate.kernels.fla_rules import Packing, wide
@@ -47,7 +47,7 @@ def mixers(config: Config) -> tuple[Mixer, ...]:
         **sizes,
         # the second map of x_proj is missing: the layer reads its weight past an adapter
         projections=(*maps, "w_proj.linear.lora.0", DECAY, "x_proj.0.linear", "o"),
-        tap=Tap(module="fla.layers.rwkv6", operators=OPERATORS, query="r", timed=("v", "w"), scaled=False),
+        hook=HookPoint(module="fla.layers.rwkv6", operators=OPERATORS, query="r", timed=("v", "w"), scaled=False),
         query=Slot(parameter="r_proj.linear.weight"),
         key=Slot(parameter="k_proj.linear.weight"),
         gates=(

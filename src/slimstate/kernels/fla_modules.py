@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.core.layout import Tap
+from slimstate.core.layout import HookPoint
 from slimstate.families import FAMILIES
 from slimstate.families.contract import BringsSubstitutes
 from slimstate.kernels.fla_rules import Packing, gated_delta_rule, wide
@@ -259,20 +259,20 @@ def _substitute(owner: Any, name: str, version: Callable[..., Any], when: Callab
 
 
 @functools.cache
-def use_reference(tap: Tap) -> None:
+def use_reference(hook: HookPoint) -> None:
     """Make the functions of a transformers module run their own PyTorch form wherever compiled ones cannot run.
 
     Transformers chooses compiled kernels when it is imported, by what is installed and not by where the tensors are.
     Once a process.
     """
-    module = importlib.import_module(tap.module)
-    step = () if tap.step is None else (tap.step,)
-    for name in (*tap.operators, *step, *tap.kernels):
+    module = importlib.import_module(hook.module)
+    step = () if hook.step is None else (hook.step,)
+    for name in (*hook.operators, *step, *hook.kernels):
         chosen = getattr(module, name)
         reference = inspect.unwrap(chosen)
         if reference is not chosen:
             _substitute(module, name, reference, needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu)
-    for name in tap.shortcuts:
+    for name in hook.shortcuts:
         _substitute(module, name, inspect.unwrap(getattr(module, name)), lambda *_, **__: True)
 
 

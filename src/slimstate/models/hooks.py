@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slimstate.core.layout import Mixer, Tap
+from slimstate.core.layout import HookPoint, Mixer
 from slimstate.core.plan import Basis, Choice
-from slimstate.core.surgery import kept_channels, turned
+from slimstate.core.surgery import kept_channels, rotated
 
 Role = Literal["query", "key", "companion"]
 See = Callable[[Mixer, Role, Tensor], Tensor]
@@ -55,9 +55,9 @@ def _parameters(operator: Operator) -> tuple[str, ...]:
     return tuple(inspect.signature(operator).parameters)
 
 
-def roles(tap: Tap) -> tuple[tuple[Role, str], ...]:
+def roles(hook: HookPoint) -> tuple[tuple[Role, str], ...]:
     """The names of the arguments that take the queries and the keys."""
-    return ("query", tap.query), ("key", tap.key)
+    return ("query", hook.query), ("key", hook.key)
 
 
 def _seen_by(see: See, mixer: Mixer, role: Role, x: Tensor, timeless: bool) -> Tensor:
@@ -82,10 +82,10 @@ def _times(result: Any, factor: float) -> Any:
 
 
 @contextmanager
-def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | None = None) -> Iterator[None]:
+def hooked(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | None = None) -> Iterator[None]:
     """While open, the queries and keys [B, T, H, D] of every mixer are what `see` returns, scaled by `scale`."""
 
-    def versions(tap: Tap, running: list[Mixer], module: Any) -> dict[str, Operator]:
+    def versions(hook: HookPoint, running: list[Mixer], module: Any) -> dict[str, Operator]:
         def watched(operator: Operator, *, timeless: bool = False) -> Operator:
             names = _parameters(operator)
 
@@ -93,13 +93,13 @@ def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
             def call(*args: Any, **options: Any) -> Any:
                 given = Arguments(names, args, options)
                 for mixer in running:
-                    if tap.normaliser is None:
-                        for role, name in (*roles(tap), *(("companion", name) for name in tap.companions)):
+                    if hook.normaliser is None:
+                        for role, name in (*roles(hook), *(("companion", name) for name in hook.companions)):
                             given[name] = _seen_by(see, mixer, role, given[name], timeless)
                 result = operator(*given.args, **given.options)
-                if scale is None or not tap.scaled or not running:
+                if scale is None or not hook.scaled or not running:
                     return result
-                return _times(result, scale * given[tap.query].shape[-1] ** 0.5)
+                return _times(result, scale * given[hook.query].shape[-1] ** 0.5)
 
             return call
 
@@ -107,11 +107,11 @@ def tapped(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
             roles: Iterator[Role] = itertools.cycle(("query", "key"))
             return lambda x: normalise(see(running[0], next(roles), x) if running else x)
 
-        replaced = {name: watched(getattr(module, name)) for name in tap.operators}
-        if tap.step is not None:
-            replaced[tap.step] = watched(getattr(module, tap.step), timeless=True)
-        if tap.normaliser is not None:
-            replaced[tap.normaliser] = watched_normaliser(getattr(module, tap.normaliser))
+        replaced = {name: watched(getattr(module, name)) for name in hook.operators}
+        if hook.step is not None:
+            replaced[hook.step] = watched(getattr(module, hook.step), timeless=True)
+        if hook.normaliser is not None:
+            replaced[hook.normaliser] = watched_normaliser(getattr(module, hook.normaliser))
         return replaced
 
     with _replaced(model, mixers, versions):
@@ -124,7 +124,7 @@ def masked(
 ) -> Iterator[None]:
     """The cut model without cutting it: dropped channels are zero before the norm.
 
-    Where a basis is kept, the weights are turned by it while this is open: behind an activation, turning the queries
+    Where a basis is kept, the weights are rotated by it while this is open: behind an activation, rotating the queries
     and keys themselves would be another model than the cut one. `rescaled` also sets the query scale to that of the key
     dim, as a cut does whose norm epsilon is kept.
     """
@@ -140,13 +140,13 @@ def masked(
         return x * masks[mixer.layer].to(x)
 
     scale = key_dim**-0.5 if rescaled else None
-    with _turned_weights(model, mixers, selections), tapped(model, mixers, mask, scale):
+    with _rotated_weights(model, mixers, selections), hooked(model, mixers, mask, scale):
         yield
 
 
 @contextmanager
-def _turned_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice]) -> Iterator[None]:
-    """While open, the parameters of every mixer that keeps a basis are turned by it, at the size they have."""
+def _rotated_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice]) -> Iterator[None]:
+    """While open, the parameters of every mixer that keeps a basis are rotated by it, at the size they have."""
     before: dict[str, Tensor] = {}
     try:
         with torch.inference_mode(False), torch.no_grad():
@@ -156,7 +156,7 @@ def _turned_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mappi
                     assert isinstance(choice, Basis)
                     parameter = model.get_parameter(mixer.running_name_of(slot))
                     before.setdefault(mixer.running_name_of(slot), parameter.detach().clone())
-                    parameter.copy_(turned(mixer.axis, slot, choice, parameter.detach()))
+                    parameter.copy_(rotated(mixer.axis, slot, choice, parameter.detach()))
         yield
     finally:
         with torch.inference_mode(False), torch.no_grad():
@@ -187,7 +187,7 @@ def observed(
     The mixer's own operator runs piece by piece, each piece from the state that the one before it left.
     """
 
-    def versions(tap: Tap, running: list[Mixer], module: Any) -> dict[str, Operator]:
+    def versions(hook: HookPoint, running: list[Mixer], module: Any) -> dict[str, Operator]:
         def watched(operator: Operator) -> Operator:
             names = _parameters(operator)
 
@@ -199,7 +199,7 @@ def observed(
 
             return call
 
-        return {name: watched(getattr(module, name)) for name in tap.operators}
+        return {name: watched(getattr(module, name)) for name in hook.operators}
 
     with _replaced(model, mixers, versions):
         yield
@@ -208,35 +208,35 @@ def observed(
 def _in_pieces(
     operator: Operator, mixer: Mixer, given: Arguments, see: Callable[[Reading], None], every: int | None
 ) -> Any:
-    tap = mixer.tap
-    state, wanted = given.options.get(tap.state), given.options.get(tap.final, False)
-    timed = [name for name in (tap.query, tap.key, *tap.companions, *tap.timed) if given.get(name) is not None]
-    length = given[tap.query].shape[1]
+    hook = mixer.hook
+    state, wanted = given.options.get(hook.state), given.options.get(hook.final, False)
+    timed = [name for name in (hook.query, hook.key, *hook.companions, *hook.timed) if given.get(name) is not None]
+    length = given[hook.query].shape[1]
     every = length if every is None else every
     normalised = given.options.get("use_qk_l2norm_in_kernel", False)
-    value_first = given.options.get("state_v_first", tap.value_first)
+    value_first = given.options.get("state_v_first", hook.value_first)
     outputs = []
     for start in range(0, length, every):
         piece = given.copy()
         for name in timed:
             per_token = given[name].shape[1] // length
             piece[name] = given[name][:, start * per_token : (start + every) * per_token].contiguous()
-        piece.options |= {tap.state: state, tap.final: True}
+        piece.options |= {hook.state: state, hook.final: True}
         output, state = operator(*piece.args, **piece.options)
         outputs.append(output)
-        queries, keys = (F.normalize(piece[name], dim=-1) if normalised else piece[name] for _, name in roles(tap))
+        queries, keys = (F.normalize(piece[name], dim=-1) if normalised else piece[name] for _, name in roles(hook))
         time = min(start + every, length)
         by_key = state.mT if value_first else state
         see(Reading(mixer=mixer, time=time, state=by_key, queries=queries, keys=keys))
     output = torch.cat(outputs, dim=1)
-    return (output, state if wanted else None) if wanted or not tap.bare else output
+    return (output, state if wanted else None) if wanted or not hook.bare else output
 
 
 @contextmanager
 def _replaced(
-    model: nn.Module, mixers: Sequence[Mixer], versions: Callable[[Tap, list[Mixer], Any], dict[str, Operator]]
+    model: nn.Module, mixers: Sequence[Mixer], versions: Callable[[HookPoint, list[Mixer], Any], dict[str, Operator]]
 ) -> Iterator[None]:
-    """While open, the functions that the mixers call are those that `versions` gives for a tap.
+    """While open, the functions that the mixers call are those that `versions` gives for a hook.
 
     `versions` also gets a list that holds the mixer whose forward is under way, if it is one of these.
     """
@@ -248,9 +248,9 @@ def _replaced(
             leave = module.register_forward_hook(lambda *_: running.clear())
             stack.callback(enter.remove)
             stack.callback(leave.remove)
-        for tap in {mixer.tap for mixer in mixers}:
-            owner = importlib.import_module(tap.module)
-            for name, version in versions(tap, running, owner).items():
+        for hook in {mixer.hook for mixer in mixers}:
+            owner = importlib.import_module(hook.module)
+            for name, version in versions(hook, running, owner).items():
                 stack.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, version)
         yield

@@ -8,7 +8,7 @@ import warnings
 
 import torch
 
-from slimstate.families import FAMILIES, family_of, tap_of
+from slimstate.families import FAMILIES, family_of, hook_of
 from slimstate.families.contract import Library
 from slimstate.kernels.autotune import compile_side_by_side, leave_out_faulty, tune_briefly
 from slimstate.kernels.patches import gated_backward_refused
@@ -62,7 +62,7 @@ def prepare(model_type: str) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        use_reference(tap_of(family))
+        use_reference(hook_of(family))
         if torch.cuda.is_available():
             _tune_quickly()
 

@@ -17,7 +17,7 @@ from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.devices import TOKENS_AT_ONCE
-from slimstate.models.hooks import Role, tapped
+from slimstate.models.hooks import Role, hooked
 from slimstate.models.load import Runtime, states_before_head
 from slimstate.selectors import Need
 from slimstate.system import distributed
@@ -108,7 +108,7 @@ def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: 
 
     with ExitStack() as stack:
         if "gram" in needs:
-            stack.enter_context(tapped(model, mixers, see))
+            stack.enter_context(hooked(model, mixers, see))
         if "input" in needs:
             for mixer in mixers:
                 handle = model.get_submodule(mixer.path).register_forward_pre_hook(

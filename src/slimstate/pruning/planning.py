@@ -119,7 +119,7 @@ def read_windows(
     checkpoint: Checkpoint, selector: Selector, calibration: Calibration, reporter: Reporter = SILENT
 ) -> Windows | None:
     """The calibration tokens; None where no text was given and none is needed."""
-    check_turnable(checkpoint, selector.name)
+    check_rotatable(checkpoint, selector.name)
     if not selector.calibrated:
         return None
     if calibration.data is None:
@@ -219,7 +219,7 @@ def make_plan(
 ) -> Plan:
     """The channels every mixer keeps, with all it takes to repeat and to judge the choice."""
     selector = selector_named(method)
-    check_turnable(checkpoint, method)
+    check_rotatable(checkpoint, method)
     evidence = {} if gathered is None else gathered.evidence
     cases = reporter.track(_cases(checkpoint, selector.needs, evidence), "choosing", len(checkpoint.mixers))
     selections = choose(method, cases, request)
@@ -249,15 +249,15 @@ def make_plan(
         versions=versions(),
         selections=chosen,
         parent=checkpoint.plan,
-        correction=correction.describe(width, request.keep, corrected, turned=method in ROTATIONS),
+        correction=correction.describe(width, request.keep, corrected, rotated=method in ROTATIONS),
     )
 
 
-def check_turnable(checkpoint: Checkpoint, method: str) -> None:
-    """Refuse a rotation of a model whose channels cannot be turned, before the work that would be lost."""
-    if method in ROTATIONS and any(mixer.bends is None for mixer in checkpoint.mixers):
+def check_rotatable(checkpoint: Checkpoint, method: str) -> None:
+    """Refuse a rotation of a model whose channels cannot be rotated, before the work that would be lost."""
+    if method in ROTATIONS and any(mixer.noncommuting is None for mixer in checkpoint.mixers):
         model_type, others = checkpoint.family.model_type, ", ".join(SELECTORS)
-        raise PlanError(f"{method} turns the channels, which those of {model_type} cannot be; use one of {others}")
+        raise PlanError(f"{method} rotates the channels, which those of {model_type} cannot be; use one of {others}")
 
 
 def _cases(checkpoint: Checkpoint, needs: frozenset[Need], evidence: Mapping[int, Evidence]) -> Iterator[Case]:
@@ -290,8 +290,8 @@ def _certified(selection: Choice, evidence: Evidence | None) -> Choice:
 def _kept(gram: Tensor, choice: Choice) -> Tensor:
     """The Gram matrix of what is kept."""
     if isinstance(choice, Basis):
-        turn = choice.rows.to(gram)
-        return turn @ gram @ turn.mT
+        rotation = choice.rows.to(gram)
+        return rotation @ gram @ rotation.mT
     keep = choice.keep
     rows = gram.gather(1, keep.unsqueeze(2).expand(-1, -1, gram.shape[2]))
     return rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))

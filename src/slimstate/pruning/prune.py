@@ -116,8 +116,10 @@ def prune(
             )
             copy()  # where no model had to run
             plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
-        if plan.method in ROTATIONS and (bends := checkpoint.mixers[0].bends):
-            reporter.say(f"a rotation, and not exact here: {' and '.join(bends)} act on the channels as they were")
+        if plan.method in ROTATIONS and (noncommuting := checkpoint.mixers[0].noncommuting):
+            reporter.say(
+                f"a rotation, and not exact here: {' and '.join(noncommuting)} act on the channels as they were"
+            )
         record = describe(checkpoint, plan)
         record |= {"kernels": kernels, "out": None if target is None else str(target)}
         if target is not None:
@@ -221,7 +223,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "key_dim": plan.key_dim,
         "compression": plan.compression,
         "corrected": plan.corrected,
-        "bends": list(mixers[0].bends or ()) if plan.method in ROTATIONS else None,
+        "noncommuting": list(mixers[0].noncommuting or ()) if plan.method in ROTATIONS else None,
         "correction": plan.correction,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},

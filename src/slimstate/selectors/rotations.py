@@ -3,7 +3,7 @@
 G [H, D, D] is the Gram matrix of the keys, of the queries, or of both, over all calibration tokens: N times their
 uncentred covariance. The K eigenvectors of its largest eigenvalues keep the most of the variance that K directions can
 keep, which the certificate names as the share that is lost. Queries and keys are those that enter the state, behind
-convolution and activation; what a cut turns are the projections before them.
+convolution and activation; what a cut rotates are the projections before them.
 """
 
 from __future__ import annotations

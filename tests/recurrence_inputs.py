@@ -1,0 +1,19 @@
+"""Random queries, keys, values and gates for a recurrence."""
+
+from __future__ import annotations
+
+import torch
+
+
+def inputs(batch, time, heads, groups, key_dim, value_dim, gated, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    q, k = draw(batch, time, heads, key_dim), draw(batch, time, heads, key_dim)
+    k = torch.nn.functional.normalize(k, dim=-1)
+    v, beta = draw(batch, time, heads * groups, value_dim), 2 * draw(batch, time, heads * groups).sigmoid()
+    g = -draw(batch, time, heads * groups).exp() if gated else None
+    state = draw(batch, heads * groups, key_dim, value_dim)
+    return [x.requires_grad_() for x in (q, k, v, beta, *([g] if gated else []))], state.requires_grad_()
