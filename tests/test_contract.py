@@ -13,6 +13,7 @@ import torch
 import slimstate
 import tiny
 from cases import case, changed
+from cutting import pruned
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.layout import Slot
@@ -40,7 +41,7 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
         original = tiny.save(tiny.build(tiny.VARIANTS[name]), root / name)
         for kind, keep_norm_eps in (("cut", False), ("rescaled", True)):
             out = root / f"{name}-{kind}"
-            slimstate.prune(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=keep_norm_eps)
+            pruned(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=keep_norm_eps)
             pairs[name, kind] = (original, out)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = TESTS / "reload_stock.py"
@@ -143,7 +144,7 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
 @pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
 def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folders, text_file, tmp_path):
     options = {"method": method, "key_dim": KEY_DIM, "data": str(text_file), "samples": 4, "length": 80}
-    slimstate.prune(folders[name], tmp_path / "cut", device="cpu", **options)
+    pruned(folders[name], tmp_path / "cut", device="cpu", **options)
     checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     with torch.inference_mode():
@@ -157,7 +158,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folde
 @pytest.mark.parametrize("method", sorted(SELECTORS))
 def test_the_same_seed_gives_the_same_bytes(method, folders, text_file, tmp_path):
     for place in "ab":
-        slimstate.prune(
+        pruned(
             folders[tiny.PLAIN[0]],
             tmp_path / place / "cut",
             method=method,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
+from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import PLAN, Plan
@@ -145,7 +146,7 @@ import sys
 sys.modules["fla"] = None
 import slimstate
 for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+    pruned(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
 """
 
 
@@ -156,7 +157,7 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     subprocess.run([sys.executable, "-c", WITHOUT_FLA, str(text_file), *places], check=True)
     for name in names:
         options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
-        slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
+        pruned(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
         plans = [Plan.from_json((tmp_path / place / PLAN).read_text()) for place in (name, f"{name}-with")]
         for layer, selection in plans[0].selections.items():
             assert torch.equal(selection.keep, plans[1].selections[layer].keep)

@@ -8,9 +8,14 @@ from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, benc
 from slimstate.evaluation.analyze import analyze
 from slimstate.evaluation.evaluate import evaluate
 from slimstate.evaluation.sweep import sweep
+from slimstate.models.devices import RunOptions
+from slimstate.models.offload import LoadOptions
 from slimstate.models.prepare import prepare, prepare_fla
+from slimstate.pruning.budget import Budget
+from slimstate.pruning.estimate import estimate
 from slimstate.pruning.inspect import inspect
-from slimstate.pruning.prune import prune
+from slimstate.pruning.options import Calibration, CutOptions
+from slimstate.pruning.prune import apply_plan, make_plan, prune
 from slimstate.report import write_report as report
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
@@ -19,16 +24,24 @@ from slimstate.training.recover import recover
 
 __version__ = "0.1.0"
 __all__ = [
+    "Budget",
+    "Calibration",
+    "CutOptions",
+    "LoadOptions",
     "Reporter",
+    "RunOptions",
     "SlimstateError",
     "__version__",
     "analyze",
+    "apply_plan",
     "bench_calibrate",
     "bench_decode",
     "bench_mixer",
     "bench_model",
+    "estimate",
     "evaluate",
     "inspect",
+    "make_plan",
     "prepare",
     "prepare_fla",
     "prune",

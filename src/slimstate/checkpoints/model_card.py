@@ -7,6 +7,7 @@ from typing import Any
 
 from slimstate.core.plan import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
+from slimstate.records.cut import CutRecord
 from slimstate.serving import engines
 from slimstate.serving.widths import speed_of_cut
 
@@ -121,10 +122,8 @@ def megabytes(count: int) -> str:
     return f"{count / 2**20:.2f} MiB"
 
 
-def write_card(
-    plan: Plan, name: str, states: tuple[int, int], parameters: tuple[int, int], history: list[Mapping[str, Any]]
-) -> str:
-    """The card; `states` and `parameters` are before and after, `history` the cuts before this one."""
+def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str, Any]]) -> str:
+    """The card of a cut; `history` are the cuts before this one."""
     source = str(plan.model["source"])
     calibration = ""
     if plan.calibration is not None:
@@ -143,10 +142,10 @@ def write_card(
         key_dim=plan.key_dim,
         kept="directions (the projections were turned by a rotation first)" if rotated else "channels",
         width=plan.width,
-        before=megabytes(states[0]),
-        after=megabytes(states[1]),
-        parameters_before=parameters[0],
-        parameters_after=parameters[1],
+        before=megabytes(record.state_bytes.before["fp32"]),
+        after=megabytes(record.state_bytes.after["fp32"]),
+        parameters_before=record.parameters.before,
+        parameters_after=record.parameters.after,
         speed="" if speed is None else f"\nSpeed: {speed['speedup']:.2f}x ({speed['source']}).\n",
         method=plan.method,
         score=plan.score,

@@ -24,8 +24,12 @@ from slimstate.families import loader_of
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.hooks import masked, observed
 from slimstate.models.load import Runtime, load, load_tokenizer
+from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import state_bytes
-from slimstate.pruning.planning import Calibration, check_rotatable, gather_evidence, make_plan, resolve_key_dim
+from slimstate.pruning.evidence import Gathering
+from slimstate.pruning.key_dim import resolve_key_dim
+from slimstate.pruning.options import Calibration
+from slimstate.pruning.planning import check_rotatable, choose_channels
 from slimstate.records.base import command, versions
 from slimstate.records.sweep import UNINFORMED
 from slimstate.report.tables import write_tables
@@ -101,9 +105,8 @@ def sweep(
     needs = _needs(methods, data)
     for _, line in resolved:
         reporter.say(line)
-    calibration = Calibration(
-        data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=folder / EVIDENCE
-    )
+    run = LoadOptions(device=device, dtype=dtype)
+    calibration = Calibration(data=data, samples=samples, length=length, seed=seed, evidence=folder / EVIDENCE)
     tokenizer = load_tokenizer(checkpoint.folder)
     windows = evaluation_windows(tokenizer, str(text), text_length, max_tokens, "--text-length")
     drawn = _calibration_windows(tokenizer, calibration, needs)
@@ -139,7 +142,8 @@ def sweep(
         reporter.say(f"kernels: {runtime.kernels}")
         record["kernels"] = runtime.kernels
         judge = _Judge(checkpoint, runtime, windows, reporter)
-        gathered, _ = gather_evidence(checkpoint, needs, calibration, drawn, reporter, runtime)
+        gathering = Gathering(calibration=calibration, windows=drawn, run=run, runtime=runtime)
+        gathered, _ = gathering.gather(checkpoint, needs, reporter)
 
         def judged() -> dict[str, Any]:
             with reporter.table(COLUMNS) as table:
@@ -147,7 +151,7 @@ def sweep(
                 for row in record["rows"]:
                     table(_cells(row))
                 for candidate in missing:
-                    plan = make_plan(checkpoint, candidate.method, candidate.request(seed, f), gathered)
+                    plan = choose_channels(checkpoint, candidate.method, candidate.request(seed, f), gathered)
                     record["rows"].append(judge.row(candidate, plan, record["uncut"]["nats_per_token"]))
                     write_json(folder / SWEEP, record)
                     table(_cells(record["rows"][-1]))

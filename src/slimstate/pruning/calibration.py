@@ -6,7 +6,7 @@ processes each take a share of the batches, and their sums are added up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -71,7 +71,7 @@ def calibrate(
     if "gradient" in needs and runtime.offloaded:
         raise PlanError(
             f"gradients need the whole model on its device, and {runtime.offloaded} of its weights are not: "
-            "use another method, a smaller --dtype, or more GPUs"
+            "use another method, a smaller `dtype`, or more GPUs"
         )
     distributed.join(runtime.device)
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
@@ -103,7 +103,7 @@ def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: 
             sums[mixer.layer].add_activations(role, x)
         return x
 
-    def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         sums[mixer.layer].add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     with ExitStack() as stack:
