@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.evidence import Need
 from slimstate.core.plan import Plan
 from slimstate.data.text import Windows, sample_windows
 from slimstate.evaluation.perplexity import evaluation_windows, mean_nats, perplexity_of
@@ -33,7 +34,7 @@ from slimstate.pruning.planning import check_rotatable, choose_channels
 from slimstate.records.base import command, versions
 from slimstate.records.sweep import UNINFORMED
 from slimstate.report.tables import write_tables
-from slimstate.selectors import SELECTORS, Need, Request, selector_named
+from slimstate.selectors import SELECTORS, Request, selector_named
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.core.evidence import Evidence
+from slimstate.core.evidence import Evidence, Need
 from slimstate.core.layout import Mixer
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.hooks import Role, hooked
 from slimstate.models.load import Runtime, states_before_head
-from slimstate.selectors import Need
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import SILENT, Reporter
