@@ -10,8 +10,8 @@ from recurrence_inputs import inputs
 from slimstate.core.layout import Axis, Slot
 from slimstate.core.plan import Selection
 from slimstate.core.surgery import dropped_channels
+from slimstate.kernels.convolution import short_convolution
 from slimstate.kernels.delta_rule import recurrence
-from slimstate.kernels.fla_modules import short_convolution
 
 
 @pytest.mark.parametrize("gated", [False, True])
