@@ -107,12 +107,12 @@ def test_keeping_all_is_the_identity(name, cut_folders):
     assert described_mixers(resized) == checkpoint.mixers
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_heads_and_channels_in_two_dimensions_are_cut_as_if_they_lay_in_one(turned):
+@pytest.mark.parametrize("rotated", [False, True])
+def test_heads_and_channels_in_two_dimensions_are_cut_as_if_they_lay_in_one(rotated):
     mixer = FAMILIES["delta_net"].mixers({"hidden_size": 12, "num_heads": 2, "use_short_conv": False})[0]
     keep = torch.tensor([[0, 3, 4], [1, 2, 5]])
     basis = torch.linalg.qr(torch.randn(2, 6, 3)).Q.mT.contiguous()
-    choice = {0: Basis(rows=basis) if turned else Selection(keep=keep)}
+    choice = {0: Basis(rows=basis) if rotated else Selection(keep=keep)}
     flat = torch.randn(12, 7)
     results = []
     for tensor, slot in ((flat, Slot(parameter="u")), (flat.view(2, 6, 7), Slot(parameter="u", by_head=True))):
@@ -248,4 +248,4 @@ def test_defaults_are_those_of_the_stock_configs():
         prepare(model_type)
         config_class, _ = stock_class(family)
         stock = config_class.for_model(model_type) if family.library == "fla" else config_class().get_text_config()
-        assert {name: getattr(stock, name) for name in family.DEFAULTS} == family.DEFAULTS
+        assert {name: getattr(stock, name) for name in family.defaults} == family.defaults

@@ -30,19 +30,19 @@ def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor
     """Queries or keys [B, T, H, D] of a mixer's input, from the tensors in its files: projection, filter, SiLU."""
 
     def rows(parameter: str, start: int, stride: int | None) -> torch.Tensor:
-        tensor = checkpoint.read(f"{mixer.stored or mixer.path}.{parameter}").float()
+        tensor = checkpoint.read(f"{mixer.place_in_files}.{parameter}").float()
         heads = torch.arange(mixer.axis.heads).unsqueeze(1) * (stride or mixer.axis.width)
         return tensor[start + heads + torch.arange(mixer.axis.width)].flatten(0, 1)
 
     slot = mixer.query if role == "query" else mixer.key
-    stem = f"{mixer.stored or mixer.path}.{slot.parameter.removesuffix('weight')}"
+    stem = f"{mixer.place_in_files}.{slot.parameter.removesuffix('weight')}"
     projected = x @ rows(slot.parameter, slot.start, slot.head_stride).T
     if f"{stem}bias" in checkpoint.tensors:
         projected = projected + rows(slot.parameter.replace("weight", "bias"), slot.start, None)
     (place,) = dict(mixer.filters)[role].slots
     kernel = rows(place.parameter, place.start, None)
     bias = None
-    if f"{mixer.stored or mixer.path}.conv1d.bias" in checkpoint.tensors:
+    if f"{mixer.place_in_files}.conv1d.bias" in checkpoint.tensors:
         bias = rows("conv1d.bias", place.start, None)
     padded = F.pad(projected.mT, (kernel.shape[-1] - 1, 0))
     filtered = F.conv1d(padded, kernel, bias, groups=len(kernel)).mT

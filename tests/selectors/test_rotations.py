@@ -24,7 +24,7 @@ from slimstate.core.layout import Axis, Slot
 from slimstate.core.plan import PLAN, Basis, Plan, Selection
 from slimstate.core.surgery import Cutter, cut, rotated
 from slimstate.families import FAMILIES
-from slimstate.kernels.fla_modules import short_convolution
+from slimstate.kernels.convolution import short_convolution
 from slimstate.models.hooks import hooked, masked
 from slimstate.models.load import load
 from slimstate.selectors import ROTATIONS, Request, choose
@@ -218,7 +218,7 @@ def test_the_adapted_filters_are_the_best_of_least_squares():
     for channel in range(width):
         seen = (turn[channel] @ x).T
         best[channel] = torch.linalg.lstsq(seen, target[channel].unsqueeze(-1)).solution.squeeze(-1)
-    axis = Axis(heads=1, width=width, slots=(Slot(parameter="conv", filter=True),))
+    axis = Axis(heads=1, width=width, slots=(Slot(parameter="conv", depthwise=True),))
     found = rotated(axis, axis.slots[0], Basis(rows=turn[None].float()), weight)
     torch.testing.assert_close(found, best, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, turn.square() @ weight, rtol=1e-5, atol=1e-5)
@@ -228,7 +228,7 @@ def test_a_filter_that_all_channels_share_is_left_alone_and_commutes():
     """The lemma of shared convolutions; it ends at the activation behind them."""
     turn = directions(1, 3, 6)
     weight = torch.randn(4, dtype=torch.float64).expand(6, 4).contiguous()
-    axis = Axis(heads=1, width=6, slots=(Slot(parameter="conv", filter=True),))
+    axis = Axis(heads=1, width=6, slots=(Slot(parameter="conv", depthwise=True),))
     after = rotated(axis, axis.slots[0], Basis(rows=turn.float()), weight)[:3]
     torch.testing.assert_close(after, weight[:3], rtol=1e-6, atol=1e-6)
     x = torch.randn(2, 30, 6, dtype=torch.float64)

@@ -43,7 +43,7 @@ def mixer_config(model_type: str, *, hidden: int, heads: int, key_dim: int, valu
         "model_type": model_type, "hidden_size": hidden, "num_heads": heads, "num_hidden_layers": 1,
         "intermediate_size": 16, "vocab_size": 16, **sizes[model_type],
     }  # fmt: skip
-    return family_of(config).resize(config, key_dim, corrected=False)
+    return dict(family_of(config).resize(config, key_dim, corrected=False))
 
 
 def width_of(config: Config) -> int:
@@ -55,7 +55,7 @@ def resized(config: Config, key_dim: int) -> dict[str, Any]:
     width = width_of(config)
     if not 1 <= key_dim <= width:
         raise PlanError(f"key dim {key_dim} of a model of width {width}: it must lie between 1 and {width}")
-    return dict(config) if key_dim == width else family_of(config).resize(config, key_dim)
+    return dict(config if key_dim == width else family_of(config).resize(config, key_dim))
 
 
 def random_model(config: Config, device: torch.device, dtype: torch.dtype) -> Any:

@@ -121,7 +121,7 @@ class Checkpoint:
 
 def _roots(mixer: Mixer) -> tuple[str, str]:
     """How the names of the running model and of the files begin where they differ."""
-    running, stored = mixer.path.split("."), (mixer.stored or mixer.path).split(".")
+    running, stored = mixer.path.split("."), mixer.place_in_files.split(".")
     while running and stored and running[-1] == stored[-1]:
         running.pop()
         stored.pop()

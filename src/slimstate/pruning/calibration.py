@@ -98,7 +98,7 @@ def calibrate(
 @contextmanager
 def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
     def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
-        if role != "companion":
+        if role != "key-like":
             sums[mixer.layer].add_activations(role, x)
         return x
 

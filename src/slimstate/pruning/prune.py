@@ -253,7 +253,7 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
     """The config of the cut model, with what was done under the key `slimstate`."""
-    config = checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected)
+    config = dict(checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected))
     previous = checkpoint.config.get("slimstate")
     config["slimstate"] = {
         "version": plan.versions.get("slimstate"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slimstate.families import FAMILIES, Family
-from slimstate.families.contract import Refuses
 from slimstate.families.refused import REFUSED
 from slimstate.serving.engines import date, rules_of
 
@@ -39,8 +38,7 @@ def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
     refused += [
         f"| `{name}` with {which} | {reason} |"
         for name, family in FAMILIES.items()
-        if isinstance(family, Refuses)
-        for which, reason in family.REFUSED.items()
+        for which, reason in family.refused.items()
     ]
     refused += [
         "| any with `quantization_config` (FP8, GPTQ, AWQ, ...) | rows cannot be cut out of quantised blocks: cut the"
@@ -50,17 +48,16 @@ def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _row(family: Family, measured: Mapping[str, float]) -> str:
-    config = {"model_type": family.model_type, **family.DEFAULTS, "text_config": dict(family.DEFAULTS)}
-    slots = family.mixers(config)[0].axis.slots
+    slots = family.mixers(family.stock_config)[0].axis.slots
     parameters = ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots))
     engines = (_verdicts(family.model_type, engine) for engine in ("vLLM", "SGLang"))
     numbers = (f"{measured[kind]:.0e}" if measured[kind] else "0" for kind in ("half", "third", "rescaled"))
-    words = _scale_words(family, config)
+    words = _scale_words(family)
     return f"| {' | '.join([f'`{family.model_type}`', family.library, parameters, words, *numbers, *engines])} |"
 
 
-def _scale_words(family: Family, config: Mapping[str, object]) -> str:
-    correction = family.correction(dict(config))
+def _scale_words(family: Family) -> str:
+    correction = family.correction(family.stock_config)
     if correction.epsilon is not None:
         return f"`{correction.epsilon}` makes up for it"
     if correction.folded:
