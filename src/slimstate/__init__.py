@@ -5,9 +5,10 @@ The verbs of the command are functions here: `inspect`, `prune`, `recover`, `tra
 """
 
 from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
-from slimstate.evaluation.analyze import analyze
-from slimstate.evaluation.evaluate import evaluate
-from slimstate.evaluation.sweep import sweep
+from slimstate.evaluation.analyze import AnalysisOptions, analyze
+from slimstate.evaluation.evaluate import EvalOptions, evaluate
+from slimstate.evaluation.sweep import SweepOptions, sweep
+from slimstate.evaluation.sweep_grid import SweepGrid
 from slimstate.models.devices import RunOptions
 from slimstate.models.offload import LoadOptions
 from slimstate.models.prepare import prepare, prepare_fla
@@ -24,13 +25,17 @@ from slimstate.training.recover import recover
 
 __version__ = "0.1.0"
 __all__ = [
+    "AnalysisOptions",
     "Budget",
     "Calibration",
     "CutOptions",
+    "EvalOptions",
     "LoadOptions",
     "Reporter",
     "RunOptions",
     "SlimstateError",
+    "SweepGrid",
+    "SweepOptions",
     "__version__",
     "analyze",
     "apply_plan",

@@ -131,7 +131,7 @@ def print_json(record: Mapping[str, object]) -> None:
         print(json.dumps(record, indent=2))
 
 
-def mebibytes(count: int) -> str:
+def mebibytes(count: float) -> str:
     return f"{count / 2**20:,.2f} MiB"
 
 

@@ -34,6 +34,14 @@ class AssociativeRecall:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """Where the documents of a task came from: files with a digest, or a dataset of the hub."""
+
+    path: str
+    digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskScores:
     """What lm-eval found for one task."""
 
@@ -42,12 +50,16 @@ class TaskScores:
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
     samples: Count | None = None
     version: float | str | None = None
+    data: TaskData | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LmEval:
     averages: Mapping[str, float] = field(default_factory=dict)
     tasks: Annotated[Mapping[str, TaskScores], NAMED]
+    seed: int | None = None
+    limit: Count | None = None
+    lm_eval: str | None = None  # its version
 
 
 @dataclass(frozen=True, kw_only=True)

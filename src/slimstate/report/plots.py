@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from slimstate.records.states import FiltersRecord, TraceRecord
+from slimstate.records.sweep import SweepRecord
 from slimstate.system.atomic import staged_file
 from slimstate.system.errors import OutputError, PlanError, SlimstateError
 
@@ -116,8 +118,9 @@ def svg(figure: Figure, prefix: str) -> str:
     return COORDINATES.sub(lambda found: re.sub(r"(\d+\.\d{2})\d+", r"\1", found[0]), text)
 
 
-def label_of(record: Record) -> str:
+def label_of(record: TraceRecord | Record) -> str:
     """A model by its name and what was done to it."""
+    record = record.to_json() if isinstance(record, TraceRecord) else record
     cut = record.get("cut")
     return (
         f"{record['name']} ({cut['method']}, {cut['key_dim']} of {cut['width']})"
@@ -144,8 +147,9 @@ def colours_of(records: Sequence[Record]) -> list[str]:
 
 
 @styled
-def utilisation_curves(traces: Sequence[Record]) -> Figure:
+def utilisation_curves(traces: Sequence[Any]) -> Figure:
     """Rank utilisation against the token index, averaged over layers and heads, all models in one figure."""
+    traces = [trace.to_json() if isinstance(trace, TraceRecord) else trace for trace in traces]
     figure, axes = new_figure(7, 3.8)
     for trace, shade in zip(traces, colours_of(traces), strict=True):
         axes.plot(trace["times"], trace["curve"], color=shade, linewidth=2, label=literal(label_of(trace)))
@@ -164,22 +168,21 @@ def median_head(trace: Record) -> tuple[int, int]:
     return layer, head
 
 
-def find_head(trace: Record, head: str | None) -> tuple[int, int]:
-    """The layer and the head that LAYER:HEAD names; without it, typical ones."""
-    if head is None:
-        return median_head(trace)
+def find_head(layers: Sequence[int], heads: int, head: str) -> tuple[int, int]:
+    """The layer and the head that LAYER:HEAD names."""
     layer, _, number = head.partition(":")
     if not (layer.isdecimal() and number.isdecimal()):
-        raise PlanError(f"--head {head}: give LAYER:HEAD, for example {trace['layers'][0]}:0")
-    if int(layer) not in trace["layers"] or int(number) >= trace["heads"]:
-        layers = ", ".join(map(str, trace["layers"]))
-        raise PlanError(f"--head {head}: linear layers are {layers}, heads 0 to {trace['heads'] - 1}")
+        raise PlanError(f"`head` {head}: give LAYER:HEAD, for example {layers[0]}:0")
+    if int(layer) not in layers or int(number) >= heads:
+        known = ", ".join(map(str, layers))
+        raise PlanError(f"`head` {head}: linear layers are {known}, heads 0 to {heads - 1}")
     return int(layer), int(number)
 
 
 def having_head(traces: Sequence[Record], head: str | None) -> tuple[list[Record], int, int]:
     """The traces that have this layer and head, a typical one of the first by default, and their numbers."""
-    layer, number = find_head(traces[0], head)
+    first = traces[0]
+    layer, number = median_head(first) if head is None else find_head(first["layers"], first["heads"], head)
     return [trace for trace in traces if layer in trace["layers"] and number < trace["heads"]], layer, number
 
 
@@ -316,8 +319,9 @@ def _finite(value: float | None) -> float:
 
 
 @styled
-def pareto(sweep: Record) -> Figure:
+def pareto(sweep: SweepRecord | Record) -> Figure:
     """Perplexity against the bytes of state, a line for each method and score."""
+    sweep = sweep.to_json() if isinstance(sweep, SweepRecord) else sweep
     figure, axes = new_figure(7, 4.2)
     uncut, rows = sweep["uncut"], sweep["rows"]
     for number, (name, unordered) in enumerate(sorted(_series(rows).items())):
@@ -398,15 +402,16 @@ def loss_curves(recoveries: Sequence[Record]) -> Figure:
 
 
 def draw_analysis(
-    traces: Sequence[Record], filters: Sequence[Record], folder: Path, head: str | None = None
+    trace_records: Sequence[TraceRecord], filters: Sequence[FiltersRecord], folder: Path, head: str | None = None
 ) -> list[Path]:
     """All figures of an analysis, as files."""
+    traces = [record.to_json() for record in trace_records]
     figures = {
         "utilisation": utilisation_curves(traces),
         "spectra": spectra(traces, head),
         "spectrum": ordered_spectra(traces, head),
         "utilisation-by-head": utilisation_maps(traces),
         "retrieval-error": retrieval(traces),
-        **{f"filters-{record['name']}": filter_maps(record) for record in filters},
+        **{f"filters-{record.name}": filter_maps(record.to_json()) for record in filters},
     }
     return [path for name, figure in figures.items() for path in save(figure, folder / name)]

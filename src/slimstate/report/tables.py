@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimstate.records.sweep import UNINFORMED
+from slimstate.records.sweep import UNINFORMED, SweepRecord
 from slimstate.system.atomic import write_text
 
 Record = Mapping[str, Any]
@@ -55,8 +55,9 @@ class Grid:
     baseline: tuple[str, ...]
 
 
-def write_tables(sweep: Record, folder: Path) -> list[Path]:
+def write_tables(record: SweepRecord, folder: Path) -> list[Path]:
     """sweep.csv, sweep.md and sweep.tex; with several scores also ablation.md and ablation.tex."""
+    sweep = record.to_json()
     texts = {
         "sweep.csv": as_csv(sweep["rows"]),
         "sweep.md": as_markdown(main_grid(sweep, latex=False)),
