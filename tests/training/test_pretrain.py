@@ -19,6 +19,7 @@ import slimstate
 import tiny
 from command import run
 from launching import PATIENCE, free_port, options
+from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.text import Piece
@@ -35,7 +36,7 @@ from slimstate.training.initial_model import (
     shipped_configs,
     write_untrained,
 )
-from slimstate.training.trainer import pretrain as verb
+from slimstate.training.pretrain import train as verb
 from tiny_shapes import SHAPES, SIZES
 
 SHORT = {"steps": 6, "length": 32, "batch_size": 4, "lr": 1e-2, "min_lr": 1e-3, "save_every": 2, "report_to": "none"}
@@ -62,7 +63,7 @@ def made(configs, text_file, tmp_path_factory) -> dict[str, Path]:
     verb(folders["head"], folders["further"], data=str(text_file), seed=1, **SHORT)
     slimstate.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = Path(__file__).with_name("reload_stock.py")
+    script = TESTS / "reload_stock.py"
     command = [sys.executable, str(script), str(root / "ids.pt"), *map(str, folders.values())]
     subprocess.run(command, check=True, capture_output=True)
     return folders

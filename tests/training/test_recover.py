@@ -32,9 +32,10 @@ from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import load, load_tokenizer
 from slimstate.records.training import RECOVERY
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.training import session
 from slimstate.training.lora import trainable
 from slimstate.training.session import LEAST_GAP, Settings
-from slimstate.training.trainer import WHOLE, StudentTrainer, session
+from slimstate.training.trainer import WHOLE, StudentTrainer
 
 NAME, GATED = tiny.PLAIN
 TIED = ("delta_net-tied", "gated_deltanet-tied")

@@ -14,8 +14,8 @@ from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import WholeOpinion, distilled_loss
 from slimstate.models.load import Runtime
 from slimstate.system.errors import DataError, OutputError
+from slimstate.training import teacher as teachers
 from slimstate.training.teacher import ABOUT, PresentTeacher, TeacherCache
-from slimstate.training.trainer import teacher as teachers
 
 NAME = "gated_deltanet-plain"
 LENGTH, TEMPERATURE, TOP_K = 24, 2.0, 9
