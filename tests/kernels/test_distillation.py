@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slimstate.kernels.distillation import TopDistribution, FullDistribution, distilled_loss
+from slimstate.kernels.distillation import FullDistribution, TopDistribution, distilled_loss
 
 N, V, D = 12, 23, 5
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}  # logits are float32
