@@ -17,18 +17,18 @@ import torch
 import torch.nn.functional as F
 from timing import peak_memory_kib, seconds
 
-from slimstate.kernels.distillation import LOGITS_AT_ONCE, WholeOpinion, distilled_loss
+from slimstate.kernels.distillation import LOGITS_AT_ONCE, FullDistribution, distilled_loss
 
 TEMPERATURE = 2.0
 
 
-def chunked(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, opinion: WholeOpinion) -> None:
-    distilled_loss(hidden, head, targets, opinion, temperature=TEMPERATURE)[0].backward()
+def chunked(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, teacher: FullDistribution) -> None:
+    distilled_loss(hidden, head, targets, teacher, temperature=TEMPERATURE)[0].backward()
 
 
-def at_once(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, opinion: WholeOpinion) -> None:
+def at_once(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, teacher: FullDistribution) -> None:
     logits = (hidden @ head.mT).float()
-    divergence = TEMPERATURE**2 * opinion.divergence(slice(None), logits, TEMPERATURE)
+    divergence = TEMPERATURE**2 * teacher.divergence(slice(None), logits, TEMPERATURE)
     (F.cross_entropy(logits, targets) + divergence / len(targets)).backward()
 
 
@@ -54,10 +54,10 @@ def main() -> None:
     hidden = torch.randn(tokens, options.hidden, **made).requires_grad_()
     head = torch.randn(options.vocabulary, options.hidden, **made) * options.hidden**-0.5
     targets = torch.randint(options.vocabulary, (tokens,), device=device)
-    opinion = WholeOpinion(hidden=torch.randn(tokens, options.hidden, **made), head=head.flip(0))
+    teacher = FullDistribution(hidden=torch.randn(tokens, options.hidden, **made), head=head.flip(0))
     if options.only:
         if options.only != "nothing":
-            FORMS[options.only](hidden, head, targets, opinion)
+            FORMS[options.only](hidden, head, targets, teacher)
         print(peak_memory_kib())
         return
     record = {
@@ -72,14 +72,14 @@ def main() -> None:
     }
     for name, form in FORMS.items():
         if device.type == "cuda":
-            form(hidden, head, targets, opinion)
+            form(hidden, head, targets, teacher)
             hidden.grad = None
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, opinion))
+            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, teacher))
             record["peak_bytes_above"][name] = torch.cuda.max_memory_allocated() - before
         else:
-            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, opinion))
+            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, teacher))
             record["peak_bytes_above"][name] = 1024 * (_peak_of(name, options) - _peak_of("nothing", options))
         hidden.grad = None
     print(json.dumps(record, indent=2))

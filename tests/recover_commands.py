@@ -22,19 +22,19 @@ from slimstate.cli import main
 from slimstate.models.load import load
 from slimstate.system import distributed
 from slimstate.training import trainer
-from slimstate.training.session import Settings
-from slimstate.training.teacher import PresentTeacher
+from slimstate.training.options import RecoverOptions
+from slimstate.training.teacher import LiveTeacher
 
 
 def student(uncut: Path, cut: Path, full: bool) -> trainer.Student:
     """In the middle of its training: an adapter that has learnt nothing has no gradient to speak of."""
     torch.manual_seed(0)
-    adapted = Settings(full=full).adaptation(Checkpoint.open(cut)).attach(load(cut, device="cpu").model)
+    adapted = RecoverOptions(full=full).adaptation(Checkpoint.open(cut)).attach(load(cut, device="cpu").model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trainer.trainable(adapted).values():
             parameter.copy_(parameter + 0.05 * torch.randn(parameter.shape, generator=generator))
-    teacher = PresentTeacher(runtime=load(uncut, device="cpu"))
+    teacher = LiveTeacher(runtime=load(uncut, device="cpu"))
     return trainer.Student(adapted, teacher, temperature=3.0, weight=0.5).train()
 
 

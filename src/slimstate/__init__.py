@@ -20,8 +20,9 @@ from slimstate.pruning.prune import apply_plan, make_plan, prune
 from slimstate.report import write_report as report
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
+from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.pretrain import train
-from slimstate.training.recover import recover
+from slimstate.training.recover import preview, recover
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,11 +32,15 @@ __all__ = [
     "CutOptions",
     "EvalOptions",
     "LoadOptions",
+    "PretrainOptions",
+    "RecoverOptions",
     "Reporter",
     "RunOptions",
     "SlimstateError",
     "SweepGrid",
     "SweepOptions",
+    "TrainerOptions",
+    "TrainingText",
     "__version__",
     "analyze",
     "apply_plan",
@@ -49,6 +54,7 @@ __all__ = [
     "make_plan",
     "prepare",
     "prepare_fla",
+    "preview",
     "prune",
     "recover",
     "report",

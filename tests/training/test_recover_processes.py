@@ -14,9 +14,10 @@ import torch
 
 import slimstate
 import tiny
+import training_calls
 from launching import PATIENCE, free_port, options
 from places import TESTS
-from slimstate.records.training import RECOVERY
+from slimstate.records.training import RECOVERY, RecoveryRecord
 from slimstate.training.trainer import WHOLE
 
 NAME, GATED = tiny.PLAIN
@@ -96,32 +97,32 @@ def ended(pairs, text_file, tmp_path_factory) -> tuple[Path, dict[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def whole(pairs, text_file, tmp_path_factory) -> tuple[Path, dict]:
+def whole(pairs, text_file, tmp_path_factory) -> tuple[Path, RecoveryRecord]:
     """The recovery that one process makes without a break."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return out, slimstate.recover(pairs[NAME][1], out, teacher=pairs[NAME][0], data=str(text_file), **TRAINING)
+    return out, training_calls.recover(pairs[NAME][1], out, teacher=pairs[NAME][0], data=str(text_file), **TRAINING)
 
 
 def said(root: Path, name: str, stream: str = "err") -> str:
     return (root / f"{name}.{stream}").read_text()
 
 
-def same(record: dict, expected: dict, tolerance: float = 1e-4) -> None:
-    assert [entry["step"] for entry in record["log"]] == [entry["step"] for entry in expected["log"]]
+def same(record: RecoveryRecord, expected: RecoveryRecord, tolerance: float = 1e-4) -> None:
+    assert [entry.step for entry in record.log] == [entry.step for entry in expected.log]
     for part in ("loss", "cross_entropy", "distillation", "learning_rate"):
-        found, wanted = ([entry[part] for entry in each["log"]] for each in (record, expected))
+        found, wanted = ([getattr(entry, part) for entry in each.log] for each in (record, expected))
         assert found == pytest.approx(wanted, abs=tolerance)
-    assert record["measured"]["nats"] == pytest.approx(expected["measured"]["nats"], rel=1e-3)
-    assert (record["settings"], record["corpus"]) == (expected["settings"], expected["corpus"])
+    assert record.measured.nats.known() == pytest.approx(expected.measured.nats.known(), rel=1e-3)
+    assert (record.settings, record.corpus) == (expected.settings, expected.corpus)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_two_processes_recover_as_one(launcher, ended, whole):
     root, codes = ended
     assert codes[launcher] == 0, said(root, launcher)
-    record = json.loads(said(root, launcher, "out"))
-    assert record == json.loads((root / launcher / RECOVERY).read_text())
-    assert record["processes"] == 2
+    record = RecoveryRecord.read(root / launcher / RECOVERY)
+    assert record.to_json() == json.loads(said(root, launcher, "out"))
+    assert record.processes == 2
     same(record, whole[1])
     for line in ("kernels: PyTorch", "training 16,192 parameters for 8 steps", "recovering 8/8  loss "):
         assert said(root, launcher).count(line) == 1
@@ -143,15 +144,15 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
     assert f"checkpoint-{DIE_AT}" not in marked
     assert not (root / name).exists()
     given = {"teacher": pairs[NAME][0], "data": str(text_file), **TRAINING}
-    with pytest.raises(slimstate.SlimstateError, match="--resume goes on with it, --force starts anew"):
-        slimstate.recover(pairs[NAME][1], root / name, **given)
+    with pytest.raises(slimstate.SlimstateError, match="`resume` goes on with it, `force` starts anew"):
+        training_calls.recover(pairs[NAME][1], root / name, **given)
     lines: list[str] = []
     monkeypatch.setattr(slimstate.Reporter, "say", lambda self, line: lines.append(line))
-    record = slimstate.recover(pairs[NAME][1], root / name, resume=True, **given)
+    record = training_calls.recover(pairs[NAME][1], root / name, resume=True, **given)
     assert f"going on from {work / f'checkpoint-{DIE_AT - 2}'}" in lines
     same(record, whole[1])
     if name == "alone":
-        assert [entry["loss"] for entry in record["log"]] == [entry["loss"] for entry in whole[1]["log"]]
+        assert [entry.loss for entry in record.log] == [entry.loss for entry in whole[1].log]
         for shard in whole[0].glob("*.safetensors"):
             assert (root / name / shard.name).read_bytes() == shard.read_bytes()
     assert not (root / f"{name}.training").exists()

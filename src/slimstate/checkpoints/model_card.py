@@ -7,7 +7,9 @@ from typing import Any
 
 from slimstate.core.plan import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
+from slimstate.families.contract import Config
 from slimstate.records.cut import CutRecord
+from slimstate.records.training import RecoveryRecord, TrainingRecord
 from slimstate.serving import engines
 from slimstate.serving.widths import speed_of_cut
 
@@ -155,66 +157,66 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
     )
 
 
-def write_training_card(record: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
+def write_training_card(record: TrainingRecord, config: Config, name: str) -> str:
     """The card of a model that was trained from a config."""
-    measured, shared = record["measured"], record["shared_filters"]
-    whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}.get(shared, "")
+    measured, shared = record.measured, record.shared_filters
+    whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}
     return _after_loading(config["model_type"], None, TRAINED).format(
         base="",
         name=name,
         model_type=config["model_type"],
-        parameters=record["parameters"],
-        source=record["model"],
-        tokens=record["tokens"],
-        data=record["corpus"]["data"],
-        epochs=record["epochs"],
-        sharing=f" In its convolutions {whose} one filter, stored for every channel." if shared else "",
-        measured=measured["tokens"],
-        text=measured["text"],
-        nats=measured["nats"]["after"],
-        perplexity=measured["perplexity"]["after"],
-        command=record["command"],
+        parameters=record.parameters,
+        source=record.model,
+        tokens=record.tokens,
+        data=None if record.corpus is None else record.corpus.data,
+        epochs=record.epochs,
+        sharing=f" In its convolutions {whose[shared]} one filter, stored for every channel." if shared else "",
+        measured=measured.tokens,
+        text=measured.text,
+        nats=measured.nats.after,
+        perplexity=measured.perplexity["after"],
+        command=record.command,
     )
 
 
-def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
+def write_recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     """The card of a model that was fine-tuned after a cut, or as its control."""
-    settings, measured, done = record["settings"], record["measured"], config["slimstate"]
-    adaptation, teacher = settings["adaptation"], record["teacher"]
+    settings, measured, done = record.settings, record.measured, config["slimstate"]
+    adaptation, teacher = settings.adaptation, record.teacher
     cut = "key_dim" in done
     teaching, parts = "cross entropy", "all weights"
     if teacher is not None:
-        how = f"temperature {settings['temperature']:g}, weight {settings['kd_weight']:g}"
-        teaching += f" and distillation from `{teacher['model']}` ({how})"
-    if not adaptation["full"]:
-        parts = f"LoRA of rank {settings['lora_rank']} on {', '.join(adaptation['targets'])}"
-        parts += "; convolutions trained whole" if adaptation["convolutions"] else ""
+        how = f"temperature {settings.temperature:g}, weight {settings.kd_weight:g}"
+        teaching += f" and distillation from `{teacher.model}` ({how})"
+    if not adaptation.full:
+        parts = f"LoRA of rank {settings.lora_rank} on {', '.join(adaptation.targets)}"
+        parts += "; convolutions trained whole" if adaptation.convolutions else ""
     past = [*done.get("history", ()), {**done, "recovered": done["recovered"][:-1]}]
     lines = [line for entry in past for line in _done(entry, "")]
     return _after_loading(config["model_type"], done.get("key_dim"), RECOVERED).format(
-        base=_base_line(str(done.get("base_model", record["model"]))),
+        base=_base_line(str(done.get("base_model", record.model))),
         model_type=config["model_type"],
         name=name,
         title=f"key dim {done['key_dim']} instead of {done['width']}, recovered" if cut else "fine-tuned, not cut",
-        source=record["model"],
+        source=record.model,
         teaching=teaching,
-        tokens=record["tokens"],
-        data=record["corpus"]["data"],
-        epochs=record["epochs"],
+        tokens=record.tokens,
+        data=None if record.corpus is None else record.corpus.data,
+        epochs=record.epochs,
         parts=parts,
         history="".join(f"\n{line}\n" for line in lines),
-        measured=measured["tokens"],
-        text=measured["text"],
+        measured=measured.tokens,
+        text=measured.text,
         rows="\n".join(
-            f"| {ROWS[key]} | {nats:.4f} | {measured['perplexity'][key]:.2f} |"
-            for key, nats in measured["nats"].items()
+            f"| {ROWS[key]} | {nats:.4f} | {measured.perplexity[key]:.2f} |"
+            for key, nats in measured.nats.known().items()
         ),
         closed="".join(
             f"\nIt closed {share:.0%} of the gap to {ROWS[goal]}.\n"
-            for goal, share in measured["closed"].items()
+            for goal, share in measured.closed.items()
             if share is not None
         ),
-        command=record["command"],
+        command=record.command,
     )
 
 
