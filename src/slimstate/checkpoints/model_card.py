@@ -7,8 +7,7 @@ from typing import Any
 
 from slimstate.core.plan import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
-from slimstate.serving import engines
-from slimstate.serving.widths import speed_of_cut
+from slimstate.serving.model_card import serving_lines, speed_lines
 
 HEADER = """---
 library_name: transformers
@@ -38,13 +37,6 @@ ON_A_CPU = {
     "transformers": "Where flash-linear-attention is installed transformers uses its kernels, which run on a GPU; to"
     ' run on a CPU, call `slimstate.prepare("{model_type}")` first.',
 }
-SERVING = """
-## Serve it
-
-What was found in the sources of serving engines on {date}:
-
-{rules}
-"""
 
 TEMPLATE = (
     HEADER
@@ -132,7 +124,6 @@ def write_card(
         calibration = f"Calibrated on {about['samples']} windows of {about['length']} tokens. "
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
     rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
-    speed = speed_of_cut(plan.model_type, plan.width, plan.key_dim)
     correction = f" The query scale that comes with the key dim: {plan.correction}."
     return _after_loading(plan.model_type, plan.key_dim, TEMPLATE).format(
         base=_base_line(source),
@@ -147,7 +138,7 @@ def write_card(
         after=megabytes(states[1]),
         parameters_before=parameters[0],
         parameters_after=parameters[1],
-        speed="" if speed is None else f"\nSpeed: {speed['speedup']:.2f}x ({speed['source']}).\n",
+        speed=speed_lines(plan.model_type, plan.width, plan.key_dim),
         method=plan.method,
         score=plan.score,
         seed=plan.seed,
@@ -221,11 +212,9 @@ def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], na
 
 def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
     """The template with what loading and serving take for models of this type; more braces are yet to be filled."""
-    found = () if key_dim is None else engines.advice(model_type, key_dim)
-    rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
     page = template.replace("{code}", loader_of(model_type).loading_code('"{name}"', "AutoTokenizer"))
     page = page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
-    return page + (SERVING.format(date=engines.date(), rules=rules) if found else "")
+    return page + serving_lines(model_type, key_dim)
 
 
 def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:

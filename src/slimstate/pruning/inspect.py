@@ -8,6 +8,7 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint, open_headers
 from slimstate.pruning.budget import Budget, key_dims_worth_choosing, state_bytes
+from slimstate.records.schema import written
 from slimstate.serving import engines
 from slimstate.serving.widths import speeds_below
 
@@ -67,7 +68,7 @@ def inspect(
         "state_bytes": state_bytes(mixers, first.axis.width),
         "already_cut": checkpoint.cut,
         "serving": {"date": engines.date(), "rules": [vars(rule) for rule in engines.rules_of(model_type)]},
-        "speed": speeds_below(model_type, first.axis.width),
+        "speed": written(speeds_below(model_type, first.axis.width)),
         "budget": None if budget is None else _fitting(budget, checkpoint),
         "options": [vars(option) for option in options],
     }

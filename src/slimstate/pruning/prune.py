@@ -24,6 +24,8 @@ from slimstate.pruning.budget import Budget, state_bytes
 from slimstate.pruning.estimate import estimate
 from slimstate.pruning.inspect import parameters_after
 from slimstate.pruning.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
+from slimstate.records.schema import written
+from slimstate.records.speed import SpeedOfCut
 from slimstate.selectors import ROTATIONS, Request, selector_named
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system import distributed
@@ -97,7 +99,7 @@ def prune(
         )  # fmt: skip
         if plan_only:
             reporter.say(line)
-            speed = tell_speed(checkpoint, keep, reporter)
+            speed = written(tell_speed(checkpoint, keep, reporter))
             return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep, "speed": speed,
                     **estimate(checkpoint, selector, calibration)}  # fmt: skip
         windows = read_windows(checkpoint, selector, calibration, reporter)
@@ -142,11 +144,11 @@ def _drafted(checkpoint: Checkpoint, key_dim: int, out: Path | None, force: bool
         yield begun[0] if begun else None
 
 
-def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> dict[str, Any] | None:
+def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> SpeedOfCut | None:
     """Say and return what the key dim does to the speed of a layer, where that was measured."""
     speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0].axis.width, key_dim)
     if speed is not None:
-        reporter.say(speed["advice"])
+        reporter.say(speed.advice)
     return speed
 
 
@@ -227,7 +229,7 @@ def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
         "correction": plan.correction,
         "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
-        "speed": speed_of_cut(plan.model_type, plan.width, plan.key_dim),
+        "speed": written(speed_of_cut(plan.model_type, plan.width, plan.key_dim)),
         "calibration": plan.calibration,
         "certificate": plan.summary(),
         "versions": dict(plan.versions),
