@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from timing import DEMO, peak_memory_kib
 
-from slimstate.benchmark.subjects import random_model
+from slimstate.benchmark.random_models import random_model
 from slimstate.pruning.prune import prune
 
 QWEN3_NEXT = {

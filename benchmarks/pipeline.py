@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from timing import DEMO, peak_memory_kib
 
-from slimstate.benchmark.calibrating import forward
-from slimstate.benchmark.subjects import config_of, random_model
+from slimstate.benchmark.calibration import forward
+from slimstate.benchmark.random_models import config_of, random_model
 from slimstate.benchmark.timing import device_name
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows

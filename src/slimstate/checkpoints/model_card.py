@@ -1,4 +1,4 @@
-"""The model card of a cut checkpoint."""
+"""The model cards of cut, recovered and trained checkpoints; what is known of serving them is for the caller to add."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
 from slimstate.records.cut import CutRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord
-from slimstate.serving import engines
-from slimstate.serving.widths import speed_of_cut
 
 HEADER = """---
 library_name: transformers
@@ -41,13 +39,6 @@ ON_A_CPU = {
     "transformers": "Where flash-linear-attention is installed transformers uses its kernels, which run on a GPU; to"
     ' run on a CPU, call `slimstate.prepare("{model_type}")` first.',
 }
-SERVING = """
-## Serve it
-
-What was found in the sources of serving engines on {date}:
-
-{rules}
-"""
 
 TEMPLATE = (
     HEADER
@@ -133,9 +124,8 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
         calibration = f"Calibrated on {about['samples']} windows of {about['length']} tokens. "
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
     rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
-    speed = speed_of_cut(plan.model_type, plan.width, plan.key_dim)
     correction = f" The query scale that comes with the key dim: {plan.correction}."
-    return _after_loading(plan.model_type, plan.key_dim, TEMPLATE).format(
+    return _with_loading(plan.model_type, TEMPLATE).format(
         base=_base_line(source),
         name=name,
         correction=correction if plan.correction else "",
@@ -148,7 +138,7 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
         after=megabytes(record.state_bytes.after["fp32"]),
         parameters_before=record.parameters.before,
         parameters_after=record.parameters.after,
-        speed="" if speed is None else f"\nSpeed: {speed['speedup']:.2f}x ({speed['source']}).\n",
+        speed="" if record.speed is None else f"\nSpeed: {record.speed.speedup:.2f}x ({record.speed.source}).\n",
         method=plan.method,
         score=plan.score,
         seed=plan.seed,
@@ -157,11 +147,11 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
     )
 
 
-def write_training_card(record: TrainingRecord, config: Config, name: str) -> str:
+def training_card(record: TrainingRecord, config: Config, name: str) -> str:
     """The card of a model that was trained from a config."""
     measured, shared = record.measured, record.shared_filters
     whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}
-    return _after_loading(config["model_type"], None, TRAINED).format(
+    return _with_loading(config["model_type"], TRAINED).format(
         base="",
         name=name,
         model_type=config["model_type"],
@@ -179,7 +169,7 @@ def write_training_card(record: TrainingRecord, config: Config, name: str) -> st
     )
 
 
-def write_recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
+def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     """The card of a model that was fine-tuned after a cut, or as its control."""
     settings, measured, done = record.settings, record.measured, config["slimstate"]
     adaptation, teacher = settings.adaptation, record.teacher
@@ -193,7 +183,7 @@ def write_recovery_card(record: RecoveryRecord, config: Config, name: str) -> st
         parts += "; convolutions trained whole" if adaptation.convolutions else ""
     past = [*done.get("history", ()), {**done, "recovered": done["recovered"][:-1]}]
     lines = [line for entry in past for line in _done(entry, "")]
-    return _after_loading(config["model_type"], done.get("key_dim"), RECOVERED).format(
+    return _with_loading(config["model_type"], RECOVERED).format(
         base=_base_line(str(done.get("base_model", record.model))),
         model_type=config["model_type"],
         name=name,
@@ -220,13 +210,10 @@ def write_recovery_card(record: RecoveryRecord, config: Config, name: str) -> st
     )
 
 
-def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
-    """The template with what loading and serving take for models of this type; more braces are yet to be filled."""
-    found = () if key_dim is None else engines.advice(model_type, key_dim)
-    rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
+def _with_loading(model_type: str, template: str) -> str:
+    """The template with what loading takes for models of this type; more braces are yet to be filled."""
     page = template.replace("{code}", loader_of(model_type).loading_code('"{name}"', "AutoTokenizer"))
-    page = page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
-    return page + (SERVING.format(date=engines.date(), rules=rules) if found else "")
+    return page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
 
 
 def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:

@@ -78,7 +78,7 @@ def inspect(
     if record.budget is not None:
         console.print(record.budget.why)
     if record.speed:
-        console.print(record.speed["advice"], markup=False)
+        console.print(record.speed.advice, markup=False)
     rules = rules_of(record.model_type)
     console.print(f"serving, as of {record.serving.date}:" if rules else "serving: no engine was examined")
     for rule in rules:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.prune import tell_speed
 from slimstate.records.cut import DeviceSpeed, EstimateRecord
+from slimstate.records.speed import SpeedOfCut
 from slimstate.selectors import ROTATIONS, Selector, selector_named
 from slimstate.system.progress import SILENT, Reporter
 
@@ -79,7 +79,12 @@ def estimate(
 
 
 def stages(
-    checkpoint: Checkpoint, selector: Selector, tokens: int, key_dim: int, run: RunOptions, advice: Any = None
+    checkpoint: Checkpoint,
+    selector: Selector,
+    tokens: int,
+    key_dim: int,
+    run: RunOptions,
+    advice: SpeedOfCut | None = None,
 ) -> EstimateRecord:
     """Seconds and bytes of every stage of a cut."""
     device, dtype = run.place, run.precision

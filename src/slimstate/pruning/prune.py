@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from slimstate.checkpoints.model_card import cut_card
 from slimstate.checkpoints.reader import Checkpoint
@@ -29,7 +28,9 @@ from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration, CutOptions
 from slimstate.pruning.planning import check_rotatable, choose_channels, read_plan
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
+from slimstate.records.speed import SpeedOfCut
 from slimstate.selectors import ROTATIONS, selector_named
+from slimstate.serving.model_card import serving_lines
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
@@ -204,6 +205,7 @@ class Cutting:
         assert self.out is not None
         config = cut_config(self.checkpoint, plan)
         card = cut_card(plan, self.out.name, record, config["slimstate"]["history"])
+        card += serving_lines(plan.model_type, plan.key_dim)
         cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
         documents = {PLAN: plan.to_json() + "\n", CARD: card}
         return self.writer.finish(cutter, config, documents, reporter=self.reporter)
@@ -229,11 +231,11 @@ def cutting(
         yield Cutting(checkpoint=checkpoint, out=target, writer=begun[0] if begun else None, reporter=reporter)
 
 
-def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> Any:
+def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> SpeedOfCut | None:
     """Say and return what the key dim does to the speed of a layer, where that was measured."""
     speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0].axis.width, key_dim)
     if speed is not None:
-        reporter.say(speed["advice"])
+        reporter.say(speed.advice)
     return speed
 
 

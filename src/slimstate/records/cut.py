@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from slimstate.core.plan import Plan
 from slimstate.records.base import Record
 from slimstate.records.parts import Cut
+from slimstate.records.speed import SpeedOfCut, SpeedsBelow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class CutRecord(Record):
     correction: str
     state_bytes: StateBytes
     parameters: Parameters
-    speed: Any
+    speed: SpeedOfCut | None
     calibration: Mapping[str, Any] | None
     certificate: Mapping[str, float | None]
     versions: Mapping[str, str]
@@ -72,7 +73,7 @@ class EstimateRecord(Record):
     model: str
     method: str
     key_dim: int
-    speed: Any
+    speed: SpeedOfCut | None
     device: str
     dtype: str
     tokens: int
@@ -129,6 +130,6 @@ class InspectionRecord(Record):
     state_bytes: Mapping[str, int]
     already_cut: Cut | None
     serving: Serving
-    speed: Any
+    speed: SpeedsBelow | None
     budget: FittingKeyDim | None
     options: tuple[KeyDimOption, ...]

@@ -1,16 +1,17 @@
 """What serving engines make of a cut model: rules by family and key dim, each with the source it was read in.
 
-The rules are data, `serving_rules.json`, with the date and the versions of the engines they are of.
+The rules are data, `engine_rules.json`, with the date and the versions of the engines they are of.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+
+from slimstate.records.schema import read
 
 WHEN: dict[str, Callable[[int], bool]] = {
     "always": lambda key_dim: True,
@@ -43,27 +44,56 @@ class Rule:
         return f"{self.engine}{about}: {self.verdict}; {self.what}{way_out} ({self.checked})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A rule as the file has it, for a group of families."""
+
+    engine: str
+    group: str
+    when: str
+    verdict: str
+    what: str
+    advice: str | None
+    source: str
+    checked: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesFile:
+    """What was found, when, and in which versions of the engines; groups are lists of model types."""
+
+    date: str
+    versions: Mapping[str, str]
+    groups: Mapping[str, tuple[str, ...]]
+    rules: tuple[Entry, ...]
+
+
 @functools.cache
-def _data() -> dict[str, Any]:
+def _file() -> RulesFile:
     text = resources.files("slimstate.serving").joinpath("engine_rules.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    return read(RulesFile, json.loads(text))
 
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    data = _data()
     return tuple(
         Rule(
-            model_types=tuple(data["groups"][entry["group"]]),
-            **{key: value for key, value in entry.items() if key != "group"},
+            engine=entry.engine,
+            model_types=_file().groups[entry.group],
+            when=entry.when,
+            verdict=entry.verdict,
+            what=entry.what,
+            advice=entry.advice,
+            source=entry.source,
+            checked=entry.checked,
         )
-        for entry in data["rules"]
+        for entry in _file().rules
     )
 
 
 def date() -> str:
     """When the engines were looked at."""
-    return str(_data()["date"])
+    return _file().date
 
 
 def rules_of(model_type: str) -> tuple[Rule, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slimstate.families import FAMILIES, Family
 from slimstate.families.refused import REFUSED
@@ -13,9 +13,9 @@ HEAD = """# What is supported
 Made by `python benchmarks/exactness.py` from the registry of families; a test keeps it true. The columns *half*,
 *third* and *rescaled* are the largest difference in any logit, in standard deviations of the logits, between a tiny
 random model that was cut and the uncut one with the same channels zeroed (float32 on a CPU): *half* and *third* as
-`prune` cuts key dim 24 to 12 and 8, *rescaled* to 8 with `--keep-norm-eps`, against zeroing *and* the query scale of
-the new key dim; so are the others where the scale cannot be made up for. 0 is equality to the last bit. Engines: read
-in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
+`prune` cuts key dim 24 to 12 and 8, *rescaled* to 8 with the norm's epsilon kept, against zeroing *and* the query scale
+of the new key dim; so are the others where the scale cannot be made up for. 0 is equality to the last bit. Engines:
+read in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
 
 | model type | class of | what is cut | query scale | half | third | rescaled | vLLM | SGLang |
 |---|---|---|---|---|---|---|---|---|
@@ -34,17 +34,19 @@ def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
     A family is on it as soon as it was measured.
     """
     rows = [_row(family, exactness[name]) for name, family in FAMILIES.items() if name in exactness]
-    refused = [f"| `{name}` | {reason} |" for name, reason in sorted(REFUSED.items())]
-    refused += [
-        f"| `{name}` with {which} | {reason} |"
-        for name, family in FAMILIES.items()
-        for which, reason in family.refused.items()
-    ]
+    refused = [f"| {which} | {reason} |" for which, reason in _refused()]
     refused += [
         "| any with `quantization_config` (FP8, GPTQ, AWQ, ...) | rows cannot be cut out of quantised blocks: cut the"
         " unquantised model and quantise the result |",
     ]
     return HEAD.format(date=date()) + "\n".join(rows) + "\n" + REFUSALS + "\n".join(refused) + "\n"
+
+
+def _refused() -> Iterator[tuple[str, str]]:
+    """Which model types, and which configs of a family, cannot be cut, and why."""
+    yield from ((f"`{name}`", reason) for name, reason in sorted(REFUSED.items()))
+    for name, family in FAMILIES.items():
+        yield from ((f"`{name}` with {which}", reason) for which, reason in family.refused.items())
 
 
 def _row(family: Family, measured: Mapping[str, float]) -> str:

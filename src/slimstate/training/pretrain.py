@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slimstate.checkpoints.model_card import write_training_card
+from slimstate.checkpoints.model_card import training_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.devices import RunOptions
 from slimstate.records.base import command
@@ -27,7 +27,7 @@ TRAINED = Kind(
     record=lambda outcome, student: TrainingRecord(
         **vars(outcome), parameters=student.parameters, shared_filters=student.mixers[0].sharing
     ),
-    card=write_training_card,
+    card=training_card,
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slimstate.checkpoints.model_card import write_recovery_card
+from slimstate.checkpoints.model_card import recovery_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load_tokenizer
@@ -14,6 +14,7 @@ from slimstate.models.stock import stock_model
 from slimstate.records.base import command
 from slimstate.records.schema import read, written
 from slimstate.records.training import RECOVERY, RecoveryRecord, RecoverySettings
+from slimstate.serving.model_card import serving_lines
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import ModelError, OutputError, PlanError
@@ -28,7 +29,9 @@ RECOVERED = Kind(
     label="recovering",
     settings=RecoverySettings,
     record=lambda outcome, student: RecoveryRecord(**vars(outcome)),
-    card=write_recovery_card,
+    card=lambda record, config, name: (
+        recovery_card(record, config, name) + serving_lines(config["model_type"], config["slimstate"].get("key_dim"))
+    ),
 )
 
 
