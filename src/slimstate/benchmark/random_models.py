@@ -36,7 +36,7 @@ def mixer_config(model_type: str, key_dim: int, shape: MixerShape) -> JsonObject
     family = FAMILIES.get(model_type)
     sizes = {} if family is None else _widths(family.defaults, key_dim, shape)
     if family is None or not sizes:
-        known = (name for name, other in FAMILIES.items() if _widths(other.DEFAULTS, key_dim, shape))
+        known = (name for name, other in FAMILIES.items() if _widths(other.defaults, key_dim, shape))
         raise PlanError(f"no mixer benchmark for {model_type!r}; there are {', '.join(known)}")
     config = {
         "model_type": model_type, "hidden_size": shape.hidden, "num_heads": shape.heads, "num_hidden_layers": 1,
