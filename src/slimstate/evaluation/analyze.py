@@ -15,6 +15,7 @@ from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_s
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.load import load
 from slimstate.records.base import command, versions
+from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, PlanError
 from slimstate.system.json_files import plain, write_json
@@ -53,7 +54,7 @@ def analyze(
     names = distinct_names([checkpoint.source for checkpoint in checkpoints])
     first = checkpoints[0].mixers
     if head is not None:
-        find_head({"layers": [mixer.layer for mixer in first], "heads": first[0].value_heads}, head)
+        find_head([mixer.layer for mixer in first], first[0].value_heads, head)
     windows = shared_windows(same_tokenizers(checkpoints), str(text), length, samples * length)
     if len(windows.tokens) < samples:
         raise DataError(
@@ -89,7 +90,8 @@ def analyze(
         if checkpoint.mixers[0].filters:
             filters.append({"kind": "filters", **whose, **read_filters(checkpoint)})
             write_json(folder / f"filters-{name}.json", filters[-1])
-    drawn = draw_analysis(traces, filters, folder, head)
+    typed = [TraceRecord.from_json(trace) for trace in traces], [FiltersRecord.from_json(entry) for entry in filters]
+    drawn = draw_analysis(*typed, folder, head)
     return {
         "out": str(folder),
         "models": [summary(trace) for trace in traces],

@@ -27,7 +27,7 @@ from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.pruning.budget import state_bytes
 from slimstate.pruning.planning import Calibration, check_rotatable, gather_evidence, make_plan, resolve_key_dim
 from slimstate.records.base import command, versions
-from slimstate.records.sweep import UNINFORMED
+from slimstate.records.sweep import UNINFORMED, SweepRecord
 from slimstate.report.tables import write_tables
 from slimstate.selectors import SELECTORS, Need, Request, selector_named
 from slimstate.system import distributed
@@ -168,8 +168,9 @@ def sweep(
 
     def write() -> None:
         write_json(folder / SWEEP, record)
-        write_tables(record, folder)
-        save(pareto(record), folder / "pareto")
+        typed = SweepRecord.from_json(plain(record))
+        write_tables(typed, folder)
+        save(pareto(typed), folder / "pareto")
 
     distributed.from_main(write)
     return record

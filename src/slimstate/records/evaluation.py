@@ -34,6 +34,14 @@ class AssociativeRecall:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """Where the documents of a task came from: files with a digest, or a dataset of the hub."""
+
+    path: str
+    digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskScores:
     """What lm-eval found for one task."""
 
@@ -42,12 +50,16 @@ class TaskScores:
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
     samples: Count | None = None
     version: float | str | None = None
+    data: TaskData | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LmEval:
     averages: Mapping[str, float] = field(default_factory=dict)
     tasks: Annotated[Mapping[str, TaskScores], NAMED]
+    seed: int | None = None
+    limit: Count | None = None
+    lm_eval: str | None = None  # its version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +91,22 @@ class Result(Model):
     associative_recall: AssociativeRecall | None = None
     lm_eval: LmEval | None = None
 
+    @property
+    def recall_points(self) -> tuple[RecallPoint, ...]:
+        return () if self.associative_recall is None else self.associative_recall.points
+
+    @property
+    def averages(self) -> Mapping[str, float]:
+        """Of the tasks, by name."""
+        return {} if self.lm_eval is None else self.lm_eval.averages
+
     def measures(self) -> Iterator[Measure]:
         """Every number that can be compared with that of another model."""
         if self.perplexity is not None:
             yield Measure(
                 group="text", name="perplexity", label="perplexity", value=self.perplexity, more_is_better=False
             )
-        for point in () if self.associative_recall is None else self.associative_recall.points:
+        for point in self.recall_points:
             label = f"{point.pairs} pairs"
             yield Measure(
                 group="recall", name=f"associative recall, {label}", label=label, value=point.accuracy,
@@ -97,7 +118,7 @@ class Result(Model):
                     group=task, name=f"{task} {metric}", label=metric, value=value,
                     more_is_better=entry.higher_is_better.get(metric), error=entry.stderr.get(metric),
                 )  # fmt: skip
-        for average, value in {} if self.lm_eval is None else self.lm_eval.averages.items():
+        for average, value in self.averages.items():
             name = f"{average.replace('_', '-')} average"
             yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
 

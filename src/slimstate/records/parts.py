@@ -19,6 +19,13 @@ class Cut:
     width: Whole
     base_model: str | None = None
     base_fingerprint: str | None = None
+    version: str | None = None
+    score: str | None = None
+    corrected: bool | None = None
+    correction: str | None = None
+    shared_filters: str | None = None
+    history: tuple[Mapping[str, Any], ...] = ()  # the cuts before it
+    recovered: tuple[Mapping[str, Any], ...] = ()  # the trainings after it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,10 +30,18 @@ class Bounds:
 
     states: Count
     violations: Count
+    time: tuple[float, ...] = ()
+    layer: tuple[float, ...] = ()
+    head: tuple[float, ...] = ()
     effective_rank: tuple[float, ...] = ()
+    key_bound: tuple[float | None, ...] = ()
+    kappa: tuple[float | None, ...] = ()
     amplification: tuple[float | None, ...] = ()
     amplification_lower: tuple[float | None, ...] = ()
     amplification_upper: tuple[float | None, ...] = ()
+    expected: tuple[float | None, ...] = ()
+    expected_lower: tuple[float | None, ...] = ()
+    expected_upper: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
