@@ -83,7 +83,7 @@ def main() -> None:
     step("6. The stock class loads the cut model in a fresh process and writes with it.")
     subprocess.run([sys.executable, HERE / "generate.py", cuts[0.5], "The city was founded in"], check=True)
     report = slimstate.report(OUT)
-    step(f"The report: {report['out']}")
+    step(f"The report: {report.out}")
 
 
 main()

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -57,10 +57,17 @@ SIMPLE: dict[object, Check] = {
 }
 
 
-def read(kind: type[T], value: object) -> T:
-    """The value as its type has it; a `Misfit` names the first place where it does not fit."""
-    found: T = _read(kind, value, "")
+def read(kind: type[T], value: object, place: str = "") -> T:
+    """The value as its type has it; a `Misfit` names the first place, within `place`, where it does not fit."""
+    found: T = _read(kind, value, place)
     return found
+
+
+def check(kind: Any, value: Mapping[str, object], but: Collection[str] = ()) -> None:
+    """A `Misfit` where the fields of a dataclass, but for some, are not what their annotations say."""
+    for name, written_as, annotation, required in _fields(kind):
+        if name not in but and (required or value.get(written_as) is not None):
+            _read(annotation, value.get(written_as), written_as)
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
@@ -71,7 +78,8 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return _checked(parts[0], parts[1], value, place)
     if origin in (typing.Union, types.UnionType):
         inner = tuple(part for part in parts if part is not type(None))
-        if value is None and len(inner) < len(parts):
+        empty = value is None or (value == {} and is_dataclass(inner[0]))  # an object without fields says nothing
+        if empty and len(inner) < len(parts):
             return None
         return _first_that_fits(inner, value, place)
     if value is None:
