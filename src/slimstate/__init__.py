@@ -20,11 +20,11 @@ from slimstate.pruning.prune import apply_plan, make_plan, prune
 from slimstate.report import write_report as report
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
+from slimstate.system.version import __version__
 from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.pretrain import train
 from slimstate.training.recover import preview, recover
 
-__version__ = "0.1.0"
 __all__ = [
     "AnalysisOptions",
     "Budget",

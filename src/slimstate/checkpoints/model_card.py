@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slimstate.core.file_names import PLAN
 from slimstate.core.plan import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
+from slimstate.records.base import command
 from slimstate.records.cut import CutRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord
 
@@ -58,7 +60,7 @@ Method: `{method}` (score `{score}`, seed {seed}). {calibration}What every head 
 fingerprint of the base model are in `slimstate_plan.json`; this repeats the cut:
 
 ```
-slimstate prune {source} --apply slimstate_plan.json --out DIR
+{command}
 ```
 {history}"""
     + LOADING
@@ -143,6 +145,7 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
         score=plan.score,
         seed=plan.seed,
         calibration=calibration,
+        command=command("prune", [source], {"apply": PLAN, "out": "DIR"}),
         history=earlier + "\n" if earlier else "",
     )
 
