@@ -9,8 +9,10 @@ from slimstate.evaluation.analyze import AnalysisOptions, analyze
 from slimstate.evaluation.evaluate import EvalOptions, evaluate
 from slimstate.evaluation.sweep import SweepOptions, sweep
 from slimstate.evaluation.sweep_grid import SweepGrid
+from slimstate.models.devices import RunOptions
 from slimstate.models.prepare import prepare, prepare_fla
 from slimstate.pruning.inspect import inspect
+from slimstate.pruning.planning import Calibration
 from slimstate.pruning.prune import prune
 from slimstate.report import write_report as report
 from slimstate.system.errors import SlimstateError
@@ -21,8 +23,10 @@ from slimstate.training.recover import recover
 __version__ = "0.1.0"
 __all__ = [
     "AnalysisOptions",
+    "Calibration",
     "EvalOptions",
     "Reporter",
+    "RunOptions",
     "SlimstateError",
     "SweepGrid",
     "SweepOptions",

@@ -300,10 +300,11 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, 
     measured = record["measured"]
     assert measured["nats"].keys() == folders.keys()
     for kind, folder in folders.items():
-        found = slimstate.evaluate(folder, unseen_text, length=min(1024, length), max_tokens=tokens)
-        assert measured["nats"][kind] == pytest.approx(found["nats_per_token"], rel=1e-6)
-        assert measured["perplexity"][kind] == pytest.approx(found["perplexity"], rel=1e-6)
-        assert (measured["text"], measured["tokens"]) == (found["text"], found["tokens"])
+        asked = slimstate.EvalOptions(length=min(1024, length), max_tokens=tokens)
+        found = slimstate.evaluate(folder, unseen_text, options=asked)
+        assert measured["nats"][kind] == pytest.approx(found.nats_per_token, rel=1e-6)
+        assert measured["perplexity"][kind] == pytest.approx(found.perplexity, rel=1e-6)
+        assert (measured["text"], measured["tokens"]) == (found.text, found.tokens)
     nats = measured["nats"]
     for goal, share in measured["closed"].items():
         gap = nats["before"] - nats[goal]
@@ -316,8 +317,9 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, 
 def test_what_is_measured_is_what_is_written(name, full, heal, unseen_text, tmp_path):
     """The weights as they are rounded for the file, and those that are stored once and used twice."""
     record = heal(name, tmp_path / "out", full=full, eval_text=str(unseen_text), eval_tokens=256)
-    found = slimstate.evaluate(tmp_path / "out", unseen_text, length=32, max_tokens=256)
-    assert record["measured"]["nats"]["after"] == pytest.approx(found["nats_per_token"], rel=1e-6)
+    options = slimstate.EvalOptions(length=32, max_tokens=256)
+    found = slimstate.evaluate(tmp_path / "out", unseen_text, options=options)
+    assert record["measured"]["nats"]["after"] == pytest.approx(found.nats_per_token, rel=1e-6)
 
 
 def test_without_a_text_to_measure_on_windows_are_held_out(pairs, heal, text_file, tmp_path):
