@@ -66,10 +66,14 @@ def main() -> None:
 
     def swept(folder: str) -> None:
         slimstate.sweep(
-            options.model, folder, text=options.text, data=options.data, compressions=COMPRESSIONS,
-            samples=options.samples, length=options.length, text_length=options.length,
-            max_tokens=options.max_tokens, device=options.device,
-        )  # fmt: skip
+            options.model,
+            folder,
+            text=options.text,
+            calibration=slimstate.Calibration(data=options.data, samples=options.samples, length=options.length),
+            grid=slimstate.SweepGrid(compressions=COMPRESSIONS),
+            options=slimstate.SweepOptions(text_length=options.length, max_tokens=options.max_tokens),
+            run=slimstate.RunOptions(device=options.device),
+        )
 
     before = parts()
     with tempfile.TemporaryDirectory() as folder:

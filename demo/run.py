@@ -37,11 +37,9 @@ def main() -> None:
         MODEL,
         OUT / "sweep",
         text=EVALUATION,
-        data=str(CALIBRATION),
-        compressions=(0.5, 0.75),
-        samples=64,
-        length=512,
-        max_tokens=TOKENS,
+        calibration=slimstate.Calibration(data=str(CALIBRATION), samples=64, length=512),
+        grid=slimstate.SweepGrid(compressions=(0.5, 0.75)),
+        options=slimstate.SweepOptions(max_tokens=TOKENS),
         reporter=reporter,
     )
     print_sweep(record, OUT / "sweep")
@@ -53,21 +51,22 @@ def main() -> None:
         console.print(f"  {folder}")
     step("3. How much of the state is used, before and after?")
     looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)
-    for entry in looked["models"]:
-        console.print(f"  {entry['name']}: key dim {entry['key_dim']}, rank utilisation {entry['utilisation']:.3f}")
+    for use in looked.models:
+        console.print(f"  {use.name}: key dim {use.key_dim}, rank utilisation {use.utilisation:.3f}")
     step("4. What is lost? Perplexity, and recall of names in real text, the weak spot of a small state.")
     for compression, folder in cuts.items():
         measured = slimstate.evaluate(
             folder,
             EVALUATION,
-            max_tokens=TOKENS,
             associative=True,
             baseline=MODEL,
+            options=slimstate.EvalOptions(max_tokens=TOKENS),
             out=OUT / f"evaluation-{100 * compression:g}.json",
             reporter=reporter,
         )
-        kept = measured["associative_recall"]["mean"], measured["baseline"]["associative_recall"]["mean"]
-        perplexity = f"perplexity {measured['baseline']['perplexity']:.1f} to {measured['perplexity']:.1f}"
+        before = measured.baseline
+        kept = measured.associative_recall.mean, before.associative_recall.mean
+        perplexity = f"perplexity {before.perplexity:.1f} to {measured.perplexity:.1f}"
         console.print(f"  {compression:.0%} cut: {perplexity}, names recalled {kept[1]:.0%} to {kept[0]:.0%}")
     step("5. Recover the deep cut a little: a minute of fine-tuning, with the uncut model as its teacher.")
     text = slimstate.TrainingText(data=str(CALIBRATION), eval_text=str(EVALUATION), eval_tokens=TOKENS // 2)

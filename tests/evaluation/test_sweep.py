@@ -26,7 +26,7 @@ from slimstate.evaluation.sweep_results import recommend
 from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
-from slimstate.pruning.planning import Calibration
+from slimstate.pruning.options import Calibration
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.system.errors import DataError, PlanError
 
@@ -41,7 +41,7 @@ def calibration(path, **more) -> Calibration:
 
 
 @pytest.fixture(scope="module")
-def swept(folders, text_file, tmp_path_factory):
+def measured_sweeps(folders, text_file, tmp_path_factory):
     """One sweep of each family: (folder of the model, folder of the sweep, record)."""
     root = tmp_path_factory.mktemp("sweeps")
     return {
@@ -62,8 +62,8 @@ def swept(folders, text_file, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", tiny.PLAIN)
-def test_every_method_score_and_key_dim_is_a_row(name, swept):
-    _, out, record = swept[name]
+def test_every_method_score_and_key_dim_is_a_row(name, measured_sweeps):
+    _, out, record = measured_sweeps[name]
     assert record == SweepRecord.read(out / "sweep.json")
     found = {row.key for row in record.rows}
     informed = {(m, s, k) for m in ("l1", "s-wanda", "grad", "drrqr") for s in ("kq", "k") for k in (16,)}
@@ -77,9 +77,9 @@ def test_every_method_score_and_key_dim_is_a_row(name, swept):
 
 @pytest.mark.parametrize("name", tiny.PLAIN)
 @pytest.mark.parametrize("method", ["drrqr", "l1"])
-def test_a_row_is_what_the_cut_model_gives(name, method, swept, text_file, tmp_path):
+def test_a_row_is_what_the_cut_model_gives(name, method, measured_sweeps, text_file, tmp_path):
     """Prune for real from the sweep's evidence, reload, measure: the same perplexity and utilisation."""
-    model, out, record = swept[name]
+    model, out, record = measured_sweeps[name]
     row = next(row for row in record.rows if (row.method, row.score) == (method, "kq"))
     cut = tmp_path / "cut"
     slimstate.prune(model, cut, method=method, key_dim=row.key_dim, evidence=out / "evidence.safetensors")
@@ -95,8 +95,8 @@ def test_a_row_is_what_the_cut_model_gives(name, method, swept, text_file, tmp_p
     assert row.rank_utilisation == pytest.approx(float(utilisation), rel=1e-2)
 
 
-def test_the_condition_of_the_kept_keys_is_that_of_the_plan(swept, tmp_path):
-    model, out, record = swept[tiny.PLAIN[0]]
+def test_the_condition_of_the_kept_keys_is_that_of_the_plan(measured_sweeps, tmp_path):
+    model, out, record = measured_sweeps[tiny.PLAIN[0]]
     row = next(row for row in record.rows if (row.method, row.score) == ("drrqr", "kq"))
     cut = tmp_path / "cut"
     slimstate.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
@@ -183,6 +183,24 @@ def test_rows_of_an_earlier_sweep_stay_and_are_in_the_command(folders, text_file
     assert (tmp_path / "out" / "sweep.md").read_text().splitlines()[0].count("40% compression") == 3
 
 
+def test_a_sweep_that_0_1_wrote_goes_on(folders, text_file, tmp_path):
+    """It has no format number, no seed of its own beside the settings, and nothing where nothing was found."""
+    options = {"text": text_file, "options": SHORT}
+    verb(folders[tiny.PLAIN[0]], tmp_path, grid=WITHOUT_DATA, **options)
+    path = tmp_path / "sweep.json"
+    old = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("format", "seed")}
+    path.write_text(json.dumps(old))
+    found = verb(folders[tiny.PLAIN[0]], tmp_path, grid=replace(WITHOUT_DATA, methods=("random", "l1")), **options)
+    assert [row.method for row in found.rows] == ["random", "l1"]
+    assert found.rows[1].nats_per_token == old["rows"][0]["nats_per_token"]
+
+
+def test_evidence_of_another_place_is_not_taken_for_that_of_the_sweep(folders, text_file, tmp_path):
+    elsewhere = replace(calibration(text_file), path=tmp_path / "elsewhere.safetensors")
+    with pytest.raises(PlanError, match="keeps its evidence in `out`"):
+        verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, calibration=elsewhere)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -242,8 +260,8 @@ def rows_of(table):
     return [[re.sub(r"\*\*|</?u>|\\\w+\{|[{}\\]", "", cell).strip() for cell in re.split(r"[|&]", line) if cell.strip()] for line in lines]  # noqa: E501  # fmt: skip
 
 
-def test_tables_say_what_the_rows_say(swept):
-    _, out, record = swept[tiny.PLAIN[0]]
+def test_tables_say_what_the_rows_say(measured_sweeps):
+    _, out, record = measured_sweeps[tiny.PLAIN[0]]
     parsed = list(csv.DictReader((out / "sweep.csv").open()))
     assert [float(row["perplexity"]) for row in parsed] == [row.perplexity for row in record.rows]
     assert [(row["method"], row["score"], int(row["key_dim"])) for row in parsed] == [row.key for row in record.rows]

@@ -17,6 +17,7 @@ from cutting import pruned
 from launching import PATIENCE, free_port, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
+from slimstate.records.sweep import SweepRecord
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 
@@ -167,15 +168,19 @@ def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp
 
 def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
     record = slimstate.sweep(
-        folders[NAME], tmp_path, text=text_file, data=str(text_file), methods=("l1", "drrqr"), compressions=(0.33,),
-        text_length=96, max_tokens=384, **CALIBRATION,
-    )  # fmt: skip
-    found = json.loads((pair[0] / "sweep" / "sweep.json").read_text())
-    assert found["settings"] == record["settings"]
-    for row, expected in zip(found["rows"], record["rows"], strict=True):
-        assert [row[name] for name in ("method", "key_dim")] == [expected[name] for name in ("method", "key_dim")]
+        folders[NAME],
+        tmp_path,
+        text=text_file,
+        calibration=slimstate.Calibration(data=str(text_file), **CALIBRATION),
+        grid=slimstate.SweepGrid(methods=("l1", "drrqr"), compressions=(0.33,)),
+        options=slimstate.SweepOptions(text_length=96, max_tokens=384),
+    )
+    found = SweepRecord.read(pair[0] / "sweep" / "sweep.json")
+    assert found.settings == record.settings
+    for row, expected in zip(found.rows, record.rows, strict=True):
+        assert row.key == expected.key
         for name in ("nats_per_token", "rank_utilisation", "kappa", "kappa_worst"):
-            assert row[name] == pytest.approx(expected[name], rel=1e-6)
+            assert getattr(row, name) == pytest.approx(getattr(expected, name), rel=1e-6)
     same_evidence(tmp_path / "evidence.safetensors", pair[0] / "sweep" / "evidence.safetensors")
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (pair[0] / "sweep").iterdir()}
 

@@ -20,7 +20,7 @@ from slimstate.data.text import Windows, sample_windows
 from slimstate.evaluation.compare import text_of
 from slimstate.evaluation.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.evaluation.state_traces import FinalUtilisation
-from slimstate.evaluation.sweep_grid import Candidate, SweepGrid, as_asked, grid_of, still_to_do
+from slimstate.evaluation.sweep_grid import Candidate, SweepGrid, as_asked, covering, still_to_do
 from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.families import loader_of
 from slimstate.models.devices import RunOptions
@@ -87,7 +87,7 @@ def sweep(
     record = replace(
         record,
         recommended=recommend(record, options.max_loss, folder, str(model)),
-        command=_command(study, grid_of(record.rows), model, text, out),
+        command=_command(study, record.rows, model, text, out),
         seconds=time.perf_counter() - started,
     )
 
@@ -100,9 +100,12 @@ def sweep(
     return record
 
 
-def _kept(calibration: str | Path | Calibration | None, folder: Path) -> Calibration:
+def _kept(given: str | Path | Calibration | None, folder: Path) -> Calibration:
     """A calibration whose evidence the folder of the sweep keeps."""
-    return replace(Calibration.of(calibration), evidence=folder / EVIDENCE)
+    calibration = Calibration.of(given)
+    if calibration.evidence is not None:
+        raise PlanError("a sweep keeps its evidence in `out`: leave out `evidence`")
+    return replace(calibration, evidence=folder / EVIDENCE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +188,12 @@ def _key_dims(width: int, compressions: Sequence[float], reporter: Reporter) -> 
     return found
 
 
-def _command(study: _Study, grid: SweepGrid, model: str | Path, text: str | Path, out: str | Path) -> str:
+def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | Path, out: str | Path) -> str:
     """What makes all the rows again, those of an earlier sweep too."""
     calibration, options = study.calibration, study.options
     calibrated = {"data": calibration.data, "samples": calibration.samples, "length": calibration.length}
     asked = {
-        **vars(grid), **(calibrated if calibration.data is not None else {}), "text": text,
+        **covering(rows), **(calibrated if calibration.data is not None else {}), "text": text,
         "text_length": options.text_length, "max_tokens": options.max_tokens, "max_loss": options.max_loss,
         "seed": calibration.seed, "rrqr_f": options.f, **vars(study.run), "out": out,
     }  # fmt: skip

@@ -82,10 +82,10 @@ def as_asked(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Row,
     return tuple(sorted(named, key=lambda row: places.get(row.key, len(places))))
 
 
-def grid_of(rows: Sequence[Row]) -> SweepGrid:
-    """The grid that makes all these rows."""
-    return SweepGrid(
-        methods=tuple(dict.fromkeys(row.method for row in rows)),
-        compressions=tuple(dict.fromkeys(row.compression for row in rows)),
-        scores=tuple(dict.fromkeys(row.score for row in rows)),
-    )
+def covering(rows: Sequence[Row]) -> dict[str, tuple[object, ...]]:
+    """What makes all these rows, by the names of the grid; an older version may have known other methods."""
+    return {
+        "methods": tuple(dict.fromkeys(row.method for row in rows)),
+        "compressions": tuple(dict.fromkeys(row.compression for row in rows)),
+        "scores": tuple(dict.fromkeys(row.score for row in rows)),
+    }
