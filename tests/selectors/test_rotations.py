@@ -297,7 +297,7 @@ def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_pa
         torch.tensor(plan["layers"]["0"]["condition_after"]).double(), expected, rtol=1e-3, atol=0
     )
     assert "PCA (adv.)" in (out / "sweep.md").read_text()
-    assert slimstate.report(tmp_path)["records"] == {"sweep": 1, "plan": 1}
+    assert slimstate.report(tmp_path).records == {"sweep": 1, "plan": 1}
     page = (tmp_path / "report.html").read_text()
     assert "directions kept in every head" in page
     assert "was skipped" not in page

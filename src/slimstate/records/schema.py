@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
+from slimstate.system.errors import SlimstateError
 from slimstate.system.json_files import JsonObject, plain
 
 T = TypeVar("T")
@@ -75,7 +76,10 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if kind is Any:
         return value
     if origin is Annotated:
-        return _checked(parts[0], parts[1], value, place)
+        bare, rule = parts[:2]
+        if value is not None and bare in SIMPLE and not SIMPLE[bare].holds(value):
+            raise Misfit(f"{place or 'it'} is not {rule.words}")
+        return _checked(rule, _read(bare, value, place), place)
     if origin in (typing.Union, types.UnionType):
         inner = tuple(part for part in parts if part is not type(None))
         empty = value is None or (value == {} and is_dataclass(inner[0]))  # an object without fields says nothing
@@ -85,9 +89,9 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if value is None:
         raise Misfit(f"{place or 'it'} is missing")
     if kind in SIMPLE:
-        return _checked(Any, SIMPLE[kind], value, place)
+        return _checked(SIMPLE[kind], value, place)
     if origin is Literal:
-        return _checked(Any, Check(f"one of {', '.join(map(str, parts))}", parts.__contains__), value, place)
+        return _checked(Check(f"one of {', '.join(map(str, parts))}", parts.__contains__), value, place)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise Misfit(f"{place} is not {FILLED.words}")
@@ -106,11 +110,10 @@ def _first_that_fits(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
     return _read(kinds[-1], value, place)
 
 
-def _checked(kind: Any, check: Check, value: Any, place: str) -> Any:
-    found = _read(kind, value, place)
-    if not check.holds(found):
+def _checked(check: Check, value: Any, place: str) -> Any:
+    if not check.holds(value):
         raise Misfit(f"{place or 'it'} is not {check.words}")
-    return found
+    return value
 
 
 def _read_fields(kind: Any, value: Mapping[str, Any], place: str) -> Any:
@@ -121,7 +124,10 @@ def _read_fields(kind: Any, value: Mapping[str, Any], place: str) -> Any:
             found[name] = _read(annotation, value[written_as], inside)
         elif required:
             found[name] = _read(annotation, None, inside)
-    return kind(**found)
+    try:
+        return kind(**found)
+    except (ValueError, SlimstateError) as error:  # a value that checks itself
+        raise Misfit(f"{place or 'it'} cannot be: {error}") from error
 
 
 @functools.cache
