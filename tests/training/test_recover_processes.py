@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import slimstate
+from cutting import pruned
 import tiny
 import training_calls
 from launching import PATIENCE, free_port, options
@@ -42,7 +43,7 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
         with torch.no_grad():
             model.get_output_embeddings().weight.normal_(std=0.25)  # so that there is something to learn from it
         found[name] = tiny.save(model, root / name, "100KB"), root / f"{name}-cut"
-        slimstate.prune(*found[name], method="l1", key_dim=8)
+        pruned(*found[name], method="l1", key_dim=8)
     return found
 
 
