@@ -837,17 +837,17 @@ def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(recover, place
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    ("name", "changes", "kind"),
     [
-        (NAME, {"lora_rank": 5}),
-        (GATED, {}),
-        (NAME, {"lora_targets": "all-linear"}),
-        (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}),
-        (NAME, {"full": True}),
-        (TIED[1], {"full": True}),
+        (NAME, {"lora_rank": 5}, None),
+        (GATED, {}, GATED),
+        (NAME, {"lora_targets": "all-linear"}, None),
+        (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None),
+        (NAME, {"full": True}, "full"),
+        (TIED[1], {"full": True}, TIED[1]),
     ],
 )
-def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, pairs, recover, tmp_path):
+def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, kind, pairs, recover, made, tmp_path):
     preview = training_calls.preview(pairs[name][1], teacher=pairs[name][0], **{**BRIEF, **changes})
     assert list(tmp_path.iterdir()) == []
     checkpoint, full = Checkpoint.open(pairs[name][1]), "full" in changes
@@ -855,7 +855,7 @@ def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, p
     assert (preview.targets, preview.convolutions) == (adaptation.targets, adaptation.convolutions)
     assert (preview.targets == ()) == full
     assert (preview.parameters, preview.out) == (checkpoint.parameters, None)
-    record = recover(name, tmp_path / "out", **changes)
+    record = recover(name, tmp_path / "out", **changes) if kind is None else record_of(made[kind])
     assert preview.trained_parameters == record.trained_parameters
     assert (preview.steps, preview.tokens) == (record.settings.steps, record.tokens)
     assert preview.settings == record.settings

@@ -1,4 +1,4 @@
-"""However a recovery is started, stopped and started again, and by how many processes, it is the same recovery."""
+"""However a training is started, stopped and started again, and by how many processes, it is the same training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_shared_filters import check_shared
 
 import slimstate
 from cutting import pruned
@@ -18,11 +19,13 @@ import tiny
 import training_calls
 from launching import PATIENCE, free_port, options
 from places import TESTS
-from slimstate.records.training import RECOVERY, RecoveryRecord
+from slimstate.records.training import RECOVERY, RecoveryRecord, TrainingRecord
+from slimstate.records.training import TRAINING as TRAINED
 from slimstate.training.trainer import WHOLE
+from tiny_shapes import SHAPES, SIZES
 
 NAME, GATED = tiny.PLAIN
-SCRIPT = TESTS / "recover_commands.py"
+SCRIPT = TESTS / "training_commands.py"
 TRAINING = {"steps": 8, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}
 DIE_AT = 6
 
@@ -48,10 +51,18 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
 
 
 @pytest.fixture(scope="module")
-def ended(pairs, text_file, tmp_path_factory) -> tuple[Path, dict[str, int]]:
+def config(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "config.json"
+    path.write_text(json.dumps({**SIZES, **SHAPES["delta_net"]}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, int]]:
     """Everything that needs processes of its own, at once: the folder of what they left, and their exit codes.
 
-    `alone` and `pair` are one process and two that are killed at the end; `torchrun` and `accelerate` are left alone.
+    `alone` is one process, `torchrun` and `accelerate` start two; the first two of these run several commands, of which
+    the last is killed.
     """
     root = tmp_path_factory.mktemp("ended")
 
@@ -59,36 +70,28 @@ def ended(pairs, text_file, tmp_path_factory) -> tuple[Path, dict[str, int]]:
         given = {"teacher": pairs[NAME][0], "data": text_file, "out": root / out, **TRAINING, **changes}
         return ["recover", str(pairs[NAME][1]), *options(**given)]
 
-    def killed(out: str, *shard: Path) -> list[str]:
-        commands = [
-            recover(f"{out}-nowhere", data="/nowhere/x.txt"),
-            [*recover(f"{out}-nan", lr=1e30, save_every=1), "--full"],
-            recover(out),
-        ]
-        asked = {"commands": commands, "die_at": DIE_AT, "shard": list(map(str, shard)) or None}
+    def killed(out: str, shard: tuple[Path, Path] | None = None, **before: list[str]) -> list[str]:
+        commands = {
+            **before,
+            f"{out}-nowhere": recover(f"{out}-nowhere", data="/nowhere/x.txt"),
+            f"{out}-nan": [*recover(f"{out}-nan", lr=1e30, save_every=1), "--full"],
+            out: recover(out),
+        }
+        asked = {"commands": commands, "die_at": DIE_AT, "shard": None if shard is None else list(map(str, shard))}
         return [str(SCRIPT), str(root), json.dumps(asked)]
 
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
-    launchers = {
-        "torchrun": ["torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()],
-        # what it has for CPUs needs MPI, so the processes are started as for GPUs, and find none
-        "accelerate": [
-            "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
-            "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", free_port(),
-        ],
-    }  # fmt: skip
+    train = ["train", str(config), *options(data=text_file, out=root / "trained", shared_filters="head", **TRAINING)]
+    whole = {"torchrun": [*recover("torchrun"), "--json"], "trained": train}
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    # what it has for CPUs needs MPI, so the processes are started as for GPUs, and find none
+    accelerate = [
+        "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
+        "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", free_port(),
+    ]  # fmt: skip
     started = {
         "alone": start(root, "alone", killed("alone")),
-        **{
-            f"pair-{rank}": start(
-                root, f"pair-{rank}", killed("pair", *pairs[GATED]), **meeting, RANK=str(rank), LOCAL_RANK=str(rank)
-            )
-            for rank in range(2)
-        },
-        **{
-            name: start(root, name, ["-m", *launcher, "-m", "slimstate", *recover(name), "--json"])
-            for name, launcher in launchers.items()
-        },
+        "torchrun": start(root, "torchrun", [*torchrun, *killed("pair", pairs[GATED], **whole)]),
+        "accelerate": start(root, "accelerate", [*accelerate, "-m", "slimstate", *recover("accelerate"), "--json"]),
     }
     try:
         return root, {name: process.wait(PATIENCE) for name, process in started.items()}
@@ -108,6 +111,19 @@ def said(root: Path, name: str, stream: str = "err") -> str:
     return (root / f"{name}.{stream}").read_text()
 
 
+def succeeds(root: Path, name: str) -> bool:
+    """Whether a command ended well in both processes of torchrun."""
+    codes = [root / f"{name}.{rank}.code" for rank in range(2)]
+    return all(path.exists() and path.read_text() == "0" for path in codes)
+
+
+def said_by_all(root: Path, name: str, stream: str = "err") -> str:
+    """Of `accelerate` both processes write into one file, of other commands each into its own."""
+    if name == "accelerate":
+        return said(root, name, stream)
+    return "".join(said(root, f"{name}.{rank}", stream) for rank in range(2))
+
+
 def same(record: RecoveryRecord, expected: RecoveryRecord, tolerance: float = 1e-4) -> None:
     assert [entry.step for entry in record.log] == [entry.step for entry in expected.log]
     for part in ("loss", "cross_entropy", "distillation", "learning_rate"):
@@ -120,15 +136,34 @@ def same(record: RecoveryRecord, expected: RecoveryRecord, tolerance: float = 1e
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_two_processes_recover_as_one(launcher, ended, whole):
     root, codes = ended
-    assert codes[launcher] == 0, said(root, launcher)
+    succeeded = codes["accelerate"] == 0 if launcher == "accelerate" else succeeds(root, launcher)
+    assert succeeded, said(root, launcher)
     record = RecoveryRecord.read(root / launcher / RECOVERY)
-    assert record.to_json() == json.loads(said(root, launcher, "out"))
+    assert record.to_json() == json.loads(said_by_all(root, launcher, "out"))
     assert record.processes == 2
     same(record, whole[1])
     for line in ("kernels: PyTorch", "training 16,192 parameters for 8 steps", "recovering 8/8  loss "):
-        assert said(root, launcher).count(line) == 1
+        assert said_by_all(root, launcher).count(line) == 1
     assert {path.name for path in (root / launcher).iterdir()} == {path.name for path in whole[0].iterdir()}
     assert not (root / f"{launcher}.training").exists()
+
+
+def test_two_processes_train_as_one(ended, config, text_file, tmp_path):
+    """Each works on half of every batch; the initial model and the tokens are made once."""
+    root, _ = ended
+    assert succeeds(root, "trained"), said_by_all(root, "trained")
+    given = {"data": str(text_file), "shared_filters": "head", **TRAINING}
+    alone = training_calls.train(config, tmp_path / "alone", **given)
+    record = TrainingRecord.read(root / "trained" / TRAINED)
+    assert record.processes == 2
+    assert [entry.loss for entry in record.log] == pytest.approx([entry.loss for entry in alone.log], rel=1e-4)
+    check_shared(root / "trained", "head")
+    assert "--shared-filters head" in record.command
+    assert "--lr 0.01" in record.command
+    out = said(root, "trained.0", "out")
+    assert "tokens/s" in out
+    assert f"written to {root / 'trained'}" in out
+    assert said(root, "trained.1", "out") == ""
 
 
 @pytest.mark.parametrize("name", ["alone", "pair"])
@@ -137,7 +172,10 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
 ):
     """Killed between writing a checkpoint and marking it as whole: that one is not trusted."""
     root, codes = ended
-    assert codes[name if name == "alone" else "pair-0"] == -signal.SIGKILL, said(root, next(iter(codes)))
+    if name == "alone":
+        assert codes["alone"] == -signal.SIGKILL, said(root, "alone")
+    else:
+        assert "Signal 9 (SIGKILL)" in said(root, "torchrun")
     work = root / f"{name}.training" / "model"
     marked = {path.parent.name for path in work.glob(f"*/{WHOLE}")}
     assert (work / f"checkpoint-{DIE_AT}").exists()
@@ -159,28 +197,28 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
     assert not (root / f"{name}.training").exists()
 
 
-@pytest.mark.parametrize("name", ["alone", "pair-0", "pair-1"])
-def test_what_is_wrong_is_said_once_and_all_end_alike(name, ended):
+@pytest.mark.parametrize(("name", "rank"), [("alone", 0), ("pair", 0), ("pair", 1)])
+def test_what_is_wrong_is_said_once_and_all_end_alike(name, rank, ended):
     """Text that is not there is bad input; a loss that is no number ends a training, and keeps what it had."""
     root, _ = ended
-    codes = [line for line in said(root, name, "out").splitlines() if line.startswith("exit ")]
-    assert codes == ["exit 2", "exit 3"]
-    out = name.partition("-")[0]
-    complaints = [line for line in said(root, name).splitlines() if line.startswith("slimstate: ")]
-    assert complaints[0] == "slimstate: no data at /nowhere/x.txt"
-    work = root / f"{out}-nan.training" / "model"
+    work = root / f"{name}-nan.training" / "model"
     last = max(int(path.parent.name.partition("-")[2]) for path in work.glob(f"*/{WHOLE}"))
-    wanted = f"NaN or infinite at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}"
-    assert wanted in complaints[1]
-    assert said(root, name).count("kernels: ") == (0 if name == "pair-1" else 2)
-    for missing in (f"{out}-nowhere", f"{out}-nowhere.training", f"{out}-nan"):
+    stopped = f"NaN or infinite at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}"
+    for wrong, code, complaint in (("nowhere", 2, "no data at /nowhere/x.txt"), ("nan", 3, stopped)):
+        words = said(root, f"{name}-{wrong}.{rank}")
+        assert int(said(root, f"{name}-{wrong}.{rank}", "code")) == code, words
+        (found,) = [line for line in words.splitlines() if line.startswith("slimstate: ")]
+        assert complaint in found
+    spoken = [said(root, f"{name}-nan.{rank}"), said(root, f"{name}.{rank}")]
+    assert [words.count("kernels: ") for words in spoken] == ([1, 1] if rank == 0 else [0, 0])
+    for missing in (f"{name}-nowhere", f"{name}-nowhere.training", f"{name}-nan"):
         assert not (root / missing).exists()
 
 
 @pytest.mark.parametrize("kind", ["adapters", "full"])
 def test_a_sharded_student_has_the_loss_and_gradients_of_a_whole_one(kind, ended):
     root, _ = ended
-    assert (root / "sharded.pt").exists(), said(root, "pair-0")
+    assert (root / "sharded.pt").exists(), said(root, "torchrun")
     found = torch.load(root / "sharded.pt")[kind]
     assert found["blocks"] == 2
     torch.testing.assert_close(*found["losses"])
