@@ -15,7 +15,7 @@ from slimstate.core.plan import Choice, Plan, Selection
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
 from slimstate.records.parts import Text
-from slimstate.records.schema import NAMED, Misfit, Whole, check, read
+from slimstate.records.schema import FILLED, NAMED, Count, Misfit, Whole, check, read
 from slimstate.system.errors import PlanError
 from slimstate.system.json_files import JsonObject
 
@@ -100,10 +100,10 @@ class PlanRecord(Record):
     @classmethod
     def parsed(cls, data: Mapping[str, object]) -> PlanRecord:
         check(Plan, data, but=("selections",))
-        layers, folder = read(Layers, data).layers, data.get("folder")
-        for name, layer in layers.items():
-            if (layer.get("keep") is None) == (layer.get("basis") is None):
+        for name, layer in read(WrittenLayers, data).layers.items():
+            if (layer.keep is None) == (layer.basis is None):
                 raise Misfit(f"layers.{name} keeps neither channels nor directions, or both")
+        folder = data.get("folder")
         try:
             plan = Plan.from_json(json.dumps(data))
         except (PlanError, RecursionError) as error:
@@ -113,23 +113,39 @@ class PlanRecord(Record):
     def contradiction(self) -> str | None:
         """What no plan can be; the properties refuse what is not of their types."""
         plan, _ = self.plan, (self.model, self.calibration, self.parent)
-        if plan.width < 1 or not 1 <= plan.key_dim <= plan.width:
-            return f"key_dim {plan.key_dim} of width {plan.width} is no cut"
+        for name in ("width", "key_dim"):
+            if getattr(plan, name) < 1:
+                return f"{name} is not a whole number above zero"
+        if plan.key_dim > plan.width:
+            return f"key_dim {plan.key_dim} is above the width of {plan.width}"
         return next((words for kept in self.layers if (words := _misfit(kept, plan)) is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
-    """The layers of a plan as its file has them."""
+class WrittenBasis:
+    shape: Annotated[tuple[Whole, ...], FILLED]
+    float32: str
 
-    layers: Annotated[Mapping[str, JsonObject], NAMED]
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenLayer:
+    """What a layer keeps as the file has it: channels by head, or directions in base64."""
+
+    keep: Annotated[tuple[Annotated[tuple[Count, ...], FILLED], ...], FILLED] | None = None
+    basis: WrittenBasis | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenLayers:
+    layers: Annotated[Mapping[str, WrittenLayer], NAMED]
 
 
 def _kept(layer: int, choice: Choice) -> KeptLayer:
-    channels = choice.keep.tolist() if isinstance(choice, Selection) else None
-    heads = len(choice.keep if isinstance(choice, Selection) else choice.rows)
-    plain = {"layer": layer, "heads": heads, "channels": channels, "claims": choice.certificate}
-    return read(KeptLayer, plain, f"layers.{layer}")
+    claims = read(dict[str, tuple[float | None, ...]], choice.certificate, f"layers.{layer}")
+    if isinstance(choice, Selection):
+        channels = tuple(map(tuple, choice.keep.tolist()))
+        return KeptLayer(layer=layer, heads=len(channels), channels=channels, claims=claims)
+    return KeptLayer(layer=layer, heads=len(choice.rows), channels=None, claims=claims)
 
 
 def _misfit(kept: KeptLayer, plan: Plan) -> str | None:

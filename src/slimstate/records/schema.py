@@ -52,7 +52,7 @@ def is_text(value: object) -> bool:
 
 SIMPLE: dict[object, Check] = {
     float: Check("a number", is_number),
-    int: Check("a count", lambda value: isinstance(value, int) and is_number(value)),
+    int: Check("a whole number", lambda value: isinstance(value, int) and is_number(value)),
     str: Check("text", is_text),
     bool: Check("true or false", lambda value: isinstance(value, bool)),
 }
