@@ -1,4 +1,4 @@
-"""Everything on the bundled model: sweep the methods, cut, look into the states, measure, heal, write a report."""
+"""Everything on the bundled model: sweep the methods, cut, look into the states, measure, recover, write a report."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def main() -> None:
         kept = measured["associative_recall"]["mean"], measured["baseline"]["associative_recall"]["mean"]
         perplexity = f"perplexity {measured['baseline']['perplexity']:.1f} to {measured['perplexity']:.1f}"
         console.print(f"  {compression:.0%} cut: {perplexity}, names recalled {kept[1]:.0%} to {kept[0]:.0%}")
-    step("5. Heal the deep cut a little: a minute of fine-tuning, with the uncut model as its teacher.")
-    healed = slimstate.recover(
+    step("5. Recover the deep cut a little: a minute of fine-tuning, with the uncut model as its teacher.")
+    recovered = slimstate.recover(
         cuts[0.75],
-        OUT / "drrqr-75-healed",
+        OUT / "drrqr-75-recovered",
         teacher=MODEL,
         data=str(CALIBRATION),
         steps=30,
@@ -87,9 +87,9 @@ def main() -> None:
         eval_tokens=TOKENS // 2,
         reporter=reporter,
     )
-    perplexity, gap = healed["measured"]["perplexity"], healed["measured"]["closed"]["uncut"]
+    perplexity, gap = recovered["measured"]["perplexity"], recovered["measured"]["closed"]["uncut"]
     change = f"perplexity {perplexity['before']:.1f} to {perplexity['after']:.1f}, uncut {perplexity['uncut']:.1f}"
-    console.print(f"  {healed['tokens']:,} tokens: {change}; {gap:.0%} of the gap in nats is closed")
+    console.print(f"  {recovered['tokens']:,} tokens: {change}; {gap:.0%} of the gap in nats is closed")
     step("6. The stock class loads the cut model in a fresh process and writes with it.")
     subprocess.run([sys.executable, HERE / "generate.py", cuts[0.5], "The city was founded in"], check=True)
     report = slimstate.report(OUT)
