@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 
 import torch
 import torch.nn.functional as F
-from timing import peak_memory_kib, seconds
+from harness import arguments, last_line_of, peak_memory_kib, seconds
 
 from slimstate.kernels.distillation import LOGITS_AT_ONCE, FullDistribution, distilled_loss
 
@@ -36,14 +34,13 @@ FORMS = {"chunked": chunked, "at once": at_once}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", choices=(*FORMS, "nothing"), help=argparse.SUPPRESS)
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     if options.toy:
         options.batch, options.length, options.vocabulary, options.hidden = 2, 128, 4000, 64
@@ -87,10 +84,7 @@ def main() -> None:
 
 def _peak_of(name: str, options: argparse.Namespace) -> int:
     sizes = [f"--{key}={getattr(options, key)}" for key in ("batch", "length", "vocabulary", "hidden", "device")]
-    done = subprocess.run(
-        [sys.executable, __file__, f"--only={name}", *sizes], capture_output=True, text=True, check=True
-    )
-    return int(done.stdout)
+    return int(last_line_of(__file__, f"--only={name}", *sizes))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     about = slimstate.inspect(MODEL)
     console.print(
-        f"The bundled model: {about['model_type']}, {about['parameters']:,} parameters, {about['mixers']} layers of "
-        f"{about['heads']} heads, key dim {about['key_dim']}. All of this takes about five minutes on two CPU cores."
+        f"The bundled model: {about.model_type}, {about.parameters:,} parameters, {about.mixers} layers of "
+        f"{about.heads} heads, key dim {about.key_dim}. All of this takes about five minutes on two CPU cores."
     )
     step("1. What would each cut cost? One calibration, every method at 50 % and 75 %, by masking.")
     record = slimstate.sweep(
@@ -46,8 +46,8 @@ def main() -> None:
     step("2. Cut it, from the evidence of the sweep.")
     cuts = {compression: OUT / f"drrqr-{100 * compression:g}" for compression in (0.5, 0.75)}
     for compression, folder in cuts.items():
-        evidence = OUT / "sweep" / "evidence.safetensors"
-        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, evidence=evidence, force=True)
+        evidence = slimstate.Calibration(evidence=OUT / "sweep" / "evidence.safetensors")
+        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, calibration=evidence)
         console.print(f"  {folder}")
     step("3. How much of the state is used, before and after?")
     looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)

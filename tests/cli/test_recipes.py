@@ -86,12 +86,12 @@ OWN = {
 }
 RESULTS = {
     "pre-rft": ["delta_net-plain/sweep/sweep.md", "delta_net-plain/l1.json", "report.html"],
-    "post-rft": ["delta_net-plain/l1-0.5-healed/slimstate_recovery.json", "delta_net-plain/control", "report.html"],
+    "post-rft": ["delta_net-plain/l1-0.5-recovered/slimstate_recovery.json", "delta_net-plain/control", "report.html"],
     "kq-ablation": ["delta_net-plain/ablation.tex", "report.html"],
     "pca-sharing": ["sweep-own/sweep.md", "sweep-head/sweep.md", "report.html"],
     "shared-convolutions": ["own/config.json", "all/config.json", "head.json", "report.html"],
     "pretraining": ["shape.json/model.safetensors"],
-    "spectra": ["states", "drrqr-healed/config.json", "report.html"],
+    "spectra": ["states", "drrqr-recovered/config.json", "report.html"],
     "utilisation": ["states", "report.html"],
     "filters": ["states", "report.html"],
     "throughput": ["mixer", "model", "gated"],

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import slimstate
-from cutting import pruned
 import tiny
+from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.core.evidence import EvidenceFile

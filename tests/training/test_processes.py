@@ -14,9 +14,9 @@ import torch
 from test_shared_filters import check_shared
 
 import slimstate
-from cutting import pruned
 import tiny
 import training_calls
+from cutting import pruned
 from launching import PATIENCE, free_port, options
 from places import TESTS
 from slimstate.records.training import RECOVERY, RecoveryRecord, TrainingRecord

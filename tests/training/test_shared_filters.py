@@ -10,9 +10,9 @@ import torch
 from torch.nn.utils import parametrize
 
 import slimstate
-from cutting import pruned
 import tiny
 import training_calls
+from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.plan import PLAN, Plan
 from slimstate.families import FAMILIES

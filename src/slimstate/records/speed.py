@@ -6,28 +6,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimedLayer:
+    """Where and how a layer was timed, and what follows for a choice of key dim."""
+
+    device: str
+    kernels: str
+    source: str
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Speedup:
     key_dim: int
     speedup: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedsBelow:
-    """How many times as fast a layer is at each key dim that was timed below its width."""
+class SpeedsBelow(TimedLayer):
+    """How many times as fast the layer is at each key dim that was timed below its width."""
 
-    device: str
-    kernels: str
-    source: str
     speedups: tuple[Speedup, ...]
-    advice: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedOfCut:
-    """How many times as fast a layer is after a cut."""
+class SpeedOfCut(TimedLayer):
+    """How many times as fast the layer is after a cut."""
 
-    device: str
-    kernels: str
-    source: str
     speedup: float
-    advice: str

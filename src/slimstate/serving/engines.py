@@ -45,55 +45,30 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A rule as the file has it, for a group of families."""
-
-    engine: str
-    group: str
-    when: str
-    verdict: str
-    what: str
-    advice: str | None
-    source: str
-    checked: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RulesFile:
-    """What was found, when, and in which versions of the engines; groups are lists of model types."""
+class Findings:
+    """What was found, when, and in which versions of the engines."""
 
     date: str
     versions: Mapping[str, str]
-    groups: Mapping[str, tuple[str, ...]]
-    rules: tuple[Entry, ...]
+    rules: tuple[Rule, ...]
 
 
 @functools.cache
-def _file() -> RulesFile:
+def findings() -> Findings:
+    """What the package holds; in the file a rule names a group of model types, and the groups stand apart."""
     text = resources.files("slimstate.serving").joinpath("engine_rules.json").read_text(encoding="utf-8")
-    return read(RulesFile, json.loads(text))
+    data = json.loads(text)
+    entries = [{**entry, "model_types": data["groups"][entry["group"]]} for entry in data["rules"]]
+    return read(Findings, {**data, "rules": entries})
 
 
-@functools.cache
 def rules() -> tuple[Rule, ...]:
-    return tuple(
-        Rule(
-            engine=entry.engine,
-            model_types=_file().groups[entry.group],
-            when=entry.when,
-            verdict=entry.verdict,
-            what=entry.what,
-            advice=entry.advice,
-            source=entry.source,
-            checked=entry.checked,
-        )
-        for entry in _file().rules
-    )
+    return findings().rules
 
 
 def date() -> str:
     """When the engines were looked at."""
-    return _file().date
+    return findings().date
 
 
 def rules_of(model_type: str) -> tuple[Rule, ...]:
