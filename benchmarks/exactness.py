@@ -49,7 +49,8 @@ def main() -> None:
             entry = found.setdefault(tiny.VARIANTS[name].model_type, {})
             for kind, key_dim in (("half", 12), ("third", 8), ("rescaled", 8)):
                 out = Path(place) / f"{name}-{kind}"
-                slimstate.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=kind == "rescaled")
+                options = slimstate.CutOptions(keep_norm_eps=kind == "rescaled")
+                slimstate.prune(original, out, method="random", key_dim=key_dim, options=options)
                 entry[kind] = difference(original, out)
             print(name, entry, flush=True)
     if toy:

@@ -37,7 +37,7 @@ def main() -> None:
     if options.only:
         started = time.perf_counter()
         record = prune(Path(options.only) / "model", Path(options.only) / "cut", method=options.method, key_dim=64)
-        assert record["key_dim"] == 64
+        assert record.key_dim == 64
         print(json.dumps({"seconds": time.perf_counter() - started, "peak_bytes": 1024 * peak_memory_kib()}))
         return
     config = {**QWEN3_NEXT, "num_hidden_layers": options.layers, "num_experts": options.experts}

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from harness import DEMO, add_tokenizer, arguments, last_line_of, peak_memory_kib
 
+from slimstate import Calibration, LoadOptions
 from slimstate.benchmark.calibration import forward
 from slimstate.benchmark.random_models import config_of, random_model
 from slimstate.benchmark.timing import device_name
@@ -105,10 +106,9 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
     else:
         key_dim = Checkpoint.open(model).mixers[0].axis.width // 2
         watch = Stopwatch()
-        prune(
-            model, out, method=what, key_dim=key_dim, data=text, samples=options.samples,
-            length=options.length, device=options.device, reporter=watch,
-        )  # fmt: skip
+        calibration = Calibration(data=text, samples=options.samples, length=options.length)
+        run = LoadOptions(device=options.device)
+        prune(model, out, method=what, key_dim=key_dim, calibration=calibration, run=run, reporter=watch)
         parts |= {**watch.parts, "after all": time.perf_counter() - watch.last}
     return {
         "seconds": time.perf_counter() - started,
