@@ -307,7 +307,7 @@ def test_a_model_whose_channels_cannot_be_rotated_is_refused(folders, text_file,
     """A family that does not say what a rotation passes; before anything is calibrated."""
     model = folders[tiny.PLAIN[0]]
     mixers = tuple(replace(mixer, noncommuting=None) for mixer in Checkpoint.open(model).mixers)
-    monkeypatch.setattr(FAMILIES["delta_net"], "mixers", lambda config: mixers)
+    monkeypatch.setattr(type(FAMILIES["delta_net"]), "mixers", lambda family, config: mixers)
     text = {"data": str(text_file), "samples": 4, "length": 64}
     refused = "pca rotates the channels, which those of delta_net cannot be; use one of random, l1"
     with pytest.raises(PlanError, match=refused):
