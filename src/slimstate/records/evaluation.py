@@ -37,7 +37,7 @@ class AssociativeRecall:
 class TaskData:
     """Where the documents of a task came from: files with a digest, or a dataset of the hub."""
 
-    path: str
+    path: str | None = None
     digest: str | None = None
 
 
