@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
+from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import PLAN, Plan
@@ -29,19 +30,19 @@ def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor
     """Queries or keys [B, T, H, D] of a mixer's input, from the tensors in its files: projection, filter, SiLU."""
 
     def rows(parameter: str, start: int, stride: int | None) -> torch.Tensor:
-        tensor = checkpoint.read(f"{mixer.stored or mixer.path}.{parameter}").float()
+        tensor = checkpoint.read(f"{mixer.place_in_files}.{parameter}").float()
         heads = torch.arange(mixer.axis.heads).unsqueeze(1) * (stride or mixer.axis.width)
         return tensor[start + heads + torch.arange(mixer.axis.width)].flatten(0, 1)
 
     slot = mixer.query if role == "query" else mixer.key
-    stem = f"{mixer.stored or mixer.path}.{slot.parameter.removesuffix('weight')}"
+    stem = f"{mixer.place_in_files}.{slot.parameter.removesuffix('weight')}"
     projected = x @ rows(slot.parameter, slot.start, slot.head_stride).T
     if f"{stem}bias" in checkpoint.tensors:
         projected = projected + rows(slot.parameter.replace("weight", "bias"), slot.start, None)
     (place,) = dict(mixer.filters)[role].slots
     kernel = rows(place.parameter, place.start, None)
     bias = None
-    if f"{mixer.stored or mixer.path}.conv1d.bias" in checkpoint.tensors:
+    if f"{mixer.place_in_files}.conv1d.bias" in checkpoint.tensors:
         bias = rows("conv1d.bias", place.start, None)
     padded = F.pad(projected.mT, (kernel.shape[-1] - 1, 0))
     filtered = F.conv1d(padded, kernel, bias, groups=len(kernel)).mT
@@ -151,7 +152,7 @@ import sys
 sys.modules["fla"] = None
 import slimstate
 for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+    pruned(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
 """
 
 
@@ -162,7 +163,7 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     subprocess.run([sys.executable, "-c", WITHOUT_FLA, str(text_file), *places], check=True)
     for name in names:
         options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
-        slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
+        pruned(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
         plans = [Plan.from_json((tmp_path / place / PLAN).read_text()) for place in (name, f"{name}-with")]
         for layer, selection in plans[0].selections.items():
             assert torch.equal(selection.keep, plans[1].selections[layer].keep)

@@ -232,7 +232,7 @@ def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, 
 
 def test_an_analysis_keeps_the_plan_of_a_cut_model_for_the_report(analysed, cut):
     made = slimstate.report(analysed)
-    assert made["records"]["plan"] == 1
+    assert made.records["plan"] == 1
     page = (analysed / "report.html").read_text()
     assert "What was cut" in page
     assert str(cut) in page

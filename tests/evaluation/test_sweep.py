@@ -14,6 +14,7 @@ import torch
 
 import slimstate
 import tiny
+from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.core.evidence import EvidenceFile
@@ -26,7 +27,7 @@ from slimstate.evaluation.sweep_results import recommend
 from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
-from slimstate.pruning.planning import Calibration
+from slimstate.pruning.options import Calibration
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.system.errors import DataError, PlanError
 
@@ -82,7 +83,7 @@ def test_a_row_is_what_the_cut_model_gives(name, method, measured_sweeps, text_f
     model, out, record = measured_sweeps[name]
     row = next(row for row in record.rows if (row.method, row.score) == (method, "kq"))
     cut = tmp_path / "cut"
-    slimstate.prune(model, cut, method=method, key_dim=row.key_dim, evidence=out / "evidence.safetensors")
+    pruned(model, cut, method=method, key_dim=row.key_dim, evidence=out / "evidence.safetensors")
     measured = slimstate.evaluate(cut, text_file, options=EvalOptions(length=96, max_tokens=384))
     # cut and mask differ by the other norms' epsilon, which random models feel: see the contract tests
     assert measured.nats_per_token == pytest.approx(row.nats_per_token, rel=2e-3)
@@ -99,7 +100,7 @@ def test_the_condition_of_the_kept_keys_is_that_of_the_plan(measured_sweeps, tmp
     model, out, record = measured_sweeps[tiny.PLAIN[0]]
     row = next(row for row in record.rows if (row.method, row.score) == ("drrqr", "kq"))
     cut = tmp_path / "cut"
-    slimstate.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
+    pruned(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
     plan = json.loads((cut / "slimstate_plan.json").read_text())
     kappas = sorted(kappa for layer in plan["layers"].values() for kappa in layer["condition_after"])
     assert row.kappa == pytest.approx(kappas[len(kappas) // 2])

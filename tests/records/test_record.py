@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+from slimstate.core.plan import PLAN
 from slimstate.records.base import command
 from slimstate.records.folder import read_records
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.json_files import plain, write_json
+
+OLD = Path(__file__).parent / "v0_1"
 
 
 def test_what_is_written_is_strict_json_and_reads_back(tmp_path):
@@ -36,7 +41,10 @@ def test_a_command_can_be_pasted():
 
 
 def test_records_are_found_and_the_rest_is_passed_over(tmp_path):
-    write_json(tmp_path / "a" / "sweep.json", {"kind": "sweep"})
+    (tmp_path / "a").mkdir()
+    shutil.copy(OLD / "sweep.json", tmp_path / "a")
+    shutil.copy(OLD / "plan-copy.json", tmp_path / "a")
+    write_json(tmp_path / "partial.json", {"kind": "filters", "name": "x"})
     write_json(tmp_path / "other.json", {"kind": "something else"})
     write_json(tmp_path / ".hidden" / "trace.json", {"kind": "trace"})
     (tmp_path / "broken.json").write_text('{"kind": ')
@@ -44,14 +52,14 @@ def test_records_are_found_and_the_rest_is_passed_over(tmp_path):
     model = tmp_path / "model"
     write_json(model / "config.json", {"kind": "sweep"})
     write_json(model / "tokenizer.json", {"kind": "trace"})
-    write_json(model / "slimstate_plan.json", {"method": "l1"})
-    found, complaints = read_records(tmp_path)
-    assert sorted((record.kind, record.path.name) for record in found) == [
-        ("plan", "slimstate_plan.json"),
-        ("sweep", "sweep.json"),
-    ]
-    assert len(complaints) == 1
-    assert "broken.json was skipped: it is not JSON" in complaints[0]
+    shutil.copy(OLD / "plan.json", model / PLAN)
+    found = read_records(tmp_path)
+    assert found.counts() == {"sweep": 1, "plan": 2}
+    assert [(sweep.path.name, sweep.record.width) for sweep in found.sweep] == [("sweep.json", 8)]
+    assert [(plan.path.name, plan.record.folder) for plan in found.plan] == [("plan-copy.json", "slim"), (PLAN, None)]
+    broken, partial = found.skipped
+    assert "broken.json was skipped: it is not JSON" in broken
+    assert "partial.json was skipped: as a record of a filters, model is missing" in partial
     with pytest.raises(DataError, match="no folder"):
         read_records(tmp_path / "nowhere")
 

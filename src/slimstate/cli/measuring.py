@@ -171,7 +171,7 @@ def sweep(
     from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep import sweep as run
     from slimstate.evaluation.sweep_grid import SweepGrid
-    from slimstate.pruning.planning import Calibration
+    from slimstate.pruning.options import Calibration
 
     record = run(
         model,
@@ -218,9 +218,9 @@ def report(
     """One HTML page from whatever records are in a folder: no model is loaded, no network needed to read it."""
     from slimstate.report import write_report
 
-    record = write_report(folder, out, reporter=TerminalReporter())
+    page = write_report(folder, out, reporter=TerminalReporter())
     if as_json:
-        print_json(record)
+        print_json(page.to_json())
         return
-    found = ", ".join(f"{count} {kind}" for kind, count in record["records"].items())
-    printer().print(f"{record['out']} ({record['bytes'] / 1024:.0f} KiB) from these records: {found}", markup=False)
+    found = ", ".join(f"{count} {kind}" for kind, count in page.records.items())
+    printer().print(f"{page.out} ({page.bytes / 1024:.0f} KiB) from these records: {found}", markup=False)

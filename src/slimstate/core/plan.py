@@ -11,8 +11,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Axis
 from slimstate.system.errors import PlanError
+
+__all__ = ["PLAN", "Basis", "Choice", "Plan", "Selection"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,6 @@ class Selection:
             )
 
 
-PLAN = "slimstate_plan.json"  # beside the weights of a cut model
 SEMI_ORTHOGONAL = 1e-4  # how far T T' may be from the identity
 
 

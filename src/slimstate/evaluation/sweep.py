@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.core.evidence import EvidenceFile
+from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.plan import Plan
 from slimstate.data.text import Windows, sample_windows
 from slimstate.evaluation.compare import text_of
@@ -26,12 +26,16 @@ from slimstate.families import loader_of
 from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import masked, observed
 from slimstate.models.load import Runtime, load, load_tokenizer
+from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import state_bytes
-from slimstate.pruning.planning import Calibration, check_rotatable, gather_evidence, make_plan, resolve_key_dim
+from slimstate.pruning.evidence import Gathering
+from slimstate.pruning.key_dim import resolve_key_dim
+from slimstate.pruning.options import Calibration
+from slimstate.pruning.planning import check_rotatable, choose_channels
 from slimstate.records.base import command, versions
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.tables import write_tables
-from slimstate.selectors import Need, Request
+from slimstate.selectors import Request
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
@@ -78,7 +82,7 @@ def sweep(
     grid, options, run = grid or SweepGrid(), options or SweepOptions(), run or RunOptions()
     checkpoint = Checkpoint.open(model)
     check_place(folder, folder=True)
-    study = _prepare(checkpoint, str(text), _kept(calibration, folder, run), grid, options, run, reporter)
+    study = _prepare(checkpoint, str(text), _kept(calibration, folder), grid, options, run, reporter)
     record = _measure(study, folder / SWEEP, reporter)
     record = replace(
         record,
@@ -96,13 +100,12 @@ def sweep(
     return record
 
 
-def _kept(calibration: str | Path | Calibration | None, folder: Path, run: RunOptions) -> Calibration:
-    """A calibration on this device whose evidence the folder of the sweep keeps."""
-    if not isinstance(calibration, Calibration):
-        calibration = Calibration(data=None if calibration is None else str(calibration))
-    if calibration.path is not None:
+def _kept(given: str | Path | Calibration | None, folder: Path) -> Calibration:
+    """A calibration whose evidence the folder of the sweep keeps."""
+    calibration = Calibration.of(given)
+    if calibration.evidence is not None:
         raise PlanError("a sweep keeps its evidence in `out`: leave out `evidence`")
-    return replace(calibration, path=folder / EVIDENCE, device=run.device, dtype=run.dtype)
+    return replace(calibration, evidence=folder / EVIDENCE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +213,13 @@ def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
     with reporter.waiting("loading the model"):
         runtime = load(study.checkpoint.folder, device=study.run.device, dtype=study.run.dtype)
     reporter.say(f"kernels: {runtime.kernels}")
-    evidence, _ = gather_evidence(
-        study.checkpoint, study.needs, study.calibration, study.calibration_windows, reporter, runtime
+    gathering = Gathering(
+        calibration=study.calibration,
+        windows=study.calibration_windows,
+        run=LoadOptions(**vars(study.run)),
+        runtime=runtime,
     )
+    evidence, _ = gathering.gather(study.checkpoint, study.needs, reporter)
     judge = _Judge(study=study, runtime=runtime, evidence=evidence, reporter=reporter)
 
     def judged() -> SweepRecord:
@@ -258,7 +265,7 @@ class _Judge:
         assert uncut.nats_per_token is not None, "of a sweep that can go on"
         checkpoint = self.study.checkpoint
         request = candidate.request(self.study.calibration.seed, self.study.options.f)
-        plan = make_plan(checkpoint, candidate.method, request, self.evidence)
+        plan = choose_channels(checkpoint, candidate.method, request, self.evidence)
         rescaled = not checkpoint.family.correction(checkpoint.config).possible
         with masked(self.runtime.model, checkpoint.mixers, plan.selections, rescaled=rescaled):
             found = self._measure(candidate.key_dim, " ".join(map(str, candidate.key)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from slimstate.core.evidence import Need
 from slimstate.records.sweep import UNINFORMED, Row
-from slimstate.selectors import SELECTORS, Need, Request, selector_named
+from slimstate.selectors import SELECTORS, Request, selector_named
 from slimstate.system.errors import PlanError
 
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)

@@ -41,10 +41,15 @@ class Record:
         form = data.get("format", 1)
         if form != cls.FORMAT:
             raise Misfit(f"it is of format {form}, and this version reads format {cls.FORMAT}")
-        record = read(cls, data)
+        record = cls.parsed(data)
         if (words := record.contradiction()) is not None:
             raise Misfit(words)
         return record
+
+    @classmethod
+    def parsed(cls: type[R], data: Mapping[str, object]) -> R:
+        """The record by the annotations of its fields; what they cannot say, `contradiction` does."""
+        return read(cls, data)
 
     def contradiction(self) -> str | None:
         """Where fields of the right types do not fit each other, in words."""

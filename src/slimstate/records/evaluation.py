@@ -91,13 +91,22 @@ class Result(Model):
     associative_recall: AssociativeRecall | None = None
     lm_eval: LmEval | None = None
 
+    @property
+    def recall_points(self) -> tuple[RecallPoint, ...]:
+        return () if self.associative_recall is None else self.associative_recall.points
+
+    @property
+    def averages(self) -> Mapping[str, float]:
+        """Of the tasks, by name."""
+        return {} if self.lm_eval is None else self.lm_eval.averages
+
     def measures(self) -> Iterator[Measure]:
         """Every number that can be compared with that of another model."""
         if self.perplexity is not None:
             yield Measure(
                 group="text", name="perplexity", label="perplexity", value=self.perplexity, more_is_better=False
             )
-        for point in () if self.associative_recall is None else self.associative_recall.points:
+        for point in self.recall_points:
             label = f"{point.pairs} pairs"
             yield Measure(
                 group="recall", name=f"associative recall, {label}", label=label, value=point.accuracy,
@@ -109,7 +118,7 @@ class Result(Model):
                     group=task, name=f"{task} {metric}", label=metric, value=value,
                     more_is_better=entry.higher_is_better.get(metric), error=entry.stderr.get(metric),
                 )  # fmt: skip
-        for average, value in {} if self.lm_eval is None else self.lm_eval.averages.items():
+        for average, value in self.averages.items():
             name = f"{average.replace('_', '-')} average"
             yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
 

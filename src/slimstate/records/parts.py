@@ -25,6 +25,7 @@ class Cut:
     correction: str | None = None
     shared_filters: str | None = None
     history: tuple[Mapping[str, Any], ...] = ()  # the cuts before it
+    recovered: tuple[Mapping[str, Any], ...] = ()  # the trainings after it
 
 
 @dataclass(frozen=True, kw_only=True)

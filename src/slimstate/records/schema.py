@@ -1,8 +1,8 @@
 """Dataclasses as JSON and back. The annotations of a record's fields are its schema, and there is no other.
 
 `read` makes a value of an annotated type from JSON, or says in words where it does not fit; `written` is the way back.
-A field without a default must be there. Fields that a type does not know are passed over, so that files of other
-versions are read.
+A field without a default must be there; one whose metadata say `json: None` is in memory alone. Fields that a type does
+not know are passed over, so that files of other versions are read.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
+from slimstate.system.errors import SlimstateError
 from slimstate.system.json_files import JsonObject, plain
 
 T = TypeVar("T")
@@ -51,16 +52,23 @@ def is_text(value: object) -> bool:
 
 SIMPLE: dict[object, Check] = {
     float: Check("a number", is_number),
-    int: Check("a count", lambda value: isinstance(value, int) and is_number(value)),
+    int: Check("a whole number", lambda value: isinstance(value, int) and is_number(value)),
     str: Check("text", is_text),
     bool: Check("true or false", lambda value: isinstance(value, bool)),
 }
 
 
-def read(kind: type[T], value: object) -> T:
-    """The value as its type has it; a `Misfit` names the first place where it does not fit."""
-    found: T = _read(kind, value, "")
+def read(kind: type[T], value: object, place: str = "") -> T:
+    """The value as its type has it; a `Misfit` names the first place, within `place`, where it does not fit."""
+    found: T = _read(kind, value, place)
     return found
+
+
+def check(kind: Any, value: Mapping[str, object], but: Collection[str] = ()) -> None:
+    """A `Misfit` where the fields of a dataclass, but for some, are not what their annotations say."""
+    for name, written_as, annotation, required in _fields(kind):
+        if name not in but and (required or value.get(written_as) is not None):
+            _read(annotation, value.get(written_as), written_as)
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
@@ -68,18 +76,22 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if kind is Any:
         return value
     if origin is Annotated:
-        return _checked(parts[0], parts[1], value, place)
+        bare, rule = parts[:2]
+        if value is not None and bare in SIMPLE and not SIMPLE[bare].holds(value):
+            raise Misfit(f"{place or 'it'} is not {rule.words}")
+        return _checked(rule, _read(bare, value, place), place)
     if origin in (typing.Union, types.UnionType):
         inner = tuple(part for part in parts if part is not type(None))
-        if value is None and len(inner) < len(parts):
+        empty = value is None or (value == {} and is_dataclass(inner[0]))  # an object without fields says nothing
+        if empty and len(inner) < len(parts):
             return None
         return _first_that_fits(inner, value, place)
     if value is None:
         raise Misfit(f"{place or 'it'} is missing")
     if kind in SIMPLE:
-        return _checked(Any, SIMPLE[kind], value, place)
+        return _checked(SIMPLE[kind], value, place)
     if origin is Literal:
-        return _checked(Any, Check(f"one of {', '.join(map(str, parts))}", parts.__contains__), value, place)
+        return _checked(Check(f"one of {', '.join(map(str, parts))}", parts.__contains__), value, place)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise Misfit(f"{place} is not {FILLED.words}")
@@ -98,11 +110,10 @@ def _first_that_fits(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
     return _read(kinds[-1], value, place)
 
 
-def _checked(kind: Any, check: Check, value: Any, place: str) -> Any:
-    found = _read(kind, value, place)
-    if not check.holds(found):
+def _checked(check: Check, value: Any, place: str) -> Any:
+    if not check.holds(value):
         raise Misfit(f"{place or 'it'} is not {check.words}")
-    return found
+    return value
 
 
 def _read_fields(kind: Any, value: Mapping[str, Any], place: str) -> Any:
@@ -113,7 +124,10 @@ def _read_fields(kind: Any, value: Mapping[str, Any], place: str) -> Any:
             found[name] = _read(annotation, value[written_as], inside)
         elif required:
             found[name] = _read(annotation, None, inside)
-    return kind(**found)
+    try:
+        return kind(**found)
+    except (ValueError, SlimstateError) as error:  # a value that checks itself
+        raise Misfit(f"{place or 'it'} cannot be: {error}") from error
 
 
 @functools.cache
@@ -128,6 +142,7 @@ def _fields(kind: Any) -> tuple[tuple[str, str, Any, bool], ...]:
             item.default is MISSING and item.default_factory is MISSING,
         )
         for item in dataclasses.fields(kind)
+        if item.metadata.get("json", item.name) is not None
     )
 
 

@@ -99,7 +99,7 @@ class FiltersRecord(Record, Model, Origin):
     every: int | None = None
     skip: int | None = None
     filters: Annotated[Mapping[str, Filters], NAMED]
-    likeness: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)
+    likeness: Mapping[str, Annotated[Mapping[str, Numbers], NAMED]] = field(default_factory=dict)
 
     def contradiction(self) -> str | None:
         layers = list(self.filters.values())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from slimstate.records.schema import Count
+from slimstate.records.base import Record
+from slimstate.records.parts import Model, Origin
+from slimstate.records.schema import Count, Whole, written
+from slimstate.system.json_files import JsonObject
 
 RECOVERY = "slimstate_recovery.json"  # beside the weights of a recovered model
 TRAINING = "slimstate_training.json"  # and of a pre-trained one
@@ -37,6 +42,10 @@ class Nats:
     uncut: float | None = None
     control: float | None = None
 
+    def known(self) -> dict[str, float]:
+        """Those that were measured, by name."""
+        return {name: nats for name, nats in vars(self).items() if nats is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -47,3 +56,136 @@ class Measured:
     nats: Nats
     perplexity: Mapping[str, float | None] = field(default_factory=dict)
     closed: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """What the Trainer logged: means since the entry before. The loss is cross entropy plus weighted distillation."""
+
+    step: Count
+    loss: float
+    cross_entropy: float | None = None
+    distillation: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    epoch: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationSettings:
+    """What was trained: all weights, or adapters on `targets` and the `convolutions` whole, by their last names."""
+
+    full: bool
+    lora_rank: Count | None = None
+    lora_alpha: Count | None = None
+    targets: tuple[str, ...] = ()
+    convolutions: tuple[str, ...] = ()
+    modules: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """What decides the result of any training, beside the model and the text."""
+
+    adaptation: AdaptationSettings
+    length: Whole
+    batch_size: Whole
+    steps: Count | None = None
+    lr: float | None = None
+    min_lr: float | None = None
+    warm_up: float | None = None
+    seed: int | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverySettings(TrainSettings):
+    """And of a recovery: the distillation, and which parts are trained. `top_k` is that of a cached teacher."""
+
+    kd_weight: float | None = None
+    temperature: float | None = None
+    full: bool | None = None
+    lora_targets: str | None = None
+    lora_rank: Count | None = None
+    lora_alpha: Count | None = None
+    top_k: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSettings(TrainSettings):
+    """And of a pre-training: AdamW's second beta and its weight decay."""
+
+    second_beta: float | None = None
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Model, Origin):
+    """What recoveries and pre-trainings have to say; the model is the one before the training."""
+
+    teacher: Teacher | None = None
+    settings: TrainSettings
+    corpus: CorpusText | None = None
+    tokens: Count
+    measured: Measured
+    epochs: float | None = None
+    trained_parameters: Count | None = None
+    tokens_per_second: float | None = None
+    log: tuple[LogEntry, ...] = ()
+    processes: Whole | None = None
+    out: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRecord(Record, Outcome):
+    """A record that lies beside the weights it is of, and leaves an entry in the model's config."""
+
+    FILE: ClassVar[str]
+    ENTRIES: ClassVar[str]  # the list in the config's slimstate entry
+
+    @abstractmethod
+    def entry(self) -> JsonObject:
+        """What the config of the model says of this training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryRecord(TrainedRecord):
+    KIND: ClassVar[str] = "recovery"
+    FILE: ClassVar[str] = RECOVERY
+    ENTRIES: ClassVar[str] = "recovered"
+
+    settings: RecoverySettings
+
+    def entry(self) -> JsonObject:
+        return {
+            "version": self.versions.get("slimstate"),
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "teacher": None if self.teacher is None else self.teacher.model,
+            "teacher_fingerprint": None if self.teacher is None else self.teacher.fingerprint,
+            "tokens": self.tokens,
+            "settings": written(self.settings),
+            "corpus": written(self.corpus),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord(TrainedRecord):
+    """`model` is the config that was trained from, or the model that was trained further."""
+
+    KIND: ClassVar[str] = "training"
+    FILE: ClassVar[str] = TRAINING
+    ENTRIES: ClassVar[str] = "trained"
+
+    settings: PretrainSettings
+    parameters: Count | None = None
+    shared_filters: str | None = None
+
+    def entry(self) -> JsonObject:
+        return {
+            "version": self.versions.get("slimstate"),
+            "config": self.model,
+            "tokens": self.tokens,
+            "settings": written(self.settings),
+            "corpus": written(self.corpus),
+        }

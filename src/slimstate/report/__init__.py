@@ -1,64 +1,74 @@
 """One page from records: what was swept, cut, recovered, traced and evaluated, in one HTML file without any network.
 
-Records are all it sees: nothing here loads a model. `shapes` says what a record must hold to be drawn; each section of
-the page is a module that turns records into `Html`, which escapes what it is given.
+Records are all it sees: nothing here loads a model. Each section of the page is a module that turns records into
+`Html`, which escapes what it is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from slimstate.records.folder import Found, read_records
+from slimstate.records.folder import Found, Records, read_records
+from slimstate.records.schema import written
 from slimstate.records.training import RECOVERY
-from slimstate.report.shapes import SHAPES, complaint
 from slimstate.system.atomic import write_text
 from slimstate.system.errors import DataError
+from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
-__all__ = ["write_report"]
+if TYPE_CHECKING:
+    from slimstate.records.plan import PlanRecord
+
+__all__ = ["WrittenReport", "write_report"]
 PAGE = "report.html"
-MAKERS = "`slimstate sweep`, `analyze`, `eval --out`, `prune` and `recover` make them"
+MAKERS = "`slimstate sweep`, `analyze`, `eval` with `out`, `prune` and `recover` make them"
 
 
-def write_report(folder: str | Path, out: str | Path | None = None, *, reporter: Reporter = SILENT) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class WrittenReport:
+    """The page, how many records of each kind it is from, and a line on each file that could not be used."""
+
+    out: str
+    records: Mapping[str, int]
+    skipped: tuple[str, ...]
+    bytes: int
+
+    def to_json(self) -> JsonObject:
+        return dict(written(self))
+
+
+def write_report(folder: str | Path, out: str | Path | None = None, *, reporter: Reporter = SILENT) -> WrittenReport:
     """One self-contained HTML page from whatever records are under `folder`; by default, `report.html` in it."""
     from slimstate.report.rendering import render  # matplotlib is an extra
 
     folder = Path(folder)
     target = Path(out) if out is not None else folder / PAGE
-    records, skipped = usable_records(folder)
-    for line in skipped:
+    records = usable_records(folder)
+    for line in records.skipped:
         reporter.say(line)
-    if not records:
-        why = f" that can be used: {skipped[0]}" if skipped else f": {MAKERS}"
+    if not records.counts():
+        why = f" that can be used: {records.skipped[0]}" if records.skipped else f": {MAKERS}"
         raise DataError(f"no record under {folder}{why}")
     with reporter.waiting("drawing"):
-        text = render(records, skipped, folder)
+        text = render(records, folder)
     write_text(target, text)
-    counts = {kind: len(found) for kind, found in records.items()}
-    return {"out": str(target), "records": counts, "skipped": skipped, "bytes": len(text.encode())}
+    return WrittenReport(out=str(target), records=records.counts(), skipped=records.skipped, bytes=len(text.encode()))
 
 
-def usable_records(folder: Path) -> tuple[dict[str, list[Found]], list[str]]:
-    """Records by kind, and a line on each file that cannot be used."""
-    everything, skipped = read_records(folder)
-    records: dict[str, list[Found]] = {}
-    for found in everything:
-        if lack := complaint(found):
-            skipped.append(f"{found.path} was skipped: as a record of a {found.kind}, {lack}")
-        else:
-            records.setdefault(found.kind, []).append(found)
-    records["plan"] = without_copies(records.get("plan", ()))
-    return {kind: records[kind] for kind in SHAPES if records.get(kind)}, skipped
+def usable_records(folder: Path) -> Records:
+    """What a page is made from: every record once."""
+    records = read_records(folder)
+    return replace(records, plan=without_copies(records.plan))
 
 
-def without_copies(plans: Sequence[Found]) -> list[Found]:
+def without_copies(plans: Sequence[Found[PlanRecord]]) -> tuple[Found[PlanRecord], ...]:
     """Plans, less those that `analyze` or `recover` copied where the cut model itself is here too."""
 
-    def copied(plan: Found) -> bool:
-        return "folder" in plan.data or (plan.path.parent / RECOVERY).exists()
+    def copied(plan: Found[PlanRecord]) -> bool:
+        return plan.record.folder is not None or (plan.path.parent / RECOVERY).exists()
 
-    here = [plan.data["layers"] for plan in plans if not copied(plan)]
-    return [plan for plan in plans if not copied(plan) or plan.data["layers"] not in here]
+    here = [plan.record for plan in plans if not copied(plan)]
+    return tuple(plan for plan in plans if not copied(plan) or not any(map(plan.record.same_cut, here)))

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from slimstate.records.evaluation import Measure, measures
+from slimstate.records.evaluation import EvaluationRecord, Measure, Result
 from slimstate.records.folder import Found
 from slimstate.report import plots
-from slimstate.report.markup import Html, element, joined
+from slimstate.report.markup import Html, element, joined, variable
 from slimstate.report.numbers import UNKNOWN, fixed, percent, plural
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
-Record = Mapping[str, Any]
 
-
-def evaluation_section(evaluations: Sequence[Found]) -> Section | None:
+def evaluation_section(evaluations: Sequence[Found[EvaluationRecord]]) -> Section | None:
     if not evaluations:
         return None
-    bodies = [evaluation_body(found.data, number) for number, found in enumerate(evaluations)]
+    bodies = [evaluation_body(found.record, number) for number, found in enumerate(evaluations)]
     return Section(anchor="evaluation", title="Evaluation", body=joined(bodies))
 
 
-def evaluation_body(record: Record, number: int) -> Html:
-    baseline = record.get("baseline") or None
+def evaluation_body(record: EvaluationRecord, number: int) -> Html:
+    baseline = record.baseline
     title = plots.label_of(record) + (f" beside {plots.label_of(baseline)}" if baseline else "")
     return joined(
         [
@@ -35,23 +32,23 @@ def evaluation_body(record: Record, number: int) -> Html:
     )
 
 
-def measured_on(record: Record) -> Html | None:
-    if not record.get("text"):
+def measured_on(record: EvaluationRecord) -> Html | None:
+    if not record.text:
         return None
-    known = record.get("windows") and record.get("length")
-    size = f", {plural(record['windows'], 'window')} of {record['length']} tokens" if known else ""
-    return note("Perplexity on ", code(record["text"]), f"{size}.")
+    known = record.windows and record.length
+    size = f", {plural(record.windows or 0, 'window')} of {record.length} tokens" if known else ""
+    return note("Perplexity on ", code(record.text), f"{size}.")
 
 
-def ordered_measures(result: Record) -> list[Measure]:
+def ordered_measures(result: Result) -> list[Measure]:
     """The text, then the tasks and their averages, then recall."""
     beside = [
-        Measure(group="text", name=field, label=label, value=result[field], more_is_better=False)
-        for field, label in (("nats_per_token", "nats per token"), ("bits_per_byte", "bits per byte"))
-        if result.get(field) is not None
+        Measure(group="text", name=label, label=label, value=value, more_is_better=False)
+        for label, value in (("nats per token", result.nats_per_token), ("bits per byte", result.bits_per_byte))
+        if value is not None
     ]
     groups = {"text": 0, "recall": 2}
-    return sorted([*measures(result), *beside], key=lambda measure: groups.get(measure.group, 1))
+    return sorted([*result.measures(), *beside], key=lambda measure: groups.get(measure.group, 1))
 
 
 def shown(measure: Measure) -> str:
@@ -63,11 +60,11 @@ def digits(measure: Measure) -> int:
     return (2 if measure.name == "perplexity" else 4) if measure.group == "text" else 3
 
 
-def measure_table(record: Record, baseline: Record | None) -> Html:
+def measure_table(record: EvaluationRecord, baseline: Result | None) -> Html:
     theirs = {measure.name: measure for measure in ordered_measures(baseline)} if baseline else {}
-    shares = {row["measure"]: row.get("share") for row in record.get("compared") or ()}
-    beside = [f"{baseline['name']} (baseline)", "kept"] if baseline else []
-    columns = ["task", "measure", record["name"], *beside]
+    shares = {row.measure: row.share for row in record.compared}
+    beside = [f"{baseline.name} (baseline)", "kept"] if baseline else []
+    columns = ["task", "measure", record.name, *beside]
     rows: list[tuple[list[Cell], dict[str, object]]] = [
         (
             [
@@ -94,13 +91,13 @@ def number_cell(measure: Measure | None) -> Cell:
 def share_cell(share: float | None) -> Cell:
     if share is None:
         return Cell(shown=UNKNOWN, value="", numeric=True)
-    bar = element("span", class_="bar", style=f"--share:{min(max(share, 0), 1):.3f}")
+    bar = element("span", class_="bar", style=variable("share", f"{min(max(share, 0), 1):.3f}"))
     return Cell(shown=joined([percent(share, 1), bar]), value=share, numeric=True)
 
 
-def recall_figure(results: Sequence[Record], name: str) -> Html | None:
+def recall_figure(results: Sequence[Result], name: str) -> Html | None:
     """How recall falls with the number of pairs."""
-    able = [result for result in results if result.get("associative_recall")]
+    able = [result for result in results if result.recall_points]
     if not able:
         return None
     picture = drawing(plots.recall_curves(able), name, "Recall against the number of pairs", recall_tips(able))
@@ -111,13 +108,13 @@ def recall_figure(results: Sequence[Record], name: str) -> Html | None:
     )
 
 
-def recall_tips(results: Sequence[Record]) -> dict[str, str]:
+def recall_tips(results: Sequence[Result]) -> dict[str, str]:
     tips = {}
     for number, result in enumerate(results):
-        for i, point in enumerate(result["associative_recall"]["points"]):
-            error = f" ± {percent(point['stderr'])}" if point.get("stderr") is not None else ""
-            asked = f" of {plural(point['questions'], 'question')}" if point.get("questions") else ""
+        for i, point in enumerate(result.recall_points):
+            error = f" ± {percent(point.stderr)}" if point.stderr is not None else ""
+            asked = f" of {plural(point.questions, 'question')}" if point.questions else ""
             tips[f"recall-{number}-{i}"] = (
-                f"{plots.label_of(result)}\n{point['pairs']} pairs: {percent(point['accuracy'])}{error}{asked}"
+                f"{plots.label_of(result)}\n{point.pairs} pairs: {percent(point.accuracy)}{error}{asked}"
             )
     return tips

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import matplotlib as mpl
 from matplotlib.colors import to_hex
 
-from slimstate.report.markup import Html, element
+from slimstate.report.markup import Html, element, variable
 
 ROOMY = 8  # heads; with more of them colours alone are shown, so that models can stand side by side
 Values = Sequence[Sequence[float | None]]
@@ -75,7 +75,7 @@ def _cell(value: float | None, scale: Scale, shown: str, tip: str) -> Html:
     if value is None:
         return element("td", shown, class_="none", tabindex=-1, data_tip=tip)
     colour, dark = scale.colour(value)
-    return element("td", shown, class_="deep" if dark else None, style=f"--c:{colour}", tabindex=-1, data_tip=tip)
+    return element("td", shown, class_="deep" if dark else None, style=variable("c", colour), tabindex=-1, data_tip=tip)
 
 
 def legend(scale: Scale, shown: Callable[[float], str]) -> Html:

@@ -26,6 +26,11 @@ def element(name: str, *children: object, **attributes: object) -> Html:
     return Html(f"<{name}{attributes_of(attributes)}>{joined(children)}</{name}>")
 
 
+def variable(name: str, value: object) -> str:
+    """A variable of CSS, for a style attribute."""
+    return f"--{name}:{value}"
+
+
 def attributes_of(attributes: dict[str, object]) -> Html:
     words = []
     for key, value in attributes.items():

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from slimstate.records.folder import Found
+from slimstate.records.training import RecoveryRecord
 from slimstate.report import plots
 from slimstate.report.evaluation import share_cell
 from slimstate.report.markup import Html, joined
 from slimstate.report.numbers import UNKNOWN, fixed
 from slimstate.report.pieces import Cell, Section, drawing, figure, sortable
 
-Record = Mapping[str, Any]
 STAGES = ("before", "after", "uncut", "control")
 CAPTION = (
     "Nats per token on text that was not trained on: less is better. The control is the uncut model after the same "
@@ -21,27 +20,26 @@ CAPTION = (
 )
 
 
-def recovery_section(recoveries: Sequence[Found]) -> Section | None:
+def recovery_section(recoveries: Sequence[Found[RecoveryRecord]]) -> Section | None:
     if not recoveries:
         return None
-    records = [found.data for found in recoveries]
+    records = [found.record for found in recoveries]
     return Section(anchor="recovery", title="Recovery", body=joined([outcome_table(records), loss_figure(records)]))
 
 
-def outcome_table(records: Sequence[Record]) -> Html:
+def outcome_table(records: Sequence[RecoveryRecord]) -> Html:
     columns = ["model", "tokens", "trained", *STAGES, "closed"]
     return sortable(CAPTION, columns, [(outcome_cells(record), {}) for record in records])
 
 
-def outcome_cells(record: Record) -> list[Cell]:
-    measured = record["measured"]
-    closed = measured.get("closed") or {}
-    trained = "all weights" if record["settings"]["adaptation"]["full"] else "adapters, convolutions"
+def outcome_cells(record: RecoveryRecord) -> list[Cell]:
+    nats, closed = record.measured.nats, record.measured.closed
+    trained = "all weights" if record.settings.adaptation.full else "adapters, convolutions"
     return [
         Cell(shown=plots.label_of(record)),
-        Cell(shown=f"{record['tokens']:,}", value=record["tokens"], numeric=True),
+        Cell(shown=f"{record.tokens:,}", value=record.tokens, numeric=True),
         Cell(shown=trained),
-        *(nats_cell(measured["nats"].get(stage)) for stage in STAGES),
+        *map(nats_cell, (nats.before, nats.after, nats.uncut, nats.control)),
         share_cell(closed.get("control", closed.get("uncut"))),
     ]
 
@@ -50,8 +48,8 @@ def nats_cell(nats: float | None) -> Cell:
     return Cell(shown=UNKNOWN if nats is None else fixed(nats, 4), value="" if nats is None else nats, numeric=True)
 
 
-def loss_figure(records: Sequence[Record]) -> Html | None:
-    able = [record for record in records if record.get("log")]
+def loss_figure(records: Sequence[RecoveryRecord]) -> Html | None:
+    able = [record for record in records if record.log]
     if not able:
         return None
     picture = drawing(plots.loss_curves(able), "recovery", "Training loss against tokens")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from slimstate.report.markup import Html, element, joined
+from slimstate.report.markup import Html, element, joined, variable
 from slimstate.report.numbers import magnitude
+
+if TYPE_CHECKING:
+    from slimstate.records.plan import KeptLayer, PlanRecord
 
 HEIGHT, STRIDE = 4, 5  # of a strip, and from one strip to the next, in channel widths
 
@@ -33,18 +36,18 @@ def strip_path(kept: Iterable[int], y: float) -> str:
     return "".join(words)
 
 
-def layer_strips(name: str, layer: Mapping[str, Any], width: int) -> Html:
-    """All heads of a layer, one below the other."""
-    heads: Sequence[Sequence[int]] = layer["keep"]
+def layer_strips(kept: KeptLayer, width: int) -> Html:
+    """All heads of a layer that keeps channels, one below the other."""
+    heads = kept.channels or ()
     rows = (
         element(
             "g",
             Html(f'<rect y="{head * STRIDE}" width="{width}" height="{HEIGHT}"/>'),
-            Html(f'<path d="{strip_path(kept, head * STRIDE + HEIGHT / 2)}"/>'),
-            data_tip=strip_tip(name, head, len(kept), width, layer),
+            Html(f'<path d="{strip_path(channels, head * STRIDE + HEIGHT / 2)}"/>'),
+            data_tip=strip_tip(kept, head, len(channels), width),
             tabindex=-1,
         )
-        for head, kept in enumerate(heads)
+        for head, channels in enumerate(heads)
     )
     picture = element(
         "svg",
@@ -52,24 +55,24 @@ def layer_strips(name: str, layer: Mapping[str, Any], width: int) -> Html:
         viewBox=f"0 0 {width} {len(heads) * STRIDE - 1}",
         preserveAspectRatio="none",
         role="group",
-        aria_label=f"Channels that the {len(heads)} heads of layer {name} keep",
-        style=f"--heads:{len(heads)}",
+        aria_label=f"Channels that the {len(heads)} heads of layer {kept.layer} keep",
+        style=variable("heads", len(heads)),
         data_width=width,
     )
-    return element("div", element("span", f"layer {name}"), picture, class_="strip")
+    return element("div", element("span", f"layer {kept.layer}"), picture, class_="strip")
 
 
-def strip_tip(name: str, head: int, kept: int, width: int, layer: Mapping[str, Any]) -> str:
+def strip_tip(kept: KeptLayer, head: int, count: int, width: int) -> str:
     """What is known of one head."""
-    lines = [f"layer {name}, head {head}: keeps {kept} of {width}"]
-    if layer.get("rho"):
-        lines.append(f"largest rho left {magnitude(layer['rho'][head])}")
-    if layer.get("condition_before") and layer.get("condition_after"):
-        before, after = (magnitude(layer[f"condition_{when}"][head]) for when in ("before", "after"))
+    lines = [f"layer {kept.layer}, head {head}: keeps {count} of {width}"]
+    if "rho" in kept.claims:
+        lines.append(f"largest rho left {magnitude(kept.claims['rho'][head])}")
+    if {"condition_before", "condition_after"} <= kept.claims.keys():
+        before, after = (magnitude(kept.claims[f"condition_{when}"][head]) for when in ("before", "after"))
         lines.append(f"condition number of the keys {before} → {after}")
     return "\n".join(lines)
 
 
-def plan_strips(plan: Mapping[str, Any]) -> Html:
-    strips = (layer_strips(name, layer, plan["width"]) for name, layer in plan["layers"].items())
+def plan_strips(record: PlanRecord) -> Html:
+    strips = (layer_strips(kept, record.plan.width) for kept in record.layers)
     return element("div", joined(strips), class_="strips")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from slimstate.records.folder import Found
+from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.folder import Records
+from slimstate.records.states import TraceRecord
+from slimstate.records.sweep import SweepRecord
 from slimstate.report import plots
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import ARROW, fixed, mebibytes, percent, plural, signed
 from slimstate.report.pieces import code, note
+from slimstate.report.provenance import Provenance
 from slimstate.report.states import comparable, mean_utilisation
 from slimstate.report.tradeoff import saved
 
-Records = Mapping[str, Sequence[Found]]
+if TYPE_CHECKING:
+    from slimstate.records.plan import PlanRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,92 +40,85 @@ class Card:
         )
 
 
-def head(records: Records, skipped: Sequence[str]) -> Html:
-    names = models(records)
+def head(records: Records, names: Sequence[str]) -> Html:
     cards = list(summary_cards(records))
+    skipped = plural(len(records.skipped), "file")
     return element(
         "header",
         element("h1", "slimstate report"),
         element("p", joined(map(code, names), " · "), class_="models"),
         element("div", *(card.render() for card in cards), class_="cards") if cards else None,
-        note(f"{plural(len(skipped), 'file')} could not be used: ", element("a", "see below", href="#records"), ".")
-        if skipped
+        note(f"{skipped} could not be used: ", element("a", "see below", href="#records"), ".")
+        if records.skipped
         else None,
     )
 
 
-def models(records: Records) -> list[str]:
-    """The models that were cut or looked at, each once, by the name of their base."""
-    found: list[str] = []
-    for kind in ("sweep", "plan", "recovery", "trace", "evaluation", "filters"):
-        for record in records.get(kind, ()):
-            data = record.data
-            base = (data.get("cut") or {}).get("base_model")
-            found.append(str(base or (data["model"]["source"] if kind == "plan" else data["model"])))
-    return list(dict.fromkeys(found))
+def models(sources: Sequence[Provenance]) -> list[str]:
+    """The models that were cut or looked at, each once, by the name of their base; those of filters alone last."""
+    ordered = sorted(sources, key=lambda source: source.kind == "filters")
+    return list(dict.fromkeys(source.base for source in ordered))
 
 
 def summary_cards(records: Records) -> Iterator[Card]:
     """From the first sweep; without one, from the first plan, evaluation and traces."""
-    if records.get("sweep"):
-        yield from sweep_cards(records["sweep"][0].data)
+    evaluation = records.evaluation[0].record if records.evaluation else None
+    if records.sweep:
+        yield from sweep_cards(records.sweep[0].record)
     else:
-        yield from plan_cards(records)
-        yield from perplexity_cards(records)
-        yield from utilisation_cards(records)
-    yield from average_cards(records)
+        if records.plan:
+            yield from plan_cards(records.plan[0].record)
+        if evaluation is not None:
+            yield from perplexity_cards(evaluation)
+        if records.trace:
+            yield from utilisation_cards(comparable(records.trace)[0])
+    if evaluation is not None:
+        yield from average_cards(evaluation)
 
 
-def sweep_cards(sweep: Mapping[str, Any]) -> Iterator[Card]:
-    uncut, chosen = sweep["uncut"], sweep.get("recommended") or {}
-    if chosen.get("row") is None:
-        yield Card(label="State, MiB", value=mebibytes(uncut["state_bytes"]), remark="per sequence in fp32, uncut")
-        yield Card(label="Perplexity", value=fixed(uncut["perplexity"]), remark="uncut")
+def sweep_cards(sweep: SweepRecord) -> Iterator[Card]:
+    uncut, chosen = sweep.uncut, sweep.recommended
+    if chosen is None or chosen.row is None:
+        yield Card(label="State, MiB", value=mebibytes(uncut.state_bytes), remark="per sequence in fp32, uncut")
+        yield Card(label="Perplexity", value=fixed(uncut.perplexity), remark="uncut")
         return
-    row = sweep["rows"][chosen["row"]]
-    which = "recommended" if chosen.get("within") else "the mildest cut"
-    before, after = mebibytes(uncut["state_bytes"]), mebibytes(row["state_bytes"])
+    row = sweep.rows[chosen.row]
+    which = "recommended" if chosen.within else "the mildest cut"
+    before, after = mebibytes(uncut.state_bytes), mebibytes(row.state_bytes)
     yield Card(label="State, MiB", value=f"{before}{ARROW}{after}", remark=f"per sequence in fp32, uncut and {which}")
-    remark = f"{row['method']}, key dim {row['key_dim']} of {sweep['width']}"
+    remark = f"{row.method}, key dim {row.key_dim} of {sweep.width}"
     yield Card(label="State saved", value=percent(saved(sweep, row)), remark=remark)
-    perplexity = f"{fixed(uncut['perplexity'])}{ARROW}{fixed(row.get('perplexity'))}"
-    yield Card(label="Perplexity", value=perplexity, remark=f"{signed(row.get('nats_over_uncut'))} nats per token")
-    used = f"{fixed(uncut['rank_utilisation'], 3)}{ARROW}{fixed(row.get('rank_utilisation'), 3)}"
+    perplexity = f"{fixed(uncut.perplexity)}{ARROW}{fixed(row.perplexity)}"
+    yield Card(label="Perplexity", value=perplexity, remark=f"{signed(row.nats_over_uncut)} nats per token")
+    used = f"{fixed(uncut.rank_utilisation, 3)}{ARROW}{fixed(row.rank_utilisation, 3)}"
     yield Card(label="State in use", value=used, remark="rank utilisation, uncut and cut")
 
 
-def plan_cards(records: Records) -> Iterator[Card]:
-    for found in records.get("plan", ())[:1]:
-        plan = found.data
-        dims = f"{plan['width']}{ARROW}{plan['key_dim']}"
-        yield Card(label="Key dim per head", value=dims, remark=f"by {plan['method']}")
-        share = percent(1 - plan["key_dim"] / plan["width"])
-        yield Card(label="State saved", value=share, remark=f"{plural(len(plan['layers']), 'layer')}")
+def plan_cards(record: PlanRecord) -> Iterator[Card]:
+    plan = record.plan
+    yield Card(label="Key dim per head", value=f"{plan.width}{ARROW}{plan.key_dim}", remark=f"by {plan.method}")
+    yield Card(label="State saved", value=percent(plan.compression), remark=plural(len(plan.selections), "layer"))
 
 
-def perplexity_cards(records: Records) -> Iterator[Card]:
-    for found in records.get("evaluation", ())[:1]:
-        result, baseline = found.data, found.data.get("baseline") or {}
-        if result.get("perplexity") is None:
-            continue
-        before = f"{fixed(baseline['perplexity'])}{ARROW}" if baseline.get("perplexity") else ""
-        yield Card(label="Perplexity", value=f"{before}{fixed(result['perplexity'])}", remark=plots.label_of(result))
+def perplexity_cards(record: EvaluationRecord) -> Iterator[Card]:
+    if record.perplexity is None:
+        return
+    baseline = None if record.baseline is None else record.baseline.perplexity
+    before = f"{fixed(baseline)}{ARROW}" if baseline else ""
+    yield Card(label="Perplexity", value=f"{before}{fixed(record.perplexity)}", remark=plots.label_of(record))
 
 
-def utilisation_cards(records: Records) -> Iterator[Card]:
+def utilisation_cards(group: Sequence[TraceRecord]) -> Iterator[Card]:
     """Of the first trace, and of the first after it that is of a cut model."""
-    for group in comparable(records.get("trace", ()))[:1]:
-        cut = next((trace for trace in group[1:] if trace.get("cut")), None)
-        after = f"{ARROW}{fixed(mean_utilisation(cut), 3)}" if cut else ""
-        remark = plots.label_of(cut or group[0])
-        yield Card(label="State in use", value=f"{fixed(mean_utilisation(group[0]), 3)}{after}", remark=remark)
+    cut = next((trace for trace in group[1:] if trace.cut is not None), None)
+    after = f"{ARROW}{fixed(mean_utilisation(cut), 3)}" if cut else ""
+    remark = plots.label_of(cut or group[0])
+    yield Card(label="State in use", value=f"{fixed(mean_utilisation(group[0]), 3)}{after}", remark=remark)
 
 
-def average_cards(records: Records) -> Iterator[Card]:
-    for found in records.get("evaluation", ())[:1]:
-        averages = (found.data.get("lm_eval") or {}).get("averages") or {}
-        theirs = ((found.data.get("baseline") or {}).get("lm_eval") or {}).get("averages") or {}
-        for name, value in averages.items():
-            before = f"{fixed(theirs[name], 3)}{ARROW}" if name in theirs else ""
-            label = f"{name.replace('_', '-').capitalize()} average"
-            yield Card(label=label, value=f"{before}{fixed(value, 3)}", remark=plots.label_of(found.data))
+def average_cards(record: EvaluationRecord) -> Iterator[Card]:
+    theirs = {} if record.baseline is None else record.baseline.averages
+    for name, value in record.averages.items():
+        before = f"{fixed(theirs[name], 3)}{ARROW}" if name in theirs else ""
+        label = f"{name.replace('_', '-').capitalize()} average"
+        yield Card(label=label, value=f"{before}{fixed(value, 3)}", remark=plots.label_of(record))

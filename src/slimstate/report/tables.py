@@ -11,12 +11,10 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from slimstate.records.sweep import UNINFORMED, SweepRecord
+from slimstate.records.sweep import UNINFORMED, Row, SweepRecord
 from slimstate.system.atomic import write_text
 
-Record = Mapping[str, Any]
 NAMES = {
     "random": "Rand", "l1": "L1", "s-wanda": "S-Wanda", "grad": "Grad", "drrqr": "DRRQR", "pca": "PCA (prop.)",
     "pca-adversarial": "PCA (adv.)", "random-rotation": "Rand. rotation",
@@ -38,6 +36,10 @@ class Metric:
     digits: str
     more_is_better: bool
 
+    def of(self, row: Row) -> float | None:
+        value: float | None = getattr(row, self.field)
+        return value
+
 
 METRICS = (
     Metric(field="perplexity", title="ppl ↓", latex=r"ppl $\downarrow$", digits=".2f", more_is_better=False),
@@ -55,15 +57,19 @@ class Grid:
     baseline: tuple[str, ...]
 
 
-def write_tables(record: SweepRecord, folder: Path) -> list[Path]:
+def several_scores(sweep: SweepRecord) -> bool:
+    """Whether channels were judged by more than one thing, which makes an ablation."""
+    return len({row.score for row in sweep.rows if row.method not in UNINFORMED}) > 1
+
+
+def write_tables(sweep: SweepRecord, folder: Path) -> list[Path]:
     """sweep.csv, sweep.md and sweep.tex; with several scores also ablation.md and ablation.tex."""
-    sweep = record.to_json()
     texts = {
-        "sweep.csv": as_csv(sweep["rows"]),
+        "sweep.csv": as_csv(sweep.rows),
         "sweep.md": as_markdown(main_grid(sweep, latex=False)),
         "sweep.tex": as_latex(main_grid(sweep, latex=True)),
     }
-    if len({row["score"] for row in sweep["rows"] if row["method"] not in UNINFORMED}) > 1:
+    if several_scores(sweep):
         texts["ablation.md"] = as_markdown(ablation_grid(sweep, latex=False))
         texts["ablation.tex"] = as_latex(ablation_grid(sweep, latex=True))
     for name, text in texts.items():
@@ -71,46 +77,46 @@ def write_tables(record: SweepRecord, folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def as_csv(rows: Sequence[Record]) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, FIELDS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(FIELDS)
+    writer.writerows([getattr(row, name) for name in FIELDS] for row in rows)
     return buffer.getvalue()
 
 
-def main_grid(sweep: Record, latex: bool) -> Grid:
+def main_grid(sweep: SweepRecord, latex: bool) -> Grid:
     """Methods by compressions, judged by the first score."""
-    rows = sweep["rows"]
-    score = "kq" if any(row["score"] == "kq" for row in rows) else rows[0]["score"]
-    judged = [row for row in rows if row["score"] == score or row["method"] in UNINFORMED]
+    rows, uncut = sweep.rows, sweep.uncut
+    score = "kq" if any(row.score == "kq" for row in rows) else rows[0].score
+    judged = [row for row in rows if row.score == score or row.method in UNINFORMED]
     return _grid(
         rows,
         [(metric.latex if latex else metric.title, metric, judged) for metric in METRICS],
-        (f"{sweep['uncut']['perplexity']:.2f}", f"{sweep['uncut']['rank_utilisation']:.3f}"),
+        (f"{uncut.perplexity:.2f}", f"{uncut.rank_utilisation:.3f}"),
         latex,
     )
 
 
-def ablation_grid(sweep: Record, latex: bool) -> Grid:
+def ablation_grid(sweep: SweepRecord, latex: bool) -> Grid:
     """Perplexity by method and by what channels are judged by, a group for each compression."""
-    rows = [row for row in sweep["rows"] if row["method"] not in UNINFORMED]
-    by_score = {score: [row for row in rows if row["score"] == score] for score in SCORES}
+    rows = [row for row in sweep.rows if row.method not in UNINFORMED]
+    by_score = {score: [row for row in rows if row.score == score] for score in SCORES}
     columns = [(SCORES[score], METRICS[0], judged) for score, judged in by_score.items() if judged]
-    return _grid(rows, columns, (f"{sweep['uncut']['perplexity']:.2f}",), latex)
+    return _grid(rows, columns, (f"{sweep.uncut.perplexity:.2f}",), latex)
 
 
 def _grid(
-    rows: Sequence[Record],
-    columns: Sequence[tuple[str, Metric, Sequence[Record]]],
+    rows: Sequence[Row],
+    columns: Sequence[tuple[str, Metric, Sequence[Row]]],
     baseline: tuple[str, ...],
     latex: bool,
 ) -> Grid:
     """A group for each compression, the deepest first, with these columns: a title, a metric and the rows it is of."""
-    compressions = sorted({row["compression"] for row in rows}, reverse=True)
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    compressions = sorted({row.compression for row in rows}, reverse=True)
+    methods = list(dict.fromkeys(row.method for row in rows))
     cells = [
-        _column(metric, {row["method"]: row for row in judged if row["compression"] == compression}, methods, latex)
+        _column(metric, {row.method: row for row in judged if row.compression == compression}, methods, latex)
         for compression in compressions
         for _, metric, judged in columns
     ]
@@ -126,9 +132,9 @@ def _grid(
     )
 
 
-def _column(metric: Metric, rows: Mapping[str, Record], methods: Sequence[str], latex: bool) -> list[str]:
+def _column(metric: Metric, rows: Mapping[str, Row], methods: Sequence[str], latex: bool) -> list[str]:
     """The cells of one column, its best and second best marked."""
-    values = {method: rows[method].get(metric.field) if method in rows else None for method in methods}
+    values = {method: metric.of(rows[method]) if method in rows else None for method in methods}
     known = sorted({value for value in values.values() if value is not None}, reverse=metric.more_is_better)
     marks = [(r"\textbf{%s}", r"\underline{%s}"), ("**%s**", "<u>%s</u>")][not latex]
     cells = []

@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from slimstate.records.folder import Found
-from slimstate.records.sweep import UNINFORMED
+from slimstate.records.sweep import Row, SweepRecord
 from slimstate.report import plots, tables
 from slimstate.report.markup import Html, element, joined
-from slimstate.report.numbers import fixed, magnitude, mebibytes, percent, signed
+from slimstate.report.numbers import UNKNOWN, fixed, magnitude, mebibytes, percent, signed
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
-Record = Mapping[str, Any]
 COLUMNS = (
     "method", "score", "compression", "key dim", "state, MiB", "perplexity", "nats over uncut", "utilisation",
     "κ, median", "κ, worst",
 )  # fmt: skip
 
 
-def tradeoff_section(sweeps: Sequence[Found]) -> Section | None:
+def tradeoff_section(sweeps: Sequence[Found[SweepRecord]]) -> Section | None:
     if not sweeps:
         return None
     several = len(sweeps) > 1
     bodies = [
-        joined([sweep_heading(found) if several else None, sweep_body(found.data, prefix("pareto", number))])
+        joined([sweep_heading(found) if several else None, sweep_body(found.record, prefix("pareto", number))])
         for number, found in enumerate(sweeps)
     ]
     return Section(anchor="trade-off", title="The trade-off", body=joined(bodies))
 
 
-def sweep_heading(found: Found) -> Html:
-    return element("h3", found.data["model"], " ", element("small", found.path))
+def sweep_heading(found: Found[SweepRecord]) -> Html:
+    return element("h3", found.record.model, " ", element("small", found.path))
 
 
-def sweep_body(sweep: Record, name: str) -> Html:
+def sweep_body(sweep: SweepRecord, name: str) -> Html:
     caption = (
         "Perplexity (lower is better, on a logarithmic scale) against the size of the state: the star is the uncut "
         "model, each line a method, and the flatter a line runs to the left, the less a smaller state costs."
     )
-    picture = drawing(plots.pareto(drawable(sweep)), name, "Perplexity against state size", point_tips(sweep))
+    picture = drawing(plots.pareto(sweep), name, "Perplexity against state size", point_tips(sweep))
     return joined(
         [
             recommendation(sweep),
@@ -48,7 +45,7 @@ def sweep_body(sweep: Record, name: str) -> Html:
             row_table(sweep, name),
             paper_table("In the layout of the paper", tables.main_grid(sweep, latex=False)),
             paper_table("Perplexity by what channels are judged by", tables.ablation_grid(sweep, latex=False))
-            if several_scores(sweep)
+            if tables.several_scores(sweep)
             else None,
             note(
                 "u is the mean rank utilisation of the states at the end of a window; κ is the median, over heads, of "
@@ -59,81 +56,68 @@ def sweep_body(sweep: Record, name: str) -> Html:
     )
 
 
-def several_scores(sweep: Record) -> bool:
-    return len({row["score"] for row in sweep["rows"] if row["method"] not in UNINFORMED}) > 1
-
-
-def drawable(sweep: Record) -> Record:
-    """As the figure wants it: a perplexity that is not finite draws no point, and an unfinished sweep no circle."""
-    rows = [
-        {**row, "perplexity": math.nan if row.get("perplexity") is None else row["perplexity"]} for row in sweep["rows"]
-    ]
-    return {**sweep, "rows": rows, "recommended": sweep.get("recommended") or {}}
-
-
-def recommendation(sweep: Record) -> Html:
-    chosen = sweep.get("recommended") or {}
-    if chosen.get("row") is None or not chosen.get("reason"):
+def recommendation(sweep: SweepRecord) -> Html:
+    chosen = sweep.recommended
+    if chosen is None or chosen.row is None or not chosen.reason:
         return note("This sweep is not finished, so nothing is recommended yet; the same command goes on with it.")
-    label = "Recommended" if chosen.get("within") else "Nothing is recommended"
-    return element("p", element("strong", label, class_="badge"), " ", chosen["reason"], ".", class_="recommended")
+    label = "Recommended" if chosen.within else "Nothing is recommended"
+    return element("p", element("strong", label, class_="badge"), " ", chosen.reason, ".", class_="recommended")
 
 
-def saved(sweep: Record, row: Record) -> float:
-    return float(1 - row["state_bytes"] / sweep["uncut"]["state_bytes"])
+def saved(sweep: SweepRecord, row: Row) -> float:
+    return 1 - row.state_bytes / sweep.uncut.state_bytes
 
 
-def point_tips(sweep: Record) -> dict[str, str]:
-    uncut = sweep["uncut"]
+def point_tips(sweep: SweepRecord) -> dict[str, str]:
+    uncut = sweep.uncut
     tips = {
         f"point-{number}": "\n".join(
             [
-                f"{row['method']} ({row['score']}), key dim {row['key_dim']}",
-                f"perplexity {fixed(row.get('perplexity'))}, {signed(row.get('nats_over_uncut'))} nats over uncut",
-                f"state {mebibytes(row['state_bytes'])} MiB, {percent(saved(sweep, row))} less",
+                f"{row.method} ({row.score}), key dim {row.key_dim}",
+                f"perplexity {fixed(row.perplexity)}, {signed(row.nats_over_uncut)} nats over uncut",
+                f"state {mebibytes(row.state_bytes)} MiB, {percent(saved(sweep, row))} less",
             ]
         )
-        for number, row in enumerate(sweep["rows"])
+        for number, row in enumerate(sweep.rows)
     }
-    size = f"state {mebibytes(uncut['state_bytes'])} MiB"
-    tips["point-uncut"] = f"uncut, key dim {uncut['key_dim']}\nperplexity {fixed(uncut['perplexity'])}\n{size}"
+    size = f"state {mebibytes(uncut.state_bytes)} MiB"
+    tips["point-uncut"] = f"uncut, key dim {uncut.key_dim}\nperplexity {fixed(uncut.perplexity)}\n{size}"
     return tips
 
 
-def row_table(sweep: Record, name: str) -> Html:
-    chosen = sweep.get("recommended") or {}
-    label = "recommended" if chosen.get("within") else "mildest"
+def row_table(sweep: SweepRecord, name: str) -> Html:
+    chosen = sweep.recommended
+    label = "recommended" if chosen is not None and chosen.within else "mildest"
 
     def lines() -> Iterator[tuple[Sequence[Cell], Mapping[str, object]]]:
-        for number, row in enumerate(sweep["rows"]):
-            best = number == chosen.get("row")
+        for number, row in enumerate(sweep.rows):
+            best = chosen is not None and number == chosen.row
             yield (
                 row_cells(row, label if best else None),
                 {"data_point": f"{name}-point-{number}", "class_": "best" if best else None},
             )
 
-    settings = sweep.get("settings") or {}
-    text = (settings.get("text") or {}).get("data")
+    text = None if sweep.settings.text is None else sweep.settings.text.data
     table = sortable("Every cut that was tried. Press a header to sort by it.", COLUMNS, lines())
     return joined([table, note("Perplexity on ", code(text), ".") if text else None])
 
 
-def row_cells(row: Record, label: str | None) -> list[Cell]:
-    def number(field: str, shown: str) -> Cell:
-        return Cell(shown=shown if row.get(field) is not None else "–", value=row.get(field), numeric=True)
+def row_cells(row: Row, label: str | None) -> list[Cell]:
+    def number(value: float | None, shown: str) -> Cell:
+        return Cell(shown=UNKNOWN if value is None else shown, value=value, numeric=True)
 
     badge = element("span", label, class_="badge") if label else None
     return [
-        Cell(shown=joined([row["method"], badge], " "), value=row["method"]),
-        Cell(shown=row["score"]),
-        number("compression", percent(row["compression"])),
-        number("key_dim", str(row["key_dim"])),
-        number("state_bytes", mebibytes(row["state_bytes"])),
-        number("perplexity", fixed(row.get("perplexity"))),
-        number("nats_over_uncut", signed(row.get("nats_over_uncut"))),
-        number("rank_utilisation", fixed(row.get("rank_utilisation"), 3)),
-        number("kappa", magnitude(row.get("kappa"))),
-        number("kappa_worst", magnitude(row.get("kappa_worst"))),
+        Cell(shown=joined([row.method, badge], " "), value=row.method),
+        Cell(shown=row.score),
+        number(row.compression, percent(row.compression)),
+        number(row.key_dim, str(row.key_dim)),
+        number(row.state_bytes, mebibytes(row.state_bytes)),
+        number(row.perplexity, fixed(row.perplexity)),
+        number(row.nats_over_uncut, signed(row.nats_over_uncut)),
+        number(row.rank_utilisation, fixed(row.rank_utilisation, 3)),
+        number(row.kappa, magnitude(row.kappa)),
+        number(row.kappa_worst, magnitude(row.kappa_worst)),
     ]
 
 

@@ -1,0 +1,111 @@
+"""Figures of what was measured: perplexity against the state, recall, the loss of a recovery."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from slimstate.records.evaluation import Result
+from slimstate.records.sweep import Row, SweepRecord, Uncut
+from slimstate.records.training import RecoveryRecord
+from slimstate.report.plots.style import (
+    INK,
+    MUTED,
+    colour,
+    colours_of,
+    label_of,
+    literal,
+    new_figure,
+    plain_log_ticks,
+    styled,
+)
+
+DASHES = {"kq": "-", "k": "--", "q": ":"}  # by what channels are judged
+
+
+@styled
+def pareto(sweep: SweepRecord) -> Figure:
+    """Perplexity against the bytes of state, a line for each method and score. A row without a perplexity has no point.
+
+    The row that is recommended has a circle; an unfinished sweep recommends none.
+    """
+    figure, axes = new_figure(7, 4.2)
+    star = mebibytes_of(sweep.uncut), sweep.uncut.perplexity
+    for place, (name, members) in enumerate(sorted(_series(sweep.rows).items())):
+        rows = [sweep.rows[number] for number in members]
+        shade = colour(place, rows[0].method)
+        points = [point_of(row) for row in rows]
+        x, y = zip(*points, star, strict=True)
+        axes.plot(x, y, DASHES.get(rows[0].score, "-"), color=shade, linewidth=1.8, label=literal(name))
+        for number, point in zip(members, points, strict=True):
+            axes.plot(*point, "o", color=shade, markersize=7, gid=f"point-{number}")
+    axes.plot(*star, "*", color=INK, markersize=13, gid="point-uncut")
+    chosen = sweep.recommended
+    if chosen is not None and chosen.row is not None:
+        axes.plot(
+            *point_of(sweep.rows[chosen.row]), "o", markersize=15, markerfacecolor="none", markeredgecolor=INK,
+            markeredgewidth=1.6, label="recommended" if chosen.within else "mildest cut",
+        )  # fmt: skip
+    axes.set_yscale("log")
+    plain_log_ticks(axes)
+    axes.set(xlabel="state per sequence, MiB (fp32)", ylabel="perplexity", title="What a smaller state costs")
+    axes.set_xlim(left=0)
+    axes.legend()
+    return figure
+
+
+def mebibytes_of(measured: Row | Uncut) -> float:
+    return measured.state_bytes / 2**20
+
+
+def point_of(row: Row) -> tuple[float, float]:
+    return mebibytes_of(row), math.nan if row.perplexity is None else row.perplexity
+
+
+def _series(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """The places of rows by method, and by score where there are several; the narrowest first."""
+    several = len({row.score for row in rows}) > 1
+    found: dict[str, list[int]] = {}
+    for place, row in sorted(enumerate(rows), key=lambda entry: entry[1].key_dim):
+        found.setdefault(f"{row.method} ({row.score})" if several else row.method, []).append(place)
+    return found
+
+
+@styled
+def recall_curves(results: Sequence[Result]) -> Figure:
+    """Accuracy of associative recall against the number of pairs to remember, of results that have it."""
+    figure, axes = new_figure(7, 3.6)
+    for number, (result, shade) in enumerate(zip(results, colours_of(results), strict=True)):
+        points = result.recall_points
+        x, y = [point.pairs for point in points], [point.accuracy for point in points]
+        axes.plot(x, y, color=shade, linewidth=2, label=literal(label_of(result)))
+        for i, point in enumerate(zip(x, y, strict=True)):
+            axes.plot(*point, "o", color=shade, markersize=6, gid=f"recall-{number}-{i}")
+    if (first := results[0].associative_recall) is not None:
+        axes.axhline(1 / first.candidates, color=MUTED, linewidth=1, linestyle="--", label="chance")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_ylim(0, 1)
+    axes.set(xlabel="key-value pairs in the text", ylabel="recalled", title="Associative recall")
+    axes.legend()
+    return figure
+
+
+@styled
+def loss_curves(recoveries: Sequence[RecoveryRecord]) -> Figure:
+    """The training loss of recoveries against the tokens seen, each point a mean over a twentieth of the training."""
+    figure, axes = new_figure(7, 3.6)
+    for record, shade in zip(recoveries, colours_of(recoveries), strict=True):
+        per_step = record.settings.length * record.settings.batch_size
+        log, span = record.log, max(1, len(record.log) // 20)
+        ends = range(span, len(log) + 1)
+        means = [sum(entry.loss for entry in log[end - span : end]) / span for end in ends]
+        x = [log[end - 1].step * per_step for end in ends]
+        axes.plot(x, means, color=shade, linewidth=1.5, label=literal(label_of(record)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k"))
+    axes.set(xlabel="tokens trained on", ylabel="loss", title="Recovery")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    return figure
