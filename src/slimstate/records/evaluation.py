@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin
-from slimstate.records.schema import FILLED, NAMED, Count, Positive, read
+from slimstate.records.schema import FILLED, NAMED, Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class AssociativeRecall:
 class TaskData:
     """Where the documents of a task came from: files with a digest, or a dataset of the hub."""
 
-    path: str
+    path: str | None = None
     digest: str | None = None
 
 
@@ -143,7 +143,3 @@ class EvaluationRecord(Record, Result, Origin):
     def contradiction(self) -> str | None:
         measured = any((self.perplexity, self.lm_eval, self.associative_recall))
         return None if measured else "it holds neither a perplexity nor a task nor recall"
-
-
-def measures(result: Mapping[str, object]) -> Iterator[Measure]:
-    return read(Result, result).measures()
