@@ -8,7 +8,6 @@ layers; gradients of such models in bfloat16 are little more than rounding where
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+
+from harness import arguments  # noqa: E402
 
 import tiny  # noqa: E402
 from slimstate.benchmark.timing import device_name  # noqa: E402
@@ -51,11 +52,10 @@ def differences(found: dict[int, Evidence], reference: dict[int, Evidence]) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--device", default=None)
     parser.add_argument("--names", default=",".join(name.removesuffix("-plain") for name in tiny.EVERY_PLAIN))
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     names = ["delta_net", "mamba2"] if options.toy else options.names.split(",")
     device = pick_device(options.device)

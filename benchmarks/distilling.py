@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 
 import torch
 import torch.nn.functional as F
-from timing import peak_memory_kib, seconds
+from harness import arguments, last_line_of, peak_memory_kib, seconds
 
-from slimstate.kernels.distillation import LOGITS_AT_ONCE, WholeOpinion, distilled_loss
+from slimstate.kernels.distillation import LOGITS_AT_ONCE, FullDistribution, distilled_loss
 
 TEMPERATURE = 2.0
 
 
-def chunked(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, opinion: WholeOpinion) -> None:
-    distilled_loss(hidden, head, targets, opinion, temperature=TEMPERATURE)[0].backward()
+def chunked(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, teacher: FullDistribution) -> None:
+    distilled_loss(hidden, head, targets, teacher, temperature=TEMPERATURE)[0].backward()
 
 
-def at_once(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, opinion: WholeOpinion) -> None:
+def at_once(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, teacher: FullDistribution) -> None:
     logits = (hidden @ head.mT).float()
-    divergence = TEMPERATURE**2 * opinion.divergence(slice(None), logits, TEMPERATURE)
+    divergence = TEMPERATURE**2 * teacher.divergence(slice(None), logits, TEMPERATURE)
     (F.cross_entropy(logits, targets) + divergence / len(targets)).backward()
 
 
@@ -36,14 +34,13 @@ FORMS = {"chunked": chunked, "at once": at_once}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", choices=(*FORMS, "nothing"), help=argparse.SUPPRESS)
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     if options.toy:
         options.batch, options.length, options.vocabulary, options.hidden = 2, 128, 4000, 64
@@ -54,10 +51,10 @@ def main() -> None:
     hidden = torch.randn(tokens, options.hidden, **made).requires_grad_()
     head = torch.randn(options.vocabulary, options.hidden, **made) * options.hidden**-0.5
     targets = torch.randint(options.vocabulary, (tokens,), device=device)
-    opinion = WholeOpinion(hidden=torch.randn(tokens, options.hidden, **made), head=head.flip(0))
+    teacher = FullDistribution(hidden=torch.randn(tokens, options.hidden, **made), head=head.flip(0))
     if options.only:
         if options.only != "nothing":
-            FORMS[options.only](hidden, head, targets, opinion)
+            FORMS[options.only](hidden, head, targets, teacher)
         print(peak_memory_kib())
         return
     record = {
@@ -72,14 +69,14 @@ def main() -> None:
     }
     for name, form in FORMS.items():
         if device.type == "cuda":
-            form(hidden, head, targets, opinion)
+            form(hidden, head, targets, teacher)
             hidden.grad = None
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, opinion))
+            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, teacher))
             record["peak_bytes_above"][name] = torch.cuda.max_memory_allocated() - before
         else:
-            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, opinion))
+            record["seconds"][name] = seconds(device, lambda form=form: form(hidden, head, targets, teacher))
             record["peak_bytes_above"][name] = 1024 * (_peak_of(name, options) - _peak_of("nothing", options))
         hidden.grad = None
     print(json.dumps(record, indent=2))
@@ -87,10 +84,7 @@ def main() -> None:
 
 def _peak_of(name: str, options: argparse.Namespace) -> int:
     sizes = [f"--{key}={getattr(options, key)}" for key in ("batch", "length", "vocabulary", "hidden", "device")]
-    done = subprocess.run(
-        [sys.executable, __file__, f"--only={name}", *sizes], capture_output=True, text=True, check=True
-    )
-    return int(done.stdout)
+    return int(last_line_of(__file__, f"--only={name}", *sizes))
 
 
 if __name__ == "__main__":

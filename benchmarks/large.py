@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
-from timing import DEMO, peak_memory_kib
+from harness import add_tokenizer, arguments, last_line_of, peak_memory_kib
 
-from slimstate.benchmark.subjects import random_model
+from slimstate.benchmark.random_models import random_model
 from slimstate.pruning.prune import prune
 
 QWEN3_NEXT = {
@@ -31,17 +28,16 @@ QWEN3_NEXT = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--method", default="l1")
     parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     if options.only:
         started = time.perf_counter()
         record = prune(Path(options.only) / "model", Path(options.only) / "cut", method=options.method, key_dim=64)
-        assert record["key_dim"] == 64
+        assert record.key_dim == 64
         print(json.dumps({"seconds": time.perf_counter() - started, "peak_bytes": 1024 * peak_memory_kib()}))
         return
     config = {**QWEN3_NEXT, "num_hidden_layers": options.layers, "num_experts": options.experts}
@@ -54,20 +50,16 @@ def main() -> None:
         random_model(config, torch.device("cpu"), torch.bfloat16).save_pretrained(
             place / "model", max_shard_size="100KB" if options.toy else "1GB"
         )
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(DEMO / "model" / name, place / "model" / name)
+        add_tokenizer(place / "model")
         shards = sorted((place / "model").glob("*.safetensors"))
-        command = [sys.executable, __file__, "--only", folder, "--method", options.method]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stderr)
+        measured = last_line_of(__file__, "--only", folder, "--method", options.method)
         record = {
             "layers": config["num_hidden_layers"],
             "experts": config["num_experts"],
             "method": options.method,
             "checkpoint_bytes": sum(path.stat().st_size for path in shards),
             "shards": len(shards),
-            **json.loads(done.stdout.splitlines()[-1]),
+            **json.loads(measured),
         }
     print(json.dumps(record, indent=2))
 

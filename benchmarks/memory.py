@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from timing import DEMO, peak_memory_kib
+from harness import DEMO, arguments, last_line_of, peak_memory_kib
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
@@ -30,14 +28,13 @@ def peak(model: str, data: str, samples: int, length: int, device: str | None) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--model", default=str(DEMO / "model"))
     parser.add_argument("--data", default=str(DEMO / "calibration.txt"))
     parser.add_argument("--samples", type=int, nargs="+", default=[16, 128])
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--device", default=None)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     if options.toy:
         options.samples, options.length, options.here = [2], 64, True
@@ -46,13 +43,10 @@ def main() -> None:
         return
     peaks = {}
     for samples in options.samples:
-        command = [sys.executable, __file__, "--here", "--model", options.model, "--data", options.data]
-        command += ["--samples", str(samples), "--length", str(options.length)]
-        command += [] if options.device is None else ["--device", options.device]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stderr)
-        peaks[samples] = int(done.stdout)
+        words = ["--here", "--model", options.model, "--data", options.data]
+        words += ["--samples", samples, "--length", options.length]
+        words += [] if options.device is None else ["--device", options.device]
+        peaks[samples] = int(last_line_of(__file__, *words))
     print(json.dumps({"model": options.model, "length": options.length, "peak_kib": peaks}, indent=2))
 
 

@@ -14,7 +14,6 @@ import argparse
 import json
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import DEMO, peak_memory_kib
+from harness import DEMO, add_tokenizer, arguments, last_line_of, peak_memory_kib
 
-from slimstate.benchmark.calibrating import forward
-from slimstate.benchmark.subjects import config_of, random_model
+from slimstate import Calibration, LoadOptions
+from slimstate.benchmark.calibration import forward
+from slimstate.benchmark.random_models import config_of, random_model
 from slimstate.benchmark.timing import device_name
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import sample_windows
@@ -73,8 +73,7 @@ class Stopwatch(Reporter):
 def make(config: dict, folder: Path, device: torch.device, tokens: int) -> None:
     """The checkpoint, with the bundled tokenizer, and a text of at least so many tokens."""
     random_model(config, device, torch.bfloat16).save_pretrained(folder / "model", max_shard_size="1GB")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / "model" / name, folder / "model" / name)
+    add_tokenizer(folder / "model")
     lines = (DEMO / "calibration.txt").read_text(encoding="utf-8").splitlines()
     shuffled, text = random.Random(0), []
     while sum(map(len, text)) < 8 * tokens:
@@ -107,10 +106,9 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
     else:
         key_dim = Checkpoint.open(model).mixers[0].axis.width // 2
         watch = Stopwatch()
-        prune(
-            model, out, method=what, key_dim=key_dim, data=text, samples=options.samples,
-            length=options.length, device=options.device, reporter=watch,
-        )  # fmt: skip
+        calibration = Calibration(data=text, samples=options.samples, length=options.length)
+        run = LoadOptions(device=options.device)
+        prune(model, out, method=what, key_dim=key_dim, calibration=calibration, run=run, reporter=watch)
         parts |= {**watch.parts, "after all": time.perf_counter() - watch.last}
     return {
         "seconds": time.perf_counter() - started,
@@ -121,7 +119,7 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--model", default="delta_net-1.3b")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
@@ -129,7 +127,6 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be 1 or more")
@@ -152,12 +149,8 @@ def main() -> None:
             torch.cuda.empty_cache()
         runs: dict[str, list[dict[str, Any]]] = {what: [] for what in options.kinds}
         for turn, what in product(range(1 if options.toy else 0, 1 + options.rounds), runs):
-            command = [sys.executable, __file__, "--only", what, folder, "--samples", str(options.samples)]
-            command += ["--length", str(options.length), "--device", device.type]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                sys.exit(done.stderr)
-            result = json.loads(done.stdout.splitlines()[-1])
+            words = ["--samples", options.samples, "--length", options.length, "--device", device.type]
+            result = json.loads(last_line_of(__file__, "--only", what, folder, *words))
             runs[what] += [result] if turn else []
             print(f"{what}{'' if turn else ', to warm up'}: {json.dumps(result)}", file=sys.stderr, flush=True)
     for what, found in runs.items():

@@ -8,25 +8,26 @@ On a CPU operators take the place of kernels.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from harness import arguments
 from torch.profiler import ProfilerActivity, profile
 
-from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, model_for, width_of
+from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, model_for, width_of
 from slimstate.benchmark.timing import device_name
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.prepare import prepare_fla
+from slimstate.records.benchmark import MixerShape
 
 ROUNDS, SHOWN = 5, 24
 
 
 def mixer(model: str, key_dim: int, batch: int, length: int, device: torch.device) -> Callable[[], object]:
     dtype = pick_dtype(None, device)
-    config = mixer_config(model, hidden=2048, heads=16, key_dim=key_dim, value_dim=128)
+    config = mixer_config(model, key_dim, MixerShape())
     layer = mixer_of(config, device, dtype)
     given = torch.randn(batch, length, config["hidden_size"], device=device, dtype=dtype)
     return lambda: layer(hidden_states=given)
@@ -69,14 +70,13 @@ def profiled(work: Callable[[], object], device: torch.device) -> list[dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("what", nargs="?", choices=WORKS, default="mixer")
     parser.add_argument("--model")
     parser.add_argument("--key-dims")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--length", type=int)
     parser.add_argument("--device")
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     prepare_fla()
     device = pick_device("cpu" if options.toy else options.device)

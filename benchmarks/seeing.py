@@ -12,13 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from timing import DEMO, peak_memory_kib, seconds
+from harness import DEMO, arguments, last_line_of, peak_memory_kib, seconds
 
 import slimstate
 from slimstate.checkpoints.reader import Checkpoint
@@ -33,7 +31,7 @@ COMPRESSIONS = (0.5, 0.75, 0.875)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--model", default=str(DEMO / "model"))
     parser.add_argument("--data", default=str(DEMO / "calibration.txt"))
     parser.add_argument("--text", default=str(DEMO / "evaluation.txt"))
@@ -44,7 +42,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", type=int, nargs="*", default=[1024, 8192], help="lengths whose peak is read")
     parser.add_argument("--trace-only", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     if options.toy:
         options.samples, options.length, options.max_tokens, options.rounds, options.memory = 2, 128, 256, 1, []
@@ -66,10 +63,14 @@ def main() -> None:
 
     def swept(folder: str) -> None:
         slimstate.sweep(
-            options.model, folder, text=options.text, data=options.data, compressions=COMPRESSIONS,
-            samples=options.samples, length=options.length, text_length=options.length,
-            max_tokens=options.max_tokens, device=options.device,
-        )  # fmt: skip
+            options.model,
+            folder,
+            text=options.text,
+            calibration=slimstate.Calibration(data=options.data, samples=options.samples, length=options.length),
+            grid=slimstate.SweepGrid(compressions=COMPRESSIONS),
+            options=slimstate.SweepOptions(text_length=options.length, max_tokens=options.max_tokens),
+            run=slimstate.RunOptions(device=options.device),
+        )
 
     before = parts()
     with tempfile.TemporaryDirectory() as folder:
@@ -100,10 +101,8 @@ def main() -> None:
         "peak_memory_kib": {},
     }
     for length in options.memory:
-        command = [sys.executable, __file__, "--trace-only", str(length), "--model", options.model]
-        command += ["--text", options.text, "--device", "cpu"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        record["peak_memory_kib"][length] = int(done.stdout)
+        words = ["--trace-only", length, "--model", options.model, "--text", options.text, "--device", "cpu"]
+        record["peak_memory_kib"][length] = int(last_line_of(__file__, *words))
     print(json.dumps(record, indent=2))
 
 

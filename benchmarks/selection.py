@@ -9,13 +9,13 @@ heads.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
 import numpy as np
 import scipy.linalg
 import torch
+from harness import arguments
 
 from slimstate.selectors.rrqr import strong_rrqr
 
@@ -48,14 +48,13 @@ def one_head_with_full_factorisations(matrix: np.ndarray, keep: int, f: float) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--heads", type=int, default=384)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--keep", type=int, default=64)
     parser.add_argument("--rows", type=int, default=5000)
     parser.add_argument("--f", type=float, default=1.5)
     parser.add_argument("--timed-heads", type=int, default=16, help="heads of the slow procedure that are really run")
-    parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     if options.toy:
         options.heads, options.width, options.keep, options.rows, options.timed_heads = 6, 16, 8, 200, 6

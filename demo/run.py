@@ -1,4 +1,4 @@
-"""Everything on the bundled model: sweep the methods, cut, look into the states, measure, heal, write a report."""
+"""Everything on the bundled model: sweep the methods, cut, look into the states, measure, recover, write a report."""
 
 from __future__ import annotations
 
@@ -29,67 +29,56 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     about = slimstate.inspect(MODEL)
     console.print(
-        f"The bundled model: {about['model_type']}, {about['parameters']:,} parameters, {about['mixers']} layers of "
-        f"{about['heads']} heads, key dim {about['key_dim']}. All of this takes about five minutes on two CPU cores."
+        f"The bundled model: {about.model_type}, {about.parameters:,} parameters, {about.mixers} layers of "
+        f"{about.heads} heads, key dim {about.key_dim}. All of this takes about five minutes on two CPU cores."
     )
     step("1. What would each cut cost? One calibration, every method at 50 % and 75 %, by masking.")
     record = slimstate.sweep(
         MODEL,
         OUT / "sweep",
         text=EVALUATION,
-        data=str(CALIBRATION),
-        compressions=(0.5, 0.75),
-        samples=64,
-        length=512,
-        max_tokens=TOKENS,
+        calibration=slimstate.Calibration(data=str(CALIBRATION), samples=64, length=512),
+        grid=slimstate.SweepGrid(compressions=(0.5, 0.75)),
+        options=slimstate.SweepOptions(max_tokens=TOKENS),
         reporter=reporter,
     )
     print_sweep(record, OUT / "sweep")
     step("2. Cut it, from the evidence of the sweep.")
     cuts = {compression: OUT / f"drrqr-{100 * compression:g}" for compression in (0.5, 0.75)}
     for compression, folder in cuts.items():
-        evidence = OUT / "sweep" / "evidence.safetensors"
-        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, evidence=evidence, force=True)
+        evidence = slimstate.Calibration(evidence=OUT / "sweep" / "evidence.safetensors")
+        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, calibration=evidence)
         console.print(f"  {folder}")
     step("3. How much of the state is used, before and after?")
     looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)
-    for entry in looked["models"]:
-        console.print(f"  {entry['name']}: key dim {entry['key_dim']}, rank utilisation {entry['utilisation']:.3f}")
+    for use in looked.models:
+        console.print(f"  {use.name}: key dim {use.key_dim}, rank utilisation {use.utilisation:.3f}")
     step("4. What is lost? Perplexity, and recall of names in real text, the weak spot of a small state.")
     for compression, folder in cuts.items():
         measured = slimstate.evaluate(
             folder,
             EVALUATION,
-            max_tokens=TOKENS,
             associative=True,
             baseline=MODEL,
+            options=slimstate.EvalOptions(max_tokens=TOKENS),
             out=OUT / f"evaluation-{100 * compression:g}.json",
             reporter=reporter,
         )
-        kept = measured["associative_recall"]["mean"], measured["baseline"]["associative_recall"]["mean"]
-        perplexity = f"perplexity {measured['baseline']['perplexity']:.1f} to {measured['perplexity']:.1f}"
+        before = measured.baseline
+        kept = measured.associative_recall.mean, before.associative_recall.mean
+        perplexity = f"perplexity {before.perplexity:.1f} to {measured.perplexity:.1f}"
         console.print(f"  {compression:.0%} cut: {perplexity}, names recalled {kept[1]:.0%} to {kept[0]:.0%}")
-    step("5. Heal the deep cut a little: a minute of fine-tuning, with the uncut model as its teacher.")
-    healed = slimstate.recover(
-        cuts[0.75],
-        OUT / "drrqr-75-healed",
-        teacher=MODEL,
-        data=str(CALIBRATION),
-        steps=30,
-        batch_size=8,
-        length=256,
-        lora_targets="all-linear",
-        lora_rank=64,
-        lora_alpha=64,
-        lr=3e-3,
-        min_lr=3e-4,
-        eval_text=str(EVALUATION),
-        eval_tokens=TOKENS // 2,
-        reporter=reporter,
+    step("5. Recover the deep cut a little: a minute of fine-tuning, with the uncut model as its teacher.")
+    text = slimstate.TrainingText(data=str(CALIBRATION), eval_text=str(EVALUATION), eval_tokens=TOKENS // 2)
+    options = slimstate.RecoverOptions(
+        steps=30, batch_size=8, length=256, lora_targets="all-linear", lora_rank=64, lora_alpha=64, lr=3e-3, min_lr=3e-4
     )
-    perplexity, gap = healed["measured"]["perplexity"], healed["measured"]["closed"]["uncut"]
+    recovered = slimstate.recover(
+        cuts[0.75], OUT / "drrqr-75-recovered", data=text, teacher=MODEL, options=options, reporter=reporter
+    )
+    perplexity, gap = recovered.measured.perplexity, recovered.measured.closed["uncut"]
     change = f"perplexity {perplexity['before']:.1f} to {perplexity['after']:.1f}, uncut {perplexity['uncut']:.1f}"
-    console.print(f"  {healed['tokens']:,} tokens: {change}; {gap:.0%} of the gap in nats is closed")
+    console.print(f"  {recovered.tokens:,} tokens: {change}; {gap:.0%} of the gap in nats is closed")
     step("6. The stock class loads the cut model in a fresh process and writes with it.")
     subprocess.run([sys.executable, HERE / "generate.py", cuts[0.5], "The city was founded in"], check=True)
     report = slimstate.report(OUT)

@@ -13,6 +13,7 @@ import torch
 import slimstate
 import tiny
 from cases import case, changed
+from cutting import pruned
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.layout import Slot
@@ -40,7 +41,7 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
         original = tiny.save(tiny.build(tiny.VARIANTS[name]), root / name)
         for kind, keep_norm_eps in (("cut", False), ("rescaled", True)):
             out = root / f"{name}-{kind}"
-            slimstate.prune(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=keep_norm_eps)
+            pruned(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=keep_norm_eps)
             pairs[name, kind] = (original, out)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = TESTS / "reload_stock.py"
@@ -106,12 +107,12 @@ def test_keeping_all_is_the_identity(name, cut_folders):
     assert described_mixers(resized) == checkpoint.mixers
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_heads_and_channels_in_two_dimensions_are_cut_as_if_they_lay_in_one(turned):
+@pytest.mark.parametrize("rotated", [False, True])
+def test_heads_and_channels_in_two_dimensions_are_cut_as_if_they_lay_in_one(rotated):
     mixer = FAMILIES["delta_net"].mixers({"hidden_size": 12, "num_heads": 2, "use_short_conv": False})[0]
     keep = torch.tensor([[0, 3, 4], [1, 2, 5]])
     basis = torch.linalg.qr(torch.randn(2, 6, 3)).Q.mT.contiguous()
-    choice = {0: Basis(rows=basis) if turned else Selection(keep=keep)}
+    choice = {0: Basis(rows=basis) if rotated else Selection(keep=keep)}
     flat = torch.randn(12, 7)
     results = []
     for tensor, slot in ((flat, Slot(parameter="u")), (flat.view(2, 6, 7), Slot(parameter="u", by_head=True))):
@@ -143,7 +144,7 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
 @pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
 def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folders, text_file, tmp_path):
     options = {"method": method, "key_dim": KEY_DIM, "data": str(text_file), "samples": 4, "length": 80}
-    slimstate.prune(folders[name], tmp_path / "cut", device="cpu", **options)
+    pruned(folders[name], tmp_path / "cut", device="cpu", **options)
     checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     with torch.inference_mode():
@@ -157,7 +158,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folde
 @pytest.mark.parametrize("method", sorted(SELECTORS))
 def test_the_same_seed_gives_the_same_bytes(method, folders, text_file, tmp_path):
     for place in "ab":
-        slimstate.prune(
+        pruned(
             folders[tiny.PLAIN[0]],
             tmp_path / place / "cut",
             method=method,
@@ -247,4 +248,4 @@ def test_defaults_are_those_of_the_stock_configs():
         prepare(model_type)
         config_class, _ = stock_class(family)
         stock = config_class.for_model(model_type) if family.library == "fla" else config_class().get_text_config()
-        assert {name: getattr(stock, name) for name in family.DEFAULTS} == family.DEFAULTS
+        assert {name: getattr(stock, name) for name in family.defaults} == family.defaults

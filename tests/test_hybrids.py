@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
+from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import PLAN, Plan
@@ -29,19 +30,19 @@ def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor
     """Queries or keys [B, T, H, D] of a mixer's input, from the tensors in its files: projection, filter, SiLU."""
 
     def rows(parameter: str, start: int, stride: int | None) -> torch.Tensor:
-        tensor = checkpoint.read(f"{mixer.stored or mixer.path}.{parameter}").float()
+        tensor = checkpoint.read(f"{mixer.place_in_files}.{parameter}").float()
         heads = torch.arange(mixer.axis.heads).unsqueeze(1) * (stride or mixer.axis.width)
         return tensor[start + heads + torch.arange(mixer.axis.width)].flatten(0, 1)
 
     slot = mixer.query if role == "query" else mixer.key
-    stem = f"{mixer.stored or mixer.path}.{slot.parameter.removesuffix('weight')}"
+    stem = f"{mixer.place_in_files}.{slot.parameter.removesuffix('weight')}"
     projected = x @ rows(slot.parameter, slot.start, slot.head_stride).T
     if f"{stem}bias" in checkpoint.tensors:
         projected = projected + rows(slot.parameter.replace("weight", "bias"), slot.start, None)
     (place,) = dict(mixer.filters)[role].slots
     kernel = rows(place.parameter, place.start, None)
     bias = None
-    if f"{mixer.stored or mixer.path}.conv1d.bias" in checkpoint.tensors:
+    if f"{mixer.place_in_files}.conv1d.bias" in checkpoint.tensors:
         bias = rows("conv1d.bias", place.start, None)
     padded = F.pad(projected.mT, (kernel.shape[-1] - 1, 0))
     filtered = F.conv1d(padded, kernel, bias, groups=len(kernel)).mT
@@ -123,21 +124,27 @@ def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(
 )
 def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
     """A swept candidate is a masked model that is also observed; it costs what the cut model costs."""
-    windows = {"data": str(text_file), "samples": 2, "length": 64}
     swept = slimstate.sweep(
-        folders[name], tmp_path / "sweep", text=str(text_file), text_length=64, max_tokens=512, methods=["l1"],
-        compressions=[0.4], device="cpu", **windows,
-    )  # fmt: skip
+        folders[name],
+        tmp_path / "sweep",
+        text=text_file,
+        calibration=slimstate.Calibration(data=str(text_file), samples=2, length=64),
+        grid=slimstate.SweepGrid(methods=["l1"], compressions=[0.4]),
+        options=slimstate.SweepOptions(text_length=64, max_tokens=512),
+        run=slimstate.RunOptions(device="cpu"),
+    )
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", compression=0.4)
-    measured = slimstate.evaluate(tmp_path / "cut", str(text_file), length=64, max_tokens=512, device="cpu")
-    (row,) = (row for row in swept["rows"] if row["method"] == "l1")
-    assert measured["perplexity"] == pytest.approx(row["perplexity"], rel=1e-3)
-    assert 0 < row["rank_utilisation"] <= 1
-    found = slimstate.analyze(
-        [str(folders[name])], str(text_file), tmp_path / "traces", length=96, every=16, skip=16, device="cpu"
-    )["models"][0]
-    assert 0 < found["utilisation"] <= 1
-    assert found["violations"] == 0
+    options = slimstate.EvalOptions(length=64, max_tokens=512)
+    measured = slimstate.evaluate(tmp_path / "cut", text_file, options=options, run=slimstate.RunOptions(device="cpu"))
+    (row,) = (row for row in swept.rows if row.method == "l1")
+    assert measured.perplexity == pytest.approx(row.perplexity, rel=1e-3)
+    assert 0 < row.rank_utilisation <= 1
+    following = slimstate.AnalysisOptions(length=96, every=16, skip=16)
+    (found,) = slimstate.analyze(
+        [folders[name]], text_file, tmp_path / "traces", options=following, run=slimstate.RunOptions(device="cpu")
+    ).models
+    assert 0 < found.utilisation <= 1
+    assert found.violations == 0
 
 
 WITHOUT_FLA = """
@@ -145,7 +152,7 @@ import sys
 sys.modules["fla"] = None
 import slimstate
 for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+    pruned(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
 """
 
 
@@ -156,7 +163,7 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     subprocess.run([sys.executable, "-c", WITHOUT_FLA, str(text_file), *places], check=True)
     for name in names:
         options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
-        slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
+        pruned(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
         plans = [Plan.from_json((tmp_path / place / PLAN).read_text()) for place in (name, f"{name}-with")]
         for layer, selection in plans[0].selections.items():
             assert torch.equal(selection.keep, plans[1].selections[layer].keep)

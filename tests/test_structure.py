@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import slimstate
+from slimstate.families import FAMILIES
 
 ROOT = Path(slimstate.__file__).parent
 # a folder, and the folders it may import from
@@ -134,6 +135,16 @@ def test_the_library_names_no_flags():
 def test_little_is_untyped():
     lines = [line for path in BELOW_CLI for line in path.read_text(encoding="utf-8").splitlines()]
     assert sum("dict[str, Any]" in line for line in lines) < 30
+
+
+def test_nothing_above_families_knows_a_model_type_by_name():
+    """What depends on the architecture is asked of its family. Benchmarks and the command have default models."""
+    exempt = ("families", "kernels", "benchmark", "cli")
+    for path in MODULES:
+        if path.relative_to(ROOT).parts[0] not in exempt:
+            for node in ast.walk(tree(path)):
+                named = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in FAMILIES
+                assert not named, f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
 
 
 def test_extras_are_imported_only_where_they_are_used():

@@ -120,16 +120,3 @@ def text(characters: int = 40_000, seed: int = 0) -> str:
     words = ["state", "key", "query", "channel", "delta", "rule", "head", "linear", "attention", "\n"]
     picks = torch.randint(len(words), (characters // 5,), generator=torch.Generator().manual_seed(seed))
     return " ".join(words[i] for i in picks.tolist())[:characters]
-
-
-def drawn(time: int = 20, heads: int = 2, groups: int = 4, g: str = "head") -> dict[str, torch.Tensor]:
-    """What a rule takes: key dim 5, value dim 3."""
-    torch.manual_seed(0)
-    decay = (1, time, groups, 5) if g == "channel" else (1, time, groups)
-    return {
-        "q": torch.randn(1, time, heads, 5),
-        "k": torch.randn(1, time, heads, 5),
-        "v": torch.randn(1, time, groups, 3),
-        "beta": torch.rand(1, time, groups),
-        "g": -torch.rand(decay),
-    }

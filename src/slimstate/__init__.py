@@ -5,32 +5,56 @@ The verbs of the command are functions here: `inspect`, `prune`, `recover`, `tra
 """
 
 from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
-from slimstate.evaluation.analyze import analyze
-from slimstate.evaluation.evaluate import evaluate
-from slimstate.evaluation.sweep import sweep
+from slimstate.evaluation.analyze import AnalysisOptions, analyze
+from slimstate.evaluation.evaluate import EvalOptions, evaluate
+from slimstate.evaluation.sweep import SweepOptions, sweep
+from slimstate.evaluation.sweep_grid import SweepGrid
+from slimstate.models.devices import RunOptions
+from slimstate.models.offload import LoadOptions
 from slimstate.models.prepare import prepare, prepare_fla
+from slimstate.pruning.budget import Budget
+from slimstate.pruning.estimate import estimate
 from slimstate.pruning.inspect import inspect
-from slimstate.pruning.prune import prune
+from slimstate.pruning.options import Calibration, CutOptions
+from slimstate.pruning.prune import apply_plan, make_plan, prune
 from slimstate.report import write_report as report
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
+from slimstate.system.version import __version__
+from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.pretrain import train
-from slimstate.training.recover import recover
+from slimstate.training.recover import preview, recover
 
-__version__ = "0.1.0"
 __all__ = [
+    "AnalysisOptions",
+    "Budget",
+    "Calibration",
+    "CutOptions",
+    "EvalOptions",
+    "LoadOptions",
+    "PretrainOptions",
+    "RecoverOptions",
     "Reporter",
+    "RunOptions",
     "SlimstateError",
+    "SweepGrid",
+    "SweepOptions",
+    "TrainerOptions",
+    "TrainingText",
     "__version__",
     "analyze",
+    "apply_plan",
     "bench_calibrate",
     "bench_decode",
     "bench_mixer",
     "bench_model",
+    "estimate",
     "evaluate",
     "inspect",
+    "make_plan",
     "prepare",
     "prepare_fla",
+    "preview",
     "prune",
     "recover",
     "report",

@@ -6,26 +6,42 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tiny
+from places import ROOT
 from slimstate import cli
-from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
-from slimstate.benchmark.recording import with_ratios
-from slimstate.benchmark.subjects import config_of, mixer_config, mixer_of, random_model, resized, width_of
+from slimstate.benchmark import BenchOptions, MixerShape, bench_calibrate, bench_decode, bench_mixer, bench_model
+from slimstate.benchmark.bench import with_ratios
+from slimstate.benchmark.compiling_process import run_once
+from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, random_model, resized, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
 from slimstate.benchmark.timing import copy_bandwidth, timed
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.families import family_of
+from slimstate.models.devices import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.inspect import parameters_after, state_bytes
+from slimstate.records.benchmark import (
+    CalibrationRecord,
+    DecodeRecord,
+    DecodeRow,
+    MixerRecord,
+    MixerRow,
+    ModelRecord,
+    ModelRow,
+)
+from slimstate.records.schema import written as as_json
 from slimstate.system.errors import SlimstateError
 from slimstate.training.initial_model import shipped_configs
 
 CPU = torch.device("cpu")
-SMALL = {"batch": 2, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8, "rounds": 2}
+SMALL = MixerShape(batch=2, length=16, hidden=32, heads=2, value_dim=8)
+ONCE, TWICE = BenchOptions(rounds=1), BenchOptions(rounds=2)
 FILES = [f"bench-{{}}.{suffix}" for suffix in ("json", "md", "pdf", "png", "tex")]
 
 
@@ -37,20 +53,20 @@ def test_the_clock_runs_for_the_rounds_asked_for_and_not_for_the_warm_up():
     calls = []
     found = timed(lambda: calls.append(0), CPU, rounds=5, warm_up=3)
     assert (len(calls), len(found.seconds)) == (8, 5)
-    described = found.describe()
-    low, high = described["quartiles"]
-    assert min(found.seconds) <= low <= described["seconds"] <= high <= max(found.seconds)
-    assert (described["rounds"], described["peak_bytes"]) == (5, None)
+    row = found.fill(MixerRow(model="delta_net", mode="forward", key_dim=8))
+    low, high = row.quartiles
+    assert min(found.seconds) <= low <= row.time <= high <= max(found.seconds)
+    assert (row.rounds, row.peak_bytes, row.key_dim) == (5, None, 8)
 
 
 def test_one_round_has_no_spread():
-    found = timed(lambda: None, CPU, rounds=1).describe()
-    assert found["quartiles"] == [found["seconds"]] * 2
+    found = timed(lambda: None, CPU, rounds=1)
+    assert found.quartiles == (found.median, found.median)
 
 
 def test_ratios_are_to_the_widest_key_dim_that_could_be_measured():
     def row(key_dim, seconds, peak, error=None, mode="forward"):
-        return {"key_dim": key_dim, "mode": mode, "seconds": seconds, "peak_bytes": peak, "error": error}
+        return MixerRow(model="m", key_dim=key_dim, mode=mode, seconds=seconds, peak_bytes=peak, error=error)
 
     rows = [
         row(128, None, None, "out of memory"),
@@ -58,33 +74,47 @@ def test_ratios_are_to_the_widest_key_dim_that_could_be_measured():
         row(32, 2.0, 50),
         row(32, 9.0, None, mode="train"),
     ]
-    found = with_ratios(rows, ("mode",))
-    assert [entry["speedup"] for entry in found] == [None, 1.0, 2.0, 1.0]
-    assert [entry["memory_ratio"] for entry in found] == [None, 1.0, 0.5, None]
+    found = with_ratios(rows)
+    assert [entry.speedup for entry in found] == [None, 1.0, 2.0, 1.0]
+    assert [entry.memory_ratio for entry in found] == [None, 1.0, 0.5, None]
+
+
+def test_a_graph_is_compared_with_a_graph():
+    """Where the widest had no room for one, both are compared as they run without."""
+
+    def row(key_dim, seconds, eager, graph):
+        return DecodeRow(model="m", key_dim=key_dim, batch=4, seconds=seconds, eager_seconds=eager, graph=graph)
+
+    found = with_ratios([row(64, 6.0, 6.0, False), row(32, 1.0, 3.0, True), row(16, 2.0, 2.0, False)])
+    assert [entry.speedup for entry in found] == [1.0, 2.0, 3.0]
 
 
 def test_copying_has_a_bandwidth():
     assert copy_bandwidth(CPU) > 1e6
 
 
-@pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet"])
+@pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet", "kda", "gla", "rwkv6", "gated_deltaproduct"])
 @pytest.mark.parametrize("key_dim", [3, 8, 24])
 def test_a_mixer_has_the_sizes_it_is_timed_at(model_type, key_dim):
-    config = mixer_config(model_type, hidden=48, heads=3, key_dim=key_dim, value_dim=10)
+    config = mixer_config(model_type, key_dim, MixerShape(hidden=48, heads=3, value_dim=10))
+    described = family_of(config).mixers(config)[0]
+    assert (described.axis.heads, described.axis.width, described.value_dim) == (3, key_dim, 10)
     mixer = mixer_of(config, CPU, torch.float32)
-    assert mixer.q_proj.weight.shape == mixer.k_proj.weight.shape == (3 * key_dim, 48)
-    assert mixer.v_proj.weight.shape == (30, 48)
+    assert mixer.get_parameter(described.query.parameter).shape == (3 * key_dim, 48)
+    if model_type in ("delta_net", "gated_deltanet"):
+        assert mixer.q_proj.weight.shape == mixer.k_proj.weight.shape == (3 * key_dim, 48)
+        assert mixer.v_proj.weight.shape == (30, 48)
 
 
 def test_mixers_are_timed_at_every_width_and_mode(tmp_path):
-    record = bench_mixer(key_dims=(16, 8), **SMALL, out=tmp_path)
-    keys = {(row["model"], row["key_dim"], row["mode"]) for row in record["rows"]}
-    assert len(keys) == len(record["rows"]) == 2 * 2 * 2
-    for row in record["rows"]:
-        assert row["tokens_per_second"] == pytest.approx(32 / row["seconds"])
-        assert (row["speedup"] == 1) == (row["key_dim"] == 16) or row["speedup"] > 0
+    record = bench_mixer(key_dims=(16, 8), shape=SMALL, options=TWICE, out=tmp_path)
+    keys = {(row.model, row.key_dim, row.mode) for row in record.rows}
+    assert len(keys) == len(record.rows) == 2 * 2 * 2
+    for row in record.rows:
+        assert row.tokens_per_second == pytest.approx(32 / row.time)
+        assert (row.speedup == 1) == (row.key_dim == 16) or row.speedup > 0
     assert written(tmp_path, "mixer")
-    assert json.loads((tmp_path / "bench-mixer.json").read_text())["rows"] == record["rows"]
+    assert MixerRecord.read(tmp_path / "bench-mixer.json") == record
 
 
 @pytest.mark.parametrize(
@@ -104,84 +134,132 @@ def test_shipped_configs_have_the_size_in_their_name_and_the_papers_key_dim(name
 
 def test_models_are_timed_at_the_size_a_cut_would_have(folders, tmp_path):
     name = tiny.PLAIN[0]
-    record = bench_model([str(folders[name])], [24, 8], batch=1, length=16, rounds=1, out=tmp_path)
+    record = bench_model([str(folders[name])], [24, 8], batch=1, length=16, options=ONCE, out=tmp_path)
     checkpoint = Checkpoint.open(folders[name])
-    for row in record["rows"]:
-        assert row["parameters"] == parameters_after(checkpoint, row["key_dim"])
-    assert {(row["key_dim"], row["mode"]) for row in record["rows"]} == {
+    for row in record.rows:
+        assert row.parameters == parameters_after(checkpoint, row.key_dim)
+    assert {(row.key_dim, row.mode) for row in record.rows} == {
         (key_dim, mode) for key_dim in (24, 8) for mode in ("prefill", "train")
     }
     assert written(tmp_path, "model")
+    assert ModelRecord.read(tmp_path / "bench-model.json") == record
 
 
 def test_by_default_a_model_is_timed_at_its_width_a_half_and_a_quarter(folders):
-    record = bench_model([str(folders[tiny.PLAIN[1]])], batch=1, length=8, modes=["prefill"], rounds=1)
-    assert [row["key_dim"] for row in record["rows"]] == [24, 12, 6]
+    record = bench_model([str(folders[tiny.PLAIN[1]])], batch=1, length=8, modes=["prefill"], options=ONCE)
+    assert [row.key_dim for row in record.rows] == [24, 12, 6]
 
 
 @pytest.mark.parametrize("name", tiny.PLAIN)
 def test_decoding_moves_the_state_that_inspect_counts(name, folders, tmp_path):
-    record = bench_decode([str(folders[name])], [24, 8], batches=[3, 1], rounds=2, out=tmp_path)
+    record = bench_decode([str(folders[name])], [24, 8], batches=[3, 1], options=TWICE, out=tmp_path)
     mixers = Checkpoint.open(folders[name]).mixers
-    assert [(row["key_dim"], row["batch"]) for row in record["rows"]] == [(24, 1), (24, 3), (8, 1), (8, 3)]
-    for row in record["rows"]:
-        assert row["state_bytes"] == state_bytes(mixers, row["key_dim"])["fp32"]
-        moved = 2 * row["batch"] * row["state_bytes"] / row["seconds"]
-        assert row["state_bandwidth"] == pytest.approx(moved)
-        assert row["share_of_copy_bandwidth"] == pytest.approx(moved / record["copy_bandwidth"])
-        assert row["graph"] is False
-    assert [entry["batch"] for entry in record["largest_batch"]] == [None, None]  # only a GPU can be full
+    assert [(row.key_dim, row.batch) for row in record.rows] == [(24, 1), (24, 3), (8, 1), (8, 3)]
+    for row in record.rows:
+        assert row.state_bytes == state_bytes(mixers, row.key_dim)["fp32"]
+        moved = 2 * row.batch * row.state_bytes / row.time
+        assert row.state_bandwidth == pytest.approx(moved)
+        assert row.share_of_copy_bandwidth == pytest.approx(moved / record.copy_bandwidth)
+        assert row.graph is False
+    assert [entry.batch for entry in record.largest_batch] == [None, None]  # only a GPU can be full
     assert written(tmp_path, "decode")
+    assert DecodeRecord.read(tmp_path / "bench-decode.json") == record
 
 
 def test_calibration_is_compared_with_the_forward_pass(folders, text_file, tmp_path):
-    settings = {"samples": 2, "length": 16, "data": str(text_file), "rounds": 1, "out": tmp_path}
-    record = bench_calibrate(str(folders[tiny.PLAIN[0]]), **settings)
-    plain, *rest = record["rows"]
-    assert [row["method"] for row in rest] == ["drrqr", "s-wanda", "grad"]
-    assert plain["times_forward"] == 1
+    about = {"samples": 2, "length": 16, "data": str(text_file)}
+    record = bench_calibrate(str(folders[tiny.PLAIN[0]]), **about, options=ONCE, out=tmp_path)
+    plain, *rest = record.rows
+    assert [row.method for row in rest] == ["drrqr", "s-wanda", "grad"]
+    assert plain.times_forward == 1
     for row in rest:
-        assert row["times_forward"] == pytest.approx(row["seconds"] / plain["seconds"])
-        assert row["selection_seconds"] > 0
+        assert row.times_forward == pytest.approx(row.time / plain.time)
+        assert row.selection_seconds > 0
     assert written(tmp_path, "calibrate")
+    assert CalibrationRecord.read(tmp_path / "bench-calibrate.json") == record
 
 
 def test_a_config_needs_no_weights_and_no_text_to_be_calibrated(tmp_path):
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(mixer_config("gated_deltanet", hidden=32, heads=2, key_dim=8, value_dim=8)))
-    record = bench_calibrate(str(config), methods=["drrqr"], samples=1, length=16, rounds=1)
-    assert [row["key_dim"] for row in record["rows"]] == [4, 4]
+    config.write_text(json.dumps(mixer_config("gated_deltanet", 8, SMALL)))
+    record = bench_calibrate(str(config), methods=["drrqr"], samples=1, length=16, options=ONCE)
+    assert [row.key_dim for row in record.rows] == [4, 4]
+    with pytest.raises(SlimstateError, match=r"`data` text\.txt needs a tokenizer"):
+        bench_calibrate(str(config), methods=["drrqr"], samples=1, length=16, data="text.txt", options=ONCE)
 
 
 def test_random_weights_are_the_same_every_time():
-    config = mixer_config("delta_net", hidden=32, heads=2, key_dim=8, value_dim=8)
+    config = mixer_config("delta_net", 8, SMALL)
     first, second = (random_model(config, CPU, torch.bfloat16).state_dict() for _ in range(2))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
+
+
+OLD = sorted((ROOT / "docs" / "records").glob("bench-*.json"))
+KINDS = {"mixer": MixerRecord, "model": ModelRecord, "decode": DecodeRecord, "calibrate": CalibrationRecord}
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
+def test_records_of_0_1_are_read_whole(path):
+    """Every number that was written is there again, under its name; rows that failed are rows."""
+    found = json.loads(path.read_text())
+    record = KINDS[found["bench"]].read(path)
+    again = record.to_json()
+    assert {key: again[key] for key in found if key not in ("rows", "largest_batch")} == {
+        key: value for key, value in found.items() if key not in ("rows", "largest_batch")
+    }
+    for name in ("rows", "largest_batch"):
+        for old, new in zip(found.get(name, []), again.get(name, []), strict=True):
+            assert {key: new[key] for key in old} == old
+    assert type(record).from_json(again) == record
+    assert as_markdown(record).count("out of memory") == sum(row["error"] is not None for row in found["rows"])
+
+
+def test_there_is_a_record_of_0_1_for_every_benchmark():
+    assert {json.loads(path.read_text())["bench"] for path in OLD} == KINDS.keys()
+
+
+def test_a_record_of_another_benchmark_is_refused(tmp_path):
+    with pytest.raises(SlimstateError, match="bench is not one of model"):
+        ModelRecord.read(ROOT / "docs" / "records" / "bench-mixer.json")
+
+
+def test_a_model_in_a_table_of_latex_is_escaped():
+    row = ModelRow(model="delta_net-370m", key_dim=8, width=16, mode="train", seconds=1.0, quartiles=(1.0, 1.0))
+    record = ModelRecord.read(ROOT / "docs" / "records" / "bench-model.json")
+    assert r"\textbf{delta\_net-370m, train}" in as_latex(replace(record, rows=(row,)))
 
 
 @pytest.fixture(scope="module")
 def records(folders):
     model = str(folders[tiny.PLAIN[0]])
     return [
-        bench_mixer(["delta_net"], [8, 4], **{**SMALL, "rounds": 1}),
-        bench_model([model], [24, 12], batch=1, length=8, rounds=1),
-        bench_decode([model], [24], batches=[1], rounds=1),
-        bench_calibrate(model, methods=["drrqr"], samples=1, length=16, rounds=1),
+        bench_mixer(["delta_net"], [8, 4], shape=SMALL, options=ONCE, run=RunOptions(dtype="bfloat16")),
+        bench_model([model], [24, 12], batch=1, length=8, options=ONCE),
+        bench_decode([model], [24], batches=[1], options=ONCE),
+        bench_calibrate(model, methods=["drrqr"], samples=1, length=16, options=ONCE),
     ]
 
 
 @pytest.mark.parametrize("place", range(4))
 def test_the_command_of_a_record_makes_the_same_rows(place, records, capsys, monkeypatch):
     record = records[place]
-    monkeypatch.setattr(sys, "argv", [*shlex.split(record["command"]), "--json"])
+    monkeypatch.setattr(sys, "argv", [*shlex.split(record.command), "--json"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert not stop.value.code
-    again = json.loads(capsys.readouterr().out)
-    assert again["settings"] == record["settings"]
-    assert [list(row) for row in again["rows"]] == [list(row) for row in record["rows"]]
-    assert again["command"] == record["command"]
+    again = type(record).from_json(json.loads(capsys.readouterr().out))
+    assert again.settings == record.settings
+    assert [row.label for row in again.rows] == [row.label for row in record.rows]
+    assert (again.command, again.dtype) == (record.command, record.dtype)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_process_that_compiles_runs_what_the_settings_say(place, records):
+    record = records[place]
+    again = run_once(record.bench, json.dumps(as_json(record.settings)), RunOptions(device="cpu", dtype=record.dtype))
+    assert again.settings == record.settings
+    assert [row.label for row in again.rows] == [row.label for row in record.rows]
 
 
 @pytest.mark.parametrize("place", range(4))
@@ -199,9 +277,9 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
     def full(*args):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("slimstate.benchmark.mixing._measure", full)
-    record = bench_mixer(["delta_net"], [8], **SMALL)
-    assert [(row["error"], row["speedup"]) for row in record["rows"]] == [("out of memory", None)] * 2
+    monkeypatch.setattr("slimstate.benchmark.mixers._measure", full)
+    record = bench_mixer(["delta_net"], [8], shape=SMALL, options=TWICE)
+    assert [(row.error, row.speedup) for row in record.rows] == [("out of memory", None)] * 2
     assert "out of memory" in as_markdown(record)
     as_latex(record)
 
@@ -210,13 +288,13 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
     ("arguments", "complaint"),
     [
         (("mixer", "--models", "mamba9"), "no mixer benchmark for 'mamba9'"),
-        (("mixer", "--key-dims", "0"), "key dim 0"),
+        (("mixer", "--key-dims", "0"), "--key-dims 0: it must be at least 1"),
         (("mixer", "--key-dims", "a"), "--key-dims a"),
         (("mixer", "--modes", "backward"), "unknown mode 'backward'; there are forward, train"),
-        (("mixer", "--rounds", "0"), "0 rounds"),
+        (("mixer", "--rounds", "0"), "--rounds 0: at least one"),
         (("model", "--models", "nowhere"), "or one of delta_net-1.3b"),
         (("model", "--models", "delta_net-370m", "--key-dims", "256"), "between 1 and 128"),
-        (("decode", "--batches", "0"), "batch 0"),
+        (("decode", "--batches", "0"), "--batches 0"),
         (("calibrate", "--methods", "l1"), "l1 looks at no activations"),
         (("calibrate", "--methods", "best"), "unknown method 'best'"),
         (("mixer", "--out", __file__), "is a file; --out is a folder"),
@@ -235,7 +313,7 @@ def test_what_cannot_be_timed_is_one_line(arguments, complaint, capsys, monkeypa
 
 def test_a_wider_model_than_the_config_is_refused():
     with pytest.raises(SlimstateError, match="between 1 and 8"):
-        resized(mixer_config("delta_net", hidden=32, heads=2, key_dim=8, value_dim=8), 9)
+        resized(mixer_config("delta_net", 8, SMALL), 9)
 
 
 def test_calibrating_a_benchmark_leaves_the_model_as_it_was(folders):

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,17 +22,20 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
+from cutting import pruned
+from slimstate import LoadOptions
 from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
 from slimstate.core.plan import PLAN, Plan
 from slimstate.models.load import load
+from slimstate.records.cut import CutRecord
 from slimstate.system.errors import ModelError, OutputError, PlanError
 
 NAME = tiny.PLAIN[0]
 
 
-def cut(folder: Path, out: Path, **options) -> dict:
-    return slimstate.prune(folder, out, **{"method": "l1", "key_dim": 8, **options})
+def cut(folder: Path, out: Path | None, **options) -> CutRecord:
+    return pruned(folder, out, **{"method": "l1", "key_dim": 8, **options})
 
 
 def test_shards_dtypes_and_other_files_are_kept(folders, tmp_path):
@@ -55,7 +59,7 @@ def test_shards_dtypes_and_other_files_are_kept(folders, tmp_path):
         assert (folder / name).read_bytes() == (tmp_path / "cut" / name).read_bytes()
     assert (tmp_path / "cut" / "README.base.md").read_text() == "the card of the base model"
     assert "key dim 8 instead of 24" in (tmp_path / "cut" / "README.md").read_text()
-    assert record["left_out"] == ["pytorch_model.bin"]
+    assert record.left_out == ("pytorch_model.bin",)
     assert not (tmp_path / "cut" / "pytorch_model.bin").exists()
     assert not (tmp_path / "cut" / ".cache").exists()
 
@@ -71,7 +75,7 @@ def test_a_single_file_is_written_as_safetensors_itself_would(tmp_path):
 def test_the_plan_alone_repeats_the_cut(folders, text_file, tmp_path):
     options = {"method": "drrqr", "data": str(text_file), "samples": 4, "length": 64, "key_dim": 10}
     cut(folders[NAME], tmp_path / "a" / "cut", **options)
-    slimstate.prune(folders[NAME], tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut" / PLAN)
+    pruned(folders[NAME], tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut" / PLAN)
     for path in (tmp_path / "a" / "cut").rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (tmp_path / "b" / "cut" / path.relative_to(tmp_path / "a" / "cut")).read_bytes()
@@ -80,15 +84,12 @@ def test_the_plan_alone_repeats_the_cut(folders, text_file, tmp_path):
 def test_a_plan_for_another_model_is_refused(folders, tmp_path):
     cut(folders[NAME], tmp_path / "cut")
     with pytest.raises(PlanError, match="another model"):
-        slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "other", apply=tmp_path / "cut" / PLAN)
+        pruned(folders[tiny.PLAIN[1]], tmp_path / "other", apply=tmp_path / "cut" / PLAN)
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(PlanError, match="not a slimstate plan"):
-        slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
+        pruned(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
     with pytest.raises(PlanError, match="cannot read plan"):
-        slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
-    for wish in ({"key_dim": 6}, {"compression": 0.5}, {"state_mb": 1.0}, {"sequences": 8, "memory_gb": 1.0}):
-        with pytest.raises(PlanError, match="says how much is kept"):
-            slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "cut" / PLAN, **wish)
+        pruned(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
     assert not (tmp_path / "other").exists()
 
 
@@ -139,7 +140,7 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp
 
 
 def test_what_stays_is_written_while_the_model_runs(folders, text_file, tmp_path, monkeypatch):
-    planning, seen = importlib.import_module("slimstate.pruning.planning"), {}
+    gathering, seen = importlib.import_module("slimstate.pruning.evidence"), {}
     original = Checkpoint.open(folders[NAME])
     missing = [name for name in original.tensors if "mlp" in name]
 
@@ -153,8 +154,8 @@ def test_what_stays_is_written_while_the_model_runs(folders, text_file, tmp_path
             missing[:] = [name for name in missing if not torch.equal(found[name].read(name), original.read(name))]
         return calibrate(runtime, *rest)
 
-    calibrate = planning.calibrate
-    monkeypatch.setattr(planning, "calibrate", watched)
+    calibrate = gathering.calibrate
+    monkeypatch.setattr(gathering, "calibrate", watched)
     data = {"data": str(text_file), "samples": 4, "length": 64}
     assert missing
     cut(folders[NAME], tmp_path / "cut", method="drrqr", **data)
@@ -168,7 +169,7 @@ def test_a_calibration_that_ends_early_leaves_nothing(end, folders, text_file, t
     def ends(*_):
         raise end
 
-    monkeypatch.setattr(importlib.import_module("slimstate.pruning.planning"), "calibrate", ends)
+    monkeypatch.setattr("slimstate.pruning.evidence.calibrate", ends)
     with pytest.raises(type(end)) as raised:  # as it was: it says nothing of the folder that was being written
         cut(folders[NAME], tmp_path / "cut", method="drrqr", data=str(text_file), samples=4, length=64)
     assert raised.value is end
@@ -176,7 +177,7 @@ def test_a_calibration_that_ends_early_leaves_nothing(end, folders, text_file, t
 
 
 def test_a_disk_without_room_is_refused_before_the_model_runs(folders, text_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("slimstate.pruning.planning"), "load", None)
+    monkeypatch.setattr(LoadOptions, "load", None)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(OutputError, match="no space left: the new model needs"):
         cut(folders[NAME], tmp_path / "cut", method="drrqr", data=str(text_file), samples=4, length=64)
@@ -263,7 +264,7 @@ def test_a_plan_that_contradicts_itself_is_refused(folders, tmp_path):
         change(plan)
         (tmp_path / "plan.json").write_text(json.dumps(plan))
         with pytest.raises(PlanError, match="says key dim"):
-            cut(folders[NAME], tmp_path / "again", apply=tmp_path / "plan.json", key_dim=None, method="drrqr")
+            pruned(folders[NAME], tmp_path / "again", apply=tmp_path / "plan.json")
     assert not (tmp_path / "again").exists()
 
 
@@ -302,8 +303,8 @@ def test_the_model_itself_is_never_the_output(folders):
 
 
 def test_a_dry_run_writes_nothing(folders, tmp_path):
-    record = cut(folders[NAME], tmp_path / "cut", dry_run=True)
-    assert record["key_dim"] == 8
+    record = cut(folders[NAME], None)
+    assert (record.key_dim, record.out) == (8, None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -372,11 +373,9 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
     file = tmp_path / "evidence.safetensors"
     data = {"data": str(text_file), "samples": 4, "length": 64}
     first = cut(folders[NAME], tmp_path / "a", method="drrqr", evidence=file, **data)
-    monkeypatch.setattr(
-        importlib.import_module("slimstate.pruning.planning"), "load", None
-    )  # no model may be loaded any more
+    monkeypatch.setattr(LoadOptions, "load", None)  # no model may be loaded any more
     again = cut(folders[NAME], tmp_path / "b", method="drrqr", evidence=file)
-    assert first["certificate"] == again["certificate"]
+    assert first.certificate == again.certificate
     cut(folders[NAME], tmp_path / "c", method="s-wanda", evidence=file)
     with pytest.raises(slimstate.SlimstateError, match="no gradient evidence"):
         cut(folders[NAME], tmp_path / "d", method="grad", evidence=file)
@@ -451,7 +450,7 @@ def test_a_hub_model_is_inspected_by_its_headers_alone(folders, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda _, name: folders[NAME] / name)
     monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", get_safetensors_metadata)
     remote, local = slimstate.inspect("someone/model"), slimstate.inspect(folders[NAME])
-    assert remote == {**local, "model": "someone/model"}
+    assert remote == replace(local, model="someone/model")
 
 
 def test_shards_in_a_subfolder_stay_there(folders, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from command import run
 from places import ROOT
 from slimstate.cli import app
 from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
+from slimstate.records.recipe import RecipeRecord
 from slimstate.system.errors import DataError, PlanError, SlimstateError
 from tiny_shapes import SHAPES, SIZES
 
@@ -84,12 +86,12 @@ OWN = {
 }
 RESULTS = {
     "pre-rft": ["delta_net-plain/sweep/sweep.md", "delta_net-plain/l1.json", "report.html"],
-    "post-rft": ["delta_net-plain/l1-0.5-healed/slimstate_recovery.json", "delta_net-plain/control", "report.html"],
+    "post-rft": ["delta_net-plain/l1-0.5-recovered/slimstate_recovery.json", "delta_net-plain/control", "report.html"],
     "kq-ablation": ["delta_net-plain/ablation.tex", "report.html"],
     "pca-sharing": ["sweep-own/sweep.md", "sweep-head/sweep.md", "report.html"],
     "shared-convolutions": ["own/config.json", "all/config.json", "head.json", "report.html"],
     "pretraining": ["shape.json/model.safetensors"],
-    "spectra": ["states", "drrqr-healed/config.json", "report.html"],
+    "spectra": ["states", "drrqr-recovered/config.json", "report.html"],
     "utilisation": ["states", "report.html"],
     "filters": ["states", "report.html"],
     "throughput": ["mixer", "model", "gated"],
@@ -174,7 +176,8 @@ def test_a_stopped_recipe_goes_on_where_it_was(recipe, tmp_path):
     seen.clear()
     record = run_recipe(Recipe.read(recipe), execute, out=out)
     assert [words[0] for words in seen] == ["eval", "report"]
-    assert json.loads((out / PROGRESS).read_text())["steps"] == record["steps"]
+    assert RecipeRecord.read(out / PROGRESS) == record
+    assert [step.command.split()[0] for step in record.steps] == ["prune", "prune", "eval", "report"]
     seen.clear()
     run_recipe(Recipe.read(recipe), execute, out=out)
     assert seen == []
@@ -186,6 +189,21 @@ def test_a_stopped_recipe_goes_on_where_it_was(recipe, tmp_path):
     seen.clear()
     run_recipe(Recipe.read(recipe), execute, out=out, changes={"methods": "l1,grad"})
     assert [words[3] for words in seen if words[0] == "prune"] == ["l1", "grad"]  # --methods is in both commands
+
+
+def test_a_recipe_goes_on_from_a_file_of_0_1(recipe, tmp_path):
+    """Which had neither a kind nor a format; what is no step of the recipe any more is forgotten."""
+    out, seen = tmp_path / "out", []
+    commands = list(map(shlex.join, Recipe.read(recipe).commands("paper", out)))
+    steps = [{"command": command, "seconds": 3.5} for command in (*commands[:3], "eval another")]
+    old = {"recipe": str(recipe), "title": "A toy", "scale": "paper", "versions": {"python": "3.11.9"}, "steps": steps}
+    for method in ("l1", "drrqr"):
+        (out / "a model" / method).mkdir(parents=True)
+    (out / PROGRESS).write_text(json.dumps({**old, "out": str(out)}))
+    record = run_recipe(Recipe.read(recipe), seen.append, out=out)
+    assert seen == [["report", str(out)]]
+    assert [step.command for step in record.steps] == commands
+    assert 10.5 < record.seconds < 13
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,9 @@ def test_effective_rank_lies_between_one_and_the_rank(matrix):
 @given(matrices(), st.floats(0.1, 10))
 def test_effective_rank_ignores_transposition_rotation_and_scale(matrix, scale):
     size = matrix.shape[-2]
-    turn = torch.linalg.qr(vectors(matrix.new_zeros(1, 1, size * size), 0).view(size, size))[0]
+    rotation = torch.linalg.qr(vectors(matrix.new_zeros(1, 1, size * size), 0).view(size, size))[0]
     er = effective_rank(singular_values(matrix))
-    for same in (matrix.mT, turn @ matrix, -scale * matrix):
+    for same in (matrix.mT, rotation @ matrix, -scale * matrix):
         torch.testing.assert_close(effective_rank(singular_values(same)), er, rtol=1e-8, atol=1e-8)
 
 

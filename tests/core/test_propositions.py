@@ -10,19 +10,19 @@ from recurrence_inputs import inputs
 from slimstate.core.layout import Axis, Slot
 from slimstate.core.plan import Selection
 from slimstate.core.surgery import dropped_channels
+from slimstate.kernels.convolution import short_convolution
 from slimstate.kernels.delta_rule import recurrence
-from slimstate.kernels.fla_modules import short_convolution
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_orthogonal_invariance(gated):
-    """(k, q) -> (T k, T q) with T orthogonal leaves the output of the delta rule as it is and turns the state by T."""
+    """(k, q) -> (T k, T q) with T orthogonal leaves the output of the delta rule as it is and rotates the state."""
     (q, k, *rest), _ = inputs(2, 40, 3, 1, 6, 5, gated)
-    turn = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
+    rotation = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
     o, state = recurrence(q, k, *rest, scale=1.0)
-    turned, turned_state = recurrence(q @ turn.mT, k @ turn.mT, *rest, scale=1.0)
-    torch.testing.assert_close(turned, o, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(turned_state, turn @ state, rtol=1e-10, atol=1e-10)
+    rotated, rotated_state = recurrence(q @ rotation.mT, k @ rotation.mT, *rest, scale=1.0)
+    torch.testing.assert_close(rotated, o, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(rotated_state, rotation @ state, rtol=1e-10, atol=1e-10)
 
 
 def test_axis_aligned_selections_commute_with_depthwise_convolutions():
@@ -32,8 +32,9 @@ def test_axis_aligned_selections_commute_with_depthwise_convolutions():
     after = short_convolution(x, weight, activation="silu")[0][..., keep]
     before = short_convolution(x[..., keep], weight[keep], activation="silu")[0]
     torch.testing.assert_close(before, after)
-    turn = torch.linalg.qr(torch.randn(10, 10, dtype=torch.float64))[0]
-    assert (short_convolution(x @ turn.mT, weight)[0] - short_convolution(x, weight)[0] @ turn.mT).abs().max() > 0.1
+    rotation = torch.linalg.qr(torch.randn(10, 10, dtype=torch.float64))[0]
+    before, after = short_convolution(x @ rotation.mT, weight)[0], short_convolution(x, weight)[0] @ rotation.mT
+    assert (before - after).abs().max() > 0.1
 
 
 def test_zeroed_channels_leave_the_delta_rule_as_removed_ones_do():

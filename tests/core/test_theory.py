@@ -142,37 +142,37 @@ def test_every_row_of_the_state_is_a_linear_system_of_its_own():
 
 @pytest.mark.parametrize("orthogonal", [True, False])
 def test_only_orthogonal_changes_of_basis_keep_the_delta_rule(orthogonal):
-    """(A, B, C) -> (T^-T A T^T, T B, C T^-1) keeps outputs; the new A is I - beta k k' of some key only if T turns."""
+    """(A, B, C) -> (T^-T A T^T, T B, C T^-1) keeps outputs; the new A is I - beta k k' of a key only if T rotates."""
     keys, values, beta = stream(20, 4, 1)
     queries = torch.randn(20, 4, dtype=torch.float64)
-    turn = torch.randn(4, 4, dtype=torch.float64)
-    turn = torch.linalg.qr(turn)[0] if orthogonal else turn
-    inverse, h, read = torch.linalg.inv(turn), torch.zeros(4, dtype=torch.float64), []
+    basis = torch.randn(4, 4, dtype=torch.float64)
+    basis = torch.linalg.qr(basis)[0] if orthogonal else basis
+    inverse, h, read = torch.linalg.inv(basis), torch.zeros(4, dtype=torch.float64), []
     symmetric = True
     for k, v, strength, q in zip(keys, values, beta, queries, strict=True):
-        a = inverse.mT @ (torch.eye(4, dtype=torch.float64) - strength * torch.outer(k, k)) @ turn.mT
+        a = inverse.mT @ (torch.eye(4, dtype=torch.float64) - strength * torch.outer(k, k)) @ basis.mT
         symmetric = symmetric and torch.allclose(a, a.mT)
-        h = a.mT @ h + turn @ (strength * k) * v[0]
+        h = a.mT @ h + basis @ (strength * k) * v[0]
         read.append(q @ inverse @ h)
     torch.testing.assert_close(torch.stack(read), after(keys, values, beta, queries)[0][:, 0])
     assert symmetric == orthogonal
-    turned, _ = after(keys @ turn.mT, values, beta, queries @ turn.mT)
-    assert torch.allclose(turned[:, 0], torch.stack(read)) == orthogonal
+    changed, _ = after(keys @ basis.mT, values, beta, queries @ basis.mT)
+    assert torch.allclose(changed[:, 0], torch.stack(read)) == orthogonal
 
 
 def test_pruning_restricts_the_regression_to_the_kept_features():
     """The small state, spread out, is the online regression over maps S'T, by autograd; it is blind to the rest."""
     keys, values, beta = stream(40, 7, 3)
-    turn = random_directions(1, 3, 7, torch.Generator().manual_seed(0))[0]
-    _, small = after(keys @ turn.mT, values, beta)
+    basis = random_directions(1, 3, 7, torch.Generator().manual_seed(0))[0]
+    _, small = after(keys @ basis.mT, values, beta)
     learnt = torch.zeros(3, 3, dtype=torch.float64)
     for k, v, step in zip(keys, values, beta, strict=True):
         learnt.requires_grad_(True)
-        loss = (v - learnt @ turn @ k).square().sum() / 2
+        loss = (v - learnt @ basis @ k).square().sum() / 2
         learnt = (learnt - step * torch.autograd.grad(loss, learnt)[0]).detach()
     torch.testing.assert_close(small, learnt)
-    dropped = torch.eye(7, dtype=torch.float64) - turn.mT @ turn
-    assert float((small @ turn @ dropped).abs().max()) < 1e-12
+    dropped = torch.eye(7, dtype=torch.float64) - basis.mT @ basis
+    assert float((small @ basis @ dropped).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -54,13 +54,13 @@ def spaces(tmp_path_factory):
 
 def test_a_memory_answers_and_the_blind_guess(spaces):
     found = associative_recall(runtime(), spaces, pairs=(2, 8), length=256)
-    assert [point["accuracy"] for point in found["points"]] == [1, 1]
-    assert [point["exact"] for point in found["points"]] == [1, 1]
-    assert found["mean"] == 1
+    assert [point.accuracy for point in found.points] == [1, 1]
+    assert [point.exact for point in found.points] == [1, 1]
+    assert found.mean == 1
     guessed = associative_recall(runtime(blind=True), spaces, pairs=(8,), length=256, sequences=64)
-    point = guessed["points"][0]
-    assert abs(point["accuracy"] - 1 / found["candidates"]) < 5 * (1 / 64 / point["questions"]) ** 0.5
-    assert point["questions"] == 64 * 8
+    point = guessed.points[0]
+    assert abs(point.accuracy - 1 / found.candidates) < 5 * (1 / 64 / point.questions) ** 0.5
+    assert point.questions == 64 * 8
 
 
 @pytest.mark.parametrize("pairs", [1, 5, 20])
@@ -82,7 +82,7 @@ def test_every_question_was_answered_in_the_text(pairs, spaces):
 
 def test_the_same_seed_gives_the_same_questions(spaces):
     first, second, other = (
-        associative_recall(runtime(), spaces, pairs=(2,), length=128, seed=seed)["digest"] for seed in (0, 0, 1)
+        associative_recall(runtime(), spaces, pairs=(2,), length=128, seed=seed).digest for seed in (0, 0, 1)
     )
     assert first == second != other
 

@@ -21,10 +21,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import tiny
-from slimstate.evaluation import lm_eval
-from slimstate.evaluation.lm_eval import PAPER, RECALL, resolve, run_tasks
+from slimstate.evaluation import lm_eval, task_sources
+from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.recall_tasks import prompts
+from slimstate.evaluation.task_sources import PAPER, RECALL, resolve
 from slimstate.models.load import Runtime, load
+from slimstate.records import schema
+from slimstate.records.evaluation import LmEval, TaskScores
 from slimstate.system.errors import DataError, SlimstateError
 from slimstate.system.progress import Reporter
 
@@ -148,14 +151,14 @@ def watched(runtime: Runtime) -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def run(runtime, data) -> tuple[dict[str, Any], list[str]]:
+def run(runtime, data) -> tuple[LmEval, list[str]]:
     """All tasks: the record, and the prompts of the recall tasks."""
     with watched(runtime) as seen:
         return run_tasks(runtime, ("paper", "recall"), data=data), seen
 
 
 @pytest.fixture(scope="module")
-def record(run) -> dict[str, Any]:
+def record(run) -> LmEval:
     return run[0]
 
 
@@ -181,13 +184,13 @@ def test_multiple_choice_picks_what_the_model_finds_likeliest(runtime, record):
         gold = "ABC".index(row["answerKey"])
         hits.append(scores.index(max(scores)) == gold)
         normal_hits.append(normal.index(max(normal)) == gold)
-    found = record["tasks"]["arc_easy"]
+    found = record.tasks["arc_easy"]
     share = sum(hits) / 6
-    assert found["metrics"] == {"acc": share, "acc_norm": sum(normal_hits) / 6}
+    assert found.metrics == {"acc": share, "acc_norm": sum(normal_hits) / 6}
     assert 0 < share < 1
-    assert found["stderr"]["acc"] == pytest.approx(math.sqrt(share * (1 - share) / 5))
-    assert found["higher_is_better"] == {"acc": True, "acc_norm": True}
-    assert found["samples"] == 6
+    assert found.stderr["acc"] == pytest.approx(math.sqrt(share * (1 - share) / 5))
+    assert found.higher_is_better == {"acc": True, "acc_norm": True}
+    assert found.samples == 6
 
 
 def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(runtime, record):
@@ -200,10 +203,8 @@ def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(runtime, r
             first = max(0, end - window - 1)
             total += log_likelihood(runtime, ids[first:start], ids[start:end])
         words += len(row["page"].split())
-    assert record["tasks"]["wikitext"]["metrics"]["word_perplexity"] == pytest.approx(
-        math.exp(-total / words), rel=1e-4
-    )
-    assert record["tasks"]["wikitext"]["higher_is_better"]["word_perplexity"] is False
+    assert record.tasks["wikitext"].metrics["word_perplexity"] == pytest.approx(math.exp(-total / words), rel=1e-4)
+    assert record.tasks["wikitext"].higher_is_better["word_perplexity"] is False
 
 
 def written(runtime: Runtime, ids: list[int], length: int = 48) -> str:
@@ -225,7 +226,7 @@ def test_a_long_document_is_cut_around_the_answer_or_to_its_beginning(run):
     assert sorted(text for text in seen if len(text) > 1000) == sorted(CUT.values())
     assert {len(text) for text in CUT.values()} == {2047}  # a space at the end of the document makes way
     for name in CUT:
-        assert found["tasks"][name]["metrics"] == {"contains": 0.5}
+        assert found.tasks[name].metrics == {"contains": 0.5}
 
 
 def merging() -> PreTrainedTokenizerFast:
@@ -243,7 +244,7 @@ def recall_task(name: str, path: Path, **metadata: Any) -> Any:
     """As lm-eval makes it, with local documents."""
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=str(lm_eval.RECALL_FOLDER), include_defaults=False, metadata=metadata)
+    manager = TaskManager(include_path=str(task_sources.RECALL_FOLDER), include_defaults=False, metadata=metadata)
     options = {"data_files": {"validation": str(path)}, "cache_dir": str(path.parent / "cache")}
     member = {"task": name, "dataset_path": "json", "dataset_kwargs": options}
     return manager.load([{"group": "local", "task": [member]}])["tasks"][name]
@@ -350,10 +351,10 @@ def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tm
     answers = [written(runtime, tokens(runtime, f"{body}. Name:"))[:12] for body in bodies]
     rows = [{"text": body, "key": "name", "value": answer} for body, answer in zip(bodies, answers, strict=True)]
     write(tmp_path / "recall_fda.jsonl", rows)
-    assert run_tasks(runtime, ["recall_fda"], data=tmp_path)["tasks"]["recall_fda"]["metrics"] == {"contains": 1.0}
-    together = run_tasks(runtime, PAPER, data=data)["tasks"]
+    assert run_tasks(runtime, ["recall_fda"], data=tmp_path).tasks["recall_fda"].metrics == {"contains": 1.0}
+    together = run_tasks(runtime, PAPER, data=data).tasks
     for name in PAPER:
-        assert together[name]["metrics"] == pytest.approx(record["tasks"][name]["metrics"], rel=1e-4)
+        assert together[name].metrics == pytest.approx(record.tasks[name].metrics, rel=1e-4)
 
 
 def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_path):
@@ -361,7 +362,7 @@ def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_
     record, seen = run
     for name in DOCUMENTS:
         files = dict.fromkeys(("train", "validation", "test"), str(data / f"{name}.jsonl"))
-        override = {"include": str(lm_eval.task_files()[name]), "task": name, "dataset_path": "json"}
+        override = {"include": str(task_sources.task_files()[name]), "task": name, "dataset_path": "json"}
         override |= {"dataset_name": None, "dataset_kwargs": {"data_files": files}}
         (tmp_path / "local" / f"{name}.yaml").parent.mkdir(exist_ok=True)
         (tmp_path / "local" / f"{name}.yaml").write_text(json.dumps(override))  # JSON is YAML
@@ -374,14 +375,14 @@ def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_
     command = [sys.executable, "-c", DRIVER, json.dumps(runs)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert set(json.loads((tmp_path / "names.json").read_text())) == set(lm_eval.task_files())
+    assert set(json.loads((tmp_path / "names.json").read_text())) == set(task_sources.task_files())
     results: dict[str, Any] = {}
     for path in (tmp_path / "results").rglob("results*.json"):
         results |= json.loads(path.read_text())["results"]
     for name in DOCUMENTS:
-        for metric, value in record["tasks"][name]["metrics"].items():
+        for metric, value in record.tasks[name].metrics.items():
             assert value == pytest.approx(results[name][f"{metric},none"], rel=1e-5), (name, metric)
-        for metric, value in record["tasks"][name]["stderr"].items():
+        for metric, value in record.tasks[name].stderr.items():
             assert value == pytest.approx(results[name][f"{metric}_stderr,none"]), (name, metric)
     samples = [path.read_text().splitlines() for path in (tmp_path / "results").rglob("samples_recall_*.jsonl")]
     sent = [json.loads(line)["arguments"]["gen_args_0"]["arg_0"] for lines in samples for line in lines]
@@ -391,21 +392,23 @@ def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_
 def test_the_averages_are_the_papers_and_need_all_their_tasks(record):
     normalised = {"arc_easy", "arc_challenge", "hellaswag", "piqa"}
     made_up = {
-        name: {"metrics": {"acc": 2.0**n, "acc_norm": 3.0**n, "word_perplexity": 5.0, "contains": 7.0**n}}
+        name: TaskScores(metrics={"acc": 2.0**n, "acc_norm": 3.0**n, "word_perplexity": 5.0, "contains": 7.0**n})
         for n, name in enumerate([*PAPER, *RECALL])
     }
     means = lm_eval.averages(made_up)
     assert means["zero_shot"] == sum(3.0**n if name in normalised else 2.0**n for n, name in enumerate(PAPER) if n) / 6
     assert means["recall"] == sum(7.0**n for n in range(7, 13)) / 6
     assert lm_eval.averages({name: made_up[name] for name in PAPER[:-1]}) == {}
-    assert record["averages"] == lm_eval.averages(record["tasks"])
+    unknown = TaskScores(metrics={"acc": None, "acc_norm": None})
+    assert lm_eval.averages({**{name: made_up[name] for name in PAPER}, "piqa": unknown}) == {}
+    assert record.averages == lm_eval.averages(record.tasks)
 
 
 def test_the_record_is_strict_json_and_says_what_was_read(record, data):
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert list(record["tasks"]) == [*PAPER, *RECALL]
-    assert record["tasks"]["piqa"]["data"]["path"] == str(data / "piqa.jsonl")
-    assert (record["seed"], record["limit"]) == (0, None)
+    assert schema.read(LmEval, json.loads(json.dumps(schema.written(record), allow_nan=False))) == record
+    assert list(record.tasks) == [*PAPER, *RECALL]
+    assert record.tasks["piqa"].data.path == str(data / "piqa.jsonl")
+    assert (record.seed, record.limit) == (0, None)
 
 
 def test_a_run_is_silent_repeatable_and_limited(runtime, data, record, capfd, caplog):
@@ -414,8 +417,8 @@ def test_a_run_is_silent_repeatable_and_limited(runtime, data, record, capfd, ca
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
     assert len(lines.said) == 1
-    assert again["tasks"] == {name: record["tasks"][name] for name in ("piqa", "recall_swde", "hellaswag")}
-    assert run_tasks(runtime, ["piqa"], data=data, limit=2)["tasks"]["piqa"]["samples"] == 2
+    assert again.tasks == {name: record.tasks[name] for name in ("piqa", "recall_swde", "hellaswag")}
+    assert run_tasks(runtime, ["piqa"], data=data, limit=2).tasks["piqa"].samples == 2
 
 
 def test_the_runtime_is_left_as_it_was(runtime, data):
@@ -431,22 +434,22 @@ def test_the_runtime_is_left_as_it_was(runtime, data):
 def test_a_changed_file_is_read_anew_even_with_the_old_date(runtime, tmp_path):
     path = write(tmp_path / "lambada_openai.jsonl", DOCUMENTS["lambada_openai"])
     date = path.stat().st_mtime_ns
-    first = run_tasks(runtime, ["lambada_openai"], data=tmp_path)["tasks"]["lambada_openai"]
+    first = run_tasks(runtime, ["lambada_openai"], data=tmp_path).tasks["lambada_openai"]
     write(path, DOCUMENTS["lambada_openai"][:1])
     os.utime(path, ns=(date, date))
-    second = run_tasks(runtime, ["lambada_openai"], data=tmp_path)["tasks"]["lambada_openai"]
-    assert (first["samples"], second["samples"]) == (2, 1)
-    assert first["data"]["digest"] != second["data"]["digest"]
+    second = run_tasks(runtime, ["lambada_openai"], data=tmp_path).tasks["lambada_openai"]
+    assert (first.samples, second.samples) == (2, 1)
+    assert first.data.digest != second.data.digest
 
 
 def test_parquet_and_a_folder_of_splits_are_the_same_documents(runtime, record, tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(DOCUMENTS["piqa"]), tmp_path / "piqa.parquet")
     write(tmp_path / "arc_easy" / "test.jsonl", DOCUMENTS["arc_easy"])
     write(tmp_path / "arc_easy" / "train.jsonl", DOCUMENTS["arc_easy"][:1])
-    found = run_tasks(runtime, ["piqa", "arc_easy"], data=tmp_path)["tasks"]
+    found = run_tasks(runtime, ["piqa", "arc_easy"], data=tmp_path).tasks
     for name in ("piqa", "arc_easy"):
-        assert found[name]["metrics"] == record["tasks"][name]["metrics"]
-    (source,) = lm_eval.sources(["arc_easy"], tmp_path)
+        assert found[name].metrics == record.tasks[name].metrics
+    (source,) = task_sources.sources(["arc_easy"], tmp_path)
     assert {split: path.name for split, path in source.files.items()} == {
         "test": "test.jsonl", "train": "train.jsonl", "validation": "test.jsonl",
     }  # fmt: skip
@@ -524,13 +527,13 @@ def test_bad_task_data_gets_one_line(case, runtime, tmp_path):
 
 
 def test_other_bad_requests_get_one_line(runtime, data, tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="--limit 0: at least 1"):
+    with pytest.raises(DataError, match="`limit` 0: at least 1"):
         run_tasks(runtime, ["piqa"], data=data, limit=0)
     with pytest.raises(DataError, match="no folder"):
         run_tasks(runtime, ["piqa"], data=tmp_path / "nowhere")
     monkeypatch.setattr("slimstate.system.hub.reachable", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(DataError, match=r"task piqa: the hub .* for its dataset baber/piqa; give .*--task-data DIR"):
+    with pytest.raises(DataError, match=r"task piqa: the hub .* for its dataset baber/piqa; give .*`task_data`"):
         run_tasks(runtime, ["piqa"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SlimstateError, match=r"pip install 'slimstate\[eval\]'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ import slimstate
 import tiny
 from command import run
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.evaluation.evaluate import compare, scores_of
+from slimstate.evaluation.analyze import AnalysisOptions
+from slimstate.evaluation.evaluate import EvalOptions, compare, scores_of
 from slimstate.models.load import load
+from slimstate.records.evaluation import EvaluationRecord, LmEval, Result, TaskScores
+from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.report.plots import label_of, svg, utilisation_curves
 
 NAME = tiny.PLAIN[0]
@@ -28,24 +32,30 @@ def cut(folders, tmp_path_factory):
 @pytest.fixture(scope="module")
 def analysed(folders, cut, text_file, tmp_path_factory):
     out = tmp_path_factory.mktemp("analysis") / "records"
-    slimstate.analyze([folders[NAME], cut], text_file, out, length=200, every=8, skip=40)
+    options = AnalysisOptions(length=200, every=8, skip=40)
+    found = slimstate.analyze([folders[NAME], cut], text_file, out, options=options)
+    assert [use.name for use in found.models] == [NAME, "slim"]
+    assert {path.name for path in map(Path, found.figures)} == {p.name for p in out.iterdir()} - {
+        p.name for p in out.glob("*.json")
+    }
     return out
 
 
 def test_an_analysis_is_records_and_figures(analysed, folders, text_file):
-    trace = json.loads((analysed / f"trace-{NAME}.json").read_text())
-    assert (trace["kind"], trace["key_dim"], trace["capacity"], trace["times"][-1]) == ("trace", 24, 24, 200)
-    assert trace["bounds"]["violations"] == 0
-    assert trace["bounds"]["states"] == 4 * 2 * 2  # readings, layers, heads
+    written = json.loads((analysed / f"trace-{NAME}.json").read_text())
+    trace = TraceRecord.from_json(written)
+    assert (written["kind"], trace.key_dim, trace.capacity, trace.times[-1]) == ("trace", 24, 24, 200)
+    assert trace.bounds.violations == 0
+    assert trace.bounds.states == len(trace.bounds.expected_upper) == 4 * 2 * 2  # readings, layers, heads
     runtime = load(folders[NAME], device="cpu")
     ids = torch.tensor(runtime.tokenizer(text_file.read_text())["input_ids"][:200])[None]
     with torch.inference_mode():
         cache = runtime.model(input_ids=ids, use_cache=True).past_key_values
     values = torch.stack([torch.linalg.svdvals(cache[layer]["recurrent_state"][0].double()) for layer in range(2)])
     rank = (values / values[..., :1]).square().sum(-1)
-    assert trace["effective_rank"][-1] == pytest.approx(float(rank.mean()), rel=1e-3)
-    late = [u for u, time in zip(trace["utilisation"][0][0], trace["times"], strict=True) if time > 40]
-    assert trace["utilisation_by_head"][0][0] == pytest.approx(sum(late) / len(late), rel=1e-3)
+    assert trace.effective_rank[-1] == pytest.approx(float(rank.mean()), rel=1e-3)
+    late = [u for u, time in zip(trace.utilisation[0][0], trace.times, strict=True) if time > 40]
+    assert trace.utilisation_by_head[0][0] == pytest.approx(sum(late) / len(late), rel=1e-3)
     figures = {path.stem for path in analysed.glob("*.png")}
     assert figures == {path.stem for path in analysed.glob("*.pdf")}
     assert {"utilisation", "spectra", "spectrum", "utilisation-by-head", "retrieval-error"} < figures
@@ -53,16 +63,16 @@ def test_an_analysis_is_records_and_figures(analysed, folders, text_file):
 
 
 def test_filters_are_those_of_the_weights(analysed, folders):
-    record = json.loads((analysed / f"filters-{NAME}.json").read_text())
+    record = FiltersRecord.read(analysed / f"filters-{NAME}.json")
     weight = Checkpoint.open(folders[NAME]).read("model.layers.1.attn.k_conv1d.weight").squeeze(1).view(2, 24, 4)
-    torch.testing.assert_close(torch.tensor(record["filters"]["1"]["key"]), weight, rtol=5e-3, atol=1e-3)
+    torch.testing.assert_close(torch.tensor(record.filters["1"]["key"]), weight, rtol=5e-3, atol=1e-3)
     unit = torch.nn.functional.normalize(weight[0], dim=-1)
     pairs = (unit @ unit.mT)[~torch.eye(24, dtype=torch.bool)]
-    assert record["likeness"]["key"]["1"][0] == pytest.approx(float(pairs.mean()), abs=2e-3)
+    assert record.likeness["key"]["1"][0] == pytest.approx(float(pairs.mean()), abs=2e-3)
 
 
 def test_a_figure_in_a_page_has_its_own_ids_and_the_colours_of_the_page(analysed):
-    traces = [json.loads(path.read_text()) for path in sorted(analysed.glob("trace-*.json"))]
+    traces = [TraceRecord.read(path) for path in sorted(analysed.glob("trace-*.json"))]
     text = svg(utilisation_curves(traces), "curve")
     assert text.startswith("<svg")
     assert "var(--ink)" in text
@@ -78,32 +88,40 @@ def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, ca
     )  # fmt: skip
     assert code == 0
     assert "share kept" in out
-    record = json.loads(record_file.read_text())
-    alone = slimstate.evaluate(folders[NAME], text_file, length=600, max_tokens=1200)
-    assert record["baseline"]["perplexity"] == alone["perplexity"]
-    row = record["compared"][0]
-    assert row["measure"] == "perplexity"
-    assert row["share"] == pytest.approx(alone["perplexity"] / record["perplexity"])
-    assert [row["measure"] for row in record["compared"][1:]] == [
+    record = EvaluationRecord.read(record_file)
+    alone = slimstate.evaluate(folders[NAME], text_file, options=EvalOptions(length=600, max_tokens=1200))
+    assert record.baseline.perplexity == alone.perplexity
+    row = record.compared[0]
+    assert row.measure == "perplexity"
+    assert row.share == pytest.approx(alone.perplexity / record.perplexity)
+    assert [row.measure for row in record.compared[1:]] == [
         f"associative recall, {pairs} pairs" for pairs in (2, 4, 8, 16, 32)
     ]
-    assert record["digest"].startswith("sha256:")
-    assert record["versions"]["torch"]
-    assert record["command"].startswith("slimstate eval ")
+    assert record.digest.startswith("sha256:")
+    assert record.versions["torch"]
+    assert record.command.startswith("slimstate eval ")
+
+
+def test_a_record_says_how_its_model_was_cut(analysed, folders):
+    cut, uncut = (TraceRecord.read(analysed / f"trace-{name}.json") for name in ("slim", NAME))
+    assert (cut.cut.method, cut.cut.score, cut.cut.key_dim, cut.cut.width) == ("l1", "kq", 8, 24)
+    assert cut.cut.base_model == str(folders[NAME])
+    assert uncut.cut is None
 
 
 def test_shares_of_accuracies_and_of_perplexities():
     def result(perplexity, accuracy):
-        tasks = {"piqa": {"metrics": {"acc": accuracy, "odd": None}, "higher_is_better": {"acc": True}}}
-        return {"perplexity": perplexity, "lm_eval": {"tasks": tasks, "averages": {"zero_shot": accuracy}}}
+        tasks = {"piqa": TaskScores(metrics={"acc": accuracy, "odd": None}, higher_is_better={"acc": True})}
+        scores = LmEval(tasks=tasks, averages={"zero_shot": accuracy})
+        return Result(name="a", model="a", perplexity=perplexity, lm_eval=scores)
 
     rows = compare(result(20.0, 0.3), result(10.0, 0.6))
-    assert [(row["measure"], row["share"]) for row in rows] == [
+    assert [(row.measure, row.share) for row in rows] == [
         ("perplexity", 0.5),
         ("piqa acc", 0.5),
         ("zero-shot average", 0.5),
     ]
-    assert compare(result(20.0, 0.3), result(10.0, 0.0))[1]["share"] is None
+    assert compare(result(20.0, 0.3), result(10.0, 0.0))[1].share is None
     assert scores_of(result(20.0, 0.3))["perplexity"] == (20.0, False)
 
 
@@ -207,7 +225,8 @@ def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, 
     single = tiny.save(tiny.build(tiny.VARIANTS[NAME], num_hidden_layers=1), tmp_path / "net-1.3B-cut")
     out = tmp_path / "out"
     for head in ("0:0", "2:1"):
-        slimstate.analyze([hybrid, single], text_file, out, length=64, every=8, skip=0, head=head)
+        options = AnalysisOptions(length=64, every=8, skip=0, head=head)
+        slimstate.analyze([hybrid, single], text_file, out, options=options)
     assert {"filters-net-1.3B.png", "filters-net-1.3B-cut.png"} <= {path.name for path in out.iterdir()}
 
 

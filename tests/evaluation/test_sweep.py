@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import re
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,22 +14,35 @@ import torch
 
 import slimstate
 import tiny
+from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.core.evidence import EvidenceFile
-from slimstate.evaluation import sweep as verb
+from slimstate.evaluation import sweep as sweeps
+from slimstate.evaluation.evaluate import EvalOptions
+from slimstate.evaluation.sweep import SweepOptions
+from slimstate.evaluation.sweep import sweep as verb
+from slimstate.evaluation.sweep_grid import SweepGrid
 from slimstate.evaluation.sweep_results import recommend
+from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
-from slimstate.report.tables import ablation_grid, as_csv, as_latex, as_markdown, main_grid
+from slimstate.pruning.options import Calibration
+from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.system.errors import DataError, PlanError
 
-sweeps = sys.modules["slimstate.evaluation.sweep"]  # the name in the package is the verb
-OPTIONS = {"samples": 4, "length": 64, "text_length": 96, "max_tokens": 384, "compressions": (0.33, 0.7)}
+OPTIONS = SweepOptions(text_length=96, max_tokens=384)
+SHORT = SweepOptions(text_length=96, max_tokens=192)
+COMPRESSIONS = (0.33, 0.7)
+WITHOUT_DATA = SweepGrid(methods=("l1",), compressions=(0.5,))
+
+
+def calibration(path, **more) -> Calibration:
+    return Calibration(data=str(path), samples=4, length=64, **more)
 
 
 @pytest.fixture(scope="module")
-def swept(folders, text_file, tmp_path_factory):
+def measured_sweeps(folders, text_file, tmp_path_factory):
     """One sweep of each family: (folder of the model, folder of the sweep, record)."""
     root = tmp_path_factory.mktemp("sweeps")
     return {
@@ -40,9 +53,9 @@ def swept(folders, text_file, tmp_path_factory):
                 folders[name],
                 root / name,
                 text=text_file,
-                data=str(text_file),
-                scores=("kq", "k"),
-                **OPTIONS,
+                calibration=calibration(text_file),
+                grid=SweepGrid(compressions=COMPRESSIONS, scores=("kq", "k")),
+                options=OPTIONS,
             ),
         )
         for name in tiny.PLAIN
@@ -50,48 +63,48 @@ def swept(folders, text_file, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", tiny.PLAIN)
-def test_every_method_score_and_key_dim_is_a_row(name, swept):
-    _, out, record = swept[name]
-    assert record == json.loads((out / "sweep.json").read_text())
-    found = {(row["method"], row["score"], row["key_dim"]) for row in record["rows"]}
+def test_every_method_score_and_key_dim_is_a_row(name, measured_sweeps):
+    _, out, record = measured_sweeps[name]
+    assert record == SweepRecord.read(out / "sweep.json")
+    found = {row.key for row in record.rows}
     informed = {(m, s, k) for m in ("l1", "s-wanda", "grad", "drrqr") for s in ("kq", "k") for k in (16,)}
     assert found == informed | {("random", "kq", 16)}  # both compressions of 24 channels round to 16
-    for row in record["rows"]:
-        assert row["nats_over_uncut"] == pytest.approx(row["nats_per_token"] - record["uncut"]["nats_per_token"])
-        assert row["perplexity"] == pytest.approx(math.exp(row["nats_per_token"]))
-        assert 0 < row["rank_utilisation"] <= 1
-        assert row["kappa_worst"] >= row["kappa"] >= 1
+    for row in record.rows:
+        assert row.nats_over_uncut == pytest.approx(row.nats_per_token - record.uncut.nats_per_token)
+        assert row.perplexity == pytest.approx(math.exp(row.nats_per_token))
+        assert 0 < row.rank_utilisation <= 1
+        assert row.kappa_worst >= row.kappa >= 1
 
 
 @pytest.mark.parametrize("name", tiny.PLAIN)
 @pytest.mark.parametrize("method", ["drrqr", "l1"])
-def test_a_row_is_what_the_cut_model_gives(name, method, swept, text_file, tmp_path):
+def test_a_row_is_what_the_cut_model_gives(name, method, measured_sweeps, text_file, tmp_path):
     """Prune for real from the sweep's evidence, reload, measure: the same perplexity and utilisation."""
-    model, out, record = swept[name]
-    row = next(row for row in record["rows"] if (row["method"], row["score"]) == (method, "kq"))
+    model, out, record = measured_sweeps[name]
+    row = next(row for row in record.rows if (row.method, row.score) == (method, "kq"))
     cut = tmp_path / "cut"
-    slimstate.prune(model, cut, method=method, key_dim=row["key_dim"], evidence=out / "evidence.safetensors")
-    measured = slimstate.evaluate(cut, text_file, length=96, max_tokens=384)
+    pruned(model, cut, method=method, key_dim=row.key_dim, evidence=out / "evidence.safetensors")
+    measured = slimstate.evaluate(cut, text_file, options=EvalOptions(length=96, max_tokens=384))
     # cut and mask differ by the other norms' epsilon, which random models feel: see the contract tests
-    assert measured["nats_per_token"] == pytest.approx(row["nats_per_token"], rel=2e-3)
+    assert measured.nats_per_token == pytest.approx(row.nats_per_token, rel=2e-3)
     states, runtime = [], load(cut, device="cpu")
     ids = torch.tensor(runtime.tokenizer(text_file.read_text())["input_ids"][:384]).view(4, 96)
     mixers = Checkpoint.open(cut).mixers
     with torch.inference_mode(), observed(runtime.model, mixers, lambda reading: states.append(reading.state)):
         runtime.model(input_ids=ids[: sweeps.STATES_OF])
     utilisation = torch.stack([rank_utilisation(singular_values(state)) for state in states]).mean()
-    assert row["rank_utilisation"] == pytest.approx(float(utilisation), rel=1e-2)
+    assert row.rank_utilisation == pytest.approx(float(utilisation), rel=1e-2)
 
 
-def test_the_condition_of_the_kept_keys_is_that_of_the_plan(swept, tmp_path):
-    model, out, record = swept[tiny.PLAIN[0]]
-    row = next(row for row in record["rows"] if (row["method"], row["score"]) == ("drrqr", "kq"))
+def test_the_condition_of_the_kept_keys_is_that_of_the_plan(measured_sweeps, tmp_path):
+    model, out, record = measured_sweeps[tiny.PLAIN[0]]
+    row = next(row for row in record.rows if (row.method, row.score) == ("drrqr", "kq"))
     cut = tmp_path / "cut"
-    slimstate.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
+    pruned(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
     plan = json.loads((cut / "slimstate_plan.json").read_text())
     kappas = sorted(kappa for layer in plan["layers"].values() for kappa in layer["condition_after"])
-    assert row["kappa"] == pytest.approx(kappas[len(kappas) // 2])
-    assert row["kappa_worst"] == pytest.approx(kappas[-1])
+    assert row.kappa == pytest.approx(kappas[len(kappas) // 2])
+    assert row.kappa_worst == pytest.approx(kappas[-1])
 
 
 def test_a_sweep_calibrates_once_and_loads_once(folders, text_file, tmp_path, monkeypatch):
@@ -109,14 +122,17 @@ def test_a_sweep_calibrates_once_and_loads_once(folders, text_file, tmp_path, mo
     )
     monkeypatch.setattr(sweeps, "load", counted("load", sweeps.load))
     monkeypatch.setattr(sweeps, "mean_nats", counted("nats", sweeps.mean_nats))
-    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, data=str(text_file), **OPTIONS)
-    assert calls == {"calibrate": 1, "load": 1, "nats": len(record["rows"]) + 1}
+    grid = SweepGrid(compressions=COMPRESSIONS)
+    asked = {"text": text_file, "calibration": calibration(text_file), "grid": grid, "options": OPTIONS}
+    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **asked)
+    assert calls == {"calibrate": 1, "load": 1, "nats": len(record.rows) + 1}
     held = EvidenceFile.open(tmp_path / "out" / "evidence.safetensors")
     assert held.missing(frozenset({"gram", "input", "gradient"})) == frozenset()
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(folders, text_file, tmp_path, monkeypatch):
-    options = {"text": text_file, "data": str(text_file), **OPTIONS, "compressions": (0.33,)}
+    grid = SweepGrid(compressions=(0.33,))
+    options = {"text": text_file, "calibration": calibration(text_file), "grid": grid, "options": OPTIONS}
     whole = verb(folders[tiny.PLAIN[0]], tmp_path / "whole", **options)
     evaluations = []
 
@@ -134,36 +150,56 @@ def test_a_stopped_sweep_goes_on_where_it_was(folders, text_file, tmp_path, monk
     monkeypatch.setattr("slimstate.pruning.planning.calibrate", None)  # the evidence is there
     resumed = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
     assert len(evaluations) == 4 + 3
-    assert resumed["rows"] == whole["rows"]
+    assert resumed.rows == whole.rows
     monkeypatch.setattr(sweeps, "load", None)  # all rows are there: nothing to load
-    assert verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)["rows"] == whole["rows"]
+    assert verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options).rows == whole.rows
 
 
 def test_a_sweep_with_other_settings_is_not_mixed_in(folders, text_file, tmp_path):
-    options = {"text": text_file, "data": str(text_file), **OPTIONS, "methods": ("l1",)}
-    verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
-    with pytest.raises(DataError, match=r"another calibration, seed: choose another --out"):
-        verb(folders[tiny.PLAIN[0]], tmp_path / "out", **{**options, "seed": 1})
+    options = {"text": text_file, "grid": SweepGrid(methods=("l1",), compressions=COMPRESSIONS), "options": OPTIONS}
+    given = calibration(text_file)
+    verb(folders[tiny.PLAIN[0]], tmp_path / "out", calibration=given, **options)
+    with pytest.raises(DataError, match=r"another calibration, seed: choose another `out`"):
+        verb(folders[tiny.PLAIN[0]], tmp_path / "out", calibration=calibration(text_file, seed=1), **options)
     with pytest.raises(DataError, match="another text"):
-        verb(folders[tiny.PLAIN[0]], tmp_path / "out", **{**options, "max_tokens": 192})
+        verb(folders[tiny.PLAIN[0]], tmp_path / "out", calibration=given, **{**options, "options": SHORT})
 
 
 def test_a_text_elsewhere_with_the_same_tokens_is_the_same_text(folders, text_file, tmp_path):
-    options = {"data": str(text_file), **OPTIONS, "methods": ("l1",)}
-    verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, **options)
-    (tmp_path / "copy.txt").write_text(text_file.read_text())
-    again = {**options, "device": "cpu", "dtype": "float32", "data": str(tmp_path / "copy.txt")}
-    assert len(verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=tmp_path / "copy.txt", **again)["rows"]) == 1
+    options = {"grid": SweepGrid(methods=("l1",), compressions=COMPRESSIONS), "options": OPTIONS}
+    verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, calibration=calibration(text_file), **options)
+    copy = tmp_path / "copy.txt"
+    copy.write_text(text_file.read_text())
+    again = {**options, "calibration": calibration(copy), "run": RunOptions(device="cpu", dtype="float32")}
+    assert len(verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=copy, **again).rows) == 1
 
 
 def test_rows_of_an_earlier_sweep_stay_and_are_in_the_command(folders, text_file, tmp_path):
     """0.5 and 0.4 of 24 channels are both 16: the tables have one column for them."""
-    options = {"text": text_file, "max_tokens": 192, "text_length": 96}
-    verb(folders[tiny.PLAIN[0]], tmp_path / "out", methods=("random",), compressions=(0.5,), **options)
-    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", methods=("l1",), compressions=(0.4,), **options)
-    assert {(row["method"], row["compression"]) for row in record["rows"]} == {("random", 0.4), ("l1", 0.4)}
-    assert "--methods l1,random --compressions 0.4 --scores kq" in record["command"]
+    grids = [SweepGrid(methods=(method,), compressions=(share,)) for method, share in (("random", 0.5), ("l1", 0.4))]
+    for grid in grids:
+        record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, grid=grid, options=SHORT)
+    assert {(row.method, row.compression) for row in record.rows} == {("random", 0.4), ("l1", 0.4)}
+    assert "--methods l1,random --compressions 0.4 --scores kq" in record.command
     assert (tmp_path / "out" / "sweep.md").read_text().splitlines()[0].count("40% compression") == 3
+
+
+def test_a_sweep_that_0_1_wrote_goes_on(folders, text_file, tmp_path):
+    """It has no format number, no seed of its own beside the settings, and nothing where nothing was found."""
+    options = {"text": text_file, "options": SHORT}
+    verb(folders[tiny.PLAIN[0]], tmp_path, grid=WITHOUT_DATA, **options)
+    path = tmp_path / "sweep.json"
+    old = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("format", "seed")}
+    path.write_text(json.dumps(old))
+    found = verb(folders[tiny.PLAIN[0]], tmp_path, grid=replace(WITHOUT_DATA, methods=("random", "l1")), **options)
+    assert [row.method for row in found.rows] == ["random", "l1"]
+    assert found.rows[1].nats_per_token == old["rows"][0]["nats_per_token"]
+
+
+def test_evidence_of_another_place_is_not_taken_for_that_of_the_sweep(folders, text_file, tmp_path):
+    elsewhere = replace(calibration(text_file), path=tmp_path / "elsewhere.safetensors")
+    with pytest.raises(PlanError, match="keeps its evidence in `out`"):
+        verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, calibration=elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +215,7 @@ def test_rows_of_an_earlier_sweep_stay_and_are_in_the_command(folders, text_file
     ],
 )
 def test_a_damaged_sweep_is_refused_in_words(damage, folders, text_file, tmp_path):
-    options = {"text": text_file, "max_tokens": 192, "text_length": 96, "methods": ("l1",), "compressions": (0.5,)}
+    options = {"text": text_file, "grid": WITHOUT_DATA, "options": SHORT}
     verb(folders[tiny.PLAIN[0]], tmp_path, **options)
     path = tmp_path / "sweep.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
@@ -188,32 +224,35 @@ def test_a_damaged_sweep_is_refused_in_words(damage, folders, text_file, tmp_pat
 
 
 def test_methods_without_data_need_none(folders, text_file, tmp_path):
-    options = {"text": text_file, "methods": ("random", "l1"), "max_tokens": 192, "text_length": 96}
-    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options, compressions=(0.5,))
-    assert [row["kappa"] for row in record["rows"]] == [None, None]
-    assert "--evidence" not in record["recommended"]["command"]
+    grid = replace(WITHOUT_DATA, methods=("random", "l1"))
+    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, grid=grid, options=SHORT)
+    assert [row.kappa for row in record.rows] == [None, None]
+    assert "--evidence" not in record.recommended.command
     with pytest.raises(PlanError, match="drrqr look at activations"):
-        verb(folders[tiny.PLAIN[0]], tmp_path / "two", text=text_file, methods=("l1", "drrqr"))
+        verb(folders[tiny.PLAIN[0]], tmp_path / "two", text=text_file, grid=SweepGrid(methods=("l1", "drrqr")))
 
 
 def test_the_recommended_point_is_the_smallest_state_within_the_loss():
     def row(method, key_dim, loss):
-        return {
-            "method": method, "score": "kq", "key_dim": key_dim, "state_bytes": key_dim * 10, "nats_over_uncut": loss,
-        }  # fmt: skip
+        return Row(
+            method=method, score="kq", compression=1 - key_dim / 128, key_dim=key_dim, state_bytes=key_dim * 10,
+            nats_over_uncut=loss,
+        )  # fmt: skip
 
-    record = {
-        "rows": [row("l1", 64, 0.09), row("grad", 64, 0.02), row("grad", 32, 0.3), row("drrqr", 96, 0.01)],
-        "uncut": {"state_bytes": 1280},
-        "settings": {"seed": 0, "f": 1.5, "calibration": None},
-    }
+    record = SweepRecord(
+        model="MODEL",
+        width=128,
+        rows=(row("l1", 64, 0.09), row("grad", 64, 0.02), row("grad", 32, 0.3), row("drrqr", 96, 0.01)),
+        uncut=Uncut(key_dim=128, state_bytes=1280, perplexity=10.0, rank_utilisation=0.5),
+        settings=SweepSettings(seed=0, f=1.5),
+    )
     chosen = recommend(record, 0.1, Path("out"), "MODEL")
-    assert (chosen["row"], chosen["within"]) == (1, True)
-    assert "50% less state for +0.020 nats" in chosen["reason"]
-    assert "--method grad --key-dim 64" in chosen["command"]
+    assert (chosen.row, chosen.within) == (1, True)
+    assert "50% less state for +0.020 nats" in chosen.reason
+    assert "--method grad --key-dim 64" in chosen.command
     none = recommend(record, 0.001, Path("out"), "MODEL")
-    assert (none["row"], none["within"]) == (3, False)
-    assert none["reason"].startswith("no cut stays within 0.001 nats")
+    assert (none.row, none.within) == (3, False)
+    assert none.reason.startswith("no cut stays within 0.001 nats")
 
 
 def rows_of(table):
@@ -222,22 +261,22 @@ def rows_of(table):
     return [[re.sub(r"\*\*|</?u>|\\\w+\{|[{}\\]", "", cell).strip() for cell in re.split(r"[|&]", line) if cell.strip()] for line in lines]  # noqa: E501  # fmt: skip
 
 
-def test_tables_say_what_the_rows_say(swept):
-    _, out, record = swept[tiny.PLAIN[0]]
+def test_tables_say_what_the_rows_say(measured_sweeps):
+    _, out, record = measured_sweeps[tiny.PLAIN[0]]
     parsed = list(csv.DictReader((out / "sweep.csv").open()))
-    assert [float(row["perplexity"]) for row in parsed] == [row["perplexity"] for row in record["rows"]]
-    assert as_csv(record["rows"]) == (out / "sweep.csv").read_text()
-    joint = {row["method"]: row for row in record["rows"] if row["score"] == "kq"}
-    best = min(joint.values(), key=lambda row: row["perplexity"])
-    for grid, render, mark in ((main_grid(record, latex=False), as_markdown, "**"), (main_grid(record, latex=True), as_latex, r"\textbf{")):  # noqa: E501  # fmt: skip
-        text = render(grid)
-        assert f"{mark}{best['perplexity']:.2f}" in text
+    assert [float(row["perplexity"]) for row in parsed] == [row.perplexity for row in record.rows]
+    assert [(row["method"], row["score"], int(row["key_dim"])) for row in parsed] == [row.key for row in record.rows]
+    joint = {row.method: row for row in record.rows if row.score == "kq"}
+    best = min(joint.values(), key=lambda row: row.perplexity)
+    for name, mark in (("sweep.md", "**"), ("sweep.tex", r"\textbf{")):
+        text = (out / name).read_text()
+        assert f"{mark}{best.perplexity:.2f}" in text
         cells = {line[0]: line[1:] for line in rows_of(text)}
-        assert cells["DRRQR"][0] == f"{joint['drrqr']['perplexity']:.2f}"
-        assert cells["Baseline"][0] == f"{record['uncut']['perplexity']:.2f}"
+        assert cells["DRRQR"][0] == f"{joint['drrqr'].perplexity:.2f}"
+        assert cells["Baseline"][0] == f"{record.uncut.perplexity:.2f}"
     assert (out / "sweep.tex").read_text().count(r"\multicolumn") == 1
     ablation = {line[0]: line[1:] for line in rows_of((out / "ablation.md").read_text())}
-    by_keys = next(row for row in record["rows"] if (row["method"], row["score"]) == ("grad", "k"))
-    assert ablation["Grad"] == [f"{joint['grad']['perplexity']:.2f}", f"{by_keys['perplexity']:.2f}"]
-    assert "Rand" not in as_latex(ablation_grid(record, latex=True))
+    by_keys = next(row for row in record.rows if (row.method, row.score) == ("grad", "k"))
+    assert ablation["Grad"] == [f"{joint['grad'].perplexity:.2f}", f"{by_keys.perplexity:.2f}"]
+    assert "Rand" not in (out / "ablation.tex").read_text()
     assert (out / "pareto.png").stat().st_size > 10_000

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from slimstate.families import gated_deltanet
+from slimstate.families import FAMILIES
 from slimstate.families.fla_layout import ratio_for
 from tiny_model import WITH_SOFTMAX, variants
 
@@ -29,10 +29,11 @@ VARIANTS = variants(
 
 @pytest.mark.parametrize("value_dim", [24, 64, 96, 100, 128, 192, 256, 512])
 def test_gated_deltanet_configs_are_exact_for_every_key_dim(value_dim):
+    family = FAMILIES["gated_deltanet"]
     config = {"model_type": "gated_deltanet", "head_dim": 256, "expand_v": ratio_for(value_dim, 256), "num_heads": 3}
     for key_dim in range(1, 257):
-        resized = gated_deltanet.resize(config, key_dim)
-        mixer = gated_deltanet.mixers(resized)[0]
+        resized = family.resize(config, key_dim)
+        mixer = family.mixers(resized)[0]
         assert (mixer.axis.width, mixer.value_dim) == (key_dim, value_dim)
         # what the stock layer computes and checks
         assert int(resized["head_dim"] * resized["expand_v"]) == value_dim

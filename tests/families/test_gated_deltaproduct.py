@@ -1,12 +1,8 @@
-"""Gated DeltaProduct of fla: its rule against fla's own."""
+"""Gated DeltaProduct of fla: tiny models with every option."""
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-
-from slimstate.families import gated_deltaproduct
-from tiny_model import BY_HEAD_DIM, drawn, variants
+from tiny_model import BY_HEAD_DIM, variants
 
 VARIANTS = variants(
     "gated_deltaproduct",
@@ -16,18 +12,3 @@ VARIANTS = variants(
         "ungated": {"num_householder": 3, "use_output_gate": False, "allow_neg_eigval": True},
     },
 )
-
-
-def test_a_delta_product_is_several_updates_for_each_reading():
-    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
-
-    x, many = drawn(heads=4), drawn(time=60, heads=4)
-    updates = {"k": F.normalize(many["k"], dim=-1), "v": many["v"], "beta": many["beta"]}
-    expected, state = naive_recurrent_gated_delta_product(
-        q=x["q"], **updates, g=x["g"], scale=0.5, output_final_state=True, num_householder=3
-    )
-    found, final = gated_deltaproduct.delta_product(
-        q=x["q"], **updates, g=x["g"], scale=0.5, output_final_state=True, num_householder=3
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-4)

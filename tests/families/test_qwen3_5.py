@@ -32,4 +32,4 @@ def test_a_language_model_alone_and_within_another_have_the_same_layers(name, fo
     whole, text = (Checkpoint.open(folders[f"{name}{kind}-plain"]) for kind in ("", "_text"))
     for inner, outer in zip(text.mixers, whole.mixers, strict=True):
         assert (inner.axis, inner.path) == (outer.axis, outer.path)
-        assert outer.stored == str(inner.stored).replace("model.", "model.language_model.")
+        assert outer.stored_path == str(inner.stored_path).replace("model.", "model.language_model.")

@@ -66,7 +66,7 @@ def run(tmp_path, sizes: tuple[int, ...], threads: int) -> str:
     [
         pytest.param((32, 64, 128), 2, {"3"}, id="all before the first is timed"),
         pytest.param((32, 8, 128), 2, {"2", "3"}, id="but one that cannot be"),
-        pytest.param((32, 64, 128), 1, {"0"}, id="each in its turn by one thread"),
+        pytest.param((32, 64, 128), 1, {"0"}, id="one after the other by one thread"),
     ],
 )
 def test_variants_are_compiled_before_they_are_timed(tmp_path, sizes, threads, compiled):

@@ -1,14 +1,15 @@
-"""The chunked form is the recurrence: values, final state and gradients."""
+"""The chunked form is the recurrence: values, final state and gradients; packed sequences are each by itself."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recurrence_inputs import inputs
-from slimstate.kernels.delta_rule import chunked, delta_rule, recurrence
+from slimstate.kernels.delta_rule import chunked, delta_rule, plain_delta_rule, recurrence
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -29,7 +30,7 @@ def test_chunks_give_the_values_and_gradients_of_the_recurrence(gated, time, chu
 @pytest.mark.parametrize("gated", [False, True])
 def test_chunks_erase_by_another_vector_as_the_recurrence_does(gated):
     (q, k, v, beta, *g), state = inputs(2, 150, 2, 2, 6, 5, gated)
-    p = torch.nn.functional.normalize(torch.randn_like(k), dim=-1).requires_grad_()
+    p = F.normalize(torch.randn_like(k), dim=-1).requires_grad_()
     expected = recurrence(q, k, v, beta, *g, scale=0.4, state=state, erase=p)
     found = chunked(q, k, v, beta, *g, scale=0.4, state=state, erase=p)
     wanted = [q, k, v, beta, *g, p, state]
@@ -57,3 +58,14 @@ def test_strong_decay_does_not_overflow():
         for a, b in zip(*forms, strict=True):
             assert a.isfinite().all()
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_the_delta_rule_of_packed_sequences_is_that_of_each():
+    q, k, v, beta = torch.randn(1, 20, 2, 4), torch.randn(1, 20, 2, 4), torch.randn(1, 20, 2, 3), torch.rand(1, 20, 2)
+    ends = torch.tensor([0, 7, 8, 20])
+    o, states = plain_delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True, cu_seqlens=ends, output_final_state=True)
+    q, k = (F.normalize(x, dim=-1) for x in (q, k))
+    for n, (a, b) in enumerate([(0, 7), (7, 8), (8, 20)]):
+        alone, state = recurrence(*(x[:, a:b] for x in (q, k, v, beta)), scale=0.5)
+        torch.testing.assert_close(o[:, a:b], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states[n : n + 1], state, rtol=1e-4, atol=1e-5)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slimstate.kernels.distillation import TopOpinion, WholeOpinion, distilled_loss
+from slimstate.kernels.distillation import FullDistribution, TopDistribution, distilled_loss
 
 N, V, D = 12, 23, 5
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}  # logits are float32
@@ -29,16 +29,16 @@ def student() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 TARGETS = torch.randint(V, (N,), generator=torch.Generator().manual_seed(2))
-WHOLE = WholeOpinion(hidden=drawn(N, 7, seed=3), head=drawn(V, 7, seed=4))
+WHOLE = FullDistribution(hidden=drawn(N, 7, seed=3), head=drawn(V, 7, seed=4))
 
 
 def teacher_log_probs(temperature: float) -> torch.Tensor:
     return (WHOLE.hidden @ WHOLE.head.mT / temperature).log_softmax(-1)
 
 
-def top(k: int, temperature: float) -> TopOpinion:
+def top(k: int, temperature: float) -> TopDistribution:
     best = teacher_log_probs(temperature).topk(k)
-    return TopOpinion(ids=best.indices.to(torch.int32), log_probs=best.values)
+    return TopDistribution(ids=best.indices.to(torch.int32), log_probs=best.values)
 
 
 def naive(hidden, head, temperature=2.0, weight=1.0, theirs=None):
@@ -67,8 +67,8 @@ def same(found, expected):
 @pytest.mark.parametrize("taught", [True, False])
 def test_chunks_of_any_size_give_the_whole_formula(rows, taught):
     hidden, head = student()
-    opinion, theirs = (WHOLE, teacher_log_probs(2.0)) if taught else (None, None)
-    found = distilled_loss(hidden, head, TARGETS, opinion, logits_at_once=rows * V + V // 2)
+    teacher, theirs = (WHOLE, teacher_log_probs(2.0)) if taught else (None, None)
+    found = distilled_loss(hidden, head, TARGETS, teacher, logits_at_once=rows * V + V // 2)
     expected = naive(hidden, head, theirs=theirs)
     same(found, expected)
     same(torch.autograd.grad(found[0], (hidden, head)), torch.autograd.grad(expected[0], (hidden, head)))
@@ -144,11 +144,11 @@ def test_where_no_gradient_is_recorded_the_value_is_the_same():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_all_tokens_but_one_are_the_whole_opinion(temperature):
+def test_all_tokens_but_one_are_the_whole_distribution(temperature):
     hidden, head = student()
     losses = [
-        distilled_loss(hidden, head, TARGETS, opinion, temperature=temperature, logits_at_once=5 * V)
-        for opinion in (top(V - 1, temperature), WHOLE)
+        distilled_loss(hidden, head, TARGETS, teacher, temperature=temperature, logits_at_once=5 * V)
+        for teacher in (top(V - 1, temperature), WHOLE)
     ]
     same(*losses)
     same(*[torch.autograd.grad(loss, (hidden, head)) for loss, *_ in losses])
@@ -168,9 +168,9 @@ def test_the_best_tokens_bound_the_divergence_from_below_and_more_of_them_more_c
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_the_best_tokens_and_the_rest_as_one_give_the_formula(k, temperature):
     hidden, head = student()
-    opinion = top(k, temperature)
-    found = distilled_loss(hidden, head, TARGETS, opinion, temperature=temperature, weight=0.7, logits_at_once=5 * V)
-    ids = opinion.ids.long()
+    teacher = top(k, temperature)
+    found = distilled_loss(hidden, head, TARGETS, teacher, temperature=temperature, weight=0.7, logits_at_once=5 * V)
+    ids = teacher.ids.long()
     ours = lumped((hidden @ head.mT / temperature).log_softmax(-1), ids)
     theirs = lumped(teacher_log_probs(temperature), ids)
     divergence = temperature**2 * (theirs.exp() * (theirs - ours)).sum(-1).mean()
@@ -184,7 +184,7 @@ def test_a_student_too_sure_of_the_best_tokens_learns_of_the_rest(gap):
     """Of the tokens that the teacher gives 0.3, the student believes e^-gap or so."""
     best, ids = torch.tensor([[0.3, 0.2, 0.15, 0.05]], dtype=torch.float64), torch.arange(4).unsqueeze(0)
     logits = torch.where(torch.arange(V) < 4, gap, 0.0).double().unsqueeze(0).requires_grad_()
-    found = TopOpinion(ids=ids, log_probs=best.log()).divergence(slice(0, 1), logits.float(), 1.0)
+    found = TopDistribution(ids=ids, log_probs=best.log()).divergence(slice(0, 1), logits.float(), 1.0)
     theirs = torch.cat([best, 1 - best.sum(-1, keepdim=True)], -1).log()
     expected = (theirs.exp() * (theirs - lumped(logits.log_softmax(-1), ids))).sum()
     gradients = [torch.autograd.grad(divergence, logits)[0] for divergence in (found, expected)]
@@ -205,8 +205,8 @@ def test_a_rest_of_no_probability_gives_finite_numbers(sure, precision):
     log_probs = best.values.to(precision)
     if sure != "student":
         log_probs[0] = torch.tensor([-1.0, -1.0, -1.4, -5.0])  # 1.0 and a little more
-    opinion = TopOpinion(ids=best.indices, log_probs=log_probs)
-    found = distilled_loss(hidden, head, TARGETS, opinion, temperature=2.0, logits_at_once=5 * V)
+    teacher = TopDistribution(ids=best.indices, log_probs=log_probs)
+    found = distilled_loss(hidden, head, TARGETS, teacher, temperature=2.0, logits_at_once=5 * V)
     gradients = torch.autograd.grad(found[0], (hidden, head))
     assert all(bool(tensor.isfinite().all()) for tensor in (*found, *gradients))
 
@@ -244,12 +244,12 @@ def test_no_tensor_of_all_tokens_by_the_vocabulary_ever_exists(kind, cast):
     tokens, vocabulary, at_once = 300, 500, 4000
     hidden, head = (drawn(size, D, seed=6).float().requires_grad_() for size in (tokens, vocabulary))
     targets = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(7))
-    theirs = WholeOpinion(hidden=drawn(tokens, 7, seed=8).float(), head=drawn(vocabulary, 7, seed=9).float())
+    theirs = FullDistribution(hidden=drawn(tokens, 7, seed=8).float(), head=drawn(vocabulary, 7, seed=9).float())
     best = (theirs.hidden @ theirs.head.mT / 2.0).log_softmax(-1).topk(9)
-    few = TopOpinion(ids=best.indices, log_probs=best.values)
-    opinion = {"whole": theirs, "top": few, "none": None}[kind]
+    few = TopDistribution(ids=best.indices, log_probs=best.values)
+    teacher = {"whole": theirs, "top": few, "none": None}[kind]
     with Sizes() as ours, torch.autocast("cpu", torch.bfloat16, enabled=cast):
-        distilled_loss(hidden, head, targets, opinion, logits_at_once=at_once)[0].backward()
+        distilled_loss(hidden, head, targets, teacher, logits_at_once=at_once)[0].backward()
     with Sizes() as whole:
         F.cross_entropy(hidden @ head.mT, targets).backward()
     inputs = (hidden, head, theirs.hidden, theirs.head, best.values)
@@ -268,7 +268,7 @@ targets[0] = vocabulary - 1
 for temperature in (0.7, 1.0, 2.0):
     for taught in (False, True):
         hidden, head = 2 * torch.randn(count, size), torch.randn(vocabulary, size)
-        teacher = distillation.WholeOpinion(hidden=torch.randn(count, size), head=torch.randn(vocabulary, size))
+        teacher = distillation.FullDistribution(hidden=torch.randn(count, size), head=torch.randn(vocabulary, size))
         rest = (targets, teacher if taught else None, slice(0, count), temperature, 0.6)
         expected = distillation._in_pytorch(hidden @ head.mT, *rest)
         for found, wanted in zip(distillation._in_one_kernel(hidden @ head.mT, *rest), expected, strict=True):

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 
 import tiny
 from slimstate.checkpoints.reader import described_mixers
-from slimstate.families import FAMILIES
-from slimstate.kernels import fla_modules as kernels
-from slimstate.kernels import patches
+from slimstate.kernels import convolution, fla_modules, softmax_attention
 
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])
 NAMES = sorted(tiny.OF_FLA)
@@ -18,7 +16,7 @@ NAMES = sorted(tiny.OF_FLA)
 
 def test_convolution_is_a_causal_depthwise_conv1d():
     x, weight, bias = torch.randn(2, 20, 6), torch.randn(6, 4), torch.randn(6)
-    y, state = kernels.short_convolution(x, weight, bias, activation="silu", output_final_state=True)
+    y, state = convolution.short_convolution(x, weight, bias, activation="silu", output_final_state=True)
     expected = F.silu(F.conv1d(F.pad(x.mT, (3, 0)), weight.unsqueeze(1), bias, groups=6).mT)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(state, x[:, -4:].mT)
@@ -26,40 +24,51 @@ def test_convolution_is_a_causal_depthwise_conv1d():
 
 def test_convolution_of_packed_sequences_is_that_of_each():
     x, weight = torch.randn(1, 20, 6), torch.randn(6, 4)
-    y, states = kernels.short_convolution(x, weight, cu_seqlens=CU_SEQLENS, output_final_state=True)
+    y, states = convolution.short_convolution(x, weight, cu_seqlens=CU_SEQLENS, output_final_state=True)
     for n, (a, b) in enumerate([(0, 7), (7, 8), (8, 20)]):
-        alone, state = kernels.short_convolution(x[:, a:b], weight, output_final_state=True)
+        alone, state = convolution.short_convolution(x[:, a:b], weight, output_final_state=True)
         torch.testing.assert_close(y[:, a:b], alone)
         torch.testing.assert_close(states[n : n + 1], state)
 
 
 def test_convolution_goes_on_from_its_state_in_blocks_and_in_steps():
     x, weight = torch.randn(2, 12, 6), torch.randn(6, 4)
-    whole, end = kernels.short_convolution(x, weight, activation="silu", output_final_state=True)
-    _, state = kernels.short_convolution(x[:, :5], weight, activation="silu", output_final_state=True)
-    rest, _ = kernels.short_convolution(x[:, 5:], weight, activation="silu", initial_state=state)
+    whole, end = convolution.short_convolution(x, weight, activation="silu", output_final_state=True)
+    _, state = convolution.short_convolution(x[:, :5], weight, activation="silu", output_final_state=True)
+    rest, _ = convolution.short_convolution(x[:, 5:], weight, activation="silu", initial_state=state)
     torch.testing.assert_close(rest, whole[:, 5:])
     for t in range(5, 12):
-        y, state = kernels.convolution_step(x[:, t : t + 1], state, weight=weight, activation="silu")
+        y, state = convolution.convolution_step(x[:, t : t + 1], state, weight=weight, activation="silu")
         torch.testing.assert_close(y, whole[:, t : t + 1])
     torch.testing.assert_close(state, end)
 
 
 def test_rotation_undone_by_its_conjugate_and_offsets_shift_positions():
     x, angles = torch.randn(2, 10, 3, 8), torch.rand(64, 3)
-    turned = kernels.rotary(x, angles.cos(), angles.sin())
-    back = kernels.rotary(turned, angles.cos(), angles.sin(), conjugate=True)
+    rotated = softmax_attention.rotary(x, angles.cos(), angles.sin())
+    back = softmax_attention.rotary(rotated, angles.cos(), angles.sin(), conjugate=True)
     torch.testing.assert_close(back, x)
-    later = kernels.rotary(x[:, 4:], angles.cos(), angles.sin(), seqlen_offsets=torch.tensor([4, 4]))
-    torch.testing.assert_close(later, turned[:, 4:])
-    packed = kernels.rotary(x[:1], angles.cos(), angles.sin(), cu_seqlens=torch.tensor([0, 4, 10]))
-    torch.testing.assert_close(packed[:, 4:], kernels.rotary(x[:1, 4:], angles.cos(), angles.sin()))
+    later = softmax_attention.rotary(x[:, 4:], angles.cos(), angles.sin(), seqlen_offsets=torch.tensor([4, 4]))
+    torch.testing.assert_close(later, rotated[:, 4:])
+    packed = softmax_attention.rotary(x[:1], angles.cos(), angles.sin(), cu_seqlens=torch.tensor([0, 4, 10]))
+    torch.testing.assert_close(packed[:, 4:], softmax_attention.rotary(x[:1, 4:], angles.cos(), angles.sin()))
+
+
+def test_the_norms_and_the_activation_are_those_of_torch():
+    x, residual, weight, bias = torch.randn(2, 3, 8), torch.randn(2, 3, 8), torch.randn(8), torch.randn(8)
+    found, total = fla_modules.group_norm(x, weight, bias, residual, prenorm=True, num_groups=4)
+    expected = F.group_norm((x + residual).flatten(0, 1), 4, weight, bias).view_as(x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(total, x + residual)
+    point = torch.randn(9, requires_grad=True)
+    (slope,) = torch.autograd.grad(fla_modules.squared_relu(point).sum(), point)
+    torch.testing.assert_close(fla_modules.squared_relu_backward(torch.ones(9), point.detach()), slope)
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (3, 0)])
 def test_attention_masks_the_future_and_the_far_past(window):
     q, k, v = torch.randn(1, 5, 4, 8), torch.randn(1, 9, 2, 8), torch.randn(1, 9, 2, 8)
-    o = kernels.attention(q, k, v, causal=True, window_size=window)
+    o = softmax_attention.attention(q, k, v, causal=True, window_size=window)
     for row in range(5):
         last = row + 4
         seen = slice(0 if window[0] < 0 else max(0, last - window[0]), last + 1)
@@ -111,30 +120,6 @@ def test_every_variant_has_the_gradient_that_differences_show(name):
             weight.sub_(sign * step * direction)
     measured = (losses[0] - losses[1]) / (2 * step)
     assert float(measured) == pytest.approx(float(gradient.norm()), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    "place", ["fla.layers.comba.chunk_comba", "fla.layers.gated_deltaproduct.chunk_gated_delta_product"]
-)
-@pytest.mark.parametrize("refused", [True, False])
-def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses(place, refused, monkeypatch):
-    monkeypatch.setattr(patches, "gated_backward_refused", lambda: refused)
-    family = FAMILIES[place.split(".")[2]]
-    (item,) = (item for item in family.SUBSTITUTES if item.place == place)
-    plain = {name: torch.empty(1, device="meta", dtype=torch.bfloat16) for name in ("q", "k", "g")}
-    trained = {name: value.clone().requires_grad_() for name, value in plain.items()}
-    assert item.when(**trained) is refused
-    assert not item.when(**plain)
-    with torch.no_grad():
-        assert not item.when(**trained)
-
-
-def test_on_a_gpu_a_product_without_a_gate_stays_with_fla_unless_it_is_too_precise(monkeypatch):
-    monkeypatch.setattr(patches, "gated_backward_refused", lambda: True)
-    when = FAMILIES["gated_deltaproduct"].SUBSTITUTES[0].when
-    query = torch.empty(1, device="meta", dtype=torch.bfloat16, requires_grad=True)
-    assert not when(q=query, g=None)
-    assert when(q=query.float(), g=None)
 
 
 def test_generation_runs():

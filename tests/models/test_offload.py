@@ -8,17 +8,17 @@ import pytest
 import torch
 
 import tiny
-from slimstate import cli, prune
+from cutting import estimated, pruned
+from slimstate import cli
 from slimstate.models.load import load
-from slimstate.models.offload import load_spread, parse_limits
-from slimstate.pruning import planning
+from slimstate.models.offload import LoadOptions, load_spread, parse_limits
 from slimstate.system.errors import PlanError
 
 
 @pytest.mark.parametrize("name", ["delta_net-plain", "gated_deltanet-plain", "delta_net-tied"])
 def test_layers_on_disk_compute_what_they_do_in_memory(name, tmp_path):
     folder = tiny.save(tiny.build(tiny.VARIANTS[name]), tmp_path / name, "100KB")
-    whole, spread = load(folder), load_spread(folder, limits={"cpu": "280KB"})
+    whole, spread = load(folder), load_spread(folder, LoadOptions(device_map="auto", max_memory="cpu=280KB"))
     assert spread.offloaded > 0
     assert "on disk" in spread.kernels
     ids = torch.arange(64).view(2, 32)
@@ -29,21 +29,21 @@ def test_layers_on_disk_compute_what_they_do_in_memory(name, tmp_path):
 def test_a_spread_calibration_cuts_the_same_channels(folders, text_file, tmp_path):
     settings = {"key_dim": 16, "data": str(text_file), "samples": 4, "length": 64}
     for name in tiny.PLAIN:
-        prune(folders[name], tmp_path / f"{name}-whole", **settings)
+        pruned(folders[name], tmp_path / f"{name}-whole", **settings)
         limits = {"device_map": "auto", "max_memory": "cpu=280KB"}
-        record = prune(folders[name], tmp_path / f"{name}-spread", **settings, **limits)
-        assert "on disk" in record["kernels"]
+        record = pruned(folders[name], tmp_path / f"{name}-spread", **settings, **limits)
+        assert "on disk" in record.kernels
         for path in (tmp_path / f"{name}-whole").glob("*.safetensors"):
             assert path.read_bytes() == (tmp_path / f"{name}-spread" / path.name).read_bytes()
 
 
 def test_where_everything_fits_nothing_is_offloaded(folders):
-    assert load_spread(folders[tiny.PLAIN[0]]).offloaded == 0
+    assert load_spread(folders[tiny.PLAIN[0]], LoadOptions(device_map="auto")).offloaded == 0
 
 
 def test_gradients_of_a_spread_model_are_refused(folders, text_file, tmp_path):
     with pytest.raises(PlanError, match="gradients need the whole model"):
-        prune(
+        pruned(
             folders[tiny.PLAIN[0]], tmp_path / "cut", method="grad", key_dim=16, data=str(text_file), samples=2,
             length=32, device_map="auto", max_memory="cpu=280KB",
         )  # fmt: skip
@@ -83,15 +83,15 @@ def unloadable(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(planning, "load", refuse)
-    monkeypatch.setattr(planning, "calibrate", refuse)
+    monkeypatch.setattr(LoadOptions, "load", refuse)
+    monkeypatch.setattr("slimstate.pruning.evidence.calibrate", refuse)
 
 
 @pytest.mark.usefixtures("unloadable")
 def test_an_estimate_loads_and_writes_nothing(folders, tmp_path):
     for method in ("l1", "s-wanda", "grad", "drrqr"):
-        record = prune(folders[tiny.PLAIN[0]], tmp_path / "cut", method=method, key_dim=16, plan_only=True)
-        seconds = record["seconds"]
+        record = estimated(folders[tiny.PLAIN[0]], method=method, key_dim=16)
+        seconds = record.seconds
         assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
         assert ("calibration" in seconds) == (method != "l1")
     assert not (tmp_path / "cut").exists()
@@ -100,11 +100,11 @@ def test_an_estimate_loads_and_writes_nothing(folders, tmp_path):
 @pytest.mark.usefixtures("unloadable")
 def test_an_estimate_counts_weights_tokens_and_gradients(folders):
     folder = folders[tiny.PLAIN[0]]
-    plain = prune(folder, method="drrqr", key_dim=16, plan_only=True, samples=8, length=128)
-    longer = prune(folder, method="drrqr", key_dim=16, plan_only=True, samples=800, length=128)
-    gradients = prune(folder, method="grad", key_dim=16, plan_only=True, samples=8, length=128)
-    assert (plain["tokens"], longer["tokens"]) == (1024, 102400)
-    assert plain["host_bytes"] == longer["host_bytes"]  # memory does not grow with tokens
-    assert gradients["host_bytes"]["a pass"] > 2 * plain["host_bytes"]["a pass"]
+    plain = estimated(folder, method="drrqr", key_dim=16, samples=8, length=128)
+    longer = estimated(folder, method="drrqr", key_dim=16, samples=800, length=128)
+    gradients = estimated(folder, method="grad", key_dim=16, samples=8, length=128)
+    assert (plain.tokens, longer.tokens) == (1024, 102400)
+    assert plain.host_bytes == longer.host_bytes  # memory does not grow with tokens
+    assert gradients.host_bytes["a pass"] > 2 * plain.host_bytes["a pass"]
     parameters = sum(weight.numel() for weight in load(folder).model.state_dict().values())
-    assert plain["host_bytes"]["weights"] == 4 * parameters
+    assert plain.host_bytes["weights"] == 4 * parameters

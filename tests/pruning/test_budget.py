@@ -7,6 +7,7 @@ import json
 import pytest
 
 import slimstate
+from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import FAMILIES
 from slimstate.pruning.budget import GIB, MIB, Budget, key_dims_worth_choosing, state_bytes
@@ -26,7 +27,7 @@ def test_the_state_of_a_published_model_is_as_large_as_it_is_known_to_be(model_t
 @pytest.mark.parametrize("megabytes", [9.0, 20.0, 36.0, 40.0, 71.9])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_choice_is_the_largest_that_fits(megabytes, dtype):
-    chosen, line = Budget(state_mb=megabytes, dtype=dtype).choose(MIXERS)
+    chosen, line = Budget(state_mb=megabytes, state_dtype=dtype).choose(MIXERS)
     every = [128, *key_dims_worth_choosing(128)]
     fitting = [key_dim for key_dim in every if state_bytes(MIXERS, key_dim)[dtype] <= megabytes * MIB]
     assert chosen == max(fitting)
@@ -44,27 +45,27 @@ def test_so_many_sequences_in_so_much_memory_is_so_much_for_each():
 def test_prune_and_inspect_choose_alike(folders, tmp_path, capsys):
     folder = folders["qwen3_next-plain"]
     whole = state_bytes(Checkpoint.open(folder).mixers, 24)["fp32"] / MIB
-    record = slimstate.prune(folder, tmp_path / "cut", method="l1", state_mb=whole * 0.7)
-    assert record["key_dim"] == 16
-    found = slimstate.inspect(folder, state_mb=whole * 0.7)["budget"]
-    assert found["key_dim"] == 16
-    assert json.dumps(found)
-    assert slimstate.inspect(folder)["budget"] is None
-    assert slimstate.inspect(folder, state_mb=whole)["budget"]["key_dim"] == 24
+    record = pruned(folder, tmp_path / "cut", method="l1", state_mb=whole * 0.7)
+    assert record.key_dim == 16
+    found = slimstate.inspect(folder, budget=Budget(state_mb=whole * 0.7)).budget
+    assert found.key_dim == 16
+    assert json.dumps(slimstate.inspect(folder, budget=Budget(state_mb=whole * 0.7)).to_json())
+    assert slimstate.inspect(folder).budget is None
+    assert slimstate.inspect(folder, budget=Budget(state_mb=whole)).budget.key_dim == 24
     with pytest.raises(PlanError, match=r"fits.*nothing to cut"):
-        slimstate.prune(folder, tmp_path / "again", method="l1", state_mb=whole)
+        pruned(folder, tmp_path / "again", method="l1", state_mb=whole)
 
 
 @pytest.mark.parametrize(("wishes", "message"), [
-    ({"state_mb": 1.0, "sequences": 4}, "one sequence, or --sequences and --memory-gb"),
-    ({"sequences": 4}, "one sequence, or --sequences and --memory-gb"),
-    ({"memory_gb": 4}, "one sequence, or --sequences and --memory-gb"),
+    ({"state_mb": 1.0, "sequences": 4}, "one sequence, or `sequences` and `memory_gb`"),
+    ({"sequences": 4}, "one sequence, or `sequences` and `memory_gb`"),
+    ({"memory_gb": 4}, "one sequence, or `sequences` and `memory_gb`"),
     ({"state_mb": 0}, "more than nothing"),
     ({"sequences": -1, "memory_gb": 4}, "more than nothing"),
-    ({"state_mb": 1, "state_dtype": "fp8"}, "unknown --state-dtype"),
+    ({"state_mb": 1, "state_dtype": "fp8"}, "unknown `state_dtype`"),
     ({"state_mb": 1e-9}, "nothing fits"),
-    ({"state_mb": 1, "key_dim": 8}, "leave out --compression and --key-dim"),
+    ({"state_mb": 1, "key_dim": 8}, "leave out `compression` and `key_dim`"),
 ])  # fmt: skip
 def test_a_budget_that_makes_no_sense_is_refused(wishes, message, folders, tmp_path):
     with pytest.raises(PlanError, match=message):
-        slimstate.prune(folders["qwen3_next-plain"], tmp_path / "cut", method="l1", **wishes)
+        pruned(folders["qwen3_next-plain"], tmp_path / "cut", method="l1", **wishes)

@@ -156,7 +156,7 @@ MISFITS = [
     ("plan", "parent", {"method": "l1", "width": 9}, "parent.key_dim is missing"),
     ("plan", "layers", {}, "layers is not an object with something in it"),
     ("plan", "layers/0/keep", ..., "layers.0 keeps neither channels nor directions, or both"),
-    ("plan", "layers/0/basis", {"shape": [1], "float32": ""}, "layers.0 keeps neither channels nor directions, or both"),
+    ("plan", "layers/0/basis", {"shape": [1], "float32": ""}, "layers.0 keeps neither channels nor directions"),
     ("plan", "layers/0/keep/0", [1, 2, 3, 8], "layers.0 keeps a channel beyond its width of 8"),
     ("plan", "layers/0/keep/0", [1, 1, 2, 3], "keep must be non-empty, non-negative and ascending in every head"),
     ("plan", "layers/0/rho", [1.0], "layers.0 certifies another number of heads than it cuts"),

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import slimstate
 import tiny
 from cases import case, changed
+from cutting import pruned
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
@@ -23,7 +24,7 @@ from slimstate.core.layout import Axis, Slot
 from slimstate.core.plan import PLAN, Basis, Plan, Selection
 from slimstate.core.surgery import Cutter, cut, rotated
 from slimstate.families import FAMILIES
-from slimstate.kernels.fla_modules import short_convolution
+from slimstate.kernels.convolution import short_convolution
 from slimstate.models.hooks import hooked, masked
 from slimstate.models.load import load
 from slimstate.selectors import ROTATIONS, Request, choose
@@ -70,7 +71,7 @@ def test_a_basis_of_another_size_than_the_model_is_refused(shape):
 def test_a_full_rotation_leaves_a_straight_mixer_as_it_was(straight, tmp_path):
     """K = D, nothing between projections and state but the length of queries and keys, which no rotation changes."""
     record = slimstate.prune(straight, tmp_path / "turned", method="random-rotation", key_dim=24)
-    assert record["noncommuting"] == []
+    assert record.noncommuting == ()
     before, after = Checkpoint.open(straight), Checkpoint.open(tmp_path / "turned")
     name = before.mixers[0].name_of(before.mixers[0].key)
     assert (before.read(name) - after.read(name)).abs().max() > 0.1
@@ -82,7 +83,7 @@ def test_a_full_rotation_leaves_a_straight_mixer_as_it_was(straight, tmp_path):
 def test_in_a_straight_mixer_a_cut_projects_queries_and_keys(method, straight, text_file, tmp_path):
     """The oracle turns the activations, not the weights."""
     options = {"data": str(text_file), "samples": 4, "length": 80, "device": "cpu", "keep_norm_eps": True}
-    slimstate.prune(straight, tmp_path / "cut", method=method, key_dim=8, **options)
+    pruned(straight, tmp_path / "cut", method=method, key_dim=8, **options)
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     checkpoint, runtime = Checkpoint.open(straight), load(straight, device="cpu")
 
@@ -105,7 +106,7 @@ def rotations(tmp_path_factory):
     root = tmp_path_factory.mktemp("rotated")
     pairs = {name: (tiny.save(tiny.build(tiny.VARIANTS[name]), root / name), root / f"{name}-cut") for name in NAMES}
     for original, out in pairs.values():
-        slimstate.prune(original, out, keep_norm_eps=True, **BENT)
+        pruned(original, out, keep_norm_eps=True, **BENT)
     torch.save(tiny.token_ids(), root / "ids.pt")
     script = TESTS / "reload_stock.py"
     outs = [str(out) for _, out in pairs.values()]
@@ -127,7 +128,7 @@ def test_masking_by_a_basis_is_the_cut_model_in_a_fresh_process(name, rotations)
 
 def test_silu_bends_even_a_full_rotation_and_the_record_says_so(folders, tmp_path):
     record = slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "turned", method="random-rotation", key_dim=24)
-    assert record["noncommuting"] == ["filters of one channel each", "the activation silu"]
+    assert record.noncommuting == ("filters of one channel each", "the activation silu")
     expected = logits(load(folders[tiny.PLAIN[1]], device="cpu").model)
     assert (logits(load(tmp_path / "turned", device="cpu").model) - expected).abs().max() > 0.1
     with pytest.raises(PlanError, match="nothing to cut"):
@@ -137,8 +138,8 @@ def test_silu_bends_even_a_full_rotation_and_the_record_says_so(folders, tmp_pat
 def test_a_plan_of_directions_is_applied_again_to_the_same_bytes(folders, text_file, tmp_path):
     model = folders[tiny.PLAIN[0]]
     options = {"method": "pca", "key_dim": 8, "data": str(text_file), "samples": 4, "length": 64}
-    slimstate.prune(model, tmp_path / "a" / "cut", **options)
-    slimstate.prune(model, tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut")
+    pruned(model, tmp_path / "a" / "cut", **options)
+    pruned(model, tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut")
     for path in (tmp_path / "a" / "cut").glob("*"):
         assert path.is_dir() or path.read_bytes() == (tmp_path / "b" / "cut" / path.name).read_bytes()
     text = (tmp_path / "a" / "cut" / PLAN).read_text()
@@ -217,7 +218,7 @@ def test_the_adapted_filters_are_the_best_of_least_squares():
     for channel in range(width):
         seen = (turn[channel] @ x).T
         best[channel] = torch.linalg.lstsq(seen, target[channel].unsqueeze(-1)).solution.squeeze(-1)
-    axis = Axis(heads=1, width=width, slots=(Slot(parameter="conv", filter=True),))
+    axis = Axis(heads=1, width=width, slots=(Slot(parameter="conv", depthwise=True),))
     found = rotated(axis, axis.slots[0], Basis(rows=turn[None].float()), weight)
     torch.testing.assert_close(found, best, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, turn.square() @ weight, rtol=1e-5, atol=1e-5)
@@ -227,7 +228,7 @@ def test_a_filter_that_all_channels_share_is_left_alone_and_commutes():
     """The lemma of shared convolutions; it ends at the activation behind them."""
     turn = directions(1, 3, 6)
     weight = torch.randn(4, dtype=torch.float64).expand(6, 4).contiguous()
-    axis = Axis(heads=1, width=6, slots=(Slot(parameter="conv", filter=True),))
+    axis = Axis(heads=1, width=6, slots=(Slot(parameter="conv", depthwise=True),))
     after = rotated(axis, axis.slots[0], Basis(rows=turn.float()), weight)[:3]
     torch.testing.assert_close(after, weight[:3], rtol=1e-6, atol=1e-6)
     x = torch.randn(2, 30, 6, dtype=torch.float64)
@@ -273,16 +274,21 @@ def test_random_directions_depend_on_the_seed_alone():
 
 def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_path):
     model, out = folders[tiny.PLAIN[0]], tmp_path / "sweep"
-    options = {"samples": 4, "length": 64, "text_length": 96, "max_tokens": 384, "compressions": (0.33,)}
     methods = ("drrqr", *ROTATIONS)
     record = slimstate.sweep(
-        model, out, text=text_file, data=str(text_file), methods=methods, scores=("kq", "k"), **options
+        model,
+        out,
+        text=text_file,
+        calibration=slimstate.Calibration(data=str(text_file), samples=4, length=64),
+        grid=slimstate.SweepGrid(methods=methods, compressions=(0.33,), scores=("kq", "k")),
+        options=slimstate.SweepOptions(text_length=96, max_tokens=384),
     )
-    rows = {(row["method"], row["score"]): row for row in record["rows"]}
+    rows = {(row.method, row.score): row for row in record.rows}
     assert set(rows) == {(m, s) for m in methods for s in ("kq", "k")} - {("random-rotation", "k")}
-    slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=16, score="k", evidence=out / "evidence.safetensors")
-    measured = slimstate.evaluate(tmp_path / "cut", text_file, length=96, max_tokens=384)
-    assert measured["nats_per_token"] == pytest.approx(rows["pca", "k"]["nats_per_token"], rel=2e-3)
+    pruned(model, tmp_path / "cut", method="pca", key_dim=16, score="k", evidence=out / "evidence.safetensors")
+    options = slimstate.EvalOptions(length=96, max_tokens=384)
+    measured = slimstate.evaluate(tmp_path / "cut", text_file, options=options)
+    assert measured.nats_per_token == pytest.approx(rows["pca", "k"].nats_per_token, rel=2e-3)
     gram = EvidenceFile.open(out / "evidence.safetensors").evidence[0].key_gram
     kappas = torch.linalg.eigvalsh(gram)[:, [-1, 8]]  # the least that 16 of 24 components keep
     plan = json.loads((tmp_path / "cut" / PLAN).read_text())
@@ -305,9 +311,10 @@ def test_a_model_whose_channels_cannot_be_rotated_is_refused(folders, text_file,
     text = {"data": str(text_file), "samples": 4, "length": 64}
     refused = "pca rotates the channels, which those of delta_net cannot be; use one of random, l1"
     with pytest.raises(PlanError, match=refused):
-        slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
+        pruned(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
+    asked = {"calibration": slimstate.Calibration(**text), "grid": slimstate.SweepGrid(methods=("l1", "pca"))}
     with pytest.raises(PlanError, match=refused):
-        slimstate.sweep(model, tmp_path / "sweep", text=text_file, methods=("l1", "pca"), **text)
+        slimstate.sweep(model, tmp_path / "sweep", text=text_file, **asked)
     assert not list(tmp_path.iterdir())
     with pytest.raises(PlanError, match="cannot be rotated, only chosen"):
         Cutter(mixers, {mixer.layer: Basis(rows=directions(2, 8, 24).float()) for mixer in mixers})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 
 import slimstate
 import tiny
+from cutting import pruned
 from slimstate import cli
-from slimstate.benchmark import bench_mixer
-from slimstate.serving.engines import widths
+from slimstate.benchmark import BenchOptions, MixerShape, bench_mixer
+from slimstate.models.devices import RunOptions
+from slimstate.records.benchmark import MixerRecord, MixerRow, MixerSettings
+from slimstate.serving import widths
 from slimstate.serving.widths import Curve, curve_of, known_curve
 
 # a kernel that works on 128, 64, 32 or 16 channels, with a little noise
@@ -32,15 +36,18 @@ BELOW_128 = (
 TO_77 = f"key dim 77 runs at the speed of 128; 64 is 1.30x ({SOURCE.format('; 77 taken as 80')})"
 
 
-def row(key_dim: int, milliseconds: float, **changes: Any) -> dict[str, Any]:
-    found = {"model": "delta_net", "mode": "forward", "seconds": milliseconds / 1000, "error": None}
-    return {**found, "key_dim": key_dim, **changes}
+def row(key_dim: int, milliseconds: float, **changes: Any) -> MixerRow:
+    found = MixerRow(model="delta_net", mode="forward", seconds=milliseconds / 1000, key_dim=key_dim)
+    return replace(found, **changes)
 
 
-def record(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    sizes = {"batch": 4, "length": 512, "hidden": 256, "heads": 2, "value_dim": 128}
-    about = {"kind": "bench", "bench": "mixer", "device": "NVIDIA X1", "kernels": "fla", "dtype": "bfloat16"}
-    return {**about, "settings": sizes, "rows": rows}
+def record(rows: list[MixerRow]) -> MixerRecord:
+    sizes = MixerSettings(
+        models=("delta_net",), key_dims=(64,), batch=4, length=512, hidden=256, heads=2, value_dim=128
+    )  # fmt: skip
+    return MixerRecord(
+        device="NVIDIA X1", kernels="fla", dtype="bfloat16", settings=sizes, rounds=1, rows=tuple(rows), command=""
+    )
 
 
 def curve(times: dict[int, float]) -> Curve:
@@ -60,7 +67,7 @@ def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def measured(curves: Path) -> None:
-    (curves / "x1.json").write_text(json.dumps(record([row(*pair) for pair in MILLISECONDS.items()])))
+    record([row(*pair) for pair in MILLISECONDS.items()]).write(curves / "x1.json")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +121,7 @@ def test_a_slope_has_no_steps_and_a_slower_width_is_called_that():
 
 def test_only_forward_passes_that_ran_make_a_curve():
     rows = [row(16, 1.0), row(32, 2.0), row(32, 9.0, mode="train"), row(32, 7.0, model="gated_deltanet")]
-    failed = {"model": "delta_net", "mode": "forward", "key_dim": 64, "error": "out of memory"}
+    failed = MixerRow(model="delta_net", mode="forward", key_dim=64, error="out of memory")
     known = curve_of(record([*rows, failed]), "delta_net")
     assert known is not None
     assert known.seconds == {16: 0.001, 32: 0.002}
@@ -124,20 +131,21 @@ def test_only_forward_passes_that_ran_make_a_curve():
 
 
 def test_what_the_benchmark_gives_is_a_curve():
-    small = {"batch": 1, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8, "rounds": 1}
-    timed = bench_mixer(["delta_net"], [8, 4], **small, modes=["forward"], device="cpu")
+    small, once = MixerShape(batch=1, length=16, hidden=32, heads=2, value_dim=8), BenchOptions(rounds=1)
+    cpu = RunOptions(device="cpu")
+    timed = bench_mixer(["delta_net"], [8, 4], shape=small, modes=["forward"], options=once, run=cpu)
     known = curve_of(timed, "delta_net")
     assert known is not None
-    assert known.seconds == {row["key_dim"]: row["seconds"] for row in timed["rows"]}
+    assert known.seconds == {row.key_dim: row.seconds for row in timed.rows}
     assert known.seconds.keys() == {8, 4}
     assert "forward over 1 x 16 tokens, hidden 32, 2 heads, value dim 8, float32" in known.advice(8, 4)
-    assert timed["device"] in known.advice(8, 4)
+    assert timed.device in known.advice(8, 4)
 
 
 def test_the_first_curve_that_covers_the_widths_is_taken(curves):
     assert known_curve("delta_net", 32) is None
     for name, known in {"b": (16, 32), "a": (32, 64), "c": (16, 256)}.items():
-        (curves / f"{name}.json").write_text(json.dumps(record([row(width, width) for width in known])))
+        record([row(width, width) for width in known]).write(curves / f"{name}.json")
     found = {pair: known_curve("delta_net", *pair) for pair in ((64, 32), (32, 16), (64, 16), (512, 16))}
     assert {pair: known and set(known.seconds) for pair, known in found.items()} == {
         (64, 32): {32, 64}, (32, 16): {16, 32}, (64, 16): {16, 256}, (512, 16): None,
@@ -173,14 +181,14 @@ def test_what_no_curve_covers_gets_no_advice(wide, folders, capsys, monkeypatch)
         assert slimstate.inspect(folder)["speed"] is None
         _, err = run(capsys, monkeypatch, "prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")
         assert "NVIDIA" not in err
-    assert slimstate.prune(wide[128], method="l1", key_dim=8, dry_run=True)["speed"] is None
+    assert pruned(wide[128], method="l1", key_dim=8)["speed"] is None
 
 
 @pytest.mark.usefixtures("measured")
 def test_a_model_as_narrow_as_the_narrowest_or_left_whole_gets_no_advice(wide, tmp_path):
     slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
     assert slimstate.inspect(tmp_path / "narrow")["speed"] is None
-    turned = slimstate.prune(wide[128], method="random-rotation", key_dim=128, dry_run=True)
+    turned = pruned(wide[128], method="random-rotation", key_dim=128)
     assert turned["speed"] is None
 
 
@@ -197,12 +205,12 @@ def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, m
 def test_curves_in_the_package_are_whole_records_of_a_gpu():
     entries = list(widths.CURVES.iterdir()) if widths.CURVES.is_dir() else []
     for entry in entries:
-        found = json.loads(entry.read_text(encoding="utf-8"))
-        assert (found["kind"], found["bench"]) == ("bench", "mixer")
-        assert "CPU" not in found["kernels"]
-        assert found["device"] in found["kernels"]
-        assert "bench mixer" in found["command"]
-        for model_type in found["settings"]["models"]:
+        found = MixerRecord.read(Path(str(entry)))
+        assert found.to_json()["kind"] == "bench"
+        assert "CPU" not in found.kernels
+        assert found.device in found.kernels
+        assert "bench mixer" in found.command
+        for model_type in found.settings.models:
             known = curve_of(found, model_type)
             assert known is not None
             assert known.seconds.keys() >= set(range(16, 129, 8))

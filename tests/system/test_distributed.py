@@ -13,9 +13,11 @@ import torch
 
 import slimstate
 import tiny
+from cutting import pruned
 from launching import PATIENCE, free_port, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
+from slimstate.records.sweep import SweepRecord
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 
@@ -94,7 +96,7 @@ def same_model(one: Path, several: Path) -> None:
 def cut(folders, text_file, root: Path, method: str, **changes: object) -> dict[str, object]:
     """With one process, here: root/cut and root/evidence.safetensors."""
     settings = {"key_dim": 8, "data": str(text_file), "evidence": root / "evidence.safetensors", **CALIBRATION}
-    return slimstate.prune(folders[NAME], root / "cut", method=method, **{**settings, **changes})
+    return pruned(folders[NAME], root / "cut", method=method, **{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -166,15 +168,19 @@ def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp
 
 def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
     record = slimstate.sweep(
-        folders[NAME], tmp_path, text=text_file, data=str(text_file), methods=("l1", "drrqr"), compressions=(0.33,),
-        text_length=96, max_tokens=384, **CALIBRATION,
-    )  # fmt: skip
-    found = json.loads((pair[0] / "sweep" / "sweep.json").read_text())
-    assert found["settings"] == record["settings"]
-    for row, expected in zip(found["rows"], record["rows"], strict=True):
-        assert [row[name] for name in ("method", "key_dim")] == [expected[name] for name in ("method", "key_dim")]
+        folders[NAME],
+        tmp_path,
+        text=text_file,
+        calibration=slimstate.Calibration(data=str(text_file), **CALIBRATION),
+        grid=slimstate.SweepGrid(methods=("l1", "drrqr"), compressions=(0.33,)),
+        options=slimstate.SweepOptions(text_length=96, max_tokens=384),
+    )
+    found = SweepRecord.read(pair[0] / "sweep" / "sweep.json")
+    assert found.settings == record.settings
+    for row, expected in zip(found.rows, record.rows, strict=True):
+        assert row.key == expected.key
         for name in ("nats_per_token", "rank_utilisation", "kappa", "kappa_worst"):
-            assert row[name] == pytest.approx(expected[name], rel=1e-6)
+            assert getattr(row, name) == pytest.approx(getattr(expected, name), rel=1e-6)
     same_evidence(tmp_path / "evidence.safetensors", pair[0] / "sweep" / "evidence.safetensors")
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (pair[0] / "sweep").iterdir()}
 
@@ -193,7 +199,7 @@ def test_the_main_process_speaks_and_all_end_alike(pair):
 def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_path):
     root, _, errors = pair
     with pytest.raises(ModelError) as alone:
-        slimstate.prune(poisoned[0], tmp_path / "cut", key_dim=8, data=str(poisoned[1]), **CALIBRATION)
+        pruned(poisoned[0], tmp_path / "cut", key_dim=8, data=str(poisoned[1]), **CALIBRATION)
     assert f"slimstate: {alone.value}" in errors[0].splitlines()
     assert f"cannot write evidence to {root / 'file'}" in errors[0]
     assert f"{root / 'l1'} exists already" in errors[0]

@@ -9,6 +9,7 @@ from torch import nn
 
 import slimstate
 import tiny
+import training_calls
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import write_checkpoint
@@ -16,7 +17,7 @@ from slimstate.families import logit_factor
 from slimstate.models.load import load
 from slimstate.system.errors import PlanError
 from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
-from slimstate.training.session import Settings
+from slimstate.training.options import RecoverOptions
 
 NAMES = sorted(tiny.EVERY_PLAIN)
 IDS = tiny.token_ids(2, 40)
@@ -40,7 +41,7 @@ def test_what_is_trained_is_all_of_the_mixers_and_never_an_adapter_on_a_convolut
         kind.register_forward_hook(lambda *_, part=part: called.add(part))
     logits(model)
     linear = {part for part, kind in inner.items() if isinstance(kind, nn.Linear) and part in called}
-    if checkpoint.mixers[0].hook.shortcuts:  # fused kernels read past an adapter there
+    if checkpoint.mixers[0].hook.fused_layers:  # fused kernels read past an adapter there
         linear = {part for part in linear if not part.endswith(".out_proj")}
     assert sorted(found.targets) == sorted(linear)
     assert sorted(found.convolutions) == sorted(part for part, kind in inner.items() if isinstance(kind, nn.Conv1d))
@@ -49,7 +50,7 @@ def test_what_is_trained_is_all_of_the_mixers_and_never_an_adapter_on_a_convolut
 @pytest.mark.parametrize("name", NAMES)
 def test_an_adapted_model_is_written_as_its_files_have_it(name, folders, tmp_path):
     checkpoint = Checkpoint.open(folders[name])
-    wanted = Settings(lora_rank=3, lora_alpha=5).adaptation(checkpoint)
+    wanted = RecoverOptions(lora_rank=3, lora_alpha=5).adaptation(checkpoint)
     adapted = wanted.attach(load(folders[name], device="cpu").model)
     before = logits(adapted)
     generator = torch.Generator().manual_seed(0)
@@ -87,20 +88,20 @@ def test_the_loss_sees_the_logits_of_the_model(name, folders):
 def test_what_cannot_be_written_back_is_not_trained(folders):
     """Experts are joined when a model is loaded; softmax layers of a nested model are renamed, which is no matter."""
     with pytest.raises(PlanError, match="another form in the files of qwen3_next"):
-        Settings(full=True).adaptation(Checkpoint.open(folders["qwen3_next-plain"]))
-    Settings(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["qwen3_5-plain"]))
-    Settings(full=True).adaptation(Checkpoint.open(folders["qwen3_5_text-plain"]))
-    everything = Settings(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["mamba2-plain"]))
+        RecoverOptions(full=True).adaptation(Checkpoint.open(folders["qwen3_next-plain"]))
+    RecoverOptions(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["qwen3_5-plain"]))
+    RecoverOptions(full=True).adaptation(Checkpoint.open(folders["qwen3_5_text-plain"]))
+    everything = RecoverOptions(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["mamba2-plain"]))
     everything.attach(load(folders["mamba2-plain"], device="cpu").model)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe-plain", "olmo_hybrid-plain", "nemotron_h-plain", "gla-plain"])
-def test_recover_heals_a_cut_hybrid(name, folders, text_file, tmp_path):
+def test_a_cut_hybrid_is_recovered(name, folders, text_file, tmp_path):
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
-    record = slimstate.recover(
-        tmp_path / "cut", teacher=folders[name], data=str(text_file), out=tmp_path / "healed",
+    record = training_calls.recover(
+        tmp_path / "cut", tmp_path / "recovered", teacher=folders[name], data=str(text_file),
         steps=6, batch_size=2, length=32, lr=3e-3, device="cpu", report_to="none",
     )  # fmt: skip
-    assert record["measured"]["nats"]["after"] < record["measured"]["nats"]["before"]
-    found = load(tmp_path / "healed", device="cpu").model
+    assert record.measured.nats.after < record.measured.nats.before
+    found = load(tmp_path / "recovered", device="cpu").model
     assert (logits(found) - logits(load(tmp_path / "cut", device="cpu").model)).abs().max() > 1e-3

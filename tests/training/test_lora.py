@@ -8,6 +8,7 @@ from torch import nn
 
 import tiny
 from slimstate.checkpoints.reader import described_mixers
+from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
 from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
 
@@ -160,7 +161,7 @@ def test_what_was_trained_must_be_in_the_model():
 def test_full_training_trains_and_keeps_everything(name):
     model = tiny.build(tiny.VARIANTS[name]).requires_grad_(False)
     wanted = adaptation(model, full=True)
-    assert (wanted.targets, wanted.convolutions, wanted.describe()) == ((), (), {"full": True})
+    assert (wanted.targets, wanted.convolutions, wanted.describe()) == ((), (), AdaptationSettings(full=True))
     adapted = wanted.attach(model)
     assert trainable(adapted).keys() == dict(model.named_parameters()).keys()
     assert all(gradient is not None for gradient in gradients(adapted).values())
@@ -193,14 +194,14 @@ def test_chosen_endings_pick_linear_maps_by_their_last_names(name, chosen):
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ("x_proj", "--lora-targets x_proj matches no linear map; there are q_proj, .*down_proj, all-linear"),
-        ("q_proj,x_proj", "--lora-targets x_proj matches"),
-        ("proj", "--lora-targets proj matches"),  # only whole names
-        ("layers.0.attn", "--lora-targets layers.0.attn matches"),
-        ("q_conv1d", "--lora-targets q_conv1d matches"),
-        ("embeddings", "--lora-targets embeddings matches"),
-        ("lm_head", "--lora-targets lm_head matches"),
-        ("res_proj", "--lora-targets res_proj matches"),  # fla reads its weight and never calls it
+        ("x_proj", "`lora_targets` x_proj matches no linear map; there are q_proj, .*down_proj, all-linear"),
+        ("q_proj,x_proj", "`lora_targets` x_proj matches"),
+        ("proj", "`lora_targets` proj matches"),  # only whole names
+        ("layers.0.attn", "`lora_targets` layers.0.attn matches"),
+        ("q_conv1d", "`lora_targets` q_conv1d matches"),
+        ("embeddings", "`lora_targets` embeddings matches"),
+        ("lm_head", "`lora_targets` lm_head matches"),
+        ("res_proj", "`lora_targets` res_proj matches"),  # fla reads its weight and never calls it
         (" , ", "names nothing"),
     ],
 )
@@ -219,7 +220,7 @@ def test_the_output_head_is_never_adapted(name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"full": True, "chosen": "q_proj"}, "leave out --lora-targets"),
+        ({"full": True, "chosen": "q_proj"}, "leave out `lora_targets`"),
         ({"rank": 0}, "rank 0 and alpha 32"),
         ({"alpha": 0}, "rank 16 and alpha 0"),
     ],
@@ -251,11 +252,11 @@ def test_full_training_of_a_bfloat16_model_is_float32():
 
 def test_a_description_counts_modules_and_names_each_kind_once():
     described = adaptation(tiny.build(tiny.VARIANTS["delta_net-gate"]), rank=4, alpha=9).describe()
-    assert described == {
-        "full": False,
-        "lora_rank": 4,
-        "lora_alpha": 9,
-        "targets": ["b_proj", "g_proj", "k_proj", "o_proj", "q_proj", "v_proj"],
-        "convolutions": ["k_conv1d", "q_conv1d", "v_conv1d"],
-        "modules": 12,
-    }
+    assert described == AdaptationSettings(
+        full=False,
+        lora_rank=4,
+        lora_alpha=9,
+        targets=("b_proj", "g_proj", "k_proj", "o_proj", "q_proj", "v_proj"),
+        convolutions=("k_conv1d", "q_conv1d", "v_conv1d"),
+        modules=12,
+    )

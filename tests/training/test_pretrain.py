@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,26 +16,25 @@ from transformers import get_scheduler
 
 import slimstate
 import tiny
-from command import run
-from launching import PATIENCE, free_port, options
+from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.text import Piece
 from slimstate.families import family_of
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.stock import stock_model
-from slimstate.records.training import TRAINING
-from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.records.training import TRAINING, TrainingRecord
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
 from slimstate.training import trainer
 from slimstate.training.initial_model import (
     END_OF_TEXT,
+    InitialModel,
     learnt_tokenizer,
     read_config,
     shipped_configs,
-    write_untrained,
 )
-from slimstate.training.trainer import pretrain as verb
 from tiny_shapes import SHAPES, SIZES
+from training_calls import train
 
 SHORT = {"steps": 6, "length": 32, "batch_size": 4, "lr": 1e-2, "min_lr": 1e-3, "save_every": 2, "report_to": "none"}
 KINDS = ["delta_net", "gated_deltanet", "head", "all"]
@@ -58,22 +56,22 @@ def made(configs, text_file, tmp_path_factory) -> dict[str, Path]:
     for kind in KINDS:
         sharing = kind if kind in ("head", "all") else None
         config = configs.get(kind, configs["delta_net"])
-        verb(config, folders[kind], data=str(text_file), shared_filters=sharing, **SHORT)
-    verb(folders["head"], folders["further"], data=str(text_file), seed=1, **SHORT)
+        train(config, folders[kind], data=str(text_file), shared_filters=sharing, **SHORT)
+    train(folders["head"], folders["further"], data=str(text_file), seed=1, **SHORT)
     slimstate.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = Path(__file__).with_name("reload_stock.py")
+    script = TESTS / "reload_stock.py"
     command = [sys.executable, str(script), str(root / "ids.pt"), *map(str, folders.values())]
     subprocess.run(command, check=True, capture_output=True)
     return folders
 
 
-def record_of(folder: Path) -> dict:
-    return json.loads((folder / TRAINING).read_text())
+def record_of(folder: Path) -> TrainingRecord:
+    return TrainingRecord.read(folder / TRAINING)
 
 
-def losses(record: dict) -> list[float]:
-    return [entry["loss"] for entry in record["log"]]
+def losses(record: TrainingRecord) -> list[float]:
+    return [entry.loss for entry in record.log]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "further", "cut"])
@@ -88,16 +86,16 @@ def test_the_stock_class_loads_a_trained_model_in_a_fresh_process(kind, made):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_record_holds_the_losses_and_what_they_were_worth(kind, made):
     record = record_of(made[kind])
-    assert record["kind"] == "training"
-    assert [entry["step"] for entry in record["log"]] == [1, 2, 3, 4, 5, 6]
-    assert record["measured"]["nats"]["after"] < record["measured"]["nats"]["before"]
-    assert record["tokens"] == 6 * 4 * 32
-    assert record["tokens_per_second"] > 0
-    assert record["parameters"] == Checkpoint.open(made[kind]).parameters
-    assert f"perplexity {record['measured']['perplexity']['after']:.2f}" in (made[kind] / "README.md").read_text()
+    assert record.to_json()["kind"] == "training"
+    assert [entry.step for entry in record.log] == [1, 2, 3, 4, 5, 6]
+    assert record.measured.nats.after < record.measured.nats.before
+    assert record.tokens == 6 * 4 * 32
+    assert record.tokens_per_second > 0
+    assert record.parameters == Checkpoint.open(made[kind]).parameters
+    assert f"perplexity {record.measured.perplexity['after']:.2f}" in (made[kind] / "README.md").read_text()
     (entry,) = json.loads((made[kind] / "config.json").read_text())["slimstate"]["trained"]
-    assert entry["corpus"]["digest"] == record["corpus"]["digest"]
-    assert "lora_rank" not in record["settings"]
+    assert entry["corpus"]["digest"] == record.corpus.digest
+    assert "lora_rank" not in entry["settings"]
 
 
 @pytest.mark.parametrize("kind", ["head", "all", "further", "cut"])
@@ -106,14 +104,14 @@ def test_shared_filters_are_trained_as_one_and_remembered(kind, made):
     check_shared(made[kind], sharing)
     assert json.loads((made[kind] / "config.json").read_text())["slimstate"]["shared_filters"] == sharing
     if kind != "cut":
-        assert record_of(made[kind])["shared_filters"] == sharing
-        own = record_of(made["delta_net"])["trained_parameters"]
-        assert record_of(made[kind])["trained_parameters"] < own
+        assert record_of(made[kind]).shared_filters == sharing
+        own = record_of(made["delta_net"]).trained_parameters
+        assert record_of(made[kind]).trained_parameters < own
 
 
 def test_training_further_begins_where_the_model_was(made):
-    assert record_of(made["further"])["measured"]["nats"]["before"] == pytest.approx(
-        record_of(made["head"])["measured"]["nats"]["after"], rel=0.05
+    assert record_of(made["further"]).measured.nats.before == pytest.approx(
+        record_of(made["head"]).measured.nats.after, rel=0.05
     )
     assert len(json.loads((made["further"] / "config.json").read_text())["slimstate"]["trained"]) == 2
     assert not (made["cut"] / TRAINING).exists()  # it is of the uncut weights
@@ -123,11 +121,9 @@ def test_training_further_begins_where_the_model_was(made):
 def test_training_is_what_a_loop_by_hand_gives(configs, text_file, tmp_path):
     """AdamW, a warm-up, a cosine, gradients clipped at one, the windows in the order of the schedule."""
     options = {**SHORT, "weight_decay": 0.1, "warm_up": 0.34}
-    record = verb(configs["delta_net"], tmp_path / "out", data=str(text_file), **options)
+    record = train(configs["delta_net"], tmp_path / "out", data=str(text_file), **options)
     config = read_config(str(configs["delta_net"]))
-    write_untrained(
-        config, tmp_path / "start", data=str(text_file), tokenizer=None, sharing=None, seed=0, dtype="float32"
-    )
+    InitialModel(config=config).write(tmp_path / "start", data=str(text_file), seed=0, dtype="float32")
     tokenizer = load_tokenizer(tmp_path / "start")
     corpus = Corpus.collect(tokenizer, str(text_file), 32, 24, 1, tmp_path)
     model = load(tmp_path / "start", device="cpu").model.train()
@@ -153,9 +149,8 @@ def test_training_is_what_a_loop_by_hand_gives(configs, text_file, tmp_path):
     assert losses(record) == pytest.approx(found, rel=1e-4)
 
 
-def test_a_stopped_training_goes_on_with_the_same_losses(configs, text_file, tmp_path, monkeypatch):
+def test_a_stopped_training_goes_on_with_the_same_losses(configs, made, text_file, tmp_path, monkeypatch):
     options = {"data": str(text_file), "shared_filters": "head", **SHORT}
-    whole = verb(configs["delta_net"], tmp_path / "whole", **options)
     seen = trainer.Watch.on_step_end
 
     def stop(self, args, state, control, **kwargs):
@@ -166,22 +161,16 @@ def test_a_stopped_training_goes_on_with_the_same_losses(configs, text_file, tmp
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Watch, "on_step_end", stop)
         with pytest.raises(KeyboardInterrupt):
-            verb(configs["delta_net"], tmp_path / "out", **options)
+            train(configs["delta_net"], tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
     with pytest.raises(OutputError, match="holds an unfinished training"):
-        verb(configs["delta_net"], tmp_path / "out", **options)
+        train(configs["delta_net"], tmp_path / "out", **options)
     with pytest.raises(PlanError, match=r"begun with other settings: shared_filters head, now all"):
-        verb(configs["delta_net"], tmp_path / "out", **{**options, "shared_filters": "all"}, resume=True)
-    record = verb(configs["delta_net"], tmp_path / "out", **options, resume=True)
-    assert losses(record) == losses(whole)
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "out")]
+        train(configs["delta_net"], tmp_path / "out", **{**options, "shared_filters": "all"}, resume=True)
+    record = train(configs["delta_net"], tmp_path / "out", **options, resume=True)
+    assert losses(record) == losses(record_of(made["head"]))
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (made["head"], tmp_path / "out")]
     assert weights[0] == weights[1]
-
-
-def test_a_loss_that_is_no_number_stops_the_training(configs, text_file, tmp_path):
-    with pytest.raises(TrainingError, match="NaN or infinite"):
-        verb(configs["delta_net"], tmp_path / "out", data=str(text_file), **{**SHORT, "lr": 1e30, "steps": 20})
-    assert not (tmp_path / "out").exists()
 
 
 def test_text_is_read_as_a_stream(configs, tmp_path, monkeypatch):
@@ -195,9 +184,9 @@ def test_text_is_read_as_a_stream(configs, tmp_path, monkeypatch):
     monkeypatch.setattr("slimstate.data.text.pieces", endless)
     monkeypatch.setattr("slimstate.training.initial_model.pieces", endless)
     monkeypatch.setattr("slimstate.training.initial_model.ENOUGH_TEXT", 20_000)
-    record = verb(configs["delta_net"], tmp_path / "out", data="endless", **SHORT)
-    assert record["corpus"]["windows"] == 25
-    assert record["epochs"] == 1
+    record = train(configs["delta_net"], tmp_path / "out", data="endless", **SHORT)
+    assert record.corpus.windows == 25
+    assert record.epochs == 1
 
 
 def test_a_learnt_tokenizer_gives_every_text_back(text_file, tmp_path):
@@ -239,47 +228,19 @@ def test_bad_requests_are_refused_in_words(configs, made, text_file, tmp_path):
     for config, changes, complaint in (
         ("delta_net-9t", {}, "no config delta_net-9t: give a file, a model folder, or one of delta_net-1.3b"),
         (configs["delta_net"], {"shared_filters": "layer"}, "there are head, all"),
-        (made["head"], {"shared_filters": "all"}, "leave out --tokenizer and --shared-filters"),
-        (configs["delta_net"], {"second_beta": 1.0}, "--second-beta 1 must be from 0 to less than 1"),
+        (made["head"], {"shared_filters": "all"}, "leave out `tokenizer` and `shared_filters`"),
+        (configs["delta_net"], {"second_beta": 1.0}, "`second_beta` 1 must be from 0 to less than 1"),
         (configs["delta_net"], {"tokenizer": "no/such"}, "no tokenizer at no/such"),
     ):
         with pytest.raises((ModelError, PlanError), match=complaint):
-            verb(config, tmp_path / "out", **{**options, **changes})
+            train(config, tmp_path / "out", **{**options, **changes})
         assert not (tmp_path / "out.training").exists()
     small = tmp_path / "small.json"
     small.write_text(json.dumps({**SIZES, **SHAPES["delta_net"], "vocab_size": 260}))
     with pytest.raises(ModelError, match="the config says vocab_size 260"):
-        verb(small, tmp_path / "out", tokenizer=str(made["delta_net"]), **options)
+        train(small, tmp_path / "out", tokenizer=str(made["delta_net"]), **options)
     with pytest.raises(OutputError, match="exists already"):
-        verb(configs["delta_net"], made["head"], **options)
-
-
-def test_the_command_trains(configs, text_file, tmp_path, monkeypatch, capsys):
-    words = ["train", str(configs["gated_deltanet"]), "--data", str(text_file), "--out", str(tmp_path / "out")]
-    short = [f"--{name.replace('_', '-')}={value}" for name, value in SHORT.items()]
-    code, out, _ = run(capsys, monkeypatch, *words, *short, "--shared-filters", "head")
-    assert code == 0
-    assert "tokens/s" in out
-    assert "written to" in out
-    record = record_of(tmp_path / "out")
-    assert "--shared-filters head" in record["command"]
-    assert "--lr 0.01" in record["command"]
-
-
-def test_two_processes_train_as_one(configs, text_file, tmp_path):
-    """Each works on half of every batch; the untrained model and the tokens are made once."""
-    given = {"data": text_file, "shared_filters": "head", **SHORT}
-    alone = verb(configs["delta_net"], tmp_path / "alone", **{**given, "data": str(text_file)})
-    words = ["train", configs["delta_net"], *options(out=tmp_path / "pair", **given), "--resume"]
-    launcher = ["torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(), "-m", "slimstate"]
-    subprocess.run(
-        [sys.executable, "-m", *map(str, (*launcher, *words))], check=True, capture_output=True, timeout=PATIENCE,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    record = record_of(tmp_path / "pair")
-    assert record["processes"] == 2
-    assert losses(record) == pytest.approx(losses(alone), rel=1e-4)
-    check_shared(tmp_path / "pair", "head")
+        train(configs["delta_net"], made["head"], **options)
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
@@ -290,12 +251,12 @@ def test_hybrids_train_too_where_their_files_can_hold_it(kind, text_file, tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = {**SHORT, "steps": 2, "data": str(text_file), "out": tmp_path / "out"}
     if kind == "dense":
-        record = verb(tmp_path / "config.json", **given)
-        assert record["tokens"] == 2 * 4 * 32
+        record = train(tmp_path / "config.json", **given)
+        assert record.tokens == 2 * 4 * 32
         assert load(tmp_path / "out").model.config.model_type == "qwen3_next"
     else:
         with pytest.raises(PlanError, match=r"experts.*kept in another form.*choose a config"):
-            verb(tmp_path / "config.json", **given)
+            train(tmp_path / "config.json", **given)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json"]
 
 
@@ -314,5 +275,5 @@ def test_what_cannot_be_trained_as_asked_is_refused_before_anything_is_made(
 ):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=complaint):
-        verb(tmp_path / "config.json", tmp_path / "out", data=str(text_file), shared_filters=sharing, **SHORT)
+        train(tmp_path / "config.json", tmp_path / "out", data=str(text_file), shared_filters=sharing, **SHORT)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

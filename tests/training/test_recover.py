@@ -9,37 +9,49 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import typer
 from safetensors.torch import load_file
 
 import slimstate
 import tiny
+import training_calls
 from command import run
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.cli.training import recover as command
+from slimstate.cli import app
+from slimstate.cli import training as commands
+from slimstate.cli.flags import as_flags, flags_of
 from slimstate.core.plan import PLAN
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
+from slimstate.models.devices import RunOptions
 from slimstate.models.load import load, load_tokenizer
-from slimstate.records.training import RECOVERY
+from slimstate.records.schema import read, written
+from slimstate.records.training import RECOVERY, CorpusText, RecoveryRecord
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.system.progress import SILENT
+from slimstate.training import session, teacher
 from slimstate.training.lora import trainable
-from slimstate.training.session import LEAST_GAP, Settings
-from slimstate.training.trainer import WHOLE, StudentTrainer, session
+from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
+from slimstate.training.session import LEAST_GAP
+from slimstate.training.trainer import WHOLE, StudentTrainer
 
 NAME, GATED = tiny.PLAIN
 TIED = ("delta_net-tied", "gated_deltanet-tied")
 ALONE = {"teacher": None, "no_teacher": True}
-SHORT = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}
+BRIEF = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2}
+SHORT = {**BRIEF, "save_every": 2, "report_to": "none"}
 WITHOUT_PEFT = "import runpy, sys; sys.modules['peft'] = None; sys.argv.pop(0); runpy.run_path(sys.argv[0])"
 
 
@@ -61,7 +73,7 @@ def quick_collection():
     gc.unfreeze()
 
 
-def decided(name: str, **changes) -> torch.nn.Module:
+def confident(name: str, **changes) -> torch.nn.Module:
     """A model whose predictions are far from uniform, so that its cut one has something to learn from it."""
     model = tiny.build(tiny.VARIANTS[name], **changes)
     with torch.no_grad():
@@ -78,8 +90,8 @@ def cut(folder: Path, out: Path, key_dim: int = 8) -> Path:
 def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
     """Models and what is left of them."""
     root = tmp_path_factory.mktemp("pairs")
-    uncut = {name: tiny.save(decided(name), root / name, "100KB") for name in (NAME, GATED, *TIED)}
-    uncut["bfloat16"] = tiny.save(decided(NAME).to(torch.bfloat16), root / "bfloat16", "100KB")
+    uncut = {name: tiny.save(confident(name), root / name, "100KB") for name in (NAME, GATED, *TIED)}
+    uncut["bfloat16"] = tiny.save(confident(NAME).to(torch.bfloat16), root / "bfloat16", "100KB")
     return {name: (folder, cut(folder, root / f"{name}-cut")) for name, folder in uncut.items()}
 
 
@@ -91,30 +103,30 @@ def unseen_text(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def heal(pairs, text_file):
+def recover(pairs, text_file):
     """Recovers the cut model of a pair, shortly, with the uncut one as its teacher."""
 
-    def recover(name: str, out: Path, model: Path | None = None, **changes) -> dict:
+    def shortly(name: str, out: Path, model: Path | None = None, **changes) -> RecoveryRecord:
         given = {"teacher": pairs[name][0], "data": str(text_file), **SHORT, **changes}
-        return slimstate.recover(pairs[name][1] if model is None else model, out, **given)
+        return training_calls.recover(pairs[name][1] if model is None else model, out, **given)
 
-    return recover
+    return shortly
 
 
 @pytest.fixture(scope="module")
-def made(pairs, heal, tmp_path_factory) -> dict[str, Path]:
+def made(pairs, recover, tmp_path_factory) -> dict[str, Path]:
     """Recoveries of every kind; a fresh process in which PEFT cannot be imported has left its logits in each."""
     root = tmp_path_factory.mktemp("made")
-    folders = {kind: root / kind for kind in (NAME, GATED, "bfloat16", "full", *TIED, "alone", "healed", "twice")}
+    folders = {kind: root / kind for kind in (NAME, GATED, "bfloat16", "full", *TIED, "alone", "controlled", "twice")}
     for name in (NAME, GATED, "bfloat16"):
-        heal(name, folders[name])
-    heal(NAME, folders["full"], full=True)
+        recover(name, folders[name])
+    recover(NAME, folders["full"], full=True)
     for name in TIED:
-        heal(name, folders[name], full=True)
-    heal(NAME, folders["alone"], teacher=None, no_teacher=True)
-    heal(NAME, folders["healed"], control=True)
-    folders["control"] = root / "healed-control"
-    heal(NAME, folders["twice"], model=folders[NAME], seed=1)
+        recover(name, folders[name], full=True)
+    recover(NAME, folders["alone"], teacher=None, no_teacher=True)
+    recover(NAME, folders["controlled"], control=True)
+    folders["control"] = root / "controlled-control"
+    recover(NAME, folders["twice"], model=folders[NAME], seed=1)
     folders["cut again"] = cut(folders[NAME], root / "cut again", 6)
     folders["cut control"] = cut(folders["control"], root / "cut control")
     torch.save(tiny.token_ids(), root / "ids.pt")
@@ -126,7 +138,7 @@ def made(pairs, heal, tmp_path_factory) -> dict[str, Path]:
     return folders
 
 
-RECOVERED = (NAME, GATED, "bfloat16", "full", *TIED, "alone", "healed", "twice", "control")
+RECOVERED = (NAME, GATED, "bfloat16", "full", *TIED, "alone", "controlled", "twice", "control")
 
 
 def source_of(kind: str, pairs, made) -> Path:
@@ -136,8 +148,8 @@ def source_of(kind: str, pairs, made) -> Path:
     return pairs[NAME][0] if kind == "control" else pairs.get(kind, pairs[NAME])[1]
 
 
-def record_of(folder: Path) -> dict:
-    return json.loads((folder / RECOVERY).read_text())
+def record_of(folder: Path) -> RecoveryRecord:
+    return RecoveryRecord.read(folder / RECOVERY)
 
 
 def history_of(folder: Path) -> dict:
@@ -157,8 +169,8 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(input_ids=tiny.token_ids(), use_cache=False).logits
 
 
-def losses(record: dict) -> list[float]:
-    return [entry["loss"] for entry in record["log"]]
+def losses(record: RecoveryRecord) -> list[float]:
+    return [entry.loss for entry in record.log]
 
 
 @pytest.mark.parametrize("kind", [*RECOVERED, "cut again", "cut control"])
@@ -201,13 +213,13 @@ def test_what_was_done_is_written_after_what_was_done_before(kind, pairs, made):
     assert now == before
     record, uncut = record_of(made[kind]), Checkpoint.open(pairs.get(kind, pairs[NAME])[0])
     assert (last["model"], last["fingerprint"]) == (source.source, source.fingerprint)
-    assert (last["model"], last["fingerprint"]) == (record["model"], record["fingerprint"])
-    master = (None, None) if kind == "alone" else (uncut.source, uncut.fingerprint)
-    assert (last["teacher"], last["teacher_fingerprint"]) == master
-    assert last["tokens"] == record["tokens"] == 4 * 4 * 32
-    assert (last["settings"], last["corpus"]) == (record["settings"], record["corpus"])
+    assert (last["model"], last["fingerprint"]) == (record.model, record.fingerprint)
+    teacher = (None, None) if kind == "alone" else (uncut.source, uncut.fingerprint)
+    assert (last["teacher"], last["teacher_fingerprint"]) == teacher
+    assert last["tokens"] == record.tokens == 4 * 4 * 32
+    assert (last["settings"], last["corpus"]) == (written(record.settings), written(record.corpus))
     assert last["settings"].items() >= {"lr": 1e-2, "steps": 4, "full": kind in ("full", *TIED)}.items()
-    assert (record["cut"] is None) == ("key_dim" not in now) == (kind == "control")
+    assert (record.cut is None) == ("key_dim" not in now) == (kind == "control")
 
 
 def test_a_cut_after_a_recovery_keeps_both_in_the_history(made):
@@ -238,30 +250,30 @@ def test_every_card_says_what_was_done(made, pairs):
         assert ("all weights" in cards[kind]) == (kind in ("full", *TIED))
         assert ("distillation from" in cards[kind]) == (kind != "alone")
         assert ("Cut: key dim 24 to 8 by `l1`." in cards[kind]) == (kind != "control")
-        assert ("with the same fine-tuning" in cards[kind]) == (kind == "healed")
+        assert ("with the same fine-tuning" in cards[kind]) == (kind == "controlled")
         assert cards[kind].count("Fine-tuned on 512 tokens.") == (kind == "twice")
-        assert record_of(made[kind])["command"] in cards[kind]
+        assert record_of(made[kind]).command in cards[kind]
     assert "Cut before: key dim 24 to 8 by `l1`.\nFine-tuned before on 512 tokens." in cards["cut again"]
     assert "\nFine-tuned before on 512 tokens." in cards["cut control"]
     assert "Cut before" not in cards["cut control"]
 
 
 @pytest.mark.parametrize(("name", "full"), [(NAME, True), (GATED, False)])
-def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, text_file, tmp_path):
+def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, recover, text_file, tmp_path):
     """Losses, rates and weights; and the text, of which there is much to learn, is learnt."""
     steps, lr, least, weight, temperature = 21, 5e-3, 1e-3, 0.5, 3.0
-    record = heal(
+    record = recover(
         name, tmp_path / "out", steps=steps, lr=lr, min_lr=least, kd_weight=weight, temperature=temperature, full=full
     )
     uncut, source = (load(folder, device="cpu").model for folder in pairs[name])
     corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 32, 4 * steps, 1, tmp_path / "tokens")
     schedule = Schedule(corpus, 4 * steps, seed=0)
-    adaptation = Settings(full=full).adaptation(Checkpoint.open(pairs[name][1]))
+    adaptation = RecoverOptions(full=full).adaptation(Checkpoint.open(pairs[name][1]))
     torch.manual_seed(0)
     model = adaptation.attach(source).train()
     optimizer = torch.optim.AdamW(trainable(model).values(), lr=lr, weight_decay=0.0)
     warm = int(0.05 * steps)
-    for step, entry in enumerate(record["log"]):
+    for step, entry in enumerate(record.log):
         ids = torch.stack([schedule[4 * step + number]["input_ids"] for number in range(4)])
         with torch.no_grad():
             theirs = (uncut(input_ids=ids, use_cache=False).logits[:, :-1] / temperature).softmax(-1)
@@ -270,13 +282,13 @@ def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, t
         apart = theirs * (theirs.log() - (ours / temperature).log_softmax(-1))
         divergence = temperature**2 * apart.sum(-1).mean()
         loss = cross_entropy + weight * divergence
-        found = [entry[part] for part in ("loss", "cross_entropy", "distillation")]
+        found = [entry.loss, entry.cross_entropy, entry.distillation]
         expected = [float(part.detach()) for part in (loss, cross_entropy, divergence)]
         # Adam blows up what float32 makes of a gradient that is almost zero, so the two drift apart slowly
         assert found == pytest.approx(expected, rel=1e-3 if step else 1e-5)
         cosine = (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
         rate = lr * step / warm if step < warm else least + (lr - least) * cosine
-        assert entry["learning_rate"] == pytest.approx(rate, rel=1e-5)
+        assert entry.learning_rate == pytest.approx(rate, rel=1e-5)
         optimizer.param_groups[0]["lr"] = rate
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trainable(model).values(), 1.0)
@@ -288,77 +300,78 @@ def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, heal, t
     for part, tensor in merged.items():
         assert (after.read(part) - tensor).norm() < 0.05 * (tensor - before.read(part)).norm(), part
     assert sum(losses(record)[-4:]) < sum(losses(record)[:4]) - 1
-    assert record["measured"]["nats"]["after"] < record["measured"]["nats"]["before"]
+    assert record.measured.nats.after < record.measured.nats.before
 
 
 @pytest.mark.parametrize(("length", "tokens"), [(32, 500), (1030, None)])
-def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, heal, unseen_text, tmp_path):
+def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, recover, unseen_text, tmp_path):
     options = {"batch_size": 1, "steps": 2, "length": length, "eval_text": str(unseen_text), "eval_tokens": tokens}
-    record = heal(NAME, tmp_path / "out", control=True, **options)
+    record = recover(NAME, tmp_path / "out", control=True, **options)
     folders = {"before": pairs[NAME][1], "after": tmp_path / "out"}
     folders |= {"uncut": pairs[NAME][0], "control": tmp_path / "out-control"}
-    measured = record["measured"]
-    assert measured["nats"].keys() == folders.keys()
+    measured, nats = record.measured, record.measured.nats.known()
+    assert nats.keys() == folders.keys()
     for kind, folder in folders.items():
-        found = slimstate.evaluate(folder, unseen_text, length=min(1024, length), max_tokens=tokens)
-        assert measured["nats"][kind] == pytest.approx(found["nats_per_token"], rel=1e-6)
-        assert measured["perplexity"][kind] == pytest.approx(found["perplexity"], rel=1e-6)
-        assert (measured["text"], measured["tokens"]) == (found["text"], found["tokens"])
-    nats = measured["nats"]
-    for goal, share in measured["closed"].items():
+        asked = slimstate.EvalOptions(length=min(1024, length), max_tokens=tokens)
+        found = slimstate.evaluate(folder, unseen_text, options=asked)
+        assert nats[kind] == pytest.approx(found.nats_per_token, rel=1e-6)
+        assert measured.perplexity[kind] == pytest.approx(found.perplexity, rel=1e-6)
+        assert (measured.text, measured.tokens) == (found.text, found.tokens)
+    for goal, share in measured.closed.items():
         gap = nats["before"] - nats[goal]
         assert (share is None) == (gap <= LEAST_GAP)
         assert share is None or share * gap == pytest.approx(nats["before"] - nats["after"])
-    assert record["corpus"]["held_out"] == 0
+    assert record.corpus.held_out == 0
 
 
 @pytest.mark.parametrize(("name", "full"), [("bfloat16", False), ("bfloat16", True), (TIED[0], True)])
-def test_what_is_measured_is_what_is_written(name, full, heal, unseen_text, tmp_path):
+def test_what_is_measured_is_what_is_written(name, full, recover, unseen_text, tmp_path):
     """The weights as they are rounded for the file, and those that are stored once and used twice."""
-    record = heal(name, tmp_path / "out", full=full, eval_text=str(unseen_text), eval_tokens=256)
-    found = slimstate.evaluate(tmp_path / "out", unseen_text, length=32, max_tokens=256)
-    assert record["measured"]["nats"]["after"] == pytest.approx(found["nats_per_token"], rel=1e-6)
+    record = recover(name, tmp_path / "out", full=full, eval_text=str(unseen_text), eval_tokens=256)
+    options = slimstate.EvalOptions(length=32, max_tokens=256)
+    found = slimstate.evaluate(tmp_path / "out", unseen_text, options=options)
+    assert record.measured.nats.after == pytest.approx(found.nats_per_token, rel=1e-6)
 
 
-def test_without_a_text_to_measure_on_windows_are_held_out(pairs, heal, text_file, tmp_path):
-    record = heal(NAME, tmp_path / "out", steps=16, batch_size=8, length=16)
+def test_without_a_text_to_measure_on_windows_are_held_out(pairs, recover, text_file, tmp_path):
+    record = recover(NAME, tmp_path / "out", steps=16, batch_size=8, length=16)
     corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 16, 128, 2, tmp_path / "tokens")
-    assert record["corpus"] == corpus.describe()
+    assert record.corpus == read(CorpusText, corpus.describe())
     ids = corpus.held_out_windows.long()
-    assert record["measured"]["tokens"] == ids.numel() == 32
+    assert record.measured.tokens == ids.numel() == 32
     for kind, folder in {"before": pairs[NAME][1], "after": tmp_path / "out", "uncut": pairs[NAME][0]}.items():
         with torch.inference_mode():
             predicted = load(folder, device="cpu").model(input_ids=ids, use_cache=False).logits[:, :-1]
         nats = float(F.cross_entropy(predicted.flatten(0, 1), ids[:, 1:].flatten()))
-        assert record["measured"]["nats"][kind] == pytest.approx(nats, rel=1e-5)
+        assert record.measured.nats.known()[kind] == pytest.approx(nats, rel=1e-5)
 
 
-def test_training_in_half_precision_is_training_with_some_noise(heal, made, tmp_path):
-    record = heal(NAME, tmp_path / "out", dtype="bfloat16")
+def test_training_in_half_precision_is_training_with_some_noise(recover, made, tmp_path):
+    record = recover(NAME, tmp_path / "out", dtype="bfloat16")
     assert losses(record) == pytest.approx(losses(record_of(made[NAME])), rel=0.02)
     assert {info.dtype for info in Checkpoint.open(tmp_path / "out").tensors.values()} == {"F32"}
-    assert record["settings"]["dtype"] == "bfloat16"
+    assert record.settings.dtype == "bfloat16"
 
 
-def test_a_teacher_without_weight_is_no_teacher(heal, made, tmp_path):
-    record = heal(NAME, tmp_path / "out", kd_weight=0)
+def test_a_teacher_without_weight_is_no_teacher(recover, made, tmp_path):
+    record = recover(NAME, tmp_path / "out", kd_weight=0)
     alone = record_of(made["alone"])
     assert losses(record) == losses(alone)
     assert weights_of(tmp_path / "out") == weights_of(made["alone"])
-    assert all(entry["loss"] == entry["cross_entropy"] for entry in record["log"])
-    assert record["measured"]["nats"].keys() - alone["measured"]["nats"].keys() == {"uncut"}
+    assert all(entry.loss == entry.cross_entropy for entry in record.log)
+    assert record.measured.nats.known().keys() - alone.measured.nats.known().keys() == {"uncut"}
 
 
-def test_work_in_pieces_gives_the_same(heal, made, tmp_path):
-    record = heal(GATED, tmp_path / "out", grad_accum=2)
+def test_work_in_pieces_gives_the_same(recover, made, tmp_path):
+    record = recover(GATED, tmp_path / "out", grad_accum=2)
     whole = record_of(made[GATED])
     for part in ("loss", "cross_entropy", "distillation", "grad_norm"):
-        found, expected = ([entry[part] for entry in each["log"]] for each in (record, whole))
+        found, expected = ([getattr(entry, part) for entry in each.log] for each in (record, whole))
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    assert record["measured"]["nats"]["after"] == pytest.approx(whole["measured"]["nats"]["after"], abs=1e-5)
+    assert record.measured.nats.after == pytest.approx(whole.measured.nats.after, abs=1e-5)
 
 
-def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_be_measured(heal, pairs, made, tmp_path, monkeypatch):
+def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_measure(recover, pairs, made, tmp_path, monkeypatch):
     loaded = []
 
     def counting(folder, **options):
@@ -366,28 +379,29 @@ def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_be_measured(hea
         return load(folder, **options)
 
     monkeypatch.setattr(session, "load", counting)
+    monkeypatch.setattr(teacher, "load", counting)
     found = []
     for out in ("first", "second"):
         loaded.clear()
         options = {"cache_teacher": tmp_path / "cache", "cache_top_k": 257}
-        found.append((heal(NAME, tmp_path / out, **options), loaded.count(pairs[NAME][0])))
+        found.append((recover(NAME, tmp_path / out, **options), loaded.count(pairs[NAME][0])))
     (first, loads), (second, fewer_loads) = found
     assert (loads, fewer_loads) == (2, 1)
     assert losses(first) == losses(second)
     assert weights_of(tmp_path / "first") == weights_of(tmp_path / "second")
     assert losses(first) == pytest.approx(losses(record_of(made[NAME])), rel=1e-3)
-    assert first["settings"]["top_k"] == 257
-    few = heal(NAME, tmp_path / "few", cache_teacher=tmp_path / "few guesses", cache_top_k=4)
+    assert first.settings.top_k == 257
+    few = recover(NAME, tmp_path / "few", cache_teacher=tmp_path / "few guesses", cache_top_k=4)
     assert losses(few)[0] < losses(first)[0]  # what is lumped together hides some of the difference
     with pytest.raises(DataError, match="a teacher cache of another top_k: 4, not 257"):
-        heal(NAME, tmp_path / "third", cache_teacher=tmp_path / "few guesses", cache_top_k=257)
+        recover(NAME, tmp_path / "third", cache_teacher=tmp_path / "few guesses", cache_top_k=257)
 
 
 @pytest.mark.parametrize("name", tiny.PLAIN)
-def test_a_kept_adapter_on_the_cut_model_is_the_recovered_one(name, heal, pairs, made, tmp_path):
+def test_a_kept_adapter_on_the_cut_model_is_the_recovered_one(name, recover, pairs, made, tmp_path):
     from peft import PeftModel
 
-    heal(name, tmp_path / "out", keep_adapter=True)
+    recover(name, tmp_path / "out", keep_adapter=True)
     adapted = PeftModel.from_pretrained(load(pairs[name][1], device="cpu").model, tmp_path / "out" / "adapter")
     recovered = load(tmp_path / "out", device="cpu").model
     torch.testing.assert_close(logits(adapted), logits(recovered), rtol=1e-4, atol=1e-4)
@@ -396,8 +410,8 @@ def test_a_kept_adapter_on_the_cut_model_is_the_recovered_one(name, heal, pairs,
 
 
 @pytest.mark.parametrize("name", tiny.PLAIN)
-def test_chosen_linear_maps_are_trained_instead(name, heal, pairs, tmp_path):
-    record = heal(name, tmp_path / "out", lora_targets="mlp.up_proj,o_proj", lora_rank=3, lora_alpha=5)
+def test_chosen_linear_maps_are_trained_instead(name, recover, pairs, tmp_path):
+    record = recover(name, tmp_path / "out", lora_targets="mlp.up_proj,o_proj", lora_rank=3, lora_alpha=5)
     before, after = Checkpoint.open(pairs[name][1]), Checkpoint.open(tmp_path / "out")
     changed = {part for part in before.tensors if not torch.equal(before.read(part), after.read(part))}
     convolutions = {part for part in before.tensors if "conv1d" in part}
@@ -405,31 +419,31 @@ def test_chosen_linear_maps_are_trained_instead(name, heal, pairs, tmp_path):
     assert changed == convolutions | chosen
     for part in chosen:
         assert torch.linalg.matrix_rank(after.read(part) - before.read(part), rtol=1e-4) <= 3
-    assert record["settings"]["adaptation"]["targets"] == ["o_proj", "up_proj"]
+    assert record.settings.adaptation.targets == ("o_proj", "up_proj")
 
 
-def test_the_uncut_model_gets_the_same_training(made, heal, pairs, tmp_path):
+def test_the_uncut_model_gets_the_same_training(made, recover, pairs, tmp_path):
     """Beside the cut one, and by itself: the same control."""
-    record, control = record_of(made["healed"]), record_of(made["control"])
-    assert control["fingerprint"] == record["teacher"]["fingerprint"] == control["teacher"]["fingerprint"]
-    assert (control["settings"], control["corpus"]) == (record["settings"], record["corpus"])
-    assert record["measured"]["nats"]["control"] == control["measured"]["nats"]["after"]
-    assert record["measured"]["nats"]["uncut"] == control["measured"]["nats"]["before"]
-    assert record["measured"]["closed"].keys() == {"uncut", "control"}
-    assert weights_of(made["healed"]) == weights_of(made[NAME])
-    alone = heal(NAME, tmp_path / "alone", model=pairs[NAME][0], control=True)
+    record, control = record_of(made["controlled"]), record_of(made["control"])
+    assert control.fingerprint == record.teacher.fingerprint == control.teacher.fingerprint
+    assert (control.settings, control.corpus) == (record.settings, record.corpus)
+    assert record.measured.nats.control == control.measured.nats.after
+    assert record.measured.nats.uncut == control.measured.nats.before
+    assert record.measured.closed.keys() == {"uncut", "control"}
+    assert weights_of(made["controlled"]) == weights_of(made[NAME])
+    alone = recover(NAME, tmp_path / "alone", model=pairs[NAME][0], control=True)
     assert weights_of(tmp_path / "alone") == weights_of(made["control"])
-    assert (alone["log"], alone["measured"]) == (control["log"], control["measured"])
+    assert (alone.log, alone.measured) == (control.log, control.measured)
     assert [path.name for path in tmp_path.iterdir()] == ["alone"]
 
 
-def test_a_control_is_used_again_where_it_fits(made, heal, unseen_text, tmp_path):
+def test_a_control_is_used_again_where_it_fits(made, recover, unseen_text, tmp_path):
     control = made["control"]
     before = {path: path.stat().st_mtime_ns for path in control.iterdir()}
     said = Listener()
-    record = heal(NAME, tmp_path / "out", control=True, control_out=control, reporter=said)
+    record = recover(NAME, tmp_path / "out", control=True, control_out=control, reporter=said)
     assert f"control: {control}, made before with the same settings" in said.lines
-    assert record["measured"] == record_of(made["healed"])["measured"]
+    assert record.measured == record_of(made["controlled"]).measured
     others = {
         "lr 0.01, now 0.005": {"lr": 5e-3},
         "steps 4, now 5": {"steps": 5},
@@ -438,16 +452,16 @@ def test_a_control_is_used_again_where_it_fits(made, heal, unseen_text, tmp_path
     }
     for difference, changes in others.items():
         with pytest.raises(OutputError, match=f"is a control of other settings: {difference}"):
-            heal(NAME, tmp_path / "other", control=True, control_out=control, **changes)
+            recover(NAME, tmp_path / "other", control=True, control_out=control, **changes)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
     assert before == {path: path.stat().st_mtime_ns for path in control.iterdir()}
 
 
-def test_the_teacher_is_by_default_what_the_model_was_cut_from(pairs, heal, made, tmp_path):
+def test_the_teacher_is_by_default_what_the_model_was_cut_from(pairs, recover, made, tmp_path):
     said = Listener()
-    record = heal(NAME, tmp_path / "out", teacher=None, reporter=said)
+    record = recover(NAME, tmp_path / "out", teacher=None, reporter=said)
     assert f"teacher: {pairs[NAME][0]}, which the model was cut from" in said.lines
-    assert record["teacher"]["fingerprint"] == Checkpoint.open(pairs[NAME][0]).fingerprint
+    assert record.teacher.fingerprint == Checkpoint.open(pairs[NAME][0]).fingerprint
     assert losses(record) == losses(record_of(made[NAME]))
 
 
@@ -463,12 +477,12 @@ def stop_at(monkeypatch, step: int) -> None:
     monkeypatch.setattr(StudentTrainer, "training_step", stop)
 
 
-def interrupt(heal, out: Path, step: int = 3, **changes) -> Path:
+def interrupt(recover, out: Path, step: int = 3, **changes) -> Path:
     """A recovery that was interrupted; returns the folder of the training."""
     with pytest.MonkeyPatch.context() as patched:
         stop_at(patched, step)
         with pytest.raises(KeyboardInterrupt):
-            heal(NAME, out, **changes)
+            recover(NAME, out, **changes)
     assert not out.exists()
     return out.with_name(f"{out.name}.training")
 
@@ -479,71 +493,71 @@ def interrupt(heal, out: Path, step: int = 3, **changes) -> Path:
         (NAME, {}, {}),
         (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}),
         ("full", {"full": True}, {}),
-        ("healed", {"control": True}, {}),
+        ("controlled", {"control": True}, {}),
     ],
 )
-def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, changes, later, heal, made, tmp_path):
-    part = "control" if kind == "healed" else "model"
-    work = interrupt(heal, tmp_path / "out", **changes) / part
+def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, changes, later, recover, made, tmp_path):
+    part = "control" if kind == "controlled" else "model"
+    work = interrupt(recover, tmp_path / "out", **changes) / part
     assert (work / "checkpoint-2" / WHOLE).exists()
     shutil.copytree(work / "checkpoint-2", work / "checkpoint-99")  # as a run that was killed leaves them
     (work / "checkpoint-99" / WHOLE).unlink()
     (work / "checkpoint-98").mkdir()
     said = Listener()
     record, expected = (
-        heal(NAME, tmp_path / "out", resume=True, reporter=said, **changes | later),
+        recover(NAME, tmp_path / "out", resume=True, reporter=said, **changes | later),
         record_of(made[kind]),
     )
     assert f"going on from {work / 'checkpoint-2'}" in said.lines
     if later:
         assert losses(record) == pytest.approx(losses(expected), rel=1e-5)
-        assert record["measured"]["nats"] == pytest.approx(expected["measured"]["nats"], rel=1e-5)
+        assert record.measured.nats.known() == pytest.approx(expected.measured.nats.known(), rel=1e-5)
     else:
         assert losses(record) == losses(expected)
-        assert record["measured"] == expected["measured"]
+        assert record.measured == expected.measured
         assert weights_of(tmp_path / "out") == weights_of(made[kind])
-    assert [entry["step"] for entry in record["log"]] == [1, 2, 3, 4]
-    if kind == "healed":
+    assert [entry.step for entry in record.log] == [1, 2, 3, 4]
+    if kind == "controlled":
         assert weights_of(tmp_path / "out-control") == weights_of(made["control"])
-    assert {path.name for path in tmp_path.iterdir()} == {"out", *(["out-control"] if kind == "healed" else [])}
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *(["out-control"] if kind == "controlled" else [])}
 
 
-def test_it_can_be_interrupted_again_and_again(heal, made, tmp_path):
+def test_it_can_be_interrupted_again_and_again(recover, made, tmp_path):
     """What was left half-written must not push out what is whole."""
     for step in (1, 2, 3):
-        work = interrupt(heal, tmp_path / "out", step, save_every=1, resume=True) / "model"
+        work = interrupt(recover, tmp_path / "out", step, save_every=1, resume=True) / "model"
         checkpoints = {path.name for path in work.glob("checkpoint-*")}
         assert checkpoints == {f"checkpoint-{done}" for done in range(max(1, step - 1), step + 1)}
         assert all((work / name / file).exists() for name in checkpoints for file in (WHOLE, "model.safetensors"))
         for number in (97, 98, 99):
             (work / f"checkpoint-{number}").mkdir()
-    record = heal(NAME, tmp_path / "out", resume=True)
+    record = recover(NAME, tmp_path / "out", resume=True)
     assert losses(record) == losses(record_of(made[NAME]))
     assert weights_of(tmp_path / "out") == weights_of(made[NAME])
 
 
-def test_what_was_not_saved_is_done_again(heal, made, tmp_path, monkeypatch):
+def test_what_was_not_saved_is_done_again(recover, made, tmp_path, monkeypatch):
     """Interrupted before the first checkpoint, and before there were tokens; and with nothing to go on from."""
-    interrupt(heal, tmp_path / "early", step=1)
-    heal(NAME, tmp_path / "early", resume=True)
+    interrupt(recover, tmp_path / "early", step=1)
+    recover(NAME, tmp_path / "early", resume=True)
     with monkeypatch.context() as patched:
         patched.setattr(Corpus, "collect", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            heal(NAME, tmp_path / "earlier")
-    heal(NAME, tmp_path / "earlier", resume=True)
+            recover(NAME, tmp_path / "earlier")
+    recover(NAME, tmp_path / "earlier", resume=True)
     said = Listener()
-    heal(NAME, tmp_path / "new", resume=True, reporter=said)
+    recover(NAME, tmp_path / "new", resume=True, reporter=said)
     assert f"nothing to resume in {tmp_path / 'new.training'}: starting" in said.lines
     for out in ("early", "earlier", "new"):
         assert weights_of(tmp_path / out) == weights_of(made[NAME])
     assert {path.name for path in tmp_path.iterdir()} == {"early", "earlier", "new"}
 
 
-def test_an_unfinished_recovery_is_never_overwritten_or_mistaken_for_another(heal, pairs, made, unseen_text, tmp_path):
-    work = interrupt(heal, tmp_path / "out")
+def test_an_unfinished_recovery_is_not_overwritten_or_mistaken_for_another(recover, pairs, made, unseen_text, tmp_path):
+    work = interrupt(recover, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
-    with pytest.raises(OutputError, match=r"out.training holds .* --resume goes on with it, --force starts anew"):
-        heal(NAME, tmp_path / "out")
+    with pytest.raises(OutputError, match=r"out.training holds .* `resume` goes on with it, `force` starts anew"):
+        recover(NAME, tmp_path / "out")
     others = {
         "lr 0.01, now 0.02": {"lr": 2e-2},
         "data .*text.txt, now .*unseen.txt": {"data": str(unseen_text)},
@@ -557,15 +571,15 @@ def test_an_unfinished_recovery_is_never_overwritten_or_mistaken_for_another(hea
     }
     for difference, changes in others.items():
         with pytest.raises(PlanError, match=f"out.training was begun with other settings: {difference}"):
-            heal(NAME, tmp_path / "out", resume=True, **changes)
+            recover(NAME, tmp_path / "out", resume=True, **changes)
     assert before == {path: path.stat().st_mtime_ns for path in work.rglob("*")}
     said = Listener()
-    heal(NAME, tmp_path / "out", force=True, lr=2e-2, reporter=said)
+    recover(NAME, tmp_path / "out", force=True, lr=2e-2, reporter=said)
     assert not [line for line in said.lines if "going on" in line]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(heal, made, tmp_path, monkeypatch):
+def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(recover, made, tmp_path, monkeypatch):
     save = StudentTrainer._save_checkpoint
 
     def full_at_four(self, *arguments):
@@ -576,55 +590,55 @@ def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(h
     with monkeypatch.context() as patched:
         patched.setattr(StudentTrainer, "_save_checkpoint", full_at_four)
         with pytest.raises(RuntimeError, match="unexpected pos"):  # there was room: something else is wrong
-            heal(NAME, tmp_path / "out")
+            recover(NAME, tmp_path / "out")
         patched.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-        with pytest.raises(OutputError, match=r"no space left for .*checkpoint-2; free some and go on with --resume"):
-            heal(NAME, tmp_path / "out", resume=True)
+        with pytest.raises(OutputError, match=r"no space left for .*checkpoint-2; free some and go on with `resume`"):
+            recover(NAME, tmp_path / "out", resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
-    assert losses(heal(NAME, tmp_path / "out", resume=True)) == losses(record_of(made[NAME]))
+    assert losses(recover(NAME, tmp_path / "out", resume=True)) == losses(record_of(made[NAME]))
 
 
 @pytest.mark.parametrize("way", ["resume", "force"])
-def test_a_folder_that_is_no_recovery_is_left_alone(way, heal, tmp_path):
+def test_a_folder_that_is_no_recovery_is_left_alone(way, recover, tmp_path):
     (tmp_path / "out.training").mkdir()
     (tmp_path / "out.training" / "thesis.txt").write_text("years of work")
     with pytest.raises(OutputError, match=r"out.training is in the way and is no unfinished training"):
-        heal(NAME, tmp_path / "out", **{way: True})
+        recover(NAME, tmp_path / "out", **{way: True})
     assert (tmp_path / "out.training" / "thesis.txt").exists()
 
 
 @pytest.mark.parametrize("control", [False, True])
 def test_a_result_that_could_not_be_written_is_written_later_without_training(
-    control, heal, made, tmp_path, monkeypatch
+    control, recover, made, tmp_path, monkeypatch
 ):
     def full_disk(*_):
         raise OutputError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(session, "_write", full_disk)
+        patched.setattr(session.Session, "_write", full_disk)
         with pytest.raises(OutputError, match="no space left"):
-            heal(NAME, tmp_path / "out", control=control)
+            recover(NAME, tmp_path / "out", control=control)
     assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
     if not control:
         stop_at(monkeypatch, 4)  # not one step more
-    record = heal(NAME, tmp_path / "out", control=control, resume=True)
+    record = recover(NAME, tmp_path / "out", control=control, resume=True)
     assert weights_of(tmp_path / "out") == weights_of(made[NAME])
     assert losses(record) == losses(record_of(made[NAME]))
-    assert (record["tokens_per_second"] is None) != control
+    assert (record.tokens_per_second is None) != control
     assert {path.name for path in tmp_path.iterdir()} == {"out", *({"out-control"} if control else {})}
 
 
-def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(heal, made, tmp_path):
+def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(recover, made, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     with pytest.raises(OutputError, match="exists already"):
-        heal(NAME, tmp_path / "out")
+        recover(NAME, tmp_path / "out")
     with pytest.MonkeyPatch.context() as patched:
         stop_at(patched, 1)
         with pytest.raises(KeyboardInterrupt):
-            heal(NAME, tmp_path / "out", force=True)
+            recover(NAME, tmp_path / "out", force=True)
     assert (tmp_path / "out" / "precious").read_text() == "x"
-    heal(NAME, tmp_path / "out", force=True)
+    recover(NAME, tmp_path / "out", force=True)
     assert files_of(tmp_path / "out") == files_of(made[NAME])
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -640,17 +654,17 @@ def last_good(work: Path) -> int:
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(full, heal, tmp_path):
+def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(full, recover, tmp_path):
     with pytest.raises(TrainingError) as stopped:
-        heal(NAME, tmp_path / "out", lr=1e30, full=full, save_every=1, steps=6)
+        recover(NAME, tmp_path / "out", lr=1e30, full=full, save_every=1, steps=6)
     work = tmp_path / "out.training" / "model"
     last = last_good(work)
-    where = f"at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}; try a lower --lr"
+    where = f"at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}; try a lower `lr`"
     assert f"the loss is NaN or infinite {where}" in str(stopped.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_that_are_no_numbers_are_not_saved(heal, tmp_path, monkeypatch):
+def test_weights_that_are_no_numbers_are_not_saved(recover, tmp_path, monkeypatch):
     """Though the loss does not show it yet."""
     taken = itertools.count(1)
 
@@ -660,12 +674,12 @@ def test_weights_that_are_no_numbers_are_not_saved(heal, tmp_path, monkeypatch):
 
     monkeypatch.setattr("slimstate.training.trainer.distilled_loss", steep)
     with pytest.raises(TrainingError, match=r"infinite at step 3: the last good checkpoint is .*checkpoint-2;"):
-        heal(NAME, tmp_path / "out", save_every=1)
+        recover(NAME, tmp_path / "out", save_every=1)
     assert last_good(tmp_path / "out.training" / "model") == 2
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_the_step_of_a_bad_loss_is_named_though_it_is_looked_at_later(pieces, heal, tmp_path, monkeypatch):
+def test_the_step_of_a_bad_loss_is_named_though_it_is_looked_at_later(pieces, recover, tmp_path, monkeypatch):
     taken = itertools.count(1)
 
     def spoilt(*args, **options):
@@ -674,8 +688,8 @@ def test_the_step_of_a_bad_loss_is_named_though_it_is_looked_at_later(pieces, he
 
     monkeypatch.setattr("slimstate.training.trainer.distilled_loss", spoilt)
     options = {"steps": 400, "batch_size": 2, "length": 16, "save_every": 8, "grad_accum": pieces}
-    with pytest.raises(TrainingError, match="at step 3: no checkpoint was made before it; try a lower --lr"):
-        heal(NAME, tmp_path / "out", **options)
+    with pytest.raises(TrainingError, match="at step 3: no checkpoint was made before it; try a lower `lr`"):
+        recover(NAME, tmp_path / "out", **options)
     assert next(taken) == 4 * pieces + 1  # it is looked at every other step
     assert not (tmp_path / "out").exists()
 
@@ -687,7 +701,7 @@ def places(pairs, text_file, tmp_path_factory) -> dict[str, Path]:
     uncut, source = pairs[NAME]
     found = {"UNCUT": uncut, "CUT": source, "TEXT": text_file, "INSIDE": source / "inside", "ABOVE": source.parent}
     found["COPY"] = Path(shutil.copytree(source, root / "copy"))
-    found["MORE TOKENS"] = tiny.save(decided(NAME, vocab_size=300), root / "more")
+    found["MORE TOKENS"] = tiny.save(confident(NAME, vocab_size=300), root / "more")
     found["OTHER TOKENS"] = Path(shutil.copytree(uncut, root / "other"))
     tokenizer = (uncut / "tokenizer.json").read_text()
     swapped = tokenizer.replace('"a": ', '"_": ').replace('"b": ', '"a": ').replace('"_": ', '"b": ')
@@ -728,7 +742,7 @@ BAD = {
     "no steps": ({"steps": 0}, PlanError, "--steps 0: it must be at least 1"),
     "one token": ({"length": 1}, PlanError, "--length 1: it must be at least 2"),
     "pieces": ({"grad_accum": 3}, PlanError, "--batch-size 4 cannot be split evenly .*with --grad-accum 3"),
-    "no pieces": ({"grad_accum": 0}, PlanError, "with --grad-accum 0"),
+    "no pieces": ({"grad_accum": 0}, PlanError, "--grad-accum 0: it must be at least 1"),
     "saves": ({"save_every": 0}, PlanError, "--save-every 0: it must be at least 1"),
     "lr": ({"lr": -1e-4}, PlanError, "a learning rate from -0.0001 to 1e-05: it must fall"),
     "no lr": ({"lr": "nan"}, PlanError, "a learning rate from nan"),
@@ -738,7 +752,6 @@ BAD = {
     "temperature": ({"temperature": 0.0}, PlanError, "--temperature 0 must be positive"),
     "hot": ({"temperature": "inf"}, PlanError, "--temperature inf must be positive"),
     "weight": ({"kd_weight": -1.0}, PlanError, "--kd-weight -1 not negative"),
-    "no data": ({"data": None}, PlanError, "give --data TEXT and --out DIR, or --dry-run"),
     "missing data": ({"data": "/nowhere/x.txt"}, DataError, "no data at /nowhere/x.txt"),
     "little data": ({"data": "LITTLE"}, DataError, "has 0 windows of 32 tokens; at least 2 are needed"),
     "repeated data": (
@@ -748,14 +761,13 @@ BAD = {
     "missing text": ({"eval_text": "/nowhere/y.txt"}, DataError, "no data at /nowhere/y.txt"),
     "little text": ({"eval_text": "LITTLE"}, DataError, "fewer than a window of 32"),
     "eval tokens": ({"eval_text": "TEXT", "eval_tokens": 1}, PlanError, "--eval-tokens 1: at least 2 are needed"),
-    "no out": ({"out": None}, PlanError, "give --data TEXT and --out DIR, or --dry-run"),
     "the teacher": ({"out": "UNCUT", "force": True}, OutputError, "is, holds or lies in the model folder itself"),
     "inside": ({"out": "INSIDE"}, OutputError, "is, holds or lies in the model folder itself"),
     "above": ({"out": "ABOVE"}, OutputError, "is, holds or lies in the model folder itself"),
     "exists": ({"out": "COPY"}, OutputError, "copy exists already; choose another place or use --force"),
     "a file": ({"out": "FILE"}, OutputError, "little.txt is a file"),
     "below a file": ({"out": "FILE/out"}, OutputError, "cannot write"),
-    "no workplace": ({"out": "BLOCKED", "force": True}, OutputError, "blocked.training is a file"),
+    "no run folder": ({"out": "BLOCKED", "force": True}, OutputError, "blocked.training is a file"),
     "control there": ({"control": True, "control_out": "COPY"}, OutputError, "copy exists already"),
     "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "cannot hold both the model and"),
     "fsdp": ({"fsdp": True}, PlanError, "--fsdp shards a model over GPUs: start one process for each with torchrun"),
@@ -785,11 +797,12 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
     roots = (tmp_path, places["COPY"].parent, pairs[NAME][0].parent)
     before = {path for root in roots for path in root.rglob("*")}
     numbers = {option: float(value) for option, value in given.items() if value in ("nan", "inf")}
-    with pytest.raises(kind, match=message) as refused:
-        slimstate.recover(model, **{**given, **numbers})
+    with pytest.raises(kind) as refused:
+        training_calls.recover(model, **{**given, **numbers})
     code, out, err = run(capsys, monkeypatch, "recover", model, *words(given))
     assert (code, out) == (2, "")
-    assert err == f"slimstate: {refused.value}\n"
+    assert re.search(message, err)
+    assert err == f"slimstate: {as_flags(str(refused.value), flags_of(typer.main.get_command(app)))}\n"
     assert before == {path for root in roots for path in root.rglob("*")}
 
 
@@ -798,54 +811,54 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
     [
         ("peft", {}, r"pip install 'slimstate\[recover\]'$"),
         ("accelerate", {}, r"pip install 'slimstate\[recover\]'$"),
-        ("tensorboard", {"report_to": "tensorboard"}, r"pip install 'slimstate\[recover\]', or --report-to none$"),
-        ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or --report-to none$"),
+        ("tensorboard", {"report_to": "tensorboard"}, r"pip install 'slimstate\[recover\]', or `report_to` none$"),
+        ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or `report_to` none$"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
-    missing, options, way_out, heal, tmp_path, monkeypatch
+    missing, options, way_out, recover, tmp_path, monkeypatch
 ):
-    module = importlib.import_module("slimstate.training.run_folder")
+    module = importlib.import_module("slimstate.training.options")
     find_spec = module.find_spec
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else find_spec(name))
     with pytest.raises(PlanError, match=f"^{missing} cannot be imported: {way_out}"):
-        heal(NAME, tmp_path / "out", **options)
+        recover(NAME, tmp_path / "out", **options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(heal, places, tmp_path):
+def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(recover, places, tmp_path):
     said = Listener()
-    record = heal(NAME, tmp_path / "out", data=str(places["SOME"]), reporter=said)
+    record = recover(NAME, tmp_path / "out", data=str(places["SOME"]), reporter=said)
     line = f"{places['SOME']} has 10 windows of 32 tokens to train on, 16 are wanted: 1.60 epochs"
     assert said.lines.count(line) == 1
-    assert record["epochs"] == 1.6
-    again = heal(NAME, tmp_path / "again", data=str(places["SOME"]), no_repeat=True, steps=2)  # as the refusal says
-    assert again["epochs"] == 1
+    assert record.epochs == 1.6
+    again = recover(NAME, tmp_path / "again", data=str(places["SOME"]), no_repeat=True, steps=2)  # as the refusal says
+    assert again.epochs == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    ("name", "changes", "kind"),
     [
-        (NAME, {"lora_rank": 5}),
-        (GATED, {}),
-        (NAME, {"lora_targets": "all-linear"}),
-        (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}),
-        (NAME, {"full": True}),
-        (TIED[1], {"full": True}),
+        (NAME, {"lora_rank": 5}, None),
+        (GATED, {}, GATED),
+        (NAME, {"lora_targets": "all-linear"}, None),
+        (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None),
+        (NAME, {"full": True}, "full"),
+        (TIED[1], {"full": True}, TIED[1]),
     ],
 )
-def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, pairs, heal, tmp_path):
-    preview = heal(name, tmp_path / "out", dry_run=True, **changes)
+def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, kind, pairs, recover, made, tmp_path):
+    preview = training_calls.preview(pairs[name][1], teacher=pairs[name][0], **{**BRIEF, **changes})
     assert list(tmp_path.iterdir()) == []
     checkpoint, full = Checkpoint.open(pairs[name][1]), "full" in changes
-    adaptation = Settings(full=full, lora_targets=changes.get("lora_targets")).adaptation(checkpoint)
-    assert (preview["targets"], preview["convolutions"]) == (list(adaptation.targets), list(adaptation.convolutions))
-    assert (preview["targets"] == []) == full
-    assert (preview["parameters"], preview["out"]) == (checkpoint.parameters, None)
-    record = heal(name, tmp_path / "out", **changes)
-    assert preview["trained_parameters"] == record["trained_parameters"]
-    assert (preview["steps"], preview["tokens"]) == (record["settings"]["steps"], record["tokens"])
-    assert preview["settings"] == {key: value for key, value in record["settings"].items() if key != "adaptation"}
+    adaptation = RecoverOptions(full=full, lora_targets=changes.get("lora_targets")).adaptation(checkpoint)
+    assert (preview.targets, preview.convolutions) == (adaptation.targets, adaptation.convolutions)
+    assert (preview.targets == ()) == full
+    assert (preview.parameters, preview.out) == (checkpoint.parameters, None)
+    record = recover(name, tmp_path / "out", **changes) if kind is None else record_of(made[kind])
+    assert preview.trained_parameters == record.trained_parameters
+    assert (preview.steps, preview.tokens) == (record.settings.steps, record.tokens)
+    assert preview.settings == record.settings
 
 
 def test_a_dry_run_needs_neither_text_nor_a_place(pairs, capsys, monkeypatch):
@@ -857,49 +870,76 @@ def test_a_dry_run_needs_neither_text_nor_a_place(pairs, capsys, monkeypatch):
     assert "2,000 steps, 65,536,000 tokens; dry run: nothing was trained" in out
     assert "all weights are trained" in run(capsys, monkeypatch, *given, "--full")[1]
     code, out, _ = run(capsys, monkeypatch, *given, "--json")
-    assert json.loads(out) == slimstate.recover(pairs[NAME][1], teacher=pairs[NAME][0], dry_run=True)
+    assert json.loads(out) == slimstate.preview(pairs[NAME][1], teacher=pairs[NAME][0]).to_json()
 
 
 def test_the_command_that_is_recorded_does_it_again(made, tmp_path, capsys, monkeypatch):
-    record = record_of(made["healed"])
-    again = shlex.split(record["command"].replace(str(made["healed"]), str(tmp_path / "out")))
+    record = record_of(made["controlled"])
+    again = shlex.split(record.command.replace(str(made["controlled"]), str(tmp_path / "out")))
     code, out, err = run(capsys, monkeypatch, *again[1:])
     assert code == 0
-    assert weights_of(tmp_path / "out") == weights_of(made["healed"])
+    assert weights_of(tmp_path / "out") == weights_of(made["controlled"])
     assert weights_of(tmp_path / "out-control") == weights_of(made["control"])
-    nats = record["measured"]["nats"]
+    nats = record.measured.nats.known()
     assert [f"{value:.4f}" in out for value in nats.values()] == [True] * 4
     assert f"written to {tmp_path / 'out'}" in out
     assert "recovering 4/4  loss " in err
     assert "kernels: PyTorch" in err
 
 
-def test_the_command_and_the_function_have_the_same_options_and_defaults():
-    theirs = {name: each.default for name, each in inspect.signature(slimstate.recover).parameters.items()}
-    ours = {name: each.default for name, each in inspect.signature(command).parameters.items()}
-    assert theirs.pop("reporter") is not None
+@pytest.mark.parametrize("missing", ["data", "out"])
+def test_the_command_asks_for_a_text_and_a_place(missing, pairs, text_file, tmp_path, capsys, monkeypatch):
+    given = {"data": text_file, "out": tmp_path / "out", missing: None}
+    code, out, err = run(capsys, monkeypatch, "recover", pairs[NAME][1], *words(given))
+    assert (code, out) == (2, "")
+    assert err == "slimstate: give --data TEXT and --out DIR, or --dry-run to train nothing\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("verb", "options"), [("recover", RecoverOptions), ("train", PretrainOptions)])
+def test_the_command_and_the_function_have_the_same_options_and_defaults(verb, options):
+    function = inspect.signature(getattr(slimstate, verb)).parameters
+    theirs = {name: each.default for name, each in function.items()}
+    for name in ("reporter", "options", "trainer", "run"):
+        assert theirs.pop(name) in (None, SILENT)
+    for value in (options, TrainingText, TrainerOptions, RunOptions):
+        theirs |= {item.name: item.default for item in fields(value)}
+    ours = {name: each.default for name, each in inspect.signature(getattr(commands, verb)).parameters.items()}
     assert ours.pop("as_json") is False
+    if verb == "recover":
+        assert (ours.pop("dry_run"), ours.pop("out"), ours.pop("data")) == (False, None, None)  # a dry run needs none
+        del theirs["out"], theirs["data"]
+    else:
+        del theirs["keep_adapter"]
+        theirs["data"] = inspect.Parameter.empty
     assert ours == theirs
 
 
-def test_the_losses_are_written_for_tensorboard(heal, made, tmp_path):
+def test_a_misspelt_option_fails(pairs, tmp_path):
+    with pytest.raises(TypeError, match="learning_rate"):
+        RecoverOptions(learning_rate=1e-3)
+    with pytest.raises(TypeError, match="step"):
+        slimstate.recover(pairs[NAME][1], tmp_path / "out", data="text.txt", step=3)
+
+
+def test_the_losses_are_written_for_tensorboard(recover, made, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    interrupt(heal, tmp_path / "out", report_to="tensorboard")
-    record = heal(NAME, tmp_path / "out", report_to="tensorboard", resume=True)
+    interrupt(recover, tmp_path / "out", report_to="tensorboard")
+    record = recover(NAME, tmp_path / "out", report_to="tensorboard", resume=True)
     found = {}
     for path in (tmp_path / "out" / "runs").rglob("events*"):
         events = EventAccumulator(str(path)).Reload()
         for tag in ("train/loss", "train/distillation"):
             found |= {(tag, event.step): event.value for event in events.Scalars(tag)}
-    for entry in record["log"]:
-        assert found["train/loss", entry["step"]] == pytest.approx(entry["loss"], rel=1e-5)
-        assert found["train/distillation", entry["step"]] == pytest.approx(entry["distillation"], rel=1e-5)
+    for entry in record.log:
+        assert found["train/loss", entry.step] == pytest.approx(entry.loss, rel=1e-5)
+        assert found["train/distillation", entry.step] == pytest.approx(entry.distillation, rel=1e-5)
     assert weights_of(tmp_path / "out") == weights_of(made[NAME])
 
 
-def test_another_seed_is_another_recovery(heal, made, tmp_path):
-    other = heal(NAME, tmp_path / "other", seed=1)
+def test_another_seed_is_another_recovery(recover, made, tmp_path):
+    other = recover(NAME, tmp_path / "other", seed=1)
     assert weights_of(tmp_path / "other") != weights_of(made[NAME])
     assert losses(other)[0] != losses(record_of(made[NAME]))[0]  # other windows come first
 

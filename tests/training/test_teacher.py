@@ -1,4 +1,4 @@
-"""A teacher's opinion is its stock model's, from memory or from a folder that refuses to be taken for another one."""
+"""A teacher gives what its stock model gives, from memory or from a folder that is never taken for another one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 import tiny
 from slimstate.data.corpus import Corpus
-from slimstate.kernels.distillation import WholeOpinion, distilled_loss
+from slimstate.kernels.distillation import FullDistribution, distilled_loss
 from slimstate.models.load import Runtime
 from slimstate.system.errors import DataError, OutputError
-from slimstate.training.teacher import ABOUT, PresentTeacher, TeacherCache
-from slimstate.training.trainer import teacher as teachers
+from slimstate.training import teacher as teachers
+from slimstate.training.teacher import ABOUT, LiveTeacher, TeacherCache
 
 NAME = "gated_deltanet-plain"
 LENGTH, TEMPERATURE, TOP_K = 24, 2.0, 9
@@ -80,29 +80,29 @@ def files(cache) -> dict[str, int]:
 def agrees(cache, corpus, model, places) -> None:
     """The cache holds the best tokens of these windows, with their log probabilities."""
     ids = ids_of(corpus, places)
-    opinion = cache.opinion(ids, torch.tensor(places))
+    found = cache.distribution(ids, torch.tensor(places))
     expected = log_probs(model, ids, cache.temperature)
-    chosen = opinion.ids.long()
-    assert chosen.shape == opinion.log_probs.shape == (len(places) * (LENGTH - 1), cache.top_k)
+    chosen = found.ids.long()
+    assert chosen.shape == found.log_probs.shape == (len(places) * (LENGTH - 1), cache.top_k)
     assert all(len(set(row)) == cache.top_k for row in chosen.tolist())
-    torch.testing.assert_close(opinion.log_probs.float(), expected.topk(cache.top_k).values, **HALF)
-    torch.testing.assert_close(opinion.log_probs.float(), expected.gather(-1, chosen), **HALF)
+    torch.testing.assert_close(found.log_probs.float(), expected.topk(cache.top_k).values, **HALF)
+    torch.testing.assert_close(found.log_probs.float(), expected.gather(-1, chosen), **HALF)
 
 
 @pytest.mark.parametrize("name", sorted(tiny.VARIANTS))
-def test_the_opinion_of_a_model_in_memory_is_its_logits(name):
+def test_the_distribution_of_a_model_in_memory_is_that_of_its_logits(name):
     model, ids = tiny.build(tiny.VARIANTS[name]), tiny.token_ids(2, 30)
-    opinion = PresentTeacher(runtime=runtime_of(model)).opinion(ids, torch.arange(2))
-    found = (opinion.hidden @ opinion.head.mT).log_softmax(-1)
+    found = LiveTeacher(runtime=runtime_of(model)).distribution(ids, torch.arange(2))
+    found = (found.hidden @ found.head.mT).log_softmax(-1)
     torch.testing.assert_close(found, log_probs(model, ids), rtol=1e-4, atol=1e-4)
 
 
-def test_an_opinion_can_be_learnt_from_and_the_teacher_learns_nothing():
+def test_a_distribution_can_be_learnt_from_and_the_teacher_learns_nothing():
     model, ids = tiny.build(tiny.VARIANTS[NAME]), tiny.token_ids(2, 30)
-    opinion = PresentTeacher(runtime=runtime_of(model)).opinion(ids, torch.arange(2))
+    found = LiveTeacher(runtime=runtime_of(model)).distribution(ids, torch.arange(2))
     hidden = torch.randn(2 * 29, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     head = torch.randn(258, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    distilled_loss(hidden, head, ids[:, 1:].flatten(), opinion)[0].backward()
+    distilled_loss(hidden, head, ids[:, 1:].flatten(), found)[0].backward()
     assert hidden.grad.any()
     assert head.grad.any()
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -110,10 +110,10 @@ def test_an_opinion_can_be_learnt_from_and_the_teacher_learns_nothing():
 
 def test_autocast_of_the_student_does_not_reach_the_teacher():
     model, ids = tiny.build(tiny.VARIANTS[NAME]), tiny.token_ids(2, 30)
-    teacher = PresentTeacher(runtime=runtime_of(model))
-    plain = teacher.opinion(ids, torch.arange(2))
+    teacher = LiveTeacher(runtime=runtime_of(model))
+    plain = teacher.distribution(ids, torch.arange(2))
     with torch.autocast("cpu", torch.bfloat16):
-        cast = teacher.opinion(ids, torch.arange(2))
+        cast = teacher.distribution(ids, torch.arange(2))
     assert torch.equal(plain.hidden, cast.hidden)
 
 
@@ -227,7 +227,7 @@ def test_a_cache_of_other_tokens_is_refused_before_the_teacher_is_loaded(change,
     (tmp_path / "other.txt").write_text(text)
     other = Corpus.collect(tiny.tokenizer(), str(tmp_path / "other.txt"), length, 9, 1, tmp_path / "tokens")
     written = files(cache)
-    with pytest.raises(DataError, match=r"is of other tokens than .*other.txt: use another --cache-teacher folder"):
+    with pytest.raises(DataError, match=r"is of other tokens than .*other.txt: use another folder as `cache_teacher`"):
         cache.fill(other, load)
     assert (load.loads, files(cache)) == (1, written)
 
@@ -266,28 +266,28 @@ def test_tokens_beyond_sixteen_bits_survive(cache, corpora):
         model.get_output_embeddings().weight[: 2**16] *= 0.1  # the last tokens are the best
     cache.fill(corpora[6], lambda: runtime_of(model))
     agrees(cache, corpora[6], model, [0, 5])
-    assert cache.opinion(ids_of(corpora[6], [0]), torch.tensor([0])).ids.long().max() >= 2**16
+    assert cache.distribution(ids_of(corpora[6], [0]), torch.tensor([0])).ids.long().max() >= 2**16
 
 
 def test_the_loss_with_nearly_all_tokens_cached_is_that_of_the_live_teacher(cache, corpora):
     corpus, load, places = corpora[6], Loader(), [1, 4]
     ids = ids_of(corpus, places)
-    live = PresentTeacher(runtime=load()).opinion(ids, torch.tensor(places))
+    live = LiveTeacher(runtime=load()).distribution(ids, torch.tensor(places))
     hidden = (live.hidden + 0.5 * torch.randn(live.hidden.shape, generator=torch.Generator().manual_seed(0))).detach()
     hidden.requires_grad_()
     targets = ids[:, 1:].flatten()
 
-    def loss(opinion):
-        found = distilled_loss(hidden, live.head, targets, opinion, temperature=TEMPERATURE)
+    def loss(theirs):
+        found = distilled_loss(hidden, live.head, targets, theirs, temperature=TEMPERATURE)
         return found[2], torch.autograd.grad(found[0], hidden)[0]
 
     whole, gradient = loss(live)
-    assert isinstance(live, WholeOpinion)
+    assert isinstance(live, FullDistribution)
     misses = []
     for k in (8, 64, 257):
         kept = replace(cache, folder=cache.folder / str(k), top_k=k)
         kept.fill(corpus, load)
-        found, slope = loss(kept.opinion(ids, torch.tensor(places)))
+        found, slope = loss(kept.distribution(ids, torch.tensor(places)))
         misses.append((float((whole - found).abs() / whole), float((slope - gradient).norm() / gradient.norm())))
     assert misses[0] > misses[1] > misses[2]
     assert max(misses[2]) < 5e-3  # of half precision

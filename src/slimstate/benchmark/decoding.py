@@ -6,23 +6,29 @@ same run, this gives the time that no implementation can beat: the roofline.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slimstate.benchmark.compiling import compile_ahead
-from slimstate.benchmark.modelling import widths_of
-from slimstate.benchmark.recording import Bench, Row, positive, with_ratios
-from slimstate.benchmark.subjects import library_of, model_for
-from slimstate.benchmark.timing import Timing, copy_bandwidth, timed_as_graph
+from slimstate.benchmark.bench import Bench, BenchOptions, with_ratios
+from slimstate.benchmark.compilation import compile_ahead
+from slimstate.benchmark.models import widths_of
+from slimstate.benchmark.random_models import library_of, model_for
+from slimstate.benchmark.timing import copy_bandwidth, timed_as_graph
+from slimstate.models.devices import RunOptions
+from slimstate.records.benchmark import DecodeRecord, DecodeRow, DecodeSettings, LargestBatch
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
 BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
+COMPILED_BATCHES = (1, 64)  # kernels of few sequences and of many
 SPARE = 0.97  # of a GPU's memory, left to its own needs
+USUAL = BenchOptions(rounds=20)
 
 
 def bench_decode(
@@ -30,49 +36,50 @@ def bench_decode(
     key_dims: Sequence[int] | None = None,
     *,
     batches: Sequence[int] = BATCHES,
-    rounds: int = 20,
-    jobs: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
+    options: BenchOptions = USUAL,
+    run: RunOptions | None = None,
     out: str | Path | None = None,
     reporter: Reporter = SILENT,
-) -> dict[str, Any]:
+) -> DecodeRecord:
     """Time a decoding step of models at key dims and batch sizes, and find the largest batch that fits."""
-    bench = Bench.begin(
-        "decode", device=device, dtype=dtype, rounds=rounds, out=out, reporter=reporter, library=library_of(models)
+    asked = DecodeSettings(
+        models=tuple(models), key_dims=tuple(key_dims) if key_dims else None, batches=tuple(sorted(batches))
     )
-    positive(batch=min(batches, default=0))
-    if library_of(models) != "fla":
+    if library_of(asked.models) != "fla":
         raise PlanError(
             "decoding is timed for models of flash-linear-attention only; transformers keeps its own caches"
         )
-    wanted = widths_of(models, key_dims)
-    settings: dict[str, Any] = {
-        "models": list(models), "key_dims": list(key_dims) if key_dims else None,
-        "batches": sorted(batches),
-    }  # fmt: skip
-    cases = [{**settings, "models": [model], "key_dims": [key_dim], "batches": [1, 64]} for model, key_dim in wanted]
-    compile_ahead(bench, cases, jobs)
+    return time_decoding(asked, Bench.begin("decode", options, run, out=out, reporter=reporter))
+
+
+def time_decoding(settings: DecodeSettings, bench: Bench) -> DecodeRecord:
+    wanted = widths_of(settings)
+    fewer = replace(settings, batches=COMPILED_BATCHES)
+    compile_ahead(bench, [replace(fewer, models=(model,), key_dims=(key_dim,)) for model, key_dim in wanted])
     bandwidth = copy_bandwidth(bench.device)
-    rows: list[Row] = []
+    rows: list[DecodeRow] = []
     largest = []
     for name, key_dim in wanted:
         model = model_for(name, key_dim, bench.device, bench.dtype)
-        sized = []
-        for batch in reversed(settings["batches"]):  # some kernels are tuned once for all, and should be for the most
-            row = {"model": name, "key_dim": key_dim, "batch": batch}
-            sized.append(bench.attempt(row, _measure, model, batch, bandwidth))
+        sized = [
+            bench.attempt(
+                DecodeRow(model=name, key_dim=key_dim, batch=batch), partial(_measure, bench, model, bandwidth)
+            )
+            for batch in reversed(settings.batches)  # some kernels are tuned once for all, and should be for the most
+        ]
         rows += reversed(sized)
         fits = _largest_batch(bench, model)
-        largest.append({"model": name, "key_dim": key_dim, "batch": fits})
+        largest.append(LargestBatch(model=name, key_dim=key_dim, batch=fits))
         if fits is not None:
-            reporter.say(f"model {name}, key dim {key_dim}: {fits:,} sequences fit")
+            bench.reporter.say(f"model {name}, key dim {key_dim}: {fits:,} sequences fit")
         del model
-    facts = {"copy_bandwidth": bandwidth, "largest_batch": largest}
-    return bench.finish(with_ratios(rows, ("model", "batch")), settings, **facts)
+    return bench.finish(
+        DecodeRecord, settings, with_ratios(rows), copy_bandwidth=bandwidth, largest_batch=tuple(largest)
+    )
 
 
-def _measure(bench: Bench, model: Any, batch: int, bandwidth: float) -> tuple[Timing, Row]:
+def _measure(bench: Bench, model: Any, bandwidth: float, row: DecodeRow) -> DecodeRow:
+    batch = row.batch
     ids = torch.randint(model.config.vocab_size, (batch, 1), device=bench.device)
     with torch.inference_mode():
         cache = model(input_ids=ids, use_cache=True).past_key_values
@@ -80,27 +87,28 @@ def _measure(bench: Bench, model: Any, batch: int, bandwidth: float) -> tuple[Ti
         def step() -> None:
             model(input_ids=ids, past_key_values=cache, use_cache=True)
 
-        timing, eager = timed_as_graph(step, bench.device, rounds=bench.rounds, say=bench.reporter.say)
+        timing = timed_as_graph(step, bench.device, rounds=bench.options.rounds, say=bench.reporter.say)
+    row = timing.fill(row)
     state = _bytes(layer.get("recurrent_state") for layer in _layers(cache)) // batch
     other = _bytes(layer.get("conv_state") for layer in _layers(cache)) // batch
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    moved = 2 * state * batch / timing.median
-    return timing, {
-        "tokens_per_second": batch / timing.median,
-        **eager,
-        "state_bytes": state,
-        "convolution_bytes": other,
-        "state_bandwidth": moved,
-        "share_of_copy_bandwidth": moved / bandwidth,
-        "roofline_seconds": (weights + 2 * (state + other) * batch) / bandwidth,
-    }
+    moved = 2 * state * batch / row.time
+    return replace(
+        row,
+        tokens_per_second=batch / row.time,
+        state_bytes=state,
+        convolution_bytes=other,
+        state_bandwidth=moved,
+        share_of_copy_bandwidth=moved / bandwidth,
+        roofline_seconds=(weights + 2 * (state + other) * batch) / bandwidth,
+    )
 
 
-def _layers(cache: Any) -> list[dict[str, Any]]:
+def _layers(cache: Any) -> list[Mapping[str, object]]:
     return [cache[layer] for layer in range(len(cache))]
 
 
-def _bytes(entries: Iterable[Any]) -> int:
+def _bytes(entries: Iterable[object]) -> int:
     """Of tensors, and of tuples of them."""
     total = 0
     for entry in entries:

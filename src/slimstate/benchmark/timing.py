@@ -6,13 +6,17 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 
+from slimstate.records.benchmark import GraphRow, TimedRow
+
+R = TypeVar("R", bound=TimedRow)
+G = TypeVar("G", bound=GraphRow)
 COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the copy that measures a device's bandwidth
 
 
@@ -27,15 +31,29 @@ class Timing:
     def median(self) -> float:
         return statistics.median(self.seconds)
 
-    def describe(self) -> dict[str, Any]:
-        """The median, the quartiles as its spread, and the peak."""
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The lower and the upper; one round has no spread."""
         quartiles = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else [self.seconds[0]] * 3
-        return {
-            "seconds": self.median,
-            "quartiles": [quartiles[0], quartiles[2]],
-            "rounds": len(self.seconds),
-            "peak_bytes": self.peak_bytes,
-        }
+        return quartiles[0], quartiles[2]
+
+    def fill(self, row: R) -> R:
+        """The row with the median, the quartiles as its spread, and the peak."""
+        return replace(
+            row, seconds=self.median, quartiles=self.quartiles, rounds=len(self.seconds), peak_bytes=self.peak_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphTiming:
+    """Work timed as a CUDA graph, where one could be made, and launched kernel by kernel."""
+
+    timing: Timing
+    graph: bool
+    eager_seconds: float
+
+    def fill(self, row: G) -> G:
+        return replace(self.timing.fill(row), graph=self.graph, eager_seconds=self.eager_seconds)
 
 
 def timed(work: Callable[[], object], device: torch.device, *, rounds: int, warm_up: int = 2) -> Timing:
@@ -58,15 +76,15 @@ def timed(work: Callable[[], object], device: torch.device, *, rounds: int, warm
 
 def timed_as_graph(
     work: Callable[[], object], device: torch.device, *, rounds: int, say: Callable[[str], None]
-) -> tuple[Timing, dict[str, Any]]:
+) -> GraphTiming:
     """The work as a CUDA graph, which is how servers run it: launching its kernels one by one can take the host longer
     than they take the GPU. Launched one by one where it cannot be; the peak is always that. Also says which it was.
     """
     eager = timed(work, device, rounds=rounds)
     graph = _captured(work, say) if device.type == "cuda" else None
     seconds = eager.seconds if graph is None else timed(graph.replay, device, rounds=rounds).seconds
-    facts = {"graph": graph is not None, "eager_seconds": eager.median}
-    return Timing(seconds=seconds, peak_bytes=eager.peak_bytes), facts
+    timing = Timing(seconds=seconds, peak_bytes=eager.peak_bytes)
+    return GraphTiming(timing=timing, graph=graph is not None, eager_seconds=eager.median)
 
 
 def _captured(work: Callable[[], object], say: Callable[[str], None]) -> torch.cuda.CUDAGraph | None:

@@ -1,14 +1,17 @@
-"""The model card of a cut checkpoint."""
+"""The model cards of cut, recovered and trained checkpoints; what is known of serving them is for the caller to add."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slimstate.core.file_names import PLAN
 from slimstate.core.plan import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
-from slimstate.serving import engines
-from slimstate.serving.widths import speed_of_cut
+from slimstate.families.contract import Config
+from slimstate.records.base import command
+from slimstate.records.cut import CutRecord
+from slimstate.records.training import RecoveryRecord, TrainingRecord
 
 HEADER = """---
 library_name: transformers
@@ -38,13 +41,6 @@ ON_A_CPU = {
     "transformers": "Where flash-linear-attention is installed transformers uses its kernels, which run on a GPU; to"
     ' run on a CPU, call `slimstate.prepare("{model_type}")` first.',
 }
-SERVING = """
-## Serve it
-
-What was found in the sources of serving engines on {date}:
-
-{rules}
-"""
 
 TEMPLATE = (
     HEADER
@@ -64,7 +60,7 @@ Method: `{method}` (score `{score}`, seed {seed}). {calibration}What every head 
 fingerprint of the base model are in `slimstate_plan.json`; this repeats the cut:
 
 ```
-slimstate prune {source} --apply slimstate_plan.json --out DIR
+{command}
 ```
 {history}"""
     + LOADING
@@ -121,10 +117,8 @@ def megabytes(count: int) -> str:
     return f"{count / 2**20:.2f} MiB"
 
 
-def write_card(
-    plan: Plan, name: str, states: tuple[int, int], parameters: tuple[int, int], history: list[Mapping[str, Any]]
-) -> str:
-    """The card; `states` and `parameters` are before and after, `history` the cuts before this one."""
+def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str, Any]]) -> str:
+    """The card of a cut; `history` are the cuts before this one."""
     source = str(plan.model["source"])
     calibration = ""
     if plan.calibration is not None:
@@ -132,9 +126,8 @@ def write_card(
         calibration = f"Calibrated on {about['samples']} windows of {about['length']} tokens. "
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
     rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
-    speed = speed_of_cut(plan.model_type, plan.width, plan.key_dim)
     correction = f" The query scale that comes with the key dim: {plan.correction}."
-    return _after_loading(plan.model_type, plan.key_dim, TEMPLATE).format(
+    return _with_loading(plan.model_type, TEMPLATE).format(
         base=_base_line(source),
         name=name,
         correction=correction if plan.correction else "",
@@ -143,89 +136,87 @@ def write_card(
         key_dim=plan.key_dim,
         kept="directions (the projections were turned by a rotation first)" if rotated else "channels",
         width=plan.width,
-        before=megabytes(states[0]),
-        after=megabytes(states[1]),
-        parameters_before=parameters[0],
-        parameters_after=parameters[1],
-        speed="" if speed is None else f"\nSpeed: {speed['speedup']:.2f}x ({speed['source']}).\n",
+        before=megabytes(record.state_bytes.before["fp32"]),
+        after=megabytes(record.state_bytes.after["fp32"]),
+        parameters_before=record.parameters.before,
+        parameters_after=record.parameters.after,
+        speed="" if record.speed is None else f"\nSpeed: {record.speed.speedup:.2f}x ({record.speed.source}).\n",
         method=plan.method,
         score=plan.score,
         seed=plan.seed,
         calibration=calibration,
+        command=command("prune", [source], {"apply": PLAN, "out": "DIR"}),
         history=earlier + "\n" if earlier else "",
     )
 
 
-def write_training_card(record: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
+def training_card(record: TrainingRecord, config: Config, name: str) -> str:
     """The card of a model that was trained from a config."""
-    measured, shared = record["measured"], record["shared_filters"]
-    whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}.get(shared, "")
-    return _after_loading(config["model_type"], None, TRAINED).format(
+    measured, shared = record.measured, record.shared_filters
+    whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}
+    return _with_loading(config["model_type"], TRAINED).format(
         base="",
         name=name,
         model_type=config["model_type"],
-        parameters=record["parameters"],
-        source=record["model"],
-        tokens=record["tokens"],
-        data=record["corpus"]["data"],
-        epochs=record["epochs"],
-        sharing=f" In its convolutions {whose} one filter, stored for every channel." if shared else "",
-        measured=measured["tokens"],
-        text=measured["text"],
-        nats=measured["nats"]["after"],
-        perplexity=measured["perplexity"]["after"],
-        command=record["command"],
+        parameters=record.parameters,
+        source=record.model,
+        tokens=record.tokens,
+        data=None if record.corpus is None else record.corpus.data,
+        epochs=record.epochs,
+        sharing=f" In its convolutions {whose[shared]} one filter, stored for every channel." if shared else "",
+        measured=measured.tokens,
+        text=measured.text,
+        nats=measured.nats.after,
+        perplexity=measured.perplexity["after"],
+        command=record.command,
     )
 
 
-def write_recovery_card(record: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
+def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     """The card of a model that was fine-tuned after a cut, or as its control."""
-    settings, measured, done = record["settings"], record["measured"], config["slimstate"]
-    adaptation, teacher = settings["adaptation"], record["teacher"]
+    settings, measured, done = record.settings, record.measured, config["slimstate"]
+    adaptation, teacher = settings.adaptation, record.teacher
     cut = "key_dim" in done
     teaching, parts = "cross entropy", "all weights"
     if teacher is not None:
-        how = f"temperature {settings['temperature']:g}, weight {settings['kd_weight']:g}"
-        teaching += f" and distillation from `{teacher['model']}` ({how})"
-    if not adaptation["full"]:
-        parts = f"LoRA of rank {settings['lora_rank']} on {', '.join(adaptation['targets'])}"
-        parts += "; convolutions trained whole" if adaptation["convolutions"] else ""
+        how = f"temperature {settings.temperature:g}, weight {settings.kd_weight:g}"
+        teaching += f" and distillation from `{teacher.model}` ({how})"
+    if not adaptation.full:
+        parts = f"LoRA of rank {settings.lora_rank} on {', '.join(adaptation.targets)}"
+        parts += "; convolutions trained whole" if adaptation.convolutions else ""
     past = [*done.get("history", ()), {**done, "recovered": done["recovered"][:-1]}]
     lines = [line for entry in past for line in _done(entry, "")]
-    return _after_loading(config["model_type"], done.get("key_dim"), RECOVERED).format(
-        base=_base_line(str(done.get("base_model", record["model"]))),
+    return _with_loading(config["model_type"], RECOVERED).format(
+        base=_base_line(str(done.get("base_model", record.model))),
         model_type=config["model_type"],
         name=name,
         title=f"key dim {done['key_dim']} instead of {done['width']}, recovered" if cut else "fine-tuned, not cut",
-        source=record["model"],
+        source=record.model,
         teaching=teaching,
-        tokens=record["tokens"],
-        data=record["corpus"]["data"],
-        epochs=record["epochs"],
+        tokens=record.tokens,
+        data=None if record.corpus is None else record.corpus.data,
+        epochs=record.epochs,
         parts=parts,
         history="".join(f"\n{line}\n" for line in lines),
-        measured=measured["tokens"],
-        text=measured["text"],
+        measured=measured.tokens,
+        text=measured.text,
         rows="\n".join(
-            f"| {ROWS[key]} | {nats:.4f} | {measured['perplexity'][key]:.2f} |"
-            for key, nats in measured["nats"].items()
+            f"| {ROWS[key]} | {nats:.4f} | {measured.perplexity[key]:.2f} |"
+            for key, nats in measured.nats.known().items()
         ),
         closed="".join(
             f"\nIt closed {share:.0%} of the gap to {ROWS[goal]}.\n"
-            for goal, share in measured["closed"].items()
+            for goal, share in measured.closed.items()
             if share is not None
         ),
-        command=record["command"],
+        command=record.command,
     )
 
 
-def _after_loading(model_type: str, key_dim: int | None, template: str) -> str:
-    """The template with what loading and serving take for models of this type; more braces are yet to be filled."""
-    found = () if key_dim is None else engines.advice(model_type, key_dim)
-    rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
+def _with_loading(model_type: str, template: str) -> str:
+    """The template with what loading takes for models of this type; more braces are yet to be filled."""
     page = template.replace("{code}", loader_of(model_type).loading_code('"{name}"', "AutoTokenizer"))
-    page = page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
-    return page + (SERVING.format(date=engines.date(), rules=rules) if found else "")
+    return page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
 
 
 def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:

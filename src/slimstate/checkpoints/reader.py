@@ -10,17 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from slimstate.checkpoints.safetensors_io import TensorFile, TensorInfo
 from slimstate.core.layout import Mixer, Slot
 from slimstate.core.plan import PLAN
-from slimstate.families import Family, family_of
+from slimstate.families import Config, Family, family_of
 from slimstate.system import hub
 from slimstate.system.errors import ModelError, SlimstateError
-from slimstate.system.json_files import read_json
+from slimstate.system.json_files import JsonObject, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,9 +34,9 @@ class Checkpoint:
 
     source: str
     folder: Path
-    config: Mapping[str, Any]
+    config: Config
     files: Mapping[str, TensorFile]
-    index: Mapping[str, Any] | None
+    index: JsonObject | None
 
     @classmethod
     def open(cls, source: str | Path) -> Checkpoint:
@@ -66,13 +65,13 @@ class Checkpoint:
         return mixers
 
     @cached_property
-    def plan(self) -> dict[str, Any] | None:
+    def plan(self) -> JsonObject | None:
         """The plan that this model was cut by, where it was cut."""
         path = self.folder / PLAN
         return read_json(path) if self.config.get("slimstate") is not None and path.is_file() else None
 
     @property
-    def cut(self) -> Mapping[str, Any] | None:
+    def cut(self) -> JsonObject | None:
         """What the last cut was, where the model was cut."""
         entry = self.config.get("slimstate")
         return entry if entry is not None and "key_dim" in entry else None
@@ -122,7 +121,7 @@ class Checkpoint:
 
 def _roots(mixer: Mixer) -> tuple[str, str]:
     """How the names of the running model and of the files begin where they differ."""
-    running, stored = mixer.path.split("."), (mixer.stored or mixer.path).split(".")
+    running, stored = mixer.path.split("."), mixer.place_in_files.split(".")
     while running and stored and running[-1] == stored[-1]:
         running.pop()
         stored.pop()
@@ -202,7 +201,7 @@ def _hub_errors(repository: str, online: bool) -> Iterator[None]:
         raise ModelError(f"no folder {repository}, and it cannot be had from the hub: {hub.reason(error)}") from error
 
 
-def described_mixers(config: Mapping[str, Any]) -> tuple[Mixer, ...]:
+def described_mixers(config: Config) -> tuple[Mixer, ...]:
     """The mixers that a config describes, none of them looked up in the weights."""
     try:
         mixers = family_of(config).mixers(config)
@@ -230,7 +229,7 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
                 )
 
 
-def _shard_names(folder: Path, index: Mapping[str, Any] | None) -> list[str]:
+def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
     if index is not None:
         names = sorted(set(index.get("weight_map", {}).values()))
         for name in names:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from slimstate.system.errors import ModelError
+from slimstate.system.json_files import JsonObject
 
 BLOCK = 16 * 2**20
 DTYPES = {
@@ -117,7 +118,7 @@ class TensorFile:
             raise ModelError(f"{self.path} became shorter while it was read")
 
 
-def _info(entry: dict[str, Any], base: int) -> TensorInfo:
+def _info(entry: JsonObject, base: int) -> TensorInfo:
     begin, end = entry["data_offsets"]
     return TensorInfo(dtype=entry["dtype"], shape=tuple(entry["shape"]), start=base + begin, size=end - begin)
 
@@ -160,7 +161,7 @@ class Rewriting:
     def begin(cls, source: TensorFile, target: Path, change: Change) -> Rewriting:
         """Write the header, and leave room for the tensors."""
         shapes = {name: change.shape(name, info.shape) for name, info in source.tensors.items()}
-        header: dict[str, Any] = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}
+        header: JsonObject = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}
         ends = [0]
         for name, info in source.tensors.items():
             ends.append(ends[-1] + info.resized(shapes[name]))

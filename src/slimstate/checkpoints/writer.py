@@ -21,6 +21,7 @@ from slimstate.checkpoints.safetensors_io import Change, Rewriting
 from slimstate.records.training import RECOVERY, TRAINING
 from slimstate.system import atomic, threads
 from slimstate.system.errors import OutputError
+from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
 CARD = "README.md"
@@ -30,7 +31,7 @@ OF_A_TRAINING = (RECOVERY, TRAINING, ADAPTER, LOGS)  # of the weights they lie b
 WRITERS = 2  # threads, each of which holds a tensor that changes, or a piece of one; more slow a running model
 
 
-class Draft:
+class CheckpointWriter:
     """A model folder in the making: `copy` begins to copy what does not change, `finish` gives the rest."""
 
     def __init__(self, checkpoint: Checkpoint, outline: Change, folder: Path, out: Path, force: bool) -> None:
@@ -99,18 +100,20 @@ class Draft:
 
 
 @contextmanager
-def drafted(checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool = False) -> Iterator[Draft]:
-    """A draft of the folder `out`, which vanishes unless it is finished; of the change only its shapes are known."""
+def new_checkpoint(
+    checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool = False
+) -> Iterator[CheckpointWriter]:
+    """A writer of the folder `out`, which vanishes unless it is finished; of the change only its shapes are known."""
     check_output(checkpoint, out, force)
     with atomic.partial(out) as folder:
         check_output(checkpoint, out, force)  # what a killed run had put aside may be back
         with atomic.writing(out):
             _check_space(checkpoint, outline, folder)
-            draft = Draft(checkpoint, outline, folder, out, force)
+            writer = CheckpointWriter(checkpoint, outline, folder, out, force)
         try:
-            yield draft
+            yield writer
         finally:
-            draft.stop()
+            writer.stop()
 
 
 def write_checkpoint(
@@ -125,8 +128,8 @@ def write_checkpoint(
     reporter: Reporter = SILENT,
 ) -> list[str]:
     """The changed model as a new folder, which appears whole or not at all. Returns the files that were left out."""
-    with drafted(checkpoint, change, out, force=force) as draft:
-        return draft.finish(change, config, documents, folders=folders, reporter=reporter)
+    with new_checkpoint(checkpoint, change, out, force=force) as writer:
+        return writer.finish(change, config, documents, folders=folders, reporter=reporter)
 
 
 def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
@@ -140,7 +143,7 @@ def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
         if out.exists() and not out.is_dir():
             raise OutputError(f"{out} is a file")
         if out.exists() and not force:
-            raise OutputError(f"{out} exists already; choose another place or use --force")
+            raise OutputError(f"{out} exists already; choose another place or use `force`")
 
 
 def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
@@ -177,7 +180,7 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
     return left_out
 
 
-def _resized_index(checkpoint: Checkpoint, change: Change) -> dict[str, Any]:
+def _resized_index(checkpoint: Checkpoint, change: Change) -> JsonObject:
     assert checkpoint.index is not None
     metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, change)}
     if "total_parameters" in metadata:

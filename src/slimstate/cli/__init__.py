@@ -17,6 +17,7 @@ from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.running import run
 from slimstate.cli.training import recover, train
 from slimstate.system.errors import SlimstateError
+from slimstate.system.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 # typer carries its own copy of click in some versions, so the class is taken from where typer raises it
@@ -38,8 +39,6 @@ app.command()(run)
 def about(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     """Make the recurrent state of trained linear-attention language models smaller."""
     if version:
-        from slimstate import __version__
-
         print(__version__)
         raise typer.Exit
 

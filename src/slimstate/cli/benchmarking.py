@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from slimstate.cli.terminal import Device, Dtype, Json, TerminalReporter, Text, listed, print_json, printer
+from slimstate.models.devices import RunOptions
+from slimstate.records.benchmark import BenchRecord, DecodeRecord
 
 bench = typer.Typer(no_args_is_help=True, help="Time mixers, models, decoding and calibration at several key dims.")
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the tables and the figure.")]
@@ -26,7 +28,7 @@ Length = Annotated[int, typer.Option(help="Tokens of each.")]
 
 @bench.command()
 def mixer(
-    models: Annotated[str, typer.Option(help="delta_net, gated_deltanet.")] = "delta_net,gated_deltanet",
+    models: Annotated[str, typer.Option(help="Model types, with commas between them.")] = "delta_net,gated_deltanet",
     key_dims: Annotated[
         str, typer.Option(help="Key dims, the widest of which the others are compared with.")
     ] = "128,64,32",
@@ -44,13 +46,18 @@ def mixer(
     as_json: Json = False,
 ) -> None:
     """One linear-attention layer by itself; the defaults are the paper's setting. On a CPU take small sizes."""
-    from slimstate.benchmark import bench_mixer
+    from slimstate.benchmark import BenchOptions, MixerShape, bench_mixer
 
     record = bench_mixer(
-        listed(models, "--models", str), listed(key_dims, "--key-dims", int), batch=batch, length=length, hidden=hidden,
-        heads=heads, value_dim=value_dim, modes=listed(modes, "--modes", str), rounds=rounds, jobs=jobs, device=device,
-        dtype=dtype, out=out, reporter=TerminalReporter(),
-    )  # fmt: skip
+        listed(models, "--models", str),
+        listed(key_dims, "--key-dims", int),
+        shape=MixerShape(batch=batch, length=length, hidden=hidden, heads=heads, value_dim=value_dim),
+        modes=listed(modes, "--modes", str),
+        options=BenchOptions(rounds=rounds, jobs=jobs),
+        run=RunOptions(device=device, dtype=dtype),
+        out=out,
+        reporter=TerminalReporter(),
+    )
     show(record, out, as_json)
 
 
@@ -69,13 +76,19 @@ def model(
     as_json: Json = False,
 ) -> None:
     """Whole models: a prefill, and a training step. Random weights, but for a folder at its own key dim."""
-    from slimstate.benchmark import bench_model
+    from slimstate.benchmark import BenchOptions, bench_model
 
     record = bench_model(
-        listed(models, "--models", str), _key_dims(key_dims), batch=batch, length=length,
-        modes=listed(modes, "--modes", str), rounds=rounds, jobs=jobs, device=device, dtype=dtype, out=out,
+        listed(models, "--models", str),
+        _key_dims(key_dims),
+        batch=batch,
+        length=length,
+        modes=listed(modes, "--modes", str),
+        options=BenchOptions(rounds=rounds, jobs=jobs),
+        run=RunOptions(device=device, dtype=dtype),
+        out=out,
         reporter=TerminalReporter(),
-    )  # fmt: skip
+    )
     show(record, out, as_json)
 
 
@@ -92,12 +105,17 @@ def decode(
     as_json: Json = False,
 ) -> None:
     """One more token for each of many sequences, against the bandwidth of the device; and how many sequences fit."""
-    from slimstate.benchmark import bench_decode
+    from slimstate.benchmark import BenchOptions, bench_decode
 
     record = bench_decode(
-        listed(models, "--models", str), _key_dims(key_dims), batches=listed(batches, "--batches", int), rounds=rounds,
-        jobs=jobs, device=device, dtype=dtype, out=out, reporter=TerminalReporter(),
-    )  # fmt: skip
+        listed(models, "--models", str),
+        _key_dims(key_dims),
+        batches=listed(batches, "--batches", int),
+        options=BenchOptions(rounds=rounds, jobs=jobs),
+        run=RunOptions(device=device, dtype=dtype),
+        out=out,
+        reporter=TerminalReporter(),
+    )
     show(record, out, as_json)
 
 
@@ -118,12 +136,20 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """What each method's calibration costs beside a plain forward pass, and how long the choice takes."""
-    from slimstate.benchmark import bench_calibrate
+    from slimstate.benchmark import BenchOptions, bench_calibrate
 
     record = bench_calibrate(
-        model, methods=listed(methods, "--methods", str), key_dim=key_dim, samples=samples, length=length, data=data,
-        rounds=rounds, device=device, dtype=dtype, out=out, reporter=TerminalReporter(),
-    )  # fmt: skip
+        model,
+        methods=listed(methods, "--methods", str),
+        key_dim=key_dim,
+        samples=samples,
+        length=length,
+        data=data,
+        options=BenchOptions(rounds=rounds),
+        run=RunOptions(device=device, dtype=dtype),
+        out=out,
+        reporter=TerminalReporter(),
+    )
     show(record, out, as_json)
 
 
@@ -131,11 +157,11 @@ def _key_dims(given: str | None) -> list[int] | None:
     return None if given is None else listed(given, "--key-dims", int)
 
 
-def show(record: dict[str, Any], out: Path | None, as_json: bool) -> None:
+def show(record: BenchRecord, out: Path | None, as_json: bool) -> None:
     from slimstate.benchmark.tables import lines
 
     if as_json:
-        print_json(record)
+        print_json(record.to_json())
         return
     console = printer()
     if not console.is_terminal:
@@ -145,10 +171,10 @@ def show(record: dict[str, Any], out: Path | None, as_json: bool) -> None:
     for cells in body:
         table.add_row(*cells)
     console.print(table)
-    if "copy_bandwidth" in record:
-        console.print(f"copying: {record['copy_bandwidth'] / 1e9:,.0f} GB/s, read and written")
-    for entry in record.get("largest_batch", ()):
-        if entry["batch"] is not None:
-            console.print(f"{entry['model']}, key dim {entry['key_dim']}: {entry['batch']:,} sequences fit")
+    if isinstance(record, DecodeRecord):
+        console.print(f"copying: {record.copy_bandwidth / 1e9:,.0f} GB/s, read and written")
+        for entry in record.largest_batch:
+            if entry.batch is not None:
+                console.print(f"{entry.model}, key dim {entry.key_dim}: {entry.batch:,} sequences fit")
     if out is not None:
         console.print(f"written to {out}", markup=False)

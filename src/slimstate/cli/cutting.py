@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,8 +22,11 @@ from slimstate.cli.terminal import (
     print_json,
     printer,
 )
+from slimstate.pruning.budget import Budget
+from slimstate.records.cut import CutRecord, EstimateRecord
 from slimstate.selectors import METHODS as SELECTORS
 from slimstate.serving.engines import rules_of
+from slimstate.system.errors import PlanError
 
 StateMb = Annotated[
     float | None, typer.Option(help="MiB of recurrent state per sequence: the largest key dim that fits is chosen.")
@@ -45,41 +48,39 @@ def inspect(
     """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only."""
     from slimstate.pruning.inspect import inspect as look
 
-    record = look(model, state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, state_dtype=state_dtype)
+    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype))
     if as_json:
-        print_json(record)
+        print_json(record.to_json())
         return
-    console = Console(highlight=False)
-    softmax = f", {record['softmax_layers']} softmax layers left alone" if record["softmax_layers"] else ""
-    shared = f" ({record['value_heads']} value heads)" if record["value_heads"] != record["heads"] else ""
-    state = record["state_bytes"]
-    console.print(f"{record['model']}: {record['model_type']}, {record['parameters']:,} parameters", markup=False)
-    dims = f"key dim {record['key_dim']}, value dim {record['value_dim']}"
-    console.print(f"{record['mixers']} linear layers{softmax}, {record['heads']} heads{shared}, {dims}")
+    console, state = Console(highlight=False), record.state_bytes
+    softmax = f", {record.softmax_layers} softmax layers left alone" if record.softmax_layers else ""
+    shared = f" ({record.value_heads} value heads)" if record.value_heads != record.heads else ""
+    console.print(f"{record.model}: {record.model_type}, {record.parameters:,} parameters", markup=False)
+    dims = f"key dim {record.key_dim}, value dim {record.value_dim}"
+    console.print(f"{record.mixers} linear layers{softmax}, {record.heads} heads{shared}, {dims}")
     console.print(
         f"recurrent state per sequence: {mebibytes(state['fp32'])} in fp32, {mebibytes(state['bf16'])} in bf16"
     )
-    if record["already_cut"]:
-        cut = record["already_cut"]
-        console.print(f"cut before: key dim {cut['width']} to {cut['key_dim']} by {cut['method']}")
+    if (cut := record.already_cut) is not None:
+        console.print(f"cut before: key dim {cut.width} to {cut.key_dim} by {cut.method}")
     table = Table("key dim", "compression", "state fp32", "state bf16", "sequences in the same memory", "parameters")
-    for option in record["options"]:
-        sizes = option["state_bytes"]
+    for option in record.options:
+        sizes = option.state_bytes
         table.add_row(
-            str(option["key_dim"]),
-            f"{option['compression']:.3g}",
+            str(option.key_dim),
+            f"{option.compression:.3g}",
             mebibytes(sizes["fp32"]),
             mebibytes(sizes["bf16"]),
             f"{state['fp32'] / sizes['fp32']:.2f}x",
-            f"{option['parameters']:,}",
+            f"{option.parameters:,}",
         )
     console.print(table)
-    if record["budget"]:
-        console.print(record["budget"]["why"])
-    if record["speed"]:
-        console.print(record["speed"]["advice"], markup=False)
-    rules = rules_of(record["model_type"])
-    console.print(f"serving, as of {record['serving']['date']}:" if rules else "serving: no engine was examined")
+    if record.budget is not None:
+        console.print(record.budget.why)
+    if record.speed:
+        console.print(record.speed.advice, markup=False)
+    rules = rules_of(record.model_type)
+    console.print(f"serving, as of {record.serving.date}:" if rules else "serving: no engine was examined")
     for rule in rules:
         console.print(f"  {rule.describe(condition=True)}", markup=False)
 
@@ -145,77 +146,91 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Cut a model to fewer key/query channels per head and write a checkpoint that the stock class loads."""
+    from slimstate.models.offload import LoadOptions
+    from slimstate.pruning.estimate import estimate
+    from slimstate.pruning.options import Calibration, CutOptions
+    from slimstate.pruning.prune import apply_plan
     from slimstate.pruning.prune import prune as cut
 
-    record = cut(
-        model,
-        out,
-        method=method,
-        compression=compression,
-        key_dim=key_dim,
-        state_mb=state_mb,
-        sequences=sequences,
-        memory_gb=memory_gb,
-        state_dtype=state_dtype,
-        data=data,
-        samples=samples,
-        length=length,
-        score=score,
-        seed=seed,
-        f=rrqr_f,
-        device=device,
-        dtype=dtype,
-        device_map=device_map,
-        max_memory=max_memory,
-        keep_norm_eps=keep_norm_eps,
-        evidence=evidence,
-        apply=apply,
-        dry_run=dry_run,
-        plan_only=plan_only,
-        force=force,
-        reporter=TerminalReporter(),
-    )
-    if as_json:
-        print_json(record)
+    reporter = TerminalReporter()
+    budget = budget_of(state_mb, sequences, memory_gb, state_dtype)
+    if out is None and not (dry_run or plan_only):
+        raise PlanError("give --out DIR, or --dry-run to write nothing")
+    target = None if dry_run else out
+    if apply is not None:
+        if plan_only:
+            raise PlanError(
+                "--apply has its plan already and loads no model: there is nothing for --plan-only to estimate"
+            )
+        if any(x is not None for x in (compression, key_dim, budget)):
+            raise PlanError(
+                "--apply has its plan, which says how much is kept: leave out --compression, --key-dim and budgets"
+            )
+        _show(apply_plan(model, apply, target, force=force, reporter=reporter), as_json)
         return
-    console = printer()
+    calibration = Calibration(data=data, samples=samples, length=length, seed=seed, evidence=evidence)
+    load = LoadOptions(device=device, dtype=dtype, device_map=device_map, max_memory=max_memory)
+    options = CutOptions(score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force)
     if plan_only:
-        _print_estimate(console, record)
+        planned = estimate(
+            model, key_dim=key_dim, compression=compression, budget=budget, method=method, calibration=calibration,
+            run=load, reporter=reporter,
+        )  # fmt: skip
+        if as_json:
+            print_json(planned.to_json())
+        else:
+            _print_estimate(planned)
         return
-    states, parameters = record["state_bytes"], record["parameters"]
-    if record["kernels"] is None:
+    record = cut(
+        model, target, key_dim=key_dim, compression=compression, budget=budget, method=method,
+        calibration=calibration, options=options, run=load, reporter=reporter,
+    )  # fmt: skip
+    _show(record, as_json)
+
+
+def budget_of(
+    state_mb: float | None, sequences: int | None, memory_gb: float | None, state_dtype: str
+) -> Budget | None:
+    """What was asked for, if anything was."""
+    if state_mb is None and sequences is None and memory_gb is None:
+        return None
+    return Budget(state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, state_dtype=state_dtype)
+
+
+def _show(record: CutRecord, as_json: bool) -> None:
+    if as_json:
+        print_json(record.to_json())
+        return
+    console, states, parameters = printer(), record.state_bytes, record.parameters
+    if record.kernels is None:
         console.print("kernels: none ran")
-    console.print(
-        f"{record['method']}: key dim {record['width']} to {record['key_dim']} in every head of {record['model_type']}"
-    )
-    console.print(
-        f"state per sequence (fp32): {mebibytes(states['before']['fp32'])} to {mebibytes(states['after']['fp32'])}"
-    )
-    console.print(f"parameters: {parameters['before']:,} to {parameters['after']:,}")
-    if record["correction"]:
-        console.print(record["correction"])
-    for line in _certificate_lines(record["certificate"]):
+    console.print(f"{record.method}: key dim {record.width} to {record.key_dim} in every head of {record.model_type}")
+    console.print(f"state per sequence (fp32): {mebibytes(states.before['fp32'])} to {mebibytes(states.after['fp32'])}")
+    console.print(f"parameters: {parameters.before:,} to {parameters.after:,}")
+    if record.correction:
+        console.print(record.correction)
+    for line in _certificate_lines(record.certificate):
         console.print(line)
-    if record.get("left_out"):
-        console.print(f"left out, because they hold other weights: {', '.join(record['left_out'])}", markup=False)
-    console.print(f"written to {record['out']}" if record["out"] else "dry run: nothing was written", markup=False)
+    if record.left_out:
+        console.print(f"left out, because they hold other weights: {', '.join(record.left_out)}", markup=False)
+    console.print(f"written to {record.out}" if record.out else "dry run: nothing was written", markup=False)
 
 
-def _print_estimate(console: Console, record: dict[str, Any]) -> None:
-    calibrated = f", {record['tokens']:,} tokens on {record['device']} in {record['dtype']}" if record["tokens"] else ""
-    console.print(f"{record['method']} to key dim {record['key_dim']}{calibrated}: about")
-    for stage, seconds in record["seconds"].items():
+def _print_estimate(record: EstimateRecord) -> None:
+    console = printer()
+    calibrated = f", {record.tokens:,} tokens on {record.device} in {record.dtype}" if record.tokens else ""
+    console.print(f"{record.method} to key dim {record.key_dim}{calibrated}: about")
+    for stage, seconds in record.seconds.items():
         console.print(f"  {seconds:,.1f} s  {stage}")
-    for place, title in (("gpu_bytes", "GPU memory"), ("host_bytes", "host memory")):
-        sizes = record[place]
+    for sizes, title in ((record.gpu_bytes, "GPU memory"), (record.host_bytes, "host memory")):
         parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in sizes.items() if name != "total")
         if sizes["total"]:
             console.print(f"  {sizes['total'] / 2**30:.2f} GiB  {title}: {parts}")
-    console.print(f"  {record['disk_bytes'] / 2**30:.2f} GiB  on disk, at most")
+    console.print(f"  {record.disk_bytes / 2**30:.2f} GiB  on disk, at most")
     console.print("nothing was loaded or written; expect these to be wrong by up to a factor of two")
 
 
-def _certificate_lines(certificate: dict[str, float | None]) -> Iterator[str]:
+def _certificate_lines(certificate: Mapping[str, float | None]) -> Iterator[str]:
     if "rho" in certificate:
         yield f"largest rho left: {certificate['rho']:.3f} after {certificate['swaps']:.0f} exchanges"
     if "variance_lost" in certificate:

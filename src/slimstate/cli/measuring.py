@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -22,6 +21,9 @@ from slimstate.cli.terminal import (
     print_json,
     printer,
 )
+from slimstate.models.devices import RunOptions
+from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.sweep import SweepRecord
 from slimstate.selectors import SELECTORS
 
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
@@ -53,56 +55,55 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a model: perplexity of a text over windows that do not overlap, lm-eval's tasks, recall."""
+    from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.evaluate import evaluate as measure
-    from slimstate.evaluation.evaluate import scores_of
 
     record = measure(
         model,
         text,
-        length=length,
-        max_tokens=max_tokens,
         tasks=tasks,
         recall=recall,
         associative=associative,
-        task_data=task_data,
-        limit=limit,
         baseline=baseline,
-        seed=seed,
-        device=device,
-        dtype=dtype,
+        options=EvalOptions(length=length, max_tokens=max_tokens, task_data=task_data, limit=limit, seed=seed),
+        run=RunOptions(device=device, dtype=dtype),
         out=out,
         reporter=TerminalReporter(),
     )
     if as_json:
-        print_json(record)
+        print_json(record.to_json())
         return
+    print_evaluation(record)
+    if out is not None:
+        printer().print(f"written to {out}", markup=False)
+
+
+def print_evaluation(record: EvaluationRecord) -> None:
+    from slimstate.evaluation.evaluate import scores_of
+
     console = printer()
-    if "perplexity" in record:
-        windows = f"{record['windows']} windows of {record['length']} tokens"
-        console.print(f"perplexity {record['perplexity']:.3f} per token ({windows})")
-        per_byte = f"{record['nats_per_byte']:.4f} nats and {record['bits_per_byte']:.4f} bits per byte"
-        console.print(f"{record['nats_per_token']:.4f} nats per token, {per_byte}")
-    if baseline is not None:
-        table = Table("measure", record["name"], record["baseline"]["name"], "share kept")
-        for row in record["compared"]:
-            share = "" if row["share"] is None else f"{row['share']:.1%}"
-            table.add_row(row["measure"], _number(row["model"]), _number(row["baseline"]), share)
+    if record.perplexity is not None:
+        windows = f"{record.windows} windows of {record.length} tokens"
+        console.print(f"perplexity {record.perplexity:.3f} per token ({windows})")
+        per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
+        console.print(f"{record.nats_per_token:.4f} nats per token, {per_byte}")
+    if record.baseline is not None:
+        table = Table("measure", record.name, record.baseline.name, "share kept")
+        for row in record.compared:
+            share = "" if row.share is None else f"{row.share:.1%}"
+            table.add_row(row.measure, _number(row.model), _number(row.baseline), share)
         console.print(table)
-    elif tasks or recall or associative:
-        table = Table("measure", record["name"])
+    elif record.lm_eval is not None or record.associative_recall is not None:
+        table = Table("measure", record.name)
         for name, (value, _) in scores_of(record).items():
             table.add_row(name, _number(value))
         console.print(table)
-    _say_where(out)
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"
-
-
-def _say_where(out: Path | None) -> None:
-    if out is not None:
-        printer().print(f"written to {out}", markup=False)
 
 
 def analyze(
@@ -122,31 +123,25 @@ def analyze(
     as_json: Json = False,
 ) -> None:
     """See how much of their states models use: rank utilisation, spectra, filters, the bounds of the theory."""
+    from slimstate.evaluation.analyze import AnalysisOptions
     from slimstate.evaluation.analyze import analyze as look
 
-    record = look(
+    found = look(
         models,
         text,
         out,
-        length=length,
-        samples=samples,
-        every=every,
-        skip=skip,
-        seed=seed,
-        head=head,
-        device=device,
-        dtype=dtype,
+        options=AnalysisOptions(length=length, samples=samples, every=every, skip=skip, seed=seed, head=head),
+        run=RunOptions(device=device, dtype=dtype),
         reporter=TerminalReporter(),
     )
     if as_json:
-        print_json(record)
+        print_json(found.to_json())
         return
     console = printer()
     table = Table("model", "key dim", "rank utilisation", "effective rank", "states outside a bound")
-    for entry in record["models"]:
-        outside = f"{entry['violations']} of {entry['states']}"
-        used = f"{entry['utilisation']:.3f}"
-        table.add_row(entry["name"], str(entry["key_dim"]), used, f"{entry['effective_rank']:.2f}", outside)
+    for use in found.models:
+        outside = f"{use.violations} of {use.states}"
+        table.add_row(use.name, str(use.key_dim), f"{use.utilisation:.3f}", f"{use.effective_rank:.2f}", outside)
     console.print(table)
     console.print(f"records and figures are in {out}; slimstate report {out} makes a page of them", markup=False)
 
@@ -173,48 +168,45 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """What every method would cost at every compression, from one calibration and without writing a model."""
+    from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep import sweep as run
+    from slimstate.evaluation.sweep_grid import SweepGrid
+    from slimstate.pruning.options import Calibration
 
     record = run(
         model,
         out,
         text=text,
-        data=data,
-        methods=listed(methods, "--methods", str),
-        compressions=listed(compressions, "--compressions", float),
-        scores=listed(scores, "--scores", str),
-        samples=samples,
-        length=length,
-        text_length=text_length,
-        max_tokens=max_tokens,
-        max_loss=max_loss,
-        seed=seed,
-        f=rrqr_f,
-        device=device,
-        dtype=dtype,
+        calibration=Calibration(data=data, samples=samples, length=length, seed=seed),
+        grid=SweepGrid(
+            methods=listed(methods, "--methods", str),
+            compressions=listed(compressions, "--compressions", float),
+            scores=listed(scores, "--scores", str),
+        ),
+        options=SweepOptions(text_length=text_length, max_tokens=max_tokens, max_loss=max_loss, f=rrqr_f),
+        run=RunOptions(device=device, dtype=dtype),
         reporter=TerminalReporter(),
     )
     if as_json:
-        print_json(record)
+        print_json(record.to_json())
         return
     print_sweep(record, out)
 
 
-def print_sweep(record: dict[str, Any], out: Path) -> None:
-    console, uncut = printer(), record["uncut"]
-    keys: Sequence[tuple[int, float]] = sorted({(row["key_dim"], row["compression"]) for row in record["rows"]})[::-1]
+def print_sweep(record: SweepRecord, out: Path) -> None:
+    console, uncut, rows = printer(), record.uncut, record.rows
+    keys = sorted({(row.key_dim, row.compression) for row in rows}, reverse=True)
     table = Table("perplexity", *(f"key dim {key_dim} ({compression:g})" for key_dim, compression in keys))
-    names = dict.fromkeys((row["method"], row["score"]) for row in record["rows"])
-    for method, score in names:
-        found = {row["key_dim"]: row for row in record["rows"] if (row["method"], row["score"]) == (method, score)}
-        cells = (f"{found[key_dim]['perplexity']:.2f}" if key_dim in found else "" for key_dim, _ in keys)
+    for method, score in dict.fromkeys((row.method, row.score) for row in rows):
+        found = {row.key_dim: row for row in rows if (row.method, row.score) == (method, score)}
+        cells = (f"{found[key_dim].perplexity:.2f}" if key_dim in found else "" for key_dim, _ in keys)
         table.add_row(f"{method} ({score})", *cells)
     console.print(table)
-    state = mebibytes(uncut["state_bytes"])
-    console.print(f"uncut: perplexity {uncut['perplexity']:.2f}, {state} of state per sequence in fp32")
-    chosen = record["recommended"]
-    console.print(f"{'recommended: ' if chosen['within'] else ''}{chosen['reason']}")
-    console.print(f"  {chosen['command']}", markup=False)
+    state = mebibytes(uncut.state_bytes)
+    console.print(f"uncut: perplexity {uncut.perplexity:.2f}, {state} of state per sequence in fp32")
+    if (chosen := record.recommended) is not None:
+        console.print(f"{'recommended: ' if chosen.within else ''}{chosen.reason}")
+        console.print(f"  {chosen.command}", markup=False)
     console.print(f"records, tables and the figure are in {out}", markup=False)
 
 

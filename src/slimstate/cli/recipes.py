@@ -15,22 +15,22 @@ a step to one scale. Steps that are done are remembered, so that a recipe goes o
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from slimstate.records.base import versions
+from slimstate.records.recipe import RecipeRecord, StepDone
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, PlanError
-from slimstate.system.json_files import write_json
 from slimstate.system.progress import SILENT, Reporter
 
 if sys.version_info >= (3, 11):
@@ -52,9 +52,15 @@ class Step:
     each: Mapping[str, str] = field(default_factory=dict)
     only: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.only not in (None, *SCALES):
+            raise ValueError(f"`only` is one of {', '.join(SCALES)}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
+    """A file of steps, and the values for their names at each scale."""
+
     path: Path
     title: str
     about: str
@@ -70,8 +76,6 @@ class Recipe:
             if odd:
                 raise ValueError(f"{sorted(odd)[0]} is no part of a recipe")
             steps = tuple(Step(**entry) for entry in data["steps"])
-            if any(step.only not in (None, *SCALES) for step in steps):
-                raise ValueError(f"`only` is one of {', '.join(SCALES)}")
             values = {scale: dict(data[scale]) for scale in SCALES}
             return cls(path=path, title=data["title"], about=data["about"].strip(), values=values, steps=steps)
         except OSError as error:
@@ -135,6 +139,11 @@ def _filled(value: Any, known: Mapping[str, Any]) -> Any:
     return _Names().vformat(value, (), dict(known)) if isinstance(value, str) else value
 
 
+def results_of(recipe: Path) -> Path:
+    """Where a recipe puts its results unless told otherwise."""
+    return Path("build") / "recipes" / recipe.stem
+
+
 def run_recipe(
     recipe: Recipe,
     execute: Execute,
@@ -143,41 +152,37 @@ def run_recipe(
     out: Path | None = None,
     changes: Mapping[str, str] | None = None,
     reporter: Reporter = SILENT,
-) -> dict[str, Any]:
+) -> RecipeRecord:
     """Run the steps that are not done yet; returns what was done, which `out` also remembers."""
-    folder = Path("build") / "recipes" / recipe.path.stem if out is None else out
+    folder = results_of(recipe.path) if out is None else out
     check_place(folder, folder=True)
     commands = recipe.commands(scale, folder, changes)
-    done = distributed.from_main(lambda: _done(folder / PROGRESS))
-    record: dict[str, Any] = {
-        "recipe": str(recipe.path), "title": recipe.title, "scale": scale, "versions": versions(),
-        "steps": [entry for entry in done if entry["command"] in set(map(shlex.join, commands))],
-        "out": str(folder),
-    }  # fmt: skip
-    finished = {entry["command"] for entry in record["steps"]}
+    record = RecipeRecord(
+        recipe=str(recipe.path), title=recipe.title, scale=scale, versions=versions(), out=str(folder),
+        steps=distributed.from_main(lambda: _done(folder / PROGRESS, list(map(shlex.join, commands)))),
+    )  # fmt: skip
     ran = False  # a report is made again after whatever it reports on
     for number, words in enumerate(commands, start=1):
-        command = shlex.join(words)
-        if command in finished and _still_there(words) and ("--out" in words or not ran):
-            reporter.say(f"step {number} of {len(commands)}, done before: slimstate {command}")
+        place, command = f"step {number} of {len(commands)}", shlex.join(words)
+        if record.has(command) and _still_there(words) and ("--out" in words or not ran):
+            reporter.say(f"{place}, done before: slimstate {command}")
             continue
-        reporter.say(f"step {number} of {len(commands)}: slimstate {command}")
+        reporter.say(f"{place}: slimstate {command}")
         started = time.perf_counter()
         execute([*words, *AGAIN.get(words[0], ())])
         ran = True
-        record["steps"] = [entry for entry in record["steps"] if entry["command"] != command]
-        record["steps"].append({"command": command, "seconds": time.perf_counter() - started})
-        distributed.from_main(lambda: write_json(folder / PROGRESS, record))
+        record = record.after(StepDone(command=command, seconds=time.perf_counter() - started))
+        distributed.from_main(partial(record.write, folder / PROGRESS))
     return record
 
 
-def _done(path: Path) -> list[dict[str, Any]]:
-    """The steps that an earlier run finished."""
+def _done(path: Path, commands: Sequence[str]) -> tuple[StepDone, ...]:
+    """Those of the commands that an earlier run finished."""
     if not path.exists():
-        return []
+        return ()
     try:
-        return [dict(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["steps"] if entry["command"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return RecipeRecord.read(path).keeping(commands)
+    except DataError as error:
         raise DataError(f"{path} does not say what was done: {error}; remove it to start anew") from error
 
 

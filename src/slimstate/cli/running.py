@@ -25,13 +25,12 @@ def run(
     """Reproduce a table or a figure: run a recipe's commands; one that was stopped goes on where it was."""
     import shlex
 
-    from slimstate.cli.recipes import Recipe, run_recipe
+    from slimstate.cli.recipes import Recipe, results_of, run_recipe
 
     found, scale = Recipe.read(recipe), "small" if small else "paper"
     changes = dict(_pair(text) for text in change or ())
     if dry_run:
-        place = out or Path("build") / "recipes" / recipe.stem
-        for words in found.commands(scale, place, changes):
+        for words in found.commands(scale, out or results_of(recipe), changes):
             printer().print(f"slimstate {shlex.join(words)}", markup=False)
         return
     reporter = TerminalReporter()
@@ -45,12 +44,10 @@ def run(
         reporter=reporter,
     )
     if as_json:
-        print_json(record)
+        print_json(record.to_json())
     else:
-        seconds = sum(entry["seconds"] for entry in record["steps"])
-        printer().print(
-            f"{len(record['steps'])} steps in {seconds:,.0f} s; results are in {record['out']}", markup=False
-        )
+        told = f"{len(record.steps)} steps in {record.seconds:,.0f} s; results are in {record.out}"
+        printer().print(told, markup=False)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console, Group
@@ -126,12 +126,12 @@ def listed(text: str, name: str, convert: Callable[[str], T]) -> list[T]:
         raise PlanError(f"{name} {text}: give numbers with commas between them") from error
 
 
-def print_json(record: dict[str, Any]) -> None:
+def print_json(record: Mapping[str, object]) -> None:
     if distributed.is_main():
         print(json.dumps(record, indent=2))
 
 
-def mebibytes(count: int) -> str:
+def mebibytes(count: float) -> str:
     return f"{count / 2**20:,.2f} MiB"
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.table import Table
 
 from slimstate.cli.terminal import Device, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
+from slimstate.models.devices import RunOptions
+from slimstate.records.training import TrainedRecord
+from slimstate.system.errors import PlanError
+
+if TYPE_CHECKING:
+    from slimstate.training.recover import Preview
+
+P = TypeVar("P", "Preview", TrainedRecord)
 
 ROWS = {"before": "before", "after": "after", "uncut": "uncut", "control": "uncut, same training"}
 Tokens = Annotated[int | None, typer.Option(help="Train on so many tokens, instead of --steps.")]
@@ -46,7 +55,7 @@ def recover(
         bool,
         typer.Option(
             "--control",
-            help="Give the uncut model the same training too, into OUT-control: how much is healing, and how much just"
+            help="Give the uncut model the same training too, into OUT-control: how much is recovery, and how much just"
             " more training? With the uncut model as CUT, only that.",
         ),
     ] = False,
@@ -95,16 +104,37 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a cut model, with the uncut one as its teacher, and write a checkpoint that the stock class loads."""
-    from slimstate.training.recover import recover as heal
+    from slimstate.training import options as values
+    from slimstate.training import recover as verb
 
-    given = {name: value for name, value in locals().items() if name not in ("model", "as_json", "heal")}
-    record = heal(model, **given, reporter=TerminalReporter())
-    if as_json:
-        print_json(record)
-    elif dry_run:
-        _print_preview(record)
-    elif record:
-        _print_outcome(record)
+    options = values.RecoverOptions(
+        steps=steps, tokens=tokens, length=length, batch_size=batch_size, lr=lr, min_lr=min_lr, warm_up=warm_up,
+        seed=seed, kd_weight=kd_weight, temperature=temperature, no_teacher=no_teacher, cache_teacher=cache_teacher,
+        cache_top_k=cache_top_k, full=full, lora_targets=lora_targets, lora_rank=lora_rank, lora_alpha=lora_alpha,
+    )  # fmt: skip
+    where, reporter = RunOptions(device=device, dtype=dtype), TerminalReporter()
+    if dry_run:
+        preview = verb.preview(model, teacher=teacher, control=control, options=options, run=where, reporter=reporter)
+        _print(preview, as_json, _print_preview)
+        return
+    if out is None or data is None:
+        raise PlanError("give --data TEXT and --out DIR, or --dry-run to train nothing")
+    record = verb.recover(
+        model,
+        out,
+        data=values.TrainingText(data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat),
+        teacher=teacher,
+        control=control,
+        control_out=control_out,
+        options=options,
+        trainer=values.TrainerOptions(
+            grad_accum=grad_accum, save_every=save_every, report_to=report_to, fsdp=fsdp, keep_adapter=keep_adapter,
+            resume=resume, force=force,
+        ),
+        run=where,
+        reporter=reporter,
+    )  # fmt: skip
+    _print(record, as_json, _print_outcome)
 
 
 def train(
@@ -147,40 +177,57 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model from a config and a text, or a model further, and write a checkpoint that the stock class loads."""
-    from slimstate.training.pretrain import train as learn
+    from slimstate.training import options as values
+    from slimstate.training import pretrain as verb
 
-    given = {name: value for name, value in locals().items() if name not in ("config", "as_json", "learn")}
-    record = learn(config, **given, reporter=TerminalReporter())
+    record = verb.train(
+        config,
+        out,
+        data=values.TrainingText(data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat),
+        tokenizer=tokenizer,
+        shared_filters=shared_filters,
+        options=values.PretrainOptions(
+            steps=steps, tokens=tokens, length=length, batch_size=batch_size, lr=lr, min_lr=min_lr, warm_up=warm_up,
+            seed=seed, weight_decay=weight_decay, second_beta=second_beta,
+        ),
+        trainer=values.TrainerOptions(
+            grad_accum=grad_accum, save_every=save_every, report_to=report_to, fsdp=fsdp, resume=resume, force=force
+        ),
+        run=RunOptions(device=device, dtype=dtype),
+        reporter=TerminalReporter(),
+    )  # fmt: skip
+    _print(record, as_json, _print_outcome)
+
+
+def _print(result: P, as_json: bool, in_words: Callable[[P], None]) -> None:
     if as_json:
-        print_json(record)
+        print_json(result.to_json())
     else:
-        _print_outcome(record)
+        in_words(result)
 
 
-def _print_preview(record: dict[str, Any]) -> None:
+def _print_preview(preview: Preview) -> None:
     console = printer()
-    for title, names in (("adapters on", record["targets"]), ("trained whole", record["convolutions"])):
+    for title, names in (("adapters on", preview.targets), ("trained whole", preview.convolutions)):
         if names:
             console.print(f"{title}:")
         for name in names:
             console.print(f"  {name}", markup=False)
-    if record["settings"]["full"]:
+    if preview.settings.full:
         console.print("all weights are trained")
-    console.print(
-        f"{record['trained_parameters']:,} parameters to train beside the {record['parameters']:,} of the model"
-    )
-    console.print(f"{record['steps']:,} steps, {record['tokens']:,} tokens; dry run: nothing was trained")
+    console.print(f"{preview.trained_parameters:,} parameters to train beside the {preview.parameters:,} of the model")
+    console.print(f"{preview.steps:,} steps, {preview.tokens:,} tokens; dry run: nothing was trained")
 
 
-def _print_outcome(record: dict[str, Any]) -> None:
-    console, measured = printer(), record["measured"]
-    table = Table("", "nats per token", "perplexity", title=f"{measured['tokens']:,} tokens: {measured['text']}")
-    for name, nats in measured["nats"].items():
-        table.add_row(ROWS[name], f"{nats:.4f}", f"{measured['perplexity'][name]:.2f}")
+def _print_outcome(record: TrainedRecord) -> None:
+    console, measured = printer(), record.measured
+    table = Table("", "nats per token", "perplexity", title=f"{measured.tokens:,} tokens: {measured.text}")
+    for name, nats in measured.nats.known().items():
+        table.add_row(ROWS[name], f"{nats:.4f}", f"{measured.perplexity[name]:.2f}")
     console.print(table)
-    for goal, share in measured["closed"].items():
+    for goal, share in measured.closed.items():
         if share is not None:
             console.print(f"closed {share:.1%} of the gap to the {'uncut model' if goal == 'uncut' else 'control'}")
-    if record["tokens_per_second"]:
-        console.print(f"{record['tokens']:,} tokens at {record['tokens_per_second']:,.0f} tokens/s")
-    console.print(f"written to {record['out']}", markup=False)
+    if record.tokens_per_second:
+        console.print(f"{record.tokens:,} tokens at {record.tokens_per_second:,.0f} tokens/s")
+    console.print(f"written to {record.out}", markup=False)

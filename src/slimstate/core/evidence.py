@@ -105,7 +105,7 @@ class EvidenceFile:
                 if metadata.get("slimstate_evidence") != FORMAT:
                     raise DataError(f"{path} is not a slimstate evidence file")
                 about = json.loads(metadata["about"])
-                layers: dict[int, dict[str, Any]] = {}
+                layers: dict[int, dict[str, Tensor]] = {}
                 for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
                     layer, _, name = key.partition(".")
                     layers.setdefault(int(layer), {})[name] = file.get_tensor(key)
@@ -121,4 +121,6 @@ class EvidenceFile:
             raise DataError(f"{path} is evidence of another model ({seen}…, this one is {here}…): collect it again")
         if digest is not None and self.calibration["digest"] != digest:
             other = self.calibration["data"]
-            raise DataError(f"{path} was collected on other tokens ({other}): collect it again or leave out --data")
+            raise DataError(
+                f"{path} was collected on other tokens ({other}): collect it again or leave out `calibration`"
+            )

@@ -17,21 +17,30 @@ from torch import Tensor
 class Slot:
     """Rows of one parameter that hold the channels of an axis.
 
-    The row of (head h, channel c) along `dim` is `start + h * head_stride + c`; without a head stride the heads lie
-    side by side. The whole pattern stands `copies` times, `copy_stride` rows apart. A `filter` acts on its channel
-    alone, as the taps of a depthwise convolution do; other rows make their channel, and rotate with it. Where nothing
-    but linear maps lies between these rows and the state, a cut can take the change of the query scale into them: `scaled`.
-    A parameter `by_head` has heads and channels as its first two dimensions, and its rows are counted through both.
+    The row of (head h, channel c) is `start + h * head_stride + c`, and again `copy_stride` rows further on for every
+    copy. The simplest slot is Slot(parameter="q_proj.weight"): head after head, D rows each.
     """
 
+    # the parameter, as the files name it below the mixer: "k_proj.weight"
     parameter: str
+    # the dimension that the rows lie along: 0, those of a weight [rows, inputs]
     dim: int = 0
+    # the first row: 2048 for the keys of an "in_proj_qkv.weight" with rows [q 2048 | k 2048 | v]
     start: int = 0
+    # rows from a head to the next: D where heads lie side by side, as None says; 768 where each has its
+    # [q 128 | k 128 | v 256 | z 256] together
     head_stride: int | None = None
+    # how often the whole pattern stands there: 2 where two query heads share the channels of a key head
     copies: int = 1
+    # rows from a copy to the next: D where copies lie within a head, H * D where they lie behind all heads
     copy_stride: int = 0
-    filter: bool = False
-    scaled: bool = False
+    # whether rows act on their channel alone, as the taps of a depthwise convolution "k_conv1d.weight" do; other rows
+    # make their channel, and rotate with it
+    depthwise: bool = False
+    # whether a cut multiplies the rows it keeps by sqrt(K / D), to make up for the new query scale: those of queries
+    # that nothing but linear maps separates from the state, "q_proj.weight" of linear attention
+    absorbs_query_scale: bool = False
+    # whether heads and channels are two dimensions, the first ones: the "bonus" [H, D] of RWKV-6
     by_head: bool = False
 
     def rows_in(self, shape: Sequence[int]) -> int:
@@ -43,8 +52,11 @@ class Slot:
 class Axis:
     """H heads of D channels, and every place in the parameters where a channel lives."""
 
+    # H: 16
     heads: int
+    # D, channels of a head before the cut: 128
     width: int
+    # where they live: rows of q_proj.weight, of k_proj.weight, of their convolutions
     slots: tuple[Slot, ...]
 
     def __post_init__(self) -> None:
@@ -68,61 +80,82 @@ class Axis:
 class HookPoint:
     """Where the queries and keys of a mixer can be seen as they enter the state: after convolution and activation.
 
-    `operators` are names in `module` that the layer calls with the arguments `query` and `key` [B, T, H, D], or with as
-    many copies of each head as there are value heads. `step`, where it is another function, takes one token without a
-    time axis. Where the layer normalises them itself first, `normaliser` names the function it calls with the queries
-    and then with the keys. `companions` are arguments with the channels of the keys that are no keys. `timed` are the
-    other arguments with a time axis, `state` and `final` those that take the state and ask for it; it is [B, H, V, K]
-    where `value_first` says so. `scaled` operators multiply queries by D^-0.5; `bare` ones give out no state unless
-    asked. `kernels` are other functions of `module` that may be compiled for GPUs only, `shortcuts` those that do a
-    whole layer and read the weights of linear maps past their adapters. `cache` is what the model calls its cache.
+    That is the call of a function, the operator, with queries and keys [B, T, H, D], or with as many copies of each
+    head as there are value heads.
     """
 
+    # where the layer looks its functions up: "fla.layers.delta_net"
     module: str
+    # those that it calls with queries and keys: ("chunk_delta_rule", "fused_recurrent_delta_rule")
     operators: tuple[str, ...]
+    # the argument with the queries: "q", "query", "C"
     query: str = "q"
+    # the argument with the keys: "k", "key", "B"
     key: str = "k"
-    step: str | None = None
+    # other arguments that have the channels of the keys: ("p",), by which Comba erases
+    key_like: tuple[str, ...] = ()
+    # all other arguments with a time axis: values, decays, update strengths
+    per_token: tuple[str, ...] = ("v", "g", "beta")
+    # the operator for one token without a time axis, where it is another: "mamba2_selective_state_update"
+    step_operator: str | None = None
+    # what the layer calls with the queries and then with the keys where it normalises them itself: "sum_norm"
     normaliser: str | None = None
-    companions: tuple[str, ...] = ()
-    timed: tuple[str, ...] = ("v", "g", "beta")
-    state: str = "initial_state"
-    final: str = "output_final_state"
+    # the argument with the state to begin with
+    initial_state: str = "initial_state"
+    # the argument that asks for the state at the end
+    final_state: str = "output_final_state"
+    # whether that state is [B, H, V, K], as Mamba-2 has it, and not [B, H, K, V]
     value_first: bool = False
-    scaled: bool = True
-    bare: bool = False
-    kernels: tuple[str, ...] = ()
-    shortcuts: tuple[str, ...] = ()
+    # whether operators multiply queries by D^-0.5: not those of Mamba-2 and RWKV-6
+    scales_queries: bool = True
+    # whether operators return (output, state or None) also where no state is asked for: those of Mamba-2 do not
+    returns_pair: bool = True
+    # other functions of the module that may be compiled for GPUs only: ("causal_conv1d_fn", "causal_conv1d_update")
+    gpu_kernels: tuple[str, ...] = ()
+    # functions that do a whole layer and read the weights of linear maps past their adapters, never called while
+    # slimstate runs a model: ("mamba2_split_conv1d_scan_combined",)
+    fused_layers: tuple[str, ...] = ()
+    # what the model calls its cache, as an argument and in its output: "past_key_values", "cache_params"
     cache: str = "past_key_values"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer:
-    """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state.
+    """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state."""
 
-    `path` is its place in the running model. Files may name it otherwise (`stored`) and keep in parts what the model
-    joins along the first dimension (`joined`: a parameter and its parts); slots are named as in the files. `filters`
-    are its convolutions by what they filter, each with an axis of one slot, to look at. `projections` are the names
-    of all its linear maps, for adapters. `noncommuting` names what stands between the projections and the state
-    and does not commute with a rotation of the channels; where there is nothing, a rotated cut is exact. Without it the channels
-    cannot be rotated at all, as where each has a gate of its own. `sharing` says which channels have one filter: those
-    of a head, all of them, or by default each its own.
-    """
-
+    # the number of the layer in the model: 0
     layer: int
+    # its place in the running model: "model.layers.0.attn"
     path: str
+    # its heads, their channels, and every slot that a cut changes
     axis: Axis
+    # the rows that make the queries, one of the slots: Slot(parameter="q_proj.weight")
     query: Slot
+    # the rows that make the keys: Slot(parameter="k_proj.weight")
     key: Slot
+    # the functions in which queries and keys are seen
     hook: HookPoint
+    # how many inputs the projections have, the hidden size: 2048
     input_size: int
+    # heads of the state, a multiple of the key heads: 32
     value_heads: int
+    # V, values of a head: the state of a head is K x V
     value_dim: int
+    # its convolutions by what they filter, each with an axis of one slot, to look at and to train:
+    # (("query", Axis(heads=16, width=128, slots=(Slot(parameter="q_conv1d.weight"),))), ...)
     filters: tuple[tuple[str, Axis], ...] = ()
+    # the names of all its linear maps, for adapters: ("q_proj", "k_proj", "v_proj", "o_proj")
     projections: tuple[str, ...] = ()
+    # what stands between the projections and the state and does not commute with a rotation of the channels:
+    # ("the activation silu",). () where nothing does, so that a rotated cut is exact; None where the channels cannot be
+    # rotated at all, as where each has a gate of its own
     noncommuting: tuple[str, ...] | None = None
+    # which channels have one filter by training: those of a "head", "all" of them, or None where each has its own
     sharing: str | None = None
-    stored: str | None = None
+    # its place in the files, where that is another: "model.language_model.layers.0.linear_attn"
+    stored_path: str | None = None
+    # parameters that the running model joins from parts in the files, along the first dimension:
+    # (("conv1d.weight", ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")),)
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
@@ -136,9 +169,13 @@ class Mixer:
     def state_elements(self) -> int:
         return self.value_heads * self.value_dim * self.axis.width
 
+    @property
+    def place_in_files(self) -> str:
+        return self.path if self.stored_path is None else self.stored_path
+
     def name_of(self, slot: Slot) -> str:
         """The tensor of a slot in the files."""
-        return f"{self.path if self.stored is None else self.stored}.{slot.parameter}"
+        return f"{self.place_in_files}.{slot.parameter}"
 
     def running_name_of(self, slot: Slot) -> str:
         """The parameter of a slot in the running model; of the projections, which are never joined."""
@@ -150,7 +187,7 @@ class Mixer:
             return ()
         parameter = name.removeprefix(f"{self.path}.")
         parts = dict(self.joined).get(parameter, (parameter,))
-        return tuple(f"{self.path if self.stored is None else self.stored}.{part}" for part in parts)
+        return tuple(f"{self.place_in_files}.{part}" for part in parts)
 
     def by_channel(self, slot: Slot, weight: Tensor) -> Tensor:
         """A projection, or its gradient, as [H, D, copies * input size]."""

@@ -4,7 +4,7 @@ To cut by a selection is to delete the rows of the dropped channels and to keep 
 by a basis T [K, D] is to rotate the D rows of every head into K first: the rows that make the channels become T rows,
 and filters, which act on one channel each, become (T o T) filters, the elementwise square: the best that filters of one
 channel each can do, and the same filter where all channels of a head have one. Queries are scaled by d_k^-0.5, so the
-rows that stay in a `scaled` slot are multiplied by sqrt(key dim / width), where asked for.
+rows that stay in a slot that absorbs the query scale are multiplied by sqrt(key dim / width), where asked for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cutter:
                 rows.append(mixer.axis.rows(slot, gone).flatten())
                 if isinstance(choice, Basis):
                     self._rotations.setdefault(name, []).append(partial(rotated, mixer.axis, slot, choice))
-                if slot.scaled and corrected:
+                if slot.absorbs_query_scale and corrected:
                     stays = mixer.axis.rows(slot, kept_channels(choice)).flatten()
                     self._softened[name] = (stays, math.sqrt(choice.kept / mixer.axis.width))
 
@@ -89,7 +89,7 @@ def rotated(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:
     """A parameter in the directions of a basis: they take the first K places of every head, the others become zero."""
     rows = axis.all_rows(slot).flatten().to(tensor.device)
     rotation = basis.rows.to(tensor.device, torch.float64)
-    if slot.filter:  # weights that sum to one, to the last digit, leave a shared filter bit for bit as it was
+    if slot.depthwise:  # weights that sum to one, to the last digit, leave a shared filter bit for bit as it was
         rotation = rotation.square() / rotation.square().sum(-1, keepdim=True)
     moved = (tensor.flatten(0, 1) if slot.by_head else tensor).movedim(slot.dim, 0).clone()
     by_head = moved[rows].double().reshape(slot.copies, axis.heads, axis.width, -1)

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from slimstate.data.text import windows
 from slimstate.system.atomic import staged_file, write_text
 from slimstate.system.errors import DataError, OutputError
+from slimstate.system.json_files import JsonObject
 
 TOKENS = "tokens.int32"
 ABOUT = "tokens.json"
@@ -58,7 +59,7 @@ class Corpus:
         if found < 1 + held_out:
             raise DataError(
                 f"{source} has {found} windows of {length} tokens; at least {1 + held_out} are needed: "
-                "give more text or a shorter --length"
+                "give more text or a shorter `length`"
             )
         about = {"source": source, "length": length, "count": found, "held_out": held_out}
         about["digest"] = f"sha256:{digest.hexdigest()}"
@@ -99,7 +100,7 @@ class Corpus:
     def _held_out_places(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return (np.arange(self.held_out) * 2 + 1) * self.count // max(1, 2 * self.held_out)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {"data": self.source, "length": self.length, "windows": self.count, "held_out": self.held_out,
                 "digest": self.digest}  # fmt: skip
 

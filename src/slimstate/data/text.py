@@ -21,6 +21,7 @@ from torch import Tensor
 
 from slimstate.system import hub
 from slimstate.system.errors import DataError
+from slimstate.system.json_files import JsonObject
 
 PIECE = 2**18  # characters of plain text that are tokenised as one
 MOST = 32 * PIECE  # characters that are tokenised side by side
@@ -48,7 +49,7 @@ class Windows:
     def digest(self) -> str:
         return "sha256:" + hashlib.sha256(self.tokens.to(torch.int64).numpy().tobytes()).hexdigest()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         samples, length = self.tokens.shape
         return {"data": self.source, "samples": samples, "length": length, "seed": self.seed, "digest": self.digest}
 
@@ -63,7 +64,7 @@ def sample_windows(tokenizer: Any, source: str, *, samples: int = 128, length: i
         found = sum(len(window) for window in pool)
         raise DataError(
             f"{source} has {found:,} tokens; {samples} samples of {length} need {samples * length:,}: "
-            f"use --samples {max(1, len(whole))}, a shorter --length, or more text"
+            f"use `samples` {max(1, len(whole))}, a shorter `length`, or more text"
         )
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))[:samples]
     return Windows(tokens=torch.stack([whole[i] for i in order.tolist()]), source=source, seed=seed)

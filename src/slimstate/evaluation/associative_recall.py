@@ -19,6 +19,7 @@ from torch import Tensor
 
 from slimstate.data.text import windows
 from slimstate.models.load import Runtime
+from slimstate.records.evaluation import AssociativeRecall, RecallPoint
 from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
 
@@ -49,7 +50,7 @@ def associative_recall(
     length: int = 512,
     seed: int = 0,
     reporter: Reporter = SILENT,
-) -> dict[str, Any]:
+) -> AssociativeRecall:
     """The share of questions answered, by the number of pairs to remember.
 
     `accuracy` takes the likeliest of the candidate values, `exact` the likeliest of all tokens.
@@ -66,23 +67,23 @@ def associative_recall(
         right, exact = (chosen == probe.answers).double(), (likeliest == probe.answers).double()
         share = float(right.mean())
         points.append(
-            {
-                "pairs": count,
-                "accuracy": share,
-                "stderr": math.sqrt(share * (1 - share) / right.numel()),
-                "exact": float(exact.mean()),
-                "questions": right.numel(),
-            }
+            RecallPoint(
+                pairs=count,
+                accuracy=share,
+                stderr=math.sqrt(share * (1 - share) / right.numel()),
+                exact=float(exact.mean()),
+                questions=right.numel(),
+            )
         )
-    return {
-        "points": points,
-        "mean": sum(float(point["accuracy"]) for point in points) / len(points),
-        "candidates": len(values),
-        "sequences": sequences,
-        "length": length,
-        "seed": seed,
-        "digest": f"sha256:{digest.hexdigest()}",
-    }
+    return AssociativeRecall(
+        points=tuple(points),
+        mean=sum(point.accuracy for point in points) / len(points),
+        candidates=len(values),
+        sequences=sequences,
+        length=length,
+        seed=seed,
+        digest=f"sha256:{digest.hexdigest()}",
+    )
 
 
 def draw_vocabulary(tokenizer: Any, pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

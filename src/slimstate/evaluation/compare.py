@@ -10,10 +10,12 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
-from slimstate.system.errors import DataError, PlanError
+from slimstate.records.parts import Cut, Model, Text
+from slimstate.records.schema import Misfit, read
+from slimstate.system.errors import DataError, ModelError, PlanError
 
 
-def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
+def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> Mapping[str, Any]:
     """The tokenizer of every model by its source; refused where their vocabularies differ."""
     found = {checkpoint.source: load_tokenizer(checkpoint.folder) for checkpoint in checkpoints}
     (first, ours), *others = found.items()
@@ -52,15 +54,24 @@ def _parts(source: str) -> tuple[str, ...]:
     return path.resolve().parts if path.exists() else tuple(source.split("/"))
 
 
-def identity(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+def identity(checkpoint: Checkpoint, name: str) -> Model:
     """Which model a record is of."""
     first = checkpoint.mixers[0]
-    return {
-        "name": name,
-        "model": checkpoint.source,
-        "fingerprint": checkpoint.fingerprint,
-        "model_type": checkpoint.family.model_type,
-        "key_dim": first.axis.width,
-        "value_dim": first.value_dim,
-        "cut": checkpoint.cut,
-    }
+    try:
+        cut = None if checkpoint.cut is None else read(Cut, checkpoint.cut)
+    except Misfit as error:
+        raise ModelError(f"{checkpoint.folder}/config.json does not say how the model was cut: {error}") from error
+    return Model(
+        name=name,
+        model=checkpoint.source,
+        fingerprint=checkpoint.fingerprint,
+        model_type=checkpoint.family.model_type,
+        key_dim=first.axis.width,
+        value_dim=first.value_dim,
+        cut=cut,
+    )
+
+
+def text_of(windows: Windows) -> Text:
+    """Which tokens a record is of."""
+    return read(Text, windows.describe())

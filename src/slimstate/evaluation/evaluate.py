@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import associative_recall
 from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
-from slimstate.evaluation.lm_eval import resolve, run_tasks, sources
+from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.perplexity import bytes_per_token, mean_nats, perplexity_of
-from slimstate.models.devices import pick_device, pick_dtype
-from slimstate.models.load import load
+from slimstate.evaluation.task_sources import check_limit, resolve, sources
+from slimstate.models.devices import RunOptions
+from slimstate.models.load import Runtime, load
 from slimstate.records.base import command, versions
-from slimstate.records.evaluation import measures
+from slimstate.records.evaluation import Compared, EvaluationRecord, Result
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
-from slimstate.system.json_files import plain, write_json
 from slimstate.system.progress import SILENT, Reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """How much is measured: windows of `length` of the first `max_tokens` tokens; the first `limit` documents per task.
+
+    `task_data` is a folder of files that take the place of hub datasets.
+    """
+
+    length: int = 1024
+    max_tokens: int | None = None
+    task_data: str | Path | None = None
+    limit: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_limit(self.limit)
+
+    @property
+    def task_folder(self) -> Path | None:
+        return None if self.task_data is None else Path(self.task_data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,128 +52,128 @@ class Programme:
     windows: Windows | None
     tasks: tuple[str, ...]
     associative: bool
-    task_data: Path | None
-    limit: int | None
-    seed: int
+    options: EvalOptions
 
 
 def evaluate(
     model: str | Path,
     text: str | Path | None = None,
     *,
-    length: int = 1024,
-    max_tokens: int | None = None,
     tasks: str | None = None,
     recall: bool = False,
     associative: bool = False,
-    task_data: str | Path | None = None,
-    limit: int | None = None,
     baseline: str | Path | None = None,
-    seed: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
+    options: EvalOptions | None = None,
+    run: RunOptions | None = None,
     out: str | Path | None = None,
     reporter: Reporter = SILENT,
-) -> dict[str, Any]:
-    """Perplexity per token of `text`, with nats and bits per byte; tasks; recall. Returns the record."""
+) -> EvaluationRecord:
+    """Perplexity per token of `text`, with nats and bits per byte; tasks; recall. The record is also written to `out`.
+
+    `tasks` are names of lm-eval with commas between them, `recall` the six recall tasks; `associative` asks for random
+    pairs hidden in `text`. `baseline` is a second model to put beside this one.
+    """
     started = time.perf_counter()
+    options, run = options or EvalOptions(), run or RunOptions()
     if associative and text is None:
-        raise PlanError("--associative hides its names in a text: give --text too")
+        raise PlanError("`associative` hides its names in a text: give `text` too")
     if text is None and not tasks and not recall:
-        raise PlanError("nothing to measure: give --text, --tasks or --recall")
-    if limit is not None and limit < 1:
-        raise PlanError(f"--limit {limit}: at least 1 document is needed")
+        raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
     if out is not None:
         check_place(Path(out), folder=False)
-    pick_dtype(dtype, pick_device(device))
     checkpoints = [Checkpoint.open(source) for source in (model, baseline) if source is not None]
     names = distinct_names([checkpoint.source for checkpoint in checkpoints])
-    tokenizers = same_tokenizers(checkpoints)
-    wanted = resolve(",".join(filter(None, (tasks, "recall" if recall else None)))) if tasks or recall else ()
-    folder = None if task_data is None else Path(task_data)
-    if wanted:
-        sources(wanted, folder)  # what cannot be had is said before a model is loaded
-    programme = Programme(
-        windows=None if text is None else shared_windows(tokenizers, str(text), length, max_tokens),
-        tasks=wanted,
-        associative=associative,
-        task_data=folder,
-        limit=limit,
-        seed=seed,
-    )
-    options = {
-        "text": text, "length": length if text else None, "max_tokens": max_tokens, "tasks": tasks, "recall": recall,
-        "associative": associative, "task_data": task_data, "limit": limit, "baseline": baseline, "seed": seed,
-        "device": device, "dtype": dtype, "out": out,
-    }  # fmt: skip
+    wanted = ",".join(filter(None, (tasks, "recall" if recall else None)))
+    programme = _programme(checkpoints, text, wanted, associative, options)
     results = [
-        {**identity(checkpoint, name), **measure(checkpoint, programme, device, dtype, reporter)}
-        for checkpoint, name in zip(checkpoints, names, strict=True)
+        measure(checkpoint, name, programme, run, reporter) for checkpoint, name in zip(checkpoints, names, strict=True)
     ]
-    record: dict[str, Any] = {"kind": "evaluation", **results[0]}
-    if baseline is not None:
-        record |= {"baseline": results[1], "compared": compare(results[0], results[1])}
-    record |= {
-        "seed": seed,
-        "versions": versions(),
-        "command": command("eval", [model], options),
-        "seconds": time.perf_counter() - started,
-    }
-    record = plain(record)
+    asked = {
+        "text": text, "length": options.length if text else None, "max_tokens": options.max_tokens, "tasks": tasks,
+        "recall": recall, "associative": associative, "task_data": options.task_data, "limit": options.limit,
+        "baseline": baseline, "seed": options.seed, **vars(run), "out": out,
+    }  # fmt: skip
+    record = EvaluationRecord(
+        **vars(results[0]),
+        baseline=None if baseline is None else results[1],
+        compared=() if baseline is None else compare(*results),
+        seed=options.seed,
+        versions=versions(),
+        command=command("eval", [model], asked),
+        seconds=time.perf_counter() - started,
+    )
     if out is not None:
-        write_json(Path(out), record)
+        record.write(Path(out))
     return record
 
 
-def measure(
-    checkpoint: Checkpoint, programme: Programme, device: str | None, dtype: str | None, reporter: Reporter
-) -> dict[str, Any]:
+def _programme(
+    checkpoints: Sequence[Checkpoint], text: str | Path | None, tasks: str, associative: bool, options: EvalOptions
+) -> Programme:
+    """What cannot be had is said here, before a model is loaded."""
+    tokenizers = same_tokenizers(checkpoints)
+    wanted = resolve(tasks) if tasks else ()
+    if wanted:
+        sources(wanted, options.task_folder)
+    windows = None
+    if text is not None:
+        windows = shared_windows(tokenizers, str(text), options.length, options.max_tokens)
+    return Programme(windows=windows, tasks=wanted, associative=associative, options=options)
+
+
+def measure(checkpoint: Checkpoint, name: str, programme: Programme, run: RunOptions, reporter: Reporter) -> Result:
     """All the measures of one model."""
     with reporter.waiting("loading the model"):
-        runtime = load(checkpoint.folder, device=device, dtype=dtype)
+        runtime = load(checkpoint.folder, device=run.device, dtype=run.dtype)
     reporter.say(f"kernels: {runtime.kernels}")
-    found: dict[str, Any] = {"kernels": runtime.kernels}
-    if programme.windows is not None:
-        tokens = programme.windows.tokens
-        nats = mean_nats(runtime, tokens, reporter)
-        per_token = bytes_per_token(runtime.tokenizer, tokens)
-        found |= {
-            "text": programme.windows.source,
-            "digest": programme.windows.digest,
-            "length": tokens.shape[1],
-            "windows": len(tokens),
-            "tokens": tokens.numel(),
-            "perplexity": perplexity_of(nats),
-            "nats_per_token": nats,
-            "nats_per_byte": nats / per_token,
-            "bits_per_byte": nats / per_token / math.log(2),
-        }
-        if programme.associative:
-            found["associative_recall"] = associative_recall(
-                runtime, programme.windows.source, seed=programme.seed, reporter=reporter
-            )
+    found = Result(**vars(identity(checkpoint, name)), kernels=runtime.kernels)
+    windows, options = programme.windows, programme.options
+    if windows is not None:
+        found = _with_perplexity(found, runtime, windows, reporter)
+    if windows is not None and programme.associative:
+        recalled = associative_recall(runtime, windows.source, seed=options.seed, reporter=reporter)
+        found = replace(found, associative_recall=recalled)
     if programme.tasks:
-        found["lm_eval"] = run_tasks(
+        scores = run_tasks(
             runtime,
             programme.tasks,
-            data=programme.task_data,
-            limit=programme.limit,
-            seed=programme.seed,
+            data=options.task_folder,
+            limit=options.limit,
+            seed=options.seed,
             reporter=reporter,
         )
+        found = replace(found, lm_eval=scores)
     return found
 
 
-def scores_of(result: Mapping[str, Any]) -> dict[str, tuple[float, bool]]:
+def _with_perplexity(result: Result, runtime: Runtime, windows: Windows, reporter: Reporter) -> Result:
+    tokens = windows.tokens
+    nats = mean_nats(runtime, tokens, reporter)
+    per_byte = nats / bytes_per_token(runtime.tokenizer, tokens)
+    return replace(
+        result,
+        text=windows.source,
+        digest=windows.digest,
+        length=tokens.shape[1],
+        windows=len(tokens),
+        tokens=tokens.numel(),
+        perplexity=perplexity_of(nats),
+        nats_per_token=nats,
+        nats_per_byte=per_byte,
+        bits_per_byte=per_byte / math.log(2),
+    )
+
+
+def scores_of(result: Result) -> dict[str, tuple[float, bool]]:
     """Every number of a result that can be compared, and whether more of it is better."""
     return {
         found.name: (found.value, found.more_is_better)
-        for found in measures(result)
+        for found in result.measures()
         if found.value is not None and found.more_is_better is not None
     }
 
 
-def compare(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[dict[str, Any]]:
+def compare(result: Result, baseline: Result) -> tuple[Compared, ...]:
     """Both side by side. The share is what the model has of the baseline's score: 1 is all of it."""
     theirs = scores_of(baseline)
     rows = []
@@ -161,5 +181,5 @@ def compare(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[dict
         reference = theirs[name][0]
         above, below = (value, reference) if more_is_better else (reference, value)
         share = above / below if below else None
-        rows.append({"measure": name, "model": value, "baseline": reference, "share": share})
-    return rows
+        rows.append(Compared(measure=name, model=value, baseline=reference, share=share))
+    return tuple(rows)

@@ -19,16 +19,16 @@ WINDOWS_AT_ONCE = {"cpu": 1, "cuda": 8}
 
 
 def evaluation_windows(
-    tokenizer: Any, text: str, length: int, max_tokens: int | None = None, flag: str = "--length"
+    tokenizer: Any, text: str, length: int, max_tokens: int | None = None, named: str = "length"
 ) -> Windows:
     """All whole windows of the first `max_tokens` tokens; where those are fewer than a window, one of that many.
 
-    `flag` is what the length is called where it was asked for.
+    `named` is what the length is called where it was asked for.
     """
     if length < 2:
-        raise DataError(f"windows of {length} tokens predict nothing: {flag} must be at least 2")
+        raise DataError(f"windows of {length} tokens predict nothing: `{named}` must be at least 2")
     if max_tokens is not None and max_tokens < 2:
-        raise DataError(f"--max-tokens {max_tokens}: at least 2 are needed")
+        raise DataError(f"`max_tokens` {max_tokens}: at least 2 are needed")
     if max_tokens is not None:
         length = min(length, max_tokens)
     count = None if max_tokens is None else max_tokens // length
@@ -36,7 +36,7 @@ def evaluation_windows(
     whole = [window for window in found if len(window) == length]
     if not whole:
         size = sum(map(len, found))
-        raise DataError(f"{text} has {size} tokens, fewer than a window of {length}: use {flag} {size} or more text")
+        raise DataError(f"{text} has {size} tokens, fewer than a window of {length}: use `{named}` {size} or more text")
     return Windows(tokens=torch.stack(whole), source=text, seed=0)
 
 

@@ -150,7 +150,7 @@ def check_times(length: int, every: int, skip: int) -> None:
         raise DataError(f"states every {every} tokens of {length}: the stride must lie between 1 and the length")
     if not 0 <= skip < length // every * every:
         raise DataError(
-            f"{length} tokens end within the first {skip}, which are skipped: raise --length or lower --skip"
+            f"{length} tokens end within the first {skip}, which are skipped: raise `length` or lower `skip`"
         )
 
 

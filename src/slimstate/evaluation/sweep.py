@@ -9,54 +9,55 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.plan import Plan
 from slimstate.data.text import Windows, sample_windows
+from slimstate.evaluation.compare import text_of
 from slimstate.evaluation.perplexity import evaluation_windows, mean_nats, perplexity_of
 from slimstate.evaluation.state_traces import FinalUtilisation
+from slimstate.evaluation.sweep_grid import Candidate, SweepGrid, as_asked, covering, still_to_do
 from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, recommend
 from slimstate.families import loader_of
-from slimstate.models.devices import pick_device, pick_dtype
+from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import masked, observed
 from slimstate.models.load import Runtime, load, load_tokenizer
+from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import state_bytes
-from slimstate.pruning.planning import Calibration, check_rotatable, gather_evidence, make_plan, resolve_key_dim
+from slimstate.pruning.evidence import Gathering
+from slimstate.pruning.key_dim import resolve_key_dim
+from slimstate.pruning.options import Calibration
+from slimstate.pruning.planning import check_rotatable, choose_channels
 from slimstate.records.base import command, versions
-from slimstate.records.sweep import UNINFORMED, SweepRecord
+from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.tables import write_tables
-from slimstate.selectors import SELECTORS, Need, Request, selector_named
+from slimstate.selectors import Request
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
-from slimstate.system.json_files import plain, write_json
 from slimstate.system.progress import SILENT, Reporter
 
-COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
-MAX_LOSS = 0.1  # nats per token that a recommended cut may cost
 STATES_OF = 2  # windows whose last states tell the utilisation
 COLUMNS = ("method", "score", "compression", "key dim", "perplexity", "nats over uncut", "utilisation", "kappa")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A cut to be judged."""
+class SweepOptions:
+    """Which tokens of the text judge a cut, the nats per token a recommended one may cost, and the f of strong RRQR."""
 
-    method: str
-    score: str
-    compression: float
-    key_dim: int
+    text_length: int = 1024
+    max_tokens: int | None = None
+    max_loss: float = 0.1
+    f: float = 1.5
 
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.method, self.score, self.key_dim
-
-    def request(self, seed: int, f: float) -> Request:
-        return Request(keep=self.key_dim, score=self.score, seed=seed, f=f)
+    def __post_init__(self) -> None:
+        Request(keep=1, f=self.f)
+        if not 0 <= self.max_loss < math.inf:
+            raise PlanError(f"`max_loss` {self.max_loss}: it must be a number of nats, 0 or more")
 
 
 def sweep(
@@ -64,228 +65,247 @@ def sweep(
     out: str | Path,
     *,
     text: str | Path,
-    data: str | None = None,
-    methods: Sequence[str] = tuple(SELECTORS),
-    compressions: Sequence[float] = COMPRESSIONS,
-    scores: Sequence[str] = ("kq",),
-    samples: int = 128,
-    length: int = 2048,
-    text_length: int = 1024,
-    max_tokens: int | None = None,
-    max_loss: float = MAX_LOSS,
-    seed: int = 0,
-    f: float = 1.5,
-    device: str | None = None,
-    dtype: str | None = None,
+    calibration: str | Path | Calibration | None = None,
+    grid: SweepGrid | None = None,
+    options: SweepOptions | None = None,
+    run: RunOptions | None = None,
     reporter: Reporter = SILENT,
-) -> dict[str, Any]:
-    """Judge every method at every compression; records, tables and a figure go to `out`. Returns the record.
+) -> SweepRecord:
+    """Judge every cut of the grid on `text`; records, tables and a figure go to `out`.
 
-    Several processes share the calibration; the main one judges and writes, and the others wait for its record.
+    `calibration` is a text, or says more of it; its seed is for all that is drawn at random. Several processes share
+    the calibration; the main one judges and writes, and the others wait for its record.
     """
     from slimstate.report.plots import pareto, save  # matplotlib is an extra
 
     started, folder = time.perf_counter(), Path(out)
+    grid, options, run = grid or SweepGrid(), options or SweepOptions(), run or RunOptions()
     checkpoint = Checkpoint.open(model)
-    width = checkpoint.mixers[0].axis.width
-    if not 0 <= max_loss < math.inf:
-        raise PlanError(f"--max-loss {max_loss}: it must be a number of nats, 0 or more")
     check_place(folder, folder=True)
-    for method in methods:
-        check_rotatable(checkpoint, method)
-    resolved = [resolve_key_dim(width, compression, None) for compression in compressions]
-    key_dims: dict[int, float] = {}
-    for (key_dim, _), compression in zip(resolved, compressions, strict=True):
-        key_dims.setdefault(key_dim, compression)  # two compressions may round to one
-    candidates = list(_candidates(key_dims, methods, scores, f))
-    needs = _needs(methods, data)
-    for _, line in resolved:
-        reporter.say(line)
-    calibration = Calibration(
-        data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=folder / EVIDENCE
+    study = _prepare(checkpoint, str(text), _kept(calibration, folder), grid, options, run, reporter)
+    record = _measure(study, folder / SWEEP, reporter)
+    record = replace(
+        record,
+        recommended=recommend(record, options.max_loss, folder, str(model)),
+        command=_command(study, record.rows, model, text, out),
+        seconds=time.perf_counter() - started,
     )
-    tokenizer = load_tokenizer(checkpoint.folder)
-    windows = evaluation_windows(tokenizer, str(text), text_length, max_tokens, "--text-length")
-    drawn = _calibration_windows(tokenizer, calibration, needs)
-    with reporter.waiting("reading the weights for their fingerprint"):
-        fingerprint = checkpoint.fingerprint
-    where = pick_device(device)
-    settings = {
-        "fingerprint": fingerprint,
-        "calibration": None if drawn is None else drawn.describe(),
-        "text": windows.describe(),
-        "f": f,
-        "seed": seed,
-        "device": where.type,
-        "dtype": str(pick_dtype(dtype, where)).removeprefix("torch."),
-    }
-    record: dict[str, Any] = {
-        "kind": "sweep",
-        "model": checkpoint.source,
-        "model_type": checkpoint.family.model_type,
-        "loader": loader_of(checkpoint.family.model_type).to_json(),
-        "width": width,
-        "value_dim": checkpoint.mixers[0].value_dim,
-        "settings": settings,
-        "versions": versions(),
-        **earlier_sweep(folder / SWEEP, settings),
-    }
-    missing = _still_to_do(record["rows"], candidates)
-    if record["rows"]:
-        reporter.say(f"{len(candidates) - len(missing)} of {len(candidates)} rows are in {folder / SWEEP} already")
-    if missing:
-        with reporter.waiting("loading the model"):
-            runtime = load(checkpoint.folder, device=device, dtype=dtype)
-        reporter.say(f"kernels: {runtime.kernels}")
-        record["kernels"] = runtime.kernels
-        judge = _Judge(checkpoint, runtime, windows, reporter)
-        gathered, _ = gather_evidence(checkpoint, needs, calibration, drawn, reporter, runtime)
-
-        def judged() -> dict[str, Any]:
-            with reporter.table(COLUMNS) as table:
-                record["uncut"] = record["uncut"] or judge.uncut()
-                for row in record["rows"]:
-                    table(_cells(row))
-                for candidate in missing:
-                    plan = make_plan(checkpoint, candidate.method, candidate.request(seed, f), gathered)
-                    record["rows"].append(judge.row(candidate, plan, record["uncut"]["nats_per_token"]))
-                    write_json(folder / SWEEP, record)
-                    table(_cells(record["rows"][-1]))
-            return record
-
-        record = distributed.from_main(judged)
-    _put_in_order(record["rows"], candidates)
-    calibrated = {"data": data, "samples": samples, "length": length} if drawn else {}
-    rest = {
-        "text": text, "text_length": text_length, "max_tokens": max_tokens, "max_loss": max_loss, "seed": seed,
-        "rrqr_f": f, "device": device, "dtype": dtype, "out": out,
-    }  # fmt: skip
-    record |= {
-        "recommended": recommend(record, max_loss, folder, str(model)),
-        "command": command("sweep", [model], {**_swept(record["rows"]), **calibrated, **rest}),
-        "seconds": time.perf_counter() - started,
-    }
 
     def write() -> None:
-        write_json(folder / SWEEP, record)
-        typed = SweepRecord.from_json(plain(record))
-        write_tables(typed, folder)
-        save(pareto(typed), folder / "pareto")
+        record.write(folder / SWEEP)
+        write_tables(record, folder)
+        save(pareto(record), folder / "pareto")
 
     distributed.from_main(write)
     return record
 
 
-def _key(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return row["method"], row["score"], row["key_dim"]
+def _kept(given: str | Path | Calibration | None, folder: Path) -> Calibration:
+    """A calibration whose evidence the folder of the sweep keeps."""
+    calibration = Calibration.of(given)
+    if calibration.evidence is not None:
+        raise PlanError("a sweep keeps its evidence in `out`: leave out `evidence`")
+    return replace(calibration, evidence=folder / EVIDENCE)
 
 
-def _still_to_do(rows: Sequence[dict[str, Any]], candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates without a row. Where two compressions round to one key dim, rows go by the one asked for now."""
-    asked = {candidate.key_dim: candidate.compression for candidate in candidates}
-    for row in rows:
-        row["compression"] = asked.get(row["key_dim"], row["compression"])
-    done = {_key(row) for row in rows}
-    return [candidate for candidate in candidates if candidate.key not in done]
+@dataclass(frozen=True, kw_only=True)
+class _Study:
+    """What is settled before the model is loaded: the cuts to judge, the tokens to judge on, those to calibrate on."""
+
+    checkpoint: Checkpoint
+    candidates: tuple[Candidate, ...]
+    needs: frozenset[Need]
+    calibration: Calibration
+    calibration_windows: Windows | None
+    windows: Windows
+    options: SweepOptions
+    run: RunOptions
+    settings: SweepSettings
+
+    def record(self, uncut: Uncut, rows: tuple[Row, ...], kernels: str | None) -> SweepRecord:
+        """The record as far as it is known."""
+        model_type = self.checkpoint.family.model_type
+        return SweepRecord(
+            model=self.checkpoint.source,
+            model_type=model_type,
+            loader=loader_of(model_type),
+            width=self.checkpoint.mixers[0].axis.width,
+            value_dim=self.checkpoint.mixers[0].value_dim,
+            settings=self.settings,
+            versions=versions(),
+            seed=self.settings.seed,
+            kernels=kernels,
+            uncut=uncut,
+            rows=rows,
+        )
 
 
-def _put_in_order(rows: list[dict[str, Any]], candidates: Sequence[Candidate]) -> None:
-    """As they were asked for; rows of an earlier sweep come last."""
-    wanted = {candidate.key: number for number, candidate in enumerate(candidates)}
-    rows.sort(key=lambda row: wanted.get(_key(row), len(wanted)))
-
-
-def _swept(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What makes all these rows, as options of the command."""
-    return {f"{name}s": list(dict.fromkeys(row[name] for row in rows)) for name in ("method", "compression", "score")}
-
-
-def _candidates(
-    key_dims: Mapping[int, float], methods: Sequence[str], scores: Sequence[str], f: float
-) -> Iterator[Candidate]:
-    """Every method at every key dim, with the compression that asked for it first, and by every score."""
-    if not (methods and key_dims and scores):
-        raise PlanError("a sweep needs at least one method, one compression and one score")
-    for score in scores:
-        Request(keep=1, score=score, f=f)
-    for method in dict.fromkeys(methods):
-        selector_named(method)
-        for score in dict.fromkeys(scores) if method not in UNINFORMED else ("kq",):
-            for key_dim, compression in key_dims.items():
-                yield Candidate(method=method, score=score, compression=compression, key_dim=key_dim)
-
-
-def _needs(methods: Sequence[str], data: str | None) -> frozenset[Need]:
-    """What one calibration must collect for all methods; the Gram matrices always, for the condition of the keys."""
-    needs = frozenset(need for method in methods for need in selector_named(method).needs) - {"weight"}
-    if needs and data is None:
-        calibrated = [method for method in methods if selector_named(method).calibrated]
-        raise PlanError(f"{', '.join(calibrated)} look at activations: give text to calibrate on with --data")
-    return frozenset(needs | {"gram"}) if data is not None else frozenset()
-
-
-def _calibration_windows(tokenizer: Any, calibration: Calibration, needs: frozenset[Need]) -> Windows | None:
-    if not needs or calibration.data is None:
-        return None
-    return sample_windows(
-        tokenizer, calibration.data, samples=calibration.samples, length=calibration.length, seed=calibration.seed
+def _prepare(
+    checkpoint: Checkpoint,
+    text: str,
+    calibration: Calibration,
+    grid: SweepGrid,
+    options: SweepOptions,
+    run: RunOptions,
+    reporter: Reporter,
+) -> _Study:
+    """Refuse what cannot be done, and read both texts and the fingerprint."""
+    for method in grid.methods:
+        check_rotatable(checkpoint, method)
+    key_dims = _key_dims(checkpoint.mixers[0].axis.width, grid.compressions, reporter)
+    needs = grid.needs(calibration.data is not None)
+    tokenizer = load_tokenizer(checkpoint.folder)
+    windows = evaluation_windows(tokenizer, text, options.text_length, options.max_tokens, named="text_length")
+    drawn = None
+    if calibration.data is not None:
+        drawn = sample_windows(
+            tokenizer, calibration.data, samples=calibration.samples, length=calibration.length, seed=calibration.seed
+        )
+    with reporter.waiting("reading the weights for their fingerprint"):
+        fingerprint = checkpoint.fingerprint
+    settings = SweepSettings(
+        fingerprint=fingerprint,
+        calibration=None if drawn is None else text_of(drawn),
+        text=text_of(windows),
+        f=options.f,
+        seed=calibration.seed,
+        device=run.place.type,
+        dtype=run.precision_name,
     )
+    return _Study(
+        checkpoint=checkpoint, candidates=tuple(grid.candidates(key_dims)), needs=needs, calibration=calibration,
+        calibration_windows=drawn, windows=windows, options=options, run=run, settings=settings,
+    )  # fmt: skip
 
 
+def _key_dims(width: int, compressions: Sequence[float], reporter: Reporter) -> dict[int, float]:
+    """The key dims and the compression that asked for each first: two may round to one."""
+    resolved = [resolve_key_dim(width, compression, None) for compression in compressions]
+    found: dict[int, float] = {}
+    for (key_dim, line), compression in zip(resolved, compressions, strict=True):
+        reporter.say(line)
+        found.setdefault(key_dim, compression)
+    return found
+
+
+def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | Path, out: str | Path) -> str:
+    """What makes all the rows again, those of an earlier sweep too."""
+    calibration, options = study.calibration, study.options
+    calibrated = {"data": calibration.data, "samples": calibration.samples, "length": calibration.length}
+    asked = {
+        **covering(rows), **(calibrated if calibration.data is not None else {}), "text": text,
+        "text_length": options.text_length, "max_tokens": options.max_tokens, "max_loss": options.max_loss,
+        "seed": calibration.seed, "rrqr_f": options.f, **vars(study.run), "out": out,
+    }  # fmt: skip
+    return command("sweep", [model], asked)
+
+
+def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
+    """The rows of an earlier sweep and those that were missing, in the order asked for."""
+    earlier = earlier_sweep(path, study.settings)
+    rows = () if earlier is None else as_asked(earlier.rows, study.candidates)
+    missing = still_to_do(study.candidates, rows)
+    if rows:
+        done, all_rows = len(study.candidates) - len(missing), len(study.candidates)
+        reporter.say(f"{done} of {all_rows} rows are in {path} already")
+    if earlier is not None and not missing:
+        return study.record(earlier.uncut, rows, earlier.kernels)
+    with reporter.waiting("loading the model"):
+        runtime = load(study.checkpoint.folder, device=study.run.device, dtype=study.run.dtype)
+    reporter.say(f"kernels: {runtime.kernels}")
+    gathering = Gathering(
+        calibration=study.calibration,
+        windows=study.calibration_windows,
+        run=LoadOptions(**vars(study.run)),
+        runtime=runtime,
+    )
+    evidence, _ = gathering.gather(study.checkpoint, study.needs, reporter)
+    judge = _Judge(study=study, runtime=runtime, evidence=evidence, reporter=reporter)
+
+    def judged() -> SweepRecord:
+        with reporter.table(COLUMNS) as table:
+            uncut = judge.uncut() if earlier is None else earlier.uncut
+            record = study.record(uncut, rows, runtime.kernels)
+            for row in rows:
+                table(_cells(row))
+            for candidate in missing:
+                row = judge.row(candidate, uncut)
+                record = replace(record, rows=(*record.rows, row))
+                record.write(path)
+                table(_cells(row))
+        return replace(record, rows=as_asked(record.rows, study.candidates))
+
+    return distributed.from_main(judged)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What both an uncut model and a masked one have, under the names of the records."""
+
+    key_dim: int
+    state_bytes: int
+    perplexity: float
+    nats_per_token: float
+    rank_utilisation: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Judge:
     """Measures a model as it is and under masks, always on the same windows."""
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, windows: Windows, reporter: Reporter) -> None:
-        self.checkpoint, self.runtime, self.windows, self.reporter = checkpoint, runtime, windows, reporter
+    study: _Study
+    runtime: Runtime
+    evidence: EvidenceFile | None
+    reporter: Reporter
 
-    def _measure(self, key_dim: int, label: str) -> dict[str, Any]:
-        mixers = self.checkpoint.mixers
+    def uncut(self) -> Uncut:
+        return Uncut(**vars(self._measure(self.study.checkpoint.mixers[0].axis.width, "uncut")))
+
+    def row(self, candidate: Candidate, uncut: Uncut) -> Row:
+        assert uncut.nats_per_token is not None, "of a sweep that can go on"
+        checkpoint = self.study.checkpoint
+        request = candidate.request(self.study.calibration.seed, self.study.options.f)
+        plan = choose_channels(checkpoint, candidate.method, request, self.evidence)
+        rescaled = not checkpoint.family.correction(checkpoint.config).possible
+        with masked(self.runtime.model, checkpoint.mixers, plan.selections, rescaled=rescaled):
+            found = self._measure(candidate.key_dim, " ".join(map(str, candidate.key)))
+        kappas = _condition_numbers(plan)
+        return Row(
+            method=candidate.method,
+            score=candidate.score,
+            compression=candidate.compression,
+            **vars(found),
+            nats_over_uncut=found.nats_per_token - uncut.nats_per_token,
+            kappa=_finite(statistics.median_high(kappas)) if kappas else None,
+            kappa_worst=_finite(max(kappas)) if kappas else None,
+        )
+
+    def _measure(self, key_dim: int, label: str) -> _Measured:
+        mixers = self.study.checkpoint.mixers
         states = FinalUtilisation(key_dim, STATES_OF)
         with observed(self.runtime.model, mixers, states.see):
-            nats = mean_nats(self.runtime, self.windows.tokens, self.reporter, label)
-        return {
-            "key_dim": key_dim,
-            "state_bytes": state_bytes(mixers, key_dim)["fp32"],
-            "perplexity": perplexity_of(nats),
-            "nats_per_token": nats,
-            "rank_utilisation": states.mean,
-        }
-
-    def uncut(self) -> dict[str, Any]:
-        return self._measure(self.checkpoint.mixers[0].axis.width, "uncut")
-
-    def row(self, candidate: Candidate, plan: Plan, uncut_nats: float) -> dict[str, Any]:
-        label = f"{candidate.method} {candidate.score} {candidate.key_dim}"
-        rescaled = not self.checkpoint.family.correction(self.checkpoint.config).possible
-        with masked(self.runtime.model, self.checkpoint.mixers, plan.selections, rescaled=rescaled):
-            found = self._measure(candidate.key_dim, label)
-        kappas = [
-            kappa
-            for selection in plan.selections.values()
-            for kappa in selection.certificate.get("condition_after", ())
-        ]
-        row = {
-            "method": candidate.method,
-            "score": candidate.score,
-            "compression": candidate.compression,
-            **found,
-            "nats_over_uncut": found["nats_per_token"] - uncut_nats,
-            "kappa": _median(kappas),
-            "kappa_worst": max(_infinite(kappas), default=None),
-        }
-        return dict(plain(row))
+            nats = mean_nats(self.runtime, self.study.windows.tokens, self.reporter, label)
+        return _Measured(
+            key_dim=key_dim,
+            state_bytes=state_bytes(mixers, key_dim)["fp32"],
+            perplexity=perplexity_of(nats),
+            nats_per_token=nats,
+            rank_utilisation=states.mean,
+        )
 
 
-def _median(kappas: Sequence[float | None]) -> float | None:
-    """The median over heads, of which those with singular keys count as infinite."""
-    return statistics.median_high(_infinite(kappas)) if kappas else None
+def _condition_numbers(plan: Plan) -> list[float]:
+    """Of the kept keys of every head; singular ones count as infinite."""
+    found = (kappa for choice in plan.selections.values() for kappa in choice.certificate.get("condition_after", ()))
+    return [math.inf if kappa is None else kappa for kappa in found]
 
 
-def _infinite(kappas: Sequence[float | None]) -> list[float]:
-    return [math.inf if kappa is None else kappa for kappa in kappas]
+def _finite(value: float) -> float | None:
+    """As a record has it."""
+    return value if math.isfinite(value) else None
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    kappa = "" if row["kappa"] is None else f"{row['kappa']:,.0f}"
-    numbers = (f"{row['perplexity']:.2f}", f"{row['nats_over_uncut']:+.3f}", f"{row['rank_utilisation']:.3f}", kappa)
-    return row["method"], row["score"], f"{row['compression']:g}", str(row["key_dim"]), *numbers
+def _cells(row: Row) -> tuple[str, ...]:
+    kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
+    numbers = (f"{row.perplexity:.2f}", f"{row.nats_over_uncut:+.3f}", f"{row.rank_utilisation:.3f}", kappa)
+    return row.method, row.score, f"{row.compression:g}", str(row.key_dim), *numbers

@@ -1,7 +1,7 @@
 """The registry of architectures. A family reads a config and says where every key channel lives.
 
-A new family is a module of this package and nothing else: one with the names of the `Family` contract, or with values
-that have them, listed in its FAMILIES. It is found here by itself, and the contract tests run on it by themselves.
+A new family is a module of this package and nothing else, which lists one or more values of a class of `Family` as
+FAMILIES = (...). It is found here by itself, and the contract tests run on it by themselves.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 
-from slimstate.core.layout import HookPoint
 from slimstate.core.stock_class import StockClass
-from slimstate.families.contract import Config, Correction, Encloses, Family, Refuses, ScalesLogits
+from slimstate.families.contract import Config, Correction, Family
 from slimstate.families.refused import refusal
 from slimstate.system.errors import ModelError
 
@@ -24,24 +24,29 @@ __all__ = [
     "by_model_type",
     "family_of",
     "found_in",
-    "hook_of",
-    "language_of",
     "loader_of",
     "logit_factor",
 ]
 
-CONTRACT = tuple(name for name in vars(Family) if not name.startswith("_"))
-
 
 def found_in(package: str, places: Iterable[str]) -> Iterator[Family]:
-    """The families that the modules of a package offer, by the names of the modules; others are parts they share."""
+    """The families that the modules of a package list, by the names of the modules; others are parts they share."""
     for name in sorted(module.name for module in pkgutil.iter_modules(places)):
-        module = importlib.import_module(f"{package}.{name}")
-        for candidate in getattr(module, "FAMILIES", (module,) if hasattr(module, "model_type") else ()):
-            missing = [member for member in CONTRACT if not hasattr(candidate, member)]
-            if missing:
-                raise TypeError(f"{module.__name__} offers a family without {', '.join(missing)}")
-            yield candidate
+        yield from _listed(importlib.import_module(f"{package}.{name}"))
+
+
+def _listed(module: ModuleType) -> tuple[Family, ...]:
+    listed = getattr(module, "FAMILIES", None)
+    if listed is None:
+        if any(isinstance(value, Family) for value in vars(module).values()):
+            raise TypeError(f"{module.__name__} has a family but does not list it: FAMILIES = (...,)")
+        return ()
+    if not isinstance(listed, tuple):
+        raise TypeError(f"{module.__name__}: FAMILIES is not a tuple of families but {listed!r}")
+    for candidate in listed:
+        if not isinstance(candidate, Family):
+            raise TypeError(f"{module.__name__} lists {candidate!r}, which is not a value of a class of Family")
+    return listed
 
 
 def by_model_type(families: Iterable[Family]) -> dict[str, Family]:
@@ -57,22 +62,9 @@ def by_model_type(families: Iterable[Family]) -> dict[str, Family]:
 FAMILIES: dict[str, Family] = by_model_type(found_in(__name__, __path__))
 
 
-def language_of(family: Family) -> str:
-    """The model type whose class runs the language model alone."""
-    return (family.language if isinstance(family, Encloses) else None) or family.model_type
-
-
 def loader_of(model_type: str) -> StockClass:
     """The stock class of a model with all that its files hold, as a record names it."""
-    family = FAMILIES[model_type]
-    alone = language_of(family) == model_type
-    return StockClass(library=family.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
-
-
-def hook_of(family: Family) -> HookPoint:
-    """The functions that the layers of a family call; they are the same for every config."""
-    config = {"model_type": family.model_type, **family.DEFAULTS, "text_config": dict(family.DEFAULTS)}
-    return family.mixers(config)[0].hook
+    return FAMILIES[model_type].loader
 
 
 def family_of(config: Config) -> Family:
@@ -80,7 +72,7 @@ def family_of(config: Config) -> Family:
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
     reason = refusal(config)
-    if reason is None and isinstance(family, Refuses):
+    if reason is None and family is not None:
         reason = family.refusal(config)
     if reason is not None:
         raise ModelError(f"{model_type}: {reason}")
@@ -94,5 +86,4 @@ def family_of(config: Config) -> Family:
 
 def logit_factor(config: Config) -> float:
     """What the logits of a model with this config are multiplied by."""
-    family = family_of(config)
-    return family.logit_factor(config) if isinstance(family, ScalesLogits) else 1.0
+    return family_of(config).logit_factor(config)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from slimstate.core.layout import Mixer
-from slimstate.kernels.patches import Substitute
+from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
+from slimstate.core.stock_class import StockClass
 
 Config = Mapping[str, Any]
 Library = Literal["fla", "transformers"]
@@ -24,8 +25,11 @@ class Correction:
     Where only linear maps lie before the state, 1/s is `folded` into the query rows instead.
     """
 
+    # what it does, or why nothing is done, in words
     why: str
+    # the config field of the norm's epsilon: "norm_eps"
     epsilon: str | None = None
+    # whether 1/s goes into the query rows, those of a slot that says `absorbs_query_scale`
     folded: bool = False
 
     @property
@@ -54,70 +58,103 @@ FOLDED = Correction(folded=True, why="makes up for the new query scale exactly")
 NOT_NEEDED = Correction(why="these layers do not scale queries: cutting is zeroing, to the last bit")
 
 
-class Family(Protocol):
-    @property
-    def model_type(self) -> str: ...
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes of a linear-attention layer."""
+
+    # H, key heads
+    heads: int
+    # D, key channels of a head
+    width: int
+    # G, heads of the state, a multiple of the key heads
+    value_heads: int
+    # V, value channels of a head
+    value_dim: int
+    # inputs of the projections, the hidden size
+    input_size: int
 
     @property
-    def library(self) -> Library:
-        """Where its stock class is."""
+    def keys(self) -> int:
+        """The key channels of all heads."""
+        return self.heads * self.width
 
     @property
-    def DEFAULTS(self) -> Mapping[str, Any]:  # noqa: N802
-        """What the stock config has where a config says nothing."""
+    def values(self) -> int:
+        """The value channels of all heads."""
+        return self.value_heads * self.value_dim
 
+
+@dataclass(frozen=True, kw_only=True)
+class Family(ABC):
+    """An architecture: which of its configs can be cut, where their key channels live, what a cut does to a config.
+
+    Architectures that differ in names and rows alone are values of one class; one that differs in more has a class of
+    its own.
+    """
+
+    # the `model_type` of its configs: "delta_net"
+    model_type: str
+    # the library that has its stock class
+    library: Library
+    # what the stock config has where a config says nothing: {"num_heads": 16, "expand_k": 1.0}
+    defaults: Config
+    # the model type of the class that runs its language model, where it has none for its own type: "qwen3_5_text"
+    language: str | None = None
+    # which of its configs cannot be cut, in words, and why: {"`norm_q`": "channels of a head are mixed"}
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @abstractmethod
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
         """Every linear-attention layer of a model with this config."""
 
+    @abstractmethod
     def softmax_layers(self, config: Config) -> frozenset[int]:
         """The layers with softmax attention, which is left alone."""
 
+    @abstractmethod
     def correction(self, config: Config) -> Correction:
         """What makes up for the query scale."""
 
-    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
+    @abstractmethod
+    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
         """The config of the same model with `key_dim` channels per head.
 
         `corrected` also changes what must change for the layers to give out what they gave with channels zeroed.
         """
 
-
-@runtime_checkable
-class ScalesLogits(Protocol):
-    """What a family has besides, whose models multiply what their output head gives out; of others the factor is 1."""
+    def refusal(self, config: Config) -> str | None:
+        """Why a model with this config cannot be cut, in a line; None where it can."""
+        return None
 
     def logit_factor(self, config: Config) -> float:
         """What the logits are multiplied by: a loss made from hidden states and head has to do so too."""
-
-
-@runtime_checkable
-class Refuses(Protocol):
-    """What a family has besides, of which only some configs can be cut."""
+        return 1.0
 
     @property
-    def REFUSED(self) -> Mapping[str, str]:  # noqa: N802
-        """Which of its configs cannot be cut, in words, and why."""
-
-    def refusal(self, config: Config) -> str | None:
-        """Why this one cannot be cut, in a line; None where it can."""
-
-
-@runtime_checkable
-class BringsSubstitutes(Protocol):
-    """What a family of fla has besides, whose layers call functions that only a GPU runs."""
+    def stock_config(self) -> Config:
+        """A config that says nothing, as the stock class reads it."""
+        return {"model_type": self.model_type, **self.defaults}
 
     @property
-    def SUBSTITUTES(self) -> tuple[Substitute, ...]:  # noqa: N802
-        """The same functions in PyTorch."""
-
-
-@runtime_checkable
-class Encloses(Protocol):
-    """What a family has besides, whose models hold a language model that has a class of another model type."""
+    def hook(self) -> HookPoint:
+        """The functions that its layers call; the same ones for every config."""
+        return self.mixers(self.stock_config)[0].hook
 
     @property
-    def language(self) -> str | None:
-        """The model type of that class; None where there is one for the family's own type."""
+    def language_type(self) -> str:
+        """The model type whose class runs the language model alone."""
+        return self.language or self.model_type
+
+    @property
+    def loader(self) -> StockClass:
+        """The stock class of a model with all that its files hold."""
+        alone = self.language_type == self.model_type
+        return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
+
+
+def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:
+    """The channels that a convolution filters, head by head from row `start` on."""
+    return Axis(heads=heads, width=width, slots=(Slot(parameter=parameter, start=start),))
 
 
 def corrected_epsilon(correction: Correction, known: Config, width: int, key_dim: int) -> dict[str, float]:

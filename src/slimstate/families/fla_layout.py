@@ -1,18 +1,28 @@
 """What the families of flash-linear-attention share: rows by head, optional convolutions, softmax layers by index.
 
 Some configs store the key width as a ratio to the hidden size (`expand_k`), others as `head_dim` with the value width
-as a ratio to it (`expand_v`).
+as a ratio to it (`expand_v`): two classes of families. A family is a value of one of them, whose `layer` is a function
+of the config and the sizes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, TypedDict
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
-from slimstate.families.contract import NORM_EPS, Config, Correction, corrected_epsilon
+from slimstate.families.contract import (
+    NORM_EPS,
+    Config,
+    Correction,
+    Family,
+    Library,
+    Sizes,
+    corrected_epsilon,
+    filter_axis,
+)
 from slimstate.system.errors import ModelError
 
 SHARINGS = ("head", "all")
@@ -20,150 +30,195 @@ SHARED_FILTERS = "shared_filters"
 QUERY, KEY = Slot(parameter="q_proj.weight"), Slot(parameter="k_proj.weight")
 
 
-def softmax_layers(config: Config) -> frozenset[int]:
-    """Layers that the config gives to softmax attention; they have no state to cut."""
-    attention = config.get("attn")
-    if attention is None:
-        return frozenset()
-    specs = [attention] if isinstance(attention, Mapping) else attention
-    return frozenset(int(layer) for spec in specs for layer in spec["layers"])
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What a family says of its layers: what they call, their linear maps, and the rows that lie otherwise."""
+
+    # the functions that the layer calls with its queries and keys
+    hook: HookPoint
+    # the names of its linear maps, those that end in `_proj` without that: "qkvo", or ("q", "k", "f_proj.0", ...)
+    projections: str | tuple[str, ...]
+    # the rows that make the queries
+    query: Slot = QUERY
+    # the rows that make the keys
+    key: Slot = KEY
+    # rows with key channels besides projections and convolutions: those of gates
+    gates: tuple[Slot, ...] = ()
+    # heads that the convolution of the values filters, where these are not the value heads
+    convolved_value_heads: int | None = None
+    # whether queries, keys and values pass a convolution, unless the config has no `use_short_conv`
+    convolved: bool = True
+    # its activations and norms that do not commute with a rotation of queries and keys; None: it cannot be rotated
+    noncommuting: tuple[str, ...] | None = None
+    # what makes up for the query scale; all norms of most models have one epsilon, that behind the state among them
+    correction: Correction = NORM_EPS
 
 
-def correction(config: Config) -> Correction:
-    """All norms of these models have one epsilon, that behind the state among them."""
-    return NORM_EPS
+@dataclass(frozen=True, kw_only=True)
+class FlaFamily(Family):
+    """A family of fla; `layer` gets a config with its defaults, and the sizes that are in it."""
 
+    layer: Callable[[Config, Sizes], Layer]
+    library: Library = "fla"
 
-class Sizes(TypedDict):
-    """Of a layer, as `mixers` takes them."""
+    @abstractmethod
+    def sizes(self, known: Config) -> Sizes:
+        """The sizes of a layer, from a config with its defaults."""
 
-    layers: int
-    heads: int
-    width: int
-    value_heads: int
-    value_dim: int
-    input_size: int
-
-
-def sizes_by_head_dim(known: Config) -> Sizes:
-    """Where the key width is `head_dim`, and value heads may share a key head."""
-    heads = int(known["num_heads"])
-    return Sizes(
-        layers=int(known["num_hidden_layers"]),
-        heads=heads,
-        width=int(known["head_dim"]),
-        value_heads=heads if known["num_v_heads"] is None else int(known["num_v_heads"]),
-        value_dim=value_dim_of(known),
-        input_size=int(known["hidden_size"]),
-    )
-
-
-def sizes_by_expansion(known: Config) -> Sizes:
-    """Where the widths are ratios to the hidden size, and query heads may share a key head."""
-    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
-    return Sizes(
-        layers=int(known["num_hidden_layers"]),
-        heads=heads if known["num_kv_heads"] is None else int(known["num_kv_heads"]),
-        width=per_head(hidden, known["expand_k"], heads, "expand_k"),
-        value_heads=heads,
-        value_dim=per_head(hidden, known["expand_v"], heads, "expand_v"),
-        input_size=hidden,
-    )
-
-
-def mixers(
-    config: Config,
-    *,
-    layers: int,
-    heads: int,
-    width: int,
-    value_heads: int,
-    value_dim: int,
-    input_size: int,
-    projections: Iterable[str],
-    hook: HookPoint,
-    query: Slot = QUERY,
-    key: Slot = KEY,
-    gates: tuple[Slot, ...] = (),
-    value_rows: int | None = None,
-    convolved: bool | None = None,
-    noncommuting: tuple[str, ...] | None = None,
-) -> tuple[Mixer, ...]:
-    """One mixer for each layer that is not softmax attention.
-
-    `projections` are the names of its linear maps, where they end in `_proj` without that. `gates` are slots besides
-    projections and convolutions; `value_rows` counts the heads of values where that is not `value_heads`.
-    `noncommuting` are the activations and norms of the layer that do not commute with a rotation of queries and keys;
-    without them it is not rotated at all.
-    """
-    if min(layers, heads, width, value_heads, value_dim) < 1:
-        raise ModelError(
-            f"config.json describes {layers} layers of {heads} heads with key dim {width}, value dim {value_dim}"
+    def mixers(self, config: Config) -> tuple[Mixer, ...]:
+        known = self.known(config)
+        sizes, layers = self.sizes(known), int(known["num_hidden_layers"])
+        if min(layers, sizes.heads, sizes.width, sizes.value_heads, sizes.value_dim) < 1:
+            raise ModelError(
+                f"config.json describes {layers} layers of {sizes.heads} heads with key dim {sizes.width},"
+                f" value dim {sizes.value_dim}"
+            )
+        softmax = self.softmax_layers(config)
+        first = _mixer(known, sizes, self.layer(known, sizes))
+        return tuple(
+            replace(first, layer=layer, path=f"model.layers.{layer}.attn")
+            for layer in range(layers)
+            if layer not in softmax
         )
-    convolved = bool(config.get("use_short_conv", True)) if convolved is None else convolved
-    convolutions = _convolution_slots(config, query, key) if convolved else ()
-    axis = Axis(heads=heads, width=width, slots=(query, key, *convolutions, *gates))
-    sizes = {"query": (heads * query.copies, width), "key": (heads * key.copies, width)}
-    sizes["value"] = (value_heads if value_rows is None else value_rows, value_dim)
-    softmax = softmax_layers(config)
-    return tuple(
-        Mixer(
-            layer=layer,
-            path=f"model.layers.{layer}.attn",
-            axis=axis,
-            query=query,
-            key=key,
-            hook=hook,
-            input_size=input_size,
-            value_heads=value_heads,
-            value_dim=value_dim,
-            filters=_filters(sizes) if convolved else (),
-            projections=tuple(name if "_" in name else f"{name}_proj" for name in projections),
-            noncommuting=None if noncommuting is None else (*_noncommuting_filters(config), *noncommuting),
-            sharing=sharing(config) if convolved else None,
+
+    def softmax_layers(self, config: Config) -> frozenset[int]:
+        """Layers that the config gives to softmax attention; they have no state to cut."""
+        attention = config.get("attn")
+        if attention is None:
+            return frozenset()
+        specs = [attention] if isinstance(attention, Mapping) else attention
+        return frozenset(int(layer) for spec in specs for layer in spec["layers"])
+
+    def correction(self, config: Config) -> Correction:
+        known = self.known(config)
+        return self.layer(known, self.sizes(known)).correction
+
+    def known(self, config: Config) -> Config:
+        """The config with its defaults."""
+        return {**self.defaults, **config}
+
+    def optional(self, known: Config, name: str) -> int | None:
+        """A size that only some families have in their configs, and some configs."""
+        return known[name] if name in self.defaults else None
+
+    def new_epsilon(self, config: Config, key_dim: int) -> Config:
+        """The norm epsilon that makes up for the query scale, where there is one."""
+        known = self.known(config)
+        return corrected_epsilon(self.correction(config), known, self.sizes(known).width, key_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByHeadDim(FlaFamily):
+    """The key width is `head_dim`, the value width a ratio to it, and value heads may share a key head."""
+
+    def sizes(self, known: Config) -> Sizes:
+        heads, value_heads = int(known["num_heads"]), self.optional(known, "num_v_heads")
+        return Sizes(
+            heads=heads,
+            width=int(known["head_dim"]),
+            value_heads=heads if value_heads is None else value_heads,
+            value_dim=int(int(known["head_dim"]) * float(known["expand_v"])),
+            input_size=int(known["hidden_size"]),
         )
-        for layer in range(layers)
-        if layer not in softmax
+
+    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
+        """Another `head_dim`, and the value width it had."""
+        value_dim = self.sizes(self.known(config)).value_dim
+        epsilon = self.new_epsilon(config, key_dim) if corrected else {}
+        return {**config, "head_dim": key_dim, "expand_v": ratio_for(value_dim, key_dim), **epsilon}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByExpansion(FlaFamily):
+    """The widths are ratios to the hidden size, and query heads may share a key head."""
+
+    def sizes(self, known: Config) -> Sizes:
+        heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
+        key_heads = self.optional(known, "num_kv_heads")
+        return Sizes(
+            heads=heads if key_heads is None else key_heads,
+            width=per_head(hidden, known["expand_k"], heads, "expand_k"),
+            value_heads=heads,
+            value_dim=per_head(hidden, known["expand_v"], heads, "expand_v"),
+            input_size=hidden,
+        )
+
+    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
+        """Another `expand_k`, exact to the last bit."""
+        known = self.known(config)
+        epsilon = self.new_epsilon(config, key_dim) if corrected else {}
+        ratio = ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))
+        return {**config, "expand_k": ratio, **epsilon}
+
+
+def _mixer(known: Config, sizes: Sizes, layer: Layer) -> Mixer:
+    """The mixer of layer 0; the others differ in their place alone."""
+    convolved = layer.convolved and bool(known.get("use_short_conv", True))
+    shared = sharing(known) if convolved else None
+    filters_apart = ("filters of one channel each",) * (convolved and shared is None)
+    convolutions = _convolution_slots(known, layer) if convolved else ()
+    return Mixer(
+        layer=0,
+        path="model.layers.0.attn",
+        axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *convolutions, *layer.gates)),
+        query=layer.query,
+        key=layer.key,
+        hook=layer.hook,
+        input_size=sizes.input_size,
+        value_heads=sizes.value_heads,
+        value_dim=sizes.value_dim,
+        filters=_filters(sizes, layer) if convolved else (),
+        projections=tuple(name if "_" in name else f"{name}_proj" for name in layer.projections),
+        noncommuting=None if layer.noncommuting is None else (*filters_apart, *layer.noncommuting),
+        sharing=shared,
     )
 
 
-def sharing(config: Config) -> str | None:
+def sharing(known: Config) -> str | None:
     """Which channels have one convolution filter by training: those of a `head`, `all`, or None where each has its own.
 
     The stock class has no such option: the filters are stored for every channel, and slimstate's own entry in the
     config remembers that they are equal.
     """
-    found = (config.get("slimstate") or {}).get(SHARED_FILTERS)
+    found = (known.get("slimstate") or {}).get(SHARED_FILTERS)
     if found is not None and found not in SHARINGS:
         raise ModelError(f"config.json: {SHARED_FILTERS} {found!r}; there are {', '.join(SHARINGS)}")
-    return found if config.get("use_short_conv", True) else None
+    return found
 
 
-def _noncommuting_filters(config: Config) -> tuple[str, ...]:
-    own = bool(config.get("use_short_conv", True)) and sharing(config) is None
-    return ("filters of one channel each",) * own
-
-
-def _convolution_slots(config: Config, query: Slot, key: Slot) -> tuple[Slot, ...]:
+def _convolution_slots(known: Config, layer: Layer) -> tuple[Slot, ...]:
     """A convolution has its rows where the projection before it has them."""
-    parameters = ["weight"] + ["bias"] * bool(config.get("conv_bias", False))
+    parameters = ["weight"] + ["bias"] * bool(known.get("conv_bias", False))
     return tuple(
-        replace(slot, parameter=f"{name}_conv1d.{parameter}", scaled=False, filter=parameter == "weight")
-        for name, slot in (("q", query), ("k", key))
+        replace(
+            slot,
+            parameter=f"{letter}_conv1d.{parameter}",
+            absorbs_query_scale=False,
+            depthwise=parameter == "weight",
+        )
+        for letter, slot in (("q", layer.query), ("k", layer.key))
         for parameter in parameters
     )
 
 
-def _filters(sizes: Mapping[str, tuple[int, int]]) -> tuple[tuple[str, Axis], ...]:
-    return tuple(
-        (role, Axis(heads=count, width=size, slots=(Slot(parameter=f"{role[0]}_conv1d.weight"),)))
-        for role, (count, size) in sizes.items()
+def _filters(sizes: Sizes, layer: Layer) -> tuple[tuple[str, Axis], ...]:
+    value_heads = sizes.value_heads if layer.convolved_value_heads is None else layer.convolved_value_heads
+    return (
+        ("query", filter_axis("q_conv1d.weight", sizes.heads * layer.query.copies, sizes.width)),
+        ("key", filter_axis("k_conv1d.weight", sizes.heads * layer.key.copies, sizes.width)),
+        ("value", filter_axis("v_conv1d.weight", value_heads, sizes.value_dim)),
     )
 
 
-def per_group(parameter: str, width: int, copies: int, **options: Any) -> Slot:
+def per_group(parameter: str, width: int, copies: int) -> Slot:
     """Rows of several heads that share the channels of one: they lie next to each other."""
-    return Slot(parameter=parameter, head_stride=copies * width, copies=copies, copy_stride=width, **options)
+    return Slot(parameter=parameter, head_stride=copies * width, copies=copies, copy_stride=width)
+
+
+def grouped_queries(sizes: Sizes, correction: Correction) -> Slot:
+    """The query rows where several query heads share a key head; they take a folded query scale."""
+    slot = per_group("q_proj.weight", sizes.width, sizes.value_heads // sizes.heads)
+    return replace(slot, absorbs_query_scale=correction.folded)
 
 
 def per_head(hidden: int, ratio: float, heads: int, name: str) -> int:
@@ -172,25 +227,6 @@ def per_head(hidden: int, ratio: float, heads: int, name: str) -> int:
     if heads < 1 or total % heads:
         raise ModelError(f"config.json: {name} {ratio} of hidden size {hidden} is not a multiple of {heads} heads")
     return total // heads
-
-
-def value_dim_of(known: Config) -> int:
-    """The value width where it is a ratio to the key width."""
-    return int(int(known["head_dim"]) * float(known["expand_v"]))
-
-
-def resized_by_head_dim(known: Config, config: Config, key_dim: int, epsilon: Correction | None) -> dict[str, Any]:
-    """Another `head_dim` for the keys, and the value width it had."""
-    norm = {} if epsilon is None else corrected_epsilon(epsilon, known, int(known["head_dim"]), key_dim)
-    return {**config, "head_dim": key_dim, "expand_v": ratio_for(value_dim_of(known), key_dim), **norm}
-
-
-def resized_by_expansion(known: Config, config: Config, key_dim: int, epsilon: Correction | None) -> dict[str, Any]:
-    """Another `expand_k`, exact to the last bit."""
-    heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
-    width = per_head(hidden, known["expand_k"], heads, "expand_k")
-    norm = {} if epsilon is None else corrected_epsilon(epsilon, known, width, key_dim)
-    return {**config, "expand_k": ratio_for(key_dim * heads, hidden), **norm}
 
 
 def ratio_for(numerator: int, denominator: int) -> float:

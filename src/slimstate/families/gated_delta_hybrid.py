@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
-from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Library, corrected_epsilon
+from slimstate.families.contract import (
+    RMS_NORM_EPS,
+    Config,
+    Correction,
+    Family,
+    Library,
+    Sizes,
+    corrected_epsilon,
+    filter_axis,
+)
 from slimstate.system.errors import ModelError
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Config = {
     "hidden_size": 2048,
     "num_hidden_layers": 48,
     "linear_num_key_heads": 16,
@@ -27,64 +35,44 @@ EVERY = 4  # without `layer_types`, each fourth layer is softmax attention
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of a Gated DeltaNet layer."""
-
-    heads: int
-    width: int
-    value_heads: int
-    value_dim: int
-    hidden: int
-
-    @property
-    def keys(self) -> int:
-        return self.heads * self.width
-
-    @property
-    def values(self) -> int:
-        return self.value_heads * self.value_dim
-
-
-@dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where the rows of a layer lie: the two projections, all other slots, the filters, the names of linear maps."""
+    """Where the rows of a layer lie."""
 
+    # the rows that make the queries
     query: Slot
+    # the rows that make the keys
     key: Slot
+    # all other rows with key channels: those of convolutions
     others: tuple[Slot, ...]
+    # the convolutions by what they filter, as a `Mixer` has them
     filters: tuple[tuple[str, Axis], ...]
+    # the names of the linear maps: ("in_proj_qkv", "out_proj")
     projections: tuple[str, ...]
+    # what the running model joins from parts in the files, as a `Mixer` has it
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # what makes up for the query scale
+    correction: Correction = RMS_NORM_EPS
 
 
 def fused_filters(sizes: Sizes) -> tuple[tuple[str, Axis], ...]:
     """One convolution over [q | k | v], head by head."""
-    spans = (
-        ("query", sizes.heads, sizes.width, 0),
-        ("key", sizes.heads, sizes.width, sizes.keys),
-        ("value", sizes.value_heads, sizes.value_dim, 2 * sizes.keys),
-    )
-    return tuple(
-        (role, Axis(heads=heads, width=width, slots=(Slot(parameter="conv1d.weight", start=start),)))
-        for role, heads, width, start in spans
+    return (
+        ("query", filter_axis("conv1d.weight", sizes.heads, sizes.width)),
+        ("key", filter_axis("conv1d.weight", sizes.heads, sizes.width, start=sizes.keys)),
+        ("value", filter_axis("conv1d.weight", sizes.value_heads, sizes.value_dim, start=2 * sizes.keys)),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaHybrid:
-    """A family of hybrids; `module` is the part of transformers that has the classes of its layers.
+class GatedDeltaHybrid(Family):
+    """A family of hybrids."""
 
-    The config of a `nested` one has that of the language model under `text_config`; `language` is the model type of its
-    class, where there is none for the family's own type.
-    """
-
-    model_type: str
+    # the part of transformers that has the classes of its layers: "qwen3_5"
     module: str
+    # where rows lie in a layer of these sizes
     layout: Callable[[Sizes], Layout]
-    DEFAULTS: Mapping[str, Any]
+    # whether its config has that of the language model under `text_config`
     nested: bool = False
-    language: str | None = None
-    scale: Correction = RMS_NORM_EPS
     library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
@@ -96,12 +84,12 @@ class GatedDeltaHybrid:
             Mixer(
                 layer=layer,
                 path=f"model.layers.{layer}.linear_attn",
-                stored=stored.format(layer),
+                stored_path=stored.format(layer),
                 axis=axis,
                 query=layout.query,
                 key=layout.key,
                 hook=self.hook,
-                input_size=sizes.hidden,
+                input_size=sizes.input_size,
                 value_heads=sizes.value_heads,
                 value_dim=sizes.value_dim,
                 filters=layout.filters,
@@ -113,22 +101,27 @@ class GatedDeltaHybrid:
         )
 
     @property
+    def stock_config(self) -> Config:
+        about = {"text_config": self.defaults} if self.nested else self.defaults
+        return {"model_type": self.model_type, **about}
+
+    @property
     def hook(self) -> HookPoint:
         return HookPoint(
             module=f"transformers.models.{self.module}.modeling_{self.module}",
             operators=("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
             query="query",
             key="key",
-            timed=("value", "g", "beta"),
-            kernels=("causal_conv1d_fn", "causal_conv1d_update"),
+            per_token=("value", "g", "beta"),
+            gpu_kernels=("causal_conv1d_fn", "causal_conv1d_update"),
         )
 
-    def text(self, config: Config) -> dict[str, Any]:
+    def text(self, config: Config) -> Config:
         """The part of the config that is about the language model, with its defaults."""
         inner = config.get("text_config") if self.nested else config
         if not isinstance(inner, Mapping):
             raise ModelError(f"config.json of {self.model_type} has no text_config, which describes its language model")
-        return {**self.DEFAULTS, **{key: value for key, value in inner.items() if value is not None}}
+        return {**self.defaults, **{key: value for key, value in inner.items() if value is not None}}
 
     def sizes(self, config: Config) -> Sizes:
         text = self.text(config)
@@ -137,7 +130,7 @@ class GatedDeltaHybrid:
             width=int(text["linear_key_head_dim"]),
             value_heads=int(text["linear_num_value_heads"]),
             value_dim=int(text["linear_value_head_dim"]),
-            hidden=int(text["hidden_size"]),
+            input_size=int(text["hidden_size"]),
         )
         if min(sizes.heads, sizes.width, sizes.value_dim) < 1 or sizes.value_heads % sizes.heads:
             raise ModelError(
@@ -151,14 +144,13 @@ class GatedDeltaHybrid:
         return frozenset(layer for layer, kind in kinds if kind != "linear_attention")
 
     def correction(self, config: Config) -> Correction:
-        return self.scale
+        return self.layout(self.sizes(config)).correction
 
-    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
+    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
         """The key width is one number for the whole model; the value width is named too, since it may be derived."""
-        sizes = self.sizes(config)
-        changes: dict[str, Any] = {"linear_key_head_dim": key_dim, "linear_value_head_dim": sizes.value_dim}
-        if corrected:
-            changes |= corrected_epsilon(self.scale, self.text(config), sizes.width, key_dim)
+        text, sizes = self.text(config), self.sizes(config)
+        epsilon = corrected_epsilon(self.correction(config), text, sizes.width, key_dim) if corrected else {}
+        changes = {"linear_key_head_dim": key_dim, "linear_value_head_dim": sizes.value_dim, **epsilon}
         if self.nested:
             return {**config, "text_config": {**config["text_config"], **changes}}
         return {**config, **changes}

@@ -7,12 +7,10 @@ the state, and what a dropped channel would add is an exact zero: a cut is zeroi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
-from slimstate.families.contract import NOT_NEEDED, Config, Correction, Library
+from slimstate.families.contract import NOT_NEEDED, Config, Correction, Family, Library, Sizes, filter_axis
 from slimstate.system.errors import ModelError
 
 LINEAR = ("linear_attention", "mamba", "hybrid")  # names of layers with a state, of today and of older configs
@@ -21,70 +19,83 @@ PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """The names that a config has for the sizes; `inner` is H times P where it is given, `biased` the projection.
+    """The names that a config has for the sizes."""
 
-    Without `conv_bias` the convolution always has one.
-    """
-
+    # H: "num_heads"
     heads: str
+    # P: "head_dim"
     head_dim: str
+    # G: "n_groups"
     groups: str
+    # N, the key dim: "state_size"
     state: str
+    # HP as a ratio to the hidden size: "expand"
     expand: str
+    # whether the projection has a bias: "use_bias"
     biased: str
+    # whether the convolution has one: "use_conv_bias"; None where it always has
     conv_bias: str | None = None
+    # HP itself, where there is a name for it: "mamba_d_ssm"
     inner: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2:
-    """A family with Mamba-2 layers; `path` is the place of a layer, which files may name `stored`.
+class Mamba2(Family):
+    """A family with Mamba-2 layers."""
 
-    `louder` and `softer` are the config fields by which logits are multiplied and divided; `cache` is what the model
-    calls its cache.
-    """
-
-    model_type: str
     fields: Fields
-    DEFAULTS: Mapping[str, Any]
+    # the place of a layer: "model.layers.{}.mamba"
     path: str = "model.layers.{}.mamba"
-    stored: str | None = None
+    # its place in the files, where that is another: "backbone.layers.{}.mixer"
+    stored_path: str | None = None
+    # whether softmax attention stands beside the state in every layer
     softmax_everywhere: bool = False
-    louder: str | None = None
-    softer: str | None = None
+    # the config field by which logits are multiplied: "lm_head_multiplier"
+    logits_multiplier: str | None = None
+    # the config field by which logits are divided: "logits_scaling"
+    logits_divisor: str | None = None
+    # what the model calls its cache
     cache: str = "past_key_values"
     library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
-        known, names = {**self.DEFAULTS, **config}, self.fields
-        heads, groups, width = (int(known[name]) for name in (names.heads, names.groups, names.state))
-        head_dim = self.head_dim(known)
-        if min(heads, groups, width, head_dim) < 1 or heads % groups:
-            raise ModelError(f"config.json describes {heads} heads of {head_dim} in {groups} groups, state {width}")
-        inner, keys = heads * head_dim, groups * width
+        known, sizes = {**self.defaults, **config}, self.sizes(config)
+        inner, keys = sizes.values, sizes.keys
         key, query = (Slot(parameter="in_proj.weight", start=2 * inner + offset) for offset in (0, keys))
-        parts = [("in_proj.bias", 2 * inner)] * bool(known[names.biased]) + [("conv1d.weight", inner)]
-        parts += [("conv1d.bias", inner)] * bool(names.conv_bias is None or known[names.conv_bias])
+        biased = bool(known[self.fields.biased])
+        filter_biased = self.fields.conv_bias is None or bool(known[self.fields.conv_bias])
+        parts = [("in_proj.bias", 2 * inner)] * biased + [("conv1d.weight", inner)]
+        parts += [("conv1d.bias", inner)] * filter_biased
         others = (Slot(parameter=name, start=start + offset) for name, start in parts for offset in (0, keys))
-        kinds = self.layers(config)
+        axis = Axis(heads=sizes.heads, width=sizes.width, slots=(query, key, *others))
         return tuple(
             Mixer(
                 layer=layer,
                 path=self._place(self.path, layer, kind),
-                stored=None if self.stored is None else self._place(self.stored, layer, kind),
+                stored_path=None if self.stored_path is None else self._place(self.stored_path, layer, kind),
                 axis=axis,
                 query=query,
                 key=key,
                 hook=self.hook,
-                input_size=int(known["hidden_size"]),
-                value_heads=heads,
-                value_dim=head_dim,
-                filters=_filters(heads, head_dim, groups, width),
+                input_size=sizes.input_size,
+                value_heads=sizes.value_heads,
+                value_dim=sizes.value_dim,
+                filters=_filters(sizes),
                 projections=("in_proj",),  # fused kernels read the weight of out_proj past an adapter; PEFT refuses it
             )
-            for axis in [Axis(heads=groups, width=width, slots=(query, key, *others))]
-            for layer, kind in enumerate(kinds)
+            for layer, kind in enumerate(self.layers(config))
             if kind in LINEAR
+        )
+
+    def sizes(self, config: Config) -> Sizes:
+        """The groups are the key heads, and each has a state of N channels."""
+        known, names = {**self.defaults, **config}, self.fields
+        heads, groups, width = (int(known[name]) for name in (names.heads, names.groups, names.state))
+        head_dim = self.head_dim(known)
+        if min(heads, groups, width, head_dim) < 1 or heads % groups:
+            raise ModelError(f"config.json describes {heads} heads of {head_dim} in {groups} groups, state {width}")
+        return Sizes(
+            heads=groups, width=width, value_heads=heads, value_dim=head_dim, input_size=int(known["hidden_size"])
         )
 
     @staticmethod
@@ -98,17 +109,17 @@ class Mamba2:
         return HookPoint(
             module=f"transformers.models.{self.model_type}.modeling_{self.model_type}",
             operators=("mamba2_chunk_scan",),
-            step="mamba2_selective_state_update",
+            step_operator="mamba2_selective_state_update",
             query="C",
             key="B",
-            timed=("hidden_states", "dt"),
-            state="initial_states",
-            final="return_final_states",
+            per_token=("hidden_states", "dt"),
+            initial_state="initial_states",
+            final_state="return_final_states",
             value_first=True,
-            scaled=False,
-            bare=True,
-            kernels=("causal_conv1d_fn", "causal_conv1d_update"),
-            shortcuts=("mamba2_split_conv1d_scan_combined",),
+            scales_queries=False,
+            returns_pair=False,
+            gpu_kernels=("causal_conv1d_fn", "causal_conv1d_update"),
+            fused_layers=("mamba2_split_conv1d_scan_combined",),
             cache=self.cache,
         )
 
@@ -122,7 +133,7 @@ class Mamba2:
 
     def layers(self, config: Config) -> list[str]:
         """What each layer is."""
-        known = {**self.DEFAULTS, **config}
+        known = {**self.defaults, **config}
         if known.get("hybrid_override_pattern"):
             return [PATTERN[letter] for letter in known["hybrid_override_pattern"]]
         for name in ("layers_block_type", "layer_types"):
@@ -141,20 +152,21 @@ class Mamba2:
         return NOT_NEEDED
 
     def logit_factor(self, config: Config) -> float:
-        by, below = (1.0 if name is None else float(config.get(name, 1.0)) for name in (self.louder, self.softer))
+        names = (self.logits_multiplier, self.logits_divisor)
+        by, below = (1.0 if name is None else float(config.get(name, 1.0)) for name in names)
         return by / below
 
-    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> dict[str, Any]:
+    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
         """The state size is one number for the whole model; nothing else changes."""
         return {**config, self.fields.state: key_dim}
 
 
-def _filters(heads: int, head_dim: int, groups: int, width: int) -> tuple[tuple[str, Axis], ...]:
-    inner, keys = heads * head_dim, groups * width
-    spans = (("query", groups, width, inner + keys), ("key", groups, width, inner), ("value", heads, head_dim, 0))
-    return tuple(
-        (role, Axis(heads=count, width=size, slots=(Slot(parameter="conv1d.weight", start=start),)))
-        for role, count, size, start in spans
+def _filters(sizes: Sizes) -> tuple[tuple[str, Axis], ...]:
+    inner, keys = sizes.values, sizes.keys
+    return (
+        ("query", filter_axis("conv1d.weight", sizes.heads, sizes.width, start=inner + keys)),
+        ("key", filter_axis("conv1d.weight", sizes.heads, sizes.width, start=inner)),
+        ("value", filter_axis("conv1d.weight", sizes.value_heads, sizes.value_dim)),
     )
 
 
@@ -198,7 +210,7 @@ FAMILIES = (
             conv_bias="use_conv_bias",
             biased="use_bias",
         ),
-        DEFAULTS={
+        defaults={
             "hidden_size": 4096,
             "num_hidden_layers": 64,
             "num_heads": 128,
@@ -210,15 +222,15 @@ FAMILIES = (
             "use_bias": False,
         },
     ),
-    Mamba2(model_type="bamba", fields=HYBRID, DEFAULTS=HYBRID_DEFAULTS),
+    Mamba2(model_type="bamba", fields=HYBRID, defaults=HYBRID_DEFAULTS),
     Mamba2(
         model_type="falcon_h1",
-        fields=Fields(**{**vars(HYBRID), "inner": "mamba_d_ssm"}),
-        DEFAULTS={**HYBRID_DEFAULTS, "mamba_d_ssm": 1024},
+        fields=replace(HYBRID, inner="mamba_d_ssm"),
+        defaults={**HYBRID_DEFAULTS, "mamba_d_ssm": 1024},
         softmax_everywhere=True,
-        louder="lm_head_multiplier",
+        logits_multiplier="lm_head_multiplier",
     ),
-    Mamba2(model_type="granitemoehybrid", fields=HYBRID, DEFAULTS=HYBRID_DEFAULTS, softer="logits_scaling"),
+    Mamba2(model_type="granitemoehybrid", fields=HYBRID, defaults=HYBRID_DEFAULTS, logits_divisor="logits_scaling"),
     Mamba2(
         model_type="zamba2",
         fields=Fields(
@@ -229,7 +241,7 @@ FAMILIES = (
             expand="mamba_expand",
             biased="add_bias_linear",
         ),
-        DEFAULTS={
+        defaults={
             "hidden_size": 2560,
             "num_hidden_layers": 54,
             "n_mamba_heads": 8,
@@ -243,7 +255,7 @@ FAMILIES = (
     Mamba2(
         model_type="nemotron_h",
         path="model.layers.{}.mixer",
-        stored="backbone.layers.{}.mixer",
+        stored_path="backbone.layers.{}.mixer",
         fields=Fields(
             heads="mamba_num_heads",
             head_dim="mamba_head_dim",
@@ -253,7 +265,7 @@ FAMILIES = (
             conv_bias="use_conv_bias",
             biased="use_bias",
         ),
-        DEFAULTS={
+        defaults={
             "hidden_size": 4096,
             "mamba_num_heads": 128,
             "mamba_head_dim": 64,

@@ -10,7 +10,7 @@ FAMILIES = tuple(
         model_type=name,
         module="qwen3_5",
         layout=side_by_side,
-        DEFAULTS={**DEFAULTS, **STOCK["qwen3_5"]},
+        defaults={**DEFAULTS, **STOCK["qwen3_5"]},
         nested=True,
         language="qwen3_5_text",
     )

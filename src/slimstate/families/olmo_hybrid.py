@@ -5,11 +5,11 @@ The norm behind the state has an epsilon of 1e-5 in the code, not in the config:
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from slimstate.core.layout import Axis, Slot
-from slimstate.families.contract import Config, Correction
-from slimstate.families.gated_delta_hybrid import DEFAULTS, EVERY, GatedDeltaHybrid, Layout, Sizes
+from slimstate.core.layout import Slot
+from slimstate.families.contract import Config, Correction, Sizes, filter_axis
+from slimstate.families.gated_delta_hybrid import DEFAULTS, EVERY, GatedDeltaHybrid, Layout
 
 HARD_CODED = Correction(
     why="cannot be corrected: the epsilon of the norm behind the state is fixed in the stock class (1e-5), so the cut"
@@ -19,26 +19,27 @@ HARD_CODED = Correction(
 
 def separate(sizes: Sizes) -> Layout:
     query, key, *others = (Slot(parameter=f"{letter}_{part}.weight") for part in ("proj", "conv1d") for letter in "qk")
-    spans = {"query": (sizes.heads, sizes.width), "key": (sizes.heads, sizes.width)}
-    spans["value"] = (sizes.value_heads, sizes.value_dim)
     return Layout(
         query=query,
         key=key,
         others=tuple(others),
-        filters=tuple(
-            (role, Axis(heads=heads, width=width, slots=(Slot(parameter=f"{role[0]}_conv1d.weight"),)))
-            for role, (heads, width) in spans.items()
+        filters=(
+            ("query", filter_axis("q_conv1d.weight", sizes.heads, sizes.width)),
+            ("key", filter_axis("k_conv1d.weight", sizes.heads, sizes.width)),
+            ("value", filter_axis("v_conv1d.weight", sizes.value_heads, sizes.value_dim)),
         ),
         projections=tuple(f"{letter}_proj" for letter in "qkvabgo"),
         joined=(("conv1d.weight", tuple(f"{letter}_conv1d.weight" for letter in "qkv")),),
+        correction=HARD_CODED,
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class OlmoHybrid(GatedDeltaHybrid):
     """Its config may leave out the sizes of the linear layers: then they follow from the others."""
 
-    def text(self, config: Config) -> dict[str, Any]:
-        text = super().text(config)
+    def text(self, config: Config) -> Config:
+        text = dict(super().text(config))
         for name in ("linear_num_key_heads", "linear_num_value_heads"):
             text.setdefault(name, text["num_attention_heads"])
         text.setdefault("linear_key_head_dim", int(0.75 * text["hidden_size"] / text["linear_num_key_heads"]))
@@ -55,12 +56,11 @@ FAMILIES = (
         model_type="olmo_hybrid",
         module="olmo_hybrid",
         layout=separate,
-        DEFAULTS={
+        defaults={
             "hidden_size": 3840,
             "num_hidden_layers": 32,
             "num_attention_heads": 30,
             "rms_norm_eps": DEFAULTS["rms_norm_eps"],
         },
-        scale=HARD_CODED,
     ),
 )

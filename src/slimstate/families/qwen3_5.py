@@ -7,7 +7,8 @@ A vision-language checkpoint keeps the language model's config under `text_confi
 from __future__ import annotations
 
 from slimstate.core.layout import Slot
-from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, Sizes, fused_filters
+from slimstate.families.contract import Sizes
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, fused_filters
 
 STOCK = {
     "qwen3_5": {"hidden_size": 4096, "num_hidden_layers": 32},
@@ -33,7 +34,7 @@ FAMILIES = tuple(
         model_type=name if nested else f"{name}_text",
         module=name,
         layout=side_by_side,
-        DEFAULTS={**DEFAULTS, **changes},
+        defaults={**DEFAULTS, **changes},
         nested=nested,
     )
     for name, changes in STOCK.items()

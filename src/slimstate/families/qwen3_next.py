@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from slimstate.core.layout import Slot
-from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, Sizes, fused_filters
+from slimstate.families.contract import Sizes
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, fused_filters
 
 
 def interleaved(sizes: Sizes) -> Layout:
@@ -17,4 +18,4 @@ def interleaved(sizes: Sizes) -> Layout:
     )
 
 
-FAMILIES = (GatedDeltaHybrid(model_type="qwen3_next", module="qwen3_next", layout=interleaved, DEFAULTS=DEFAULTS),)
+FAMILIES = (GatedDeltaHybrid(model_type="qwen3_next", module="qwen3_next", layout=interleaved, defaults=DEFAULTS),)

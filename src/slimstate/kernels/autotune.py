@@ -5,7 +5,7 @@ It has no way to leave out one that breaks: an illegal memory access ends the pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from typing import Any
@@ -38,8 +38,8 @@ def _timed_briefly(kernel: Callable[[], object], quantiles: Sequence[float]) -> 
 
 
 def compile_side_by_side(threads: int) -> None:
-    """Compile the variants of a kernel in so many threads before they are timed in turn; by itself Triton compiles each
-    when its turn comes.
+    """Compile the variants of a kernel in so many threads before they are timed one after the other; by itself Triton
+    compiles each just before it is timed.
     """
     import triton
     from triton.runtime.autotuner import Autotuner
@@ -54,7 +54,7 @@ def compile_side_by_side(threads: int) -> None:
         return
     choose, time_one = Autotuner.prune_configs, Autotuner._bench
 
-    def choosing(tuner: Any, options: dict[str, Any]) -> Any:
+    def choosing(tuner: Any, options: Mapping[str, Any]) -> Any:
         tuner.untried = choose(tuner, options)
         return tuner.untried
 
@@ -68,9 +68,9 @@ def compile_side_by_side(threads: int) -> None:
 
 
 def _compile(
-    kernel: Any, variants: Sequence[Any], arguments: Sequence[Any], options: dict[str, Any], threads: int
+    kernel: Any, variants: Sequence[Any], arguments: Sequence[Any], options: Mapping[str, Any], threads: int
 ) -> None:
-    """Fill the kernel's cache. A variant that cannot be compiled is left to its turn, where Triton knows what to do."""
+    """Fill the kernel's cache. What cannot be compiled is left to the timing, where Triton knows what to do."""
     import triton
 
     pool = ThreadPoolExecutor(threads)
@@ -95,6 +95,6 @@ def leave_out_faulty() -> None:
         kernel.fn.early_config_prune = _without_faulty
 
 
-def _without_faulty(variants: Sequence[Any], arguments: dict[str, Any], **options: Any) -> list[Any]:
+def _without_faulty(variants: Sequence[Any], arguments: Mapping[str, Any], **options: Any) -> list[Any]:
     narrow = {**arguments, **options}["K"] < 64
     return [each for each in variants if not narrow or each.num_warps <= 2]

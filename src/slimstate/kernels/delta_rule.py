@@ -11,8 +11,14 @@ by none, and in the state before its decay.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from slimstate.kernels.fla_calls import CallOptions, call, per_value_head, wide
+from slimstate.kernels.patches import Backend, Patch, needs_torch_gated_rule, too_precise_for_triton
 
 
 def recurrence(
@@ -27,7 +33,7 @@ def recurrence(
     erase: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token after the other, as the definition says."""
-    q, k, by = (_per_value_head(x, v) for x in (q, k, k if erase is None else erase))
+    q, k, by = (per_value_head(x, v) for x in (q, k, k if erase is None else erase))
     if state is None:
         state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
     outputs = []
@@ -62,8 +68,8 @@ def chunked(
     batch, time, heads, value_dim = v.shape
     key_dim = k.shape[-1]
     chunk = min(chunk, time)
-    by = None if erase is None else _in_chunks(_per_value_head(erase, v), chunk)
-    q, k, v = (_in_chunks(x, chunk) for x in (_per_value_head(q, v) * scale, _per_value_head(k, v), v))
+    by = None if erase is None else _in_chunks(per_value_head(erase, v), chunk)
+    q, k, v = (_in_chunks(x, chunk) for x in (per_value_head(q, v) * scale, per_value_head(k, v), v))
     beta = _in_chunks(beta.unsqueeze(-1), chunk)
     by = k if by is None else by
     keys_in, queries_in, keys_out = by, q, k
@@ -112,34 +118,10 @@ def delta_rule(
     return form(q, k, v, beta, g, scale=scale, state=state, erase=erase)
 
 
-def channel_decay(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, *, scale: float, state: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The recurrence with a decay g [B, T, G, K] for every key channel; without beta nothing is erased."""
-    q, k = _per_value_head(q, v), _per_value_head(k, v)
-    if state is None:
-        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
-    outputs = []
-    for t in range(q.shape[1]):
-        state = state * g[:, t].exp().unsqueeze(-1)
-        update = v[:, t]
-        if beta is not None:
-            recalled = torch.einsum("bhkv,bhk->bhv", state, k[:, t])
-            update = beta[:, t].unsqueeze(-1) * (update - recalled)
-        state = state + k[:, t].unsqueeze(-1) * update.unsqueeze(-2)
-        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * scale)
-    return torch.stack(outputs, dim=1), state
-
-
-def _per_value_head(x: Tensor, v: Tensor) -> Tensor:
-    """Queries or keys repeated for the value heads that share them."""
-    return x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) if x.shape[2] != v.shape[2] else x
-
-
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:
     """[B, T, H, D] to [B, H, N, C, D]; the zeros that fill the last chunk leave the state as it is."""
     missing = -x.shape[1] % chunk
-    x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
+    x = F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
     return x.unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
 
 
@@ -151,3 +133,43 @@ def _decay_between(end: Tensor, start: Tensor, diagonal: int) -> Tensor:
 
 def _lower(size: int, diagonal: int, device: torch.device) -> Tensor:
     return torch.ones(size, size, dtype=torch.bool, device=device).tril(diagonal)
+
+
+def plain_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The rule without a decay, as fla's layers call it."""
+    beta = torch.ones_like(q[..., 0]) if beta is None else beta
+    return call(delta_rule, CallOptions.read(options), q=q, k=k, v=v, beta=beta)
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The rule with a decay, as fla's layers call it."""
+    known = CallOptions.read(options)
+    return call(delta_rule, known, q=q, k=k, v=v, beta=known.strength(beta), g=_decay(g, known))
+
+
+def _decay(g: Tensor | None, options: CallOptions) -> Tensor | None:
+    """The logarithm of the decay, where the layer leaves it to the kernel to make."""
+    if not options.use_gate_in_kernel:
+        return g
+    assert g is not None
+    assert options.A_log is not None
+    biased = wide(g) if options.dt_bias is None else wide(g) + wide(options.dt_bias)
+    return -wide(options.A_log).exp() * F.softplus(biased)
+
+
+PATCHES = (
+    Patch("fla.layers.delta_net.chunk_delta_rule", plain_delta_rule, too_precise_for_triton),
+    Patch("fla.layers.delta_net.fused_recurrent_delta_rule", plain_delta_rule),
+    Backend(
+        "fla.ops.gated_delta_rule.chunk_gated_delta_rule",
+        gated_delta_rule,
+        needs_torch_gated_rule,
+        operation="gated_delta_rule",
+    ),
+    Patch("fla.layers.gated_deltanet.fused_recurrent_gated_delta_rule", gated_delta_rule),
+    Patch("fla.layers.gated_deltaproduct.fused_recurrent_gated_delta_rule", gated_delta_rule),
+)

@@ -5,7 +5,7 @@ The loss of a token with logits z, target y and the teacher's distribution p at 
     -log softmax(z)_y + weight T^2 KL(p || softmax(z / T)),
 
 averaged over tokens. The gradient by the hidden states is taken chunk by chunk in the forward pass; only it is kept.
-On a GPU one kernel goes over the logits of a chunk (`distillation_kernel`).
+On a GPU one kernel goes over the logits of a chunk (`distillation_triton`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.autograd.function import once_differentiable
 LOGITS_AT_ONCE = 2**24  # elements of one chunk of logits; about ten tensors of that size are alive together
 
 
-class Opinion(Protocol):
-    """What a teacher thinks comes after each of N tokens."""
+class TeacherDistribution(Protocol):
+    """How likely a teacher finds what may come after each of N tokens."""
 
     def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
         """The sum of KL(teacher || student) at the temperature over the tokens `rows`, of student logits [n, V]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeOpinion:
+class FullDistribution:
     """A teacher's hidden states [N, D] and its output head [V, D]: its logits are made when they are looked at."""
 
     hidden: Tensor
@@ -49,7 +49,7 @@ class WholeOpinion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopOpinion:
+class TopDistribution:
     """The log probabilities [N, k] of a teacher's k best tokens `ids` [N, k], at the temperature they were taken at.
 
     All other tokens (k < V) count as one, with the probability that is left: a lower bound of the whole divergence.
@@ -76,7 +76,7 @@ def distilled_loss(
     hidden: Tensor,
     head: Tensor,
     targets: Tensor,
-    opinion: Opinion | None = None,
+    teacher: TeacherDistribution | None = None,
     *,
     temperature: float = 2.0,
     weight: float = 1.0,
@@ -86,34 +86,34 @@ def distilled_loss(
 
     hidden [N, D] and head [V, D] of the student, targets [N].
     """
-    options = (opinion, temperature, weight, max(1, logits_at_once // len(head)))
+    options = (teacher, temperature, weight, max(1, logits_at_once // len(head)))
     loss, cross_entropy, distillation = _ChunkedLoss.apply(hidden, head, targets, *options)
     return loss, cross_entropy, distillation
 
 
 def _in_pytorch(
-    logits: Tensor, targets: Tensor, opinion: Opinion | None, rows: slice, temperature: float, weight: float
+    logits: Tensor, targets: Tensor, teacher: TeacherDistribution | None, rows: slice, temperature: float, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sums of both parts over the tokens `rows` of student logits [n, V], and the gradient of the loss by those."""
     with torch.enable_grad():
         variable = logits.float().requires_grad_()
         cross_entropy = F.cross_entropy(variable, targets[rows], reduction="sum")
         divergence = torch.zeros_like(cross_entropy)
-        if opinion is not None:
-            divergence = opinion.divergence(rows, variable, temperature)
+        if teacher is not None:
+            divergence = teacher.divergence(rows, variable, temperature)
         loss = cross_entropy + weight * temperature**2 * divergence
         (gradient,) = torch.autograd.grad(loss, variable)
     return cross_entropy.detach(), divergence.detach(), gradient.to(logits.dtype)
 
 
 def _in_one_kernel(
-    logits: Tensor, targets: Tensor, opinion: WholeOpinion | None, rows: slice, temperature: float, weight: float
+    logits: Tensor, targets: Tensor, teacher: FullDistribution | None, rows: slice, temperature: float, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same; the gradient takes the place of the logits."""
     from slimstate.kernels.distillation_triton import losses_
 
-    teacher = None if opinion is None else opinion.logits(rows)
-    cross_entropy, divergence = losses_(logits, teacher, targets[rows], temperature=temperature, weight=weight)
+    theirs = None if teacher is None else teacher.logits(rows)
+    cross_entropy, divergence = losses_(logits, theirs, targets[rows], temperature=temperature, weight=weight)
     return cross_entropy.sum(), divergence.sum(), logits
 
 
@@ -124,7 +124,7 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden: Tensor,
         head: Tensor,
         targets: Tensor,
-        opinion: Opinion | None,
+        teacher: TeacherDistribution | None,
         temperature: float,
         weight: float,
         chunk: int,
@@ -136,13 +136,13 @@ class _ChunkedLoss(torch.autograd.Function):
         by_hidden = torch.empty_like(hidden) if wanted[0] else None
         by_head = torch.zeros_like(head, dtype=torch.float32) if wanted[1] else None
         sums = torch.zeros(2, device=hidden.device)
-        has_kernel = hidden.is_cuda and (opinion is None or isinstance(opinion, WholeOpinion))
+        has_kernel = hidden.is_cuda and (teacher is None or isinstance(teacher, FullDistribution))
         losses: Any = _in_one_kernel if has_kernel else _in_pytorch
         with torch.autocast(kind, enabled=False):
             for start in range(0, len(hidden), chunk):
                 rows = slice(start, start + chunk)
                 states = hidden[rows].detach().to(compute)
-                *parts, by_logits = losses(F.linear(states, weights), targets, opinion, rows, temperature, weight)
+                *parts, by_logits = losses(F.linear(states, weights), targets, teacher, rows, temperature, weight)
                 sums += torch.stack(parts)
                 if by_hidden is not None:
                     by_hidden[rows] = by_logits @ weights

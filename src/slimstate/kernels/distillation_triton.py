@@ -22,12 +22,12 @@ def _losses(  # type: ignore[no-untyped-def]
     cross_entropies,
     divergences,
     vocabulary,
-    warmth,
+    beta,
     weight,
-    TAUGHT: tl.constexpr,
+    HAS_TEACHER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program for each token. `warmth` is 1 / T; `weight` that of the divergence's gradient by the logits.
+    """One program for each token. `beta` is 1 / T; `weight` that of the divergence's gradient by the logits.
 
     Triton evaluates annotations, so there are none but its own.
     """
@@ -35,7 +35,7 @@ def _losses(  # type: ignore[no-untyped-def]
     logits += row.to(tl.int64) * vocabulary
     teacher += row.to(tl.int64) * vocabulary
     target = tl.load(targets + row)
-    said = tl.load(logits + target).to(tl.float32)
+    target_logit = tl.load(logits + target).to(tl.float32)
     top, total, warm_total = float("-inf"), 0.0, 0.0
     their_top, their_total = float("-inf"), 0.0
     for start in range(0, vocabulary, BLOCK):
@@ -44,29 +44,29 @@ def _losses(  # type: ignore[no-untyped-def]
         ours = tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32)
         new = tl.maximum(top, tl.max(ours, 0))
         total = total * tl.exp(top - new) + tl.sum(tl.exp(ours - new), 0)
-        if TAUGHT:
-            warm_total = warm_total * tl.exp((top - new) * warmth) + tl.sum(tl.exp((ours - new) * warmth), 0)
+        if HAS_TEACHER:
+            warm_total = warm_total * tl.exp((top - new) * beta) + tl.sum(tl.exp((ours - new) * beta), 0)
             theirs = tl.load(teacher + column, mask=inside, other=float("-inf")).to(tl.float32)
             their_new = tl.maximum(their_top, tl.max(theirs, 0))
-            their_total = their_total * tl.exp((their_top - their_new) * warmth)
-            their_total += tl.sum(tl.exp((theirs - their_new) * warmth), 0)
+            their_total = their_total * tl.exp((their_top - their_new) * beta)
+            their_total += tl.sum(tl.exp((theirs - their_new) * beta), 0)
             their_top = their_new
         top = new
     norm, divergence = top + tl.log(total), 0.0
-    if TAUGHT:
-        warm_norm, their_norm = top * warmth + tl.log(warm_total), their_top * warmth + tl.log(their_total)
+    if HAS_TEACHER:
+        warm_norm, their_norm = top * beta + tl.log(warm_total), their_top * beta + tl.log(their_total)
     for start in range(0, vocabulary, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < vocabulary
         ours = tl.load(logits + column, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.exp(ours - norm) - tl.where(column == target, 1.0, 0.0)
-        if TAUGHT:
-            theirs = tl.load(teacher + column, mask=inside, other=0.0).to(tl.float32) * warmth - their_norm
-            warm = ours * warmth - warm_norm
+        if HAS_TEACHER:
+            theirs = tl.load(teacher + column, mask=inside, other=0.0).to(tl.float32) * beta - their_norm
+            warm = ours * beta - warm_norm
             divergence += tl.sum(tl.where(inside, tl.exp(theirs) * (theirs - warm), 0.0), 0)
             gradient += weight * (tl.exp(warm) - tl.exp(theirs))
         tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=inside)
-    tl.store(cross_entropies + row, norm - said)
+    tl.store(cross_entropies + row, norm - target_logit)
     tl.store(divergences + row, divergence)
 
 
@@ -89,7 +89,7 @@ def losses_(
         vocabulary,
         1 / temperature,
         weight * temperature,
-        TAUGHT=teacher is not None,
+        HAS_TEACHER=teacher is not None,
         BLOCK=BLOCK,
     )
     return found[0], found[1]

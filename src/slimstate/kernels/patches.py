@@ -1,15 +1,25 @@
-"""Functions that run in place of a library's own, where those cannot: on a CPU, or with numbers they do not take."""
+"""Functions that run in place of a library's own, where those cannot: on a CPU, or with numbers they do not take.
+
+Every module of this package lists what it has for fla as PATCHES = (...), which is found here by itself: a new
+recurrence is a module and nothing else. Each patch stands aside for CUDA tensors that fla's own kernels take, so a
+model on a GPU is not touched. The model classes stay those of the libraries.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from slimstate.core.layout import HookPoint
 
 
 def tensors(values: Iterable[Any]) -> Iterable[Tensor]:
@@ -19,6 +29,10 @@ def tensors(values: Iterable[Any]) -> Iterable[Tensor]:
 def on_cpu(*args: Any, **kwargs: Any) -> bool:
     first = next(iter(tensors((*args, *kwargs.values()))))
     return first.device.type == "cpu"
+
+
+def always(*_: Any, **__: Any) -> bool:
+    return True
 
 
 def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
@@ -47,19 +61,102 @@ def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Substitute:
-    """`version` is called in `place` of another function with its arguments, `when` these make it so.
+class Patch:
+    """A function that runs in place of another one, with its arguments, when these make it so."""
 
-    `place` is where the other one is looked up when it is called: a module and a name in it, with a dot between.
-    """
-
+    # where the other one is looked up when it is called: "fla.layers.kda.chunk_kda"
     place: str
+    # what runs there instead
     version: Callable[..., Any]
+    # for which arguments it does; the other one runs for all else
     when: Callable[..., bool] = on_cpu
+
+    @property
+    def owner(self) -> Any:
+        """The module, or the class, that has the other function."""
+        return pkgutil.resolve_name(self.place.rpartition(".")[0])
+
+    @property
+    def name(self) -> str:
+        """The name of the other function there."""
+        return self.place.rpartition(".")[2]
+
+    def install(self) -> None:
+        original = getattr(self.owner, self.name, None)  # None where what it comes from is not installed
+
+        @functools.wraps(self.version)
+        def routed(*args: Any, **kwargs: Any) -> Any:
+            chosen = self.version if original is None or self.when(*args, **kwargs) else original
+            return chosen(*args, **kwargs)
+
+        setattr(self.owner, self.name, routed)
+
+
+@dataclass(frozen=True)
+class Backend(Patch):
+    """One that fla itself chooses, from its registry of backends: of a whole differentiable function."""
+
+    # the name under which fla registers its backends, where that is not the function itself: "gated_delta_rule"
+    operation: str | None = None
+
+    def install(self) -> None:
+        from fla.backends import BaseBackend, register
+
+        def verify(*args: Any, **kwargs: Any) -> tuple[bool, str | None]:
+            return self.when(*args, **kwargs), "fla's own kernel runs"
+
+        members = {
+            "backend_type": "slimstate_torch",
+            "priority": -1,
+            self.name: staticmethod(self.version),
+            f"{self.name}_verifier": staticmethod(verify),
+        }
+        register(self.operation or getattr(self.owner, self.name))(type("TorchBackend", (BaseBackend,), members))
 
 
 def in_place_of(
     module: str, names: Iterable[str], version: Callable[..., Any], when: Callable[..., bool] = on_cpu
-) -> tuple[Substitute, ...]:
+) -> tuple[Patch, ...]:
     """One function for several of a module."""
-    return tuple(Substitute(f"{module}.{name}", version, when) for name in names)
+    return tuple(Patch(f"{module}.{name}", version, when) for name in names)
+
+
+def found_in(package: str, places: Iterable[str]) -> Iterator[Patch]:
+    """The PATCHES that the modules of a package list; those that import triton, *_triton, have none."""
+    for name in sorted(module.name for module in pkgutil.iter_modules(places) if not module.name.endswith("_triton")):
+        module = importlib.import_module(f"{package}.{name}")
+        for patch in getattr(module, "PATCHES", ()):
+            if not isinstance(patch, Patch):
+                raise TypeError(f"{module.__name__} lists {patch!r} in PATCHES, which is not a Patch")
+            yield patch
+
+
+def patches() -> tuple[Patch, ...]:
+    """All that this package has for fla."""
+    return tuple(found_in(__name__.rpartition(".")[0], [str(Path(__file__).parent)]))
+
+
+@functools.cache
+def install() -> None:
+    """Make fla's models run wherever PyTorch runs. Once a process; a second call does nothing."""
+    for patch in patches():
+        patch.install()
+
+
+@functools.cache
+def use_reference(hook: HookPoint) -> None:
+    """Make the functions of a transformers module run their own PyTorch form wherever compiled ones cannot run.
+
+    Transformers chooses compiled kernels when it is imported, by what is installed and not by where the tensors are.
+    Once a process.
+    """
+    module = importlib.import_module(hook.module)
+    step = () if hook.step_operator is None else (hook.step_operator,)
+    for name in (*hook.operators, *step, *hook.gpu_kernels):
+        chosen = getattr(module, name)
+        reference = inspect.unwrap(chosen)
+        if reference is not chosen:
+            when = needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu
+            Patch(f"{hook.module}.{name}", reference, when).install()
+    for name in hook.fused_layers:
+        Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), always).install()

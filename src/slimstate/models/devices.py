@@ -21,7 +21,10 @@ class RunOptions:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        pick_dtype(self.dtype, self.place)
+        if self.device is not None:
+            pick_device(self.device)
+        if self.dtype is not None:
+            _check_dtype(self.dtype)
 
     @property
     def place(self) -> torch.device:
@@ -43,10 +46,10 @@ def pick_device(name: str | None) -> torch.device:
     if name not in ("cpu", "cuda"):
         raise PlanError(f"unknown device {name!r}; there are cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
-        raise PlanError("no CUDA device here; use --device cpu")
+        raise PlanError("no CUDA device here; use `device` cpu")
     if name == "cuda" and distributed.count_here() > torch.cuda.device_count():
         here, cards = distributed.count_here(), torch.cuda.device_count()
-        raise PlanError(f"{here} processes for {cards} GPUs: start at most one for each GPU, or use --device cpu")
+        raise PlanError(f"{here} processes for {cards} GPUs: start at most one for each GPU, or use `device` cpu")
     return distributed.local_device(name)
 
 
@@ -54,6 +57,10 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """bfloat16 on a GPU and float32 on a CPU unless said otherwise."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
+    _check_dtype(name)
+    return DTYPES[name]
+
+
+def _check_dtype(name: str) -> None:
     if name not in DTYPES:
         raise PlanError(f"unknown dtype {name!r}; there are {', '.join(DTYPES)}")
-    return DTYPES[name]

@@ -19,7 +19,7 @@ from slimstate.core.layout import HookPoint, Mixer
 from slimstate.core.plan import Basis, Choice
 from slimstate.core.surgery import kept_channels, rotated
 
-Role = Literal["query", "key", "companion"]
+Role = Literal["query", "key", "key-like"]
 See = Callable[[Mixer, Role, Tensor], Tensor]
 Operator = Callable[..., Any]
 
@@ -94,10 +94,10 @@ def hooked(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
                 given = Arguments(names, args, options)
                 for mixer in running:
                     if hook.normaliser is None:
-                        for role, name in (*roles(hook), *(("companion", name) for name in hook.companions)):
+                        for role, name in (*roles(hook), *(("key-like", name) for name in hook.key_like)):
                             given[name] = _seen_by(see, mixer, role, given[name], timeless)
                 result = operator(*given.args, **given.options)
-                if scale is None or not hook.scaled or not running:
+                if scale is None or not hook.scales_queries or not running:
                     return result
                 return _times(result, scale * given[hook.query].shape[-1] ** 0.5)
 
@@ -108,8 +108,8 @@ def hooked(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
             return lambda x: normalise(see(running[0], next(roles), x) if running else x)
 
         replaced = {name: watched(getattr(module, name)) for name in hook.operators}
-        if hook.step is not None:
-            replaced[hook.step] = watched(getattr(module, hook.step), timeless=True)
+        if hook.step_operator is not None:
+            replaced[hook.step_operator] = watched(getattr(module, hook.step_operator), timeless=True)
         if hook.normaliser is not None:
             replaced[hook.normaliser] = watched_normaliser(getattr(module, hook.normaliser))
         return replaced
@@ -209,8 +209,9 @@ def _in_pieces(
     operator: Operator, mixer: Mixer, given: Arguments, see: Callable[[Reading], None], every: int | None
 ) -> Any:
     hook = mixer.hook
-    state, wanted = given.options.get(hook.state), given.options.get(hook.final, False)
-    timed = [name for name in (hook.query, hook.key, *hook.companions, *hook.timed) if given.get(name) is not None]
+    state, wanted = given.options.get(hook.initial_state), given.options.get(hook.final_state, False)
+    names = (hook.query, hook.key, *hook.key_like, *hook.per_token)
+    with_time = [name for name in names if given.get(name) is not None]
     length = given[hook.query].shape[1]
     every = length if every is None else every
     normalised = given.options.get("use_qk_l2norm_in_kernel", False)
@@ -218,10 +219,10 @@ def _in_pieces(
     outputs = []
     for start in range(0, length, every):
         piece = given.copy()
-        for name in timed:
-            per_token = given[name].shape[1] // length
-            piece[name] = given[name][:, start * per_token : (start + every) * per_token].contiguous()
-        piece.options |= {hook.state: state, hook.final: True}
+        for name in with_time:
+            steps = given[name].shape[1] // length  # of a token: several where it makes several updates
+            piece[name] = given[name][:, start * steps : (start + every) * steps].contiguous()
+        piece.options |= {hook.initial_state: state, hook.final_state: True}
         output, state = operator(*piece.args, **piece.options)
         outputs.append(output)
         queries, keys = (F.normalize(piece[name], dim=-1) if normalised else piece[name] for _, name in roles(hook))
@@ -229,7 +230,7 @@ def _in_pieces(
         by_key = state.mT if value_first else state
         see(Reading(mixer=mixer, time=time, state=by_key, queries=queries, keys=keys))
     output = torch.cat(outputs, dim=1)
-    return (output, state if wanted else None) if wanted or not hook.bare else output
+    return (output, state if wanted else None) if wanted or hook.returns_pair else output
 
 
 @contextmanager

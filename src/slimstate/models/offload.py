@@ -12,19 +12,45 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.devices import pick_device, pick_dtype
-from slimstate.models.load import Runtime, load_tokenizer
+from slimstate.models.devices import RunOptions
+from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import stock_model, tied_weights
 from slimstate.system.errors import ModelError, PlanError
 
 SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(RunOptions):
+    """Where a model runs, and where its layers lie while they wait: `device_map` "auto" takes what room there is.
+
+    `max_memory` is the most that weights may take there, such as "0=40GiB,cpu=100GiB".
+    """
+
+    device_map: str | None = None
+    max_memory: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.device_map not in (None, "auto"):
+            raise PlanError(f"unknown device map {self.device_map!r}; there is auto")
+        if self.max_memory is not None and self.device_map is None:
+            raise PlanError("`max_memory` limits what `device_map` auto takes: give both")
+        parse_limits(self.max_memory)
+
+    def load(self, folder: Path) -> Runtime:
+        """The model, where and how it is to run."""
+        if self.device_map is None:
+            return load(folder, device=self.device, dtype=self.dtype)
+        return load_spread(folder, self)
 
 
 def parse_limits(text: str | None) -> dict[str, str] | None:
@@ -35,37 +61,34 @@ def parse_limits(text: str | None) -> dict[str, str] | None:
     for part in text.split(","):
         place, _, size = part.partition("=")
         if not size or not (place.strip().isdigit() or place.strip() == "cpu"):
-            raise PlanError(f"--max-memory {text}: give sizes such as 0=40GiB,cpu=100GiB")
+            raise PlanError(f"`max_memory` {text}: give sizes such as 0=40GiB,cpu=100GiB")
         limits[place.strip()] = size.strip()
     return limits
 
 
-def load_spread(
-    folder: Path, *, device: str | None = None, dtype: str | None = None, limits: Mapping[str, str] | None = None
-) -> Runtime:
+def load_spread(folder: Path, options: LoadOptions) -> Runtime:
     """The stock model with its layers wherever there is room, GPUs first, disk last.
 
     What goes to disk is copied to a scratch folder in the temporary directory.
     """
-    where = pick_device(device)
-    precision = pick_dtype(dtype, where)
+    where, precision, limits = options.place, options.precision, parse_limits(options.max_memory)
     try:
         from accelerate import infer_auto_device_map, load_checkpoint_and_dispatch
     except ImportError as error:
-        raise ModelError("--device-map needs accelerate: pip install 'slimstate[recover]'") from error
+        raise ModelError("`device_map` needs accelerate: pip install 'slimstate[recover]'") from error
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     checkpoint = Checkpoint.open(folder)
     model = stock_model(checkpoint.config).to(precision).eval()
     renamed = model.state_dict().keys() - checkpoint.tensors.keys() - tied_weights(model)
     if renamed:
-        raise PlanError(f"--device-map cannot be used here: {folder} has no {min(renamed)}, which the model calls it")
+        raise PlanError(f"`device_map` cannot be used here: {folder} has no {min(renamed)}, which the model calls it")
     blocks = sorted(model._no_split_modules or ())
     try:
         places = infer_auto_device_map(model, _room(where, limits), no_split_module_classes=blocks, dtype=precision)
     except ValueError as error:
-        raise PlanError(f"--max-memory: {error}") from error
+        raise PlanError(f"`max_memory`: {error}") from error
     if set(places.values()) == {"disk"}:
-        raise PlanError("not even the embeddings fit into what --device-map may take: give more with --max-memory")
+        raise PlanError("not even the embeddings fit into what `device_map` may take: give more with `max_memory`")
     scratch = tempfile.TemporaryDirectory(prefix="slimstate-")
     with redirect_stderr(io.StringIO()):  # a progress bar
         model = load_checkpoint_and_dispatch(

@@ -8,10 +8,10 @@ import warnings
 
 import torch
 
-from slimstate.families import FAMILIES, family_of, hook_of
+from slimstate.families import FAMILIES, family_of
 from slimstate.families.contract import Library
 from slimstate.kernels.autotune import compile_side_by_side, leave_out_faulty, tune_briefly
-from slimstate.kernels.patches import gated_backward_refused
+from slimstate.kernels.patches import gated_backward_refused, install, use_reference
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
 
@@ -43,8 +43,6 @@ def prepare_fla() -> None:
             raise ModelError(f"flash-linear-attention cannot be imported: {error}") from error
         from fla.utils import IS_NVIDIA_HOPPER
 
-        from slimstate.kernels.fla_modules import install
-
         install()
         if torch.cuda.is_available():
             _tune_quickly()
@@ -58,11 +56,9 @@ def prepare(model_type: str) -> None:
     if family.library == "fla":
         prepare_fla()
         return
-    from slimstate.kernels.fla_modules import use_reference
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        use_reference(hook_of(family))
+        use_reference(family.hook)
         if torch.cuda.is_available():
             _tune_quickly()
 

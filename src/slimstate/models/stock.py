@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from slimstate.families import Family, family_of, language_of
+from slimstate.families import Family, family_of
 from slimstate.models.prepare import prepare
 from slimstate.system.errors import ModelError
 
@@ -28,7 +28,7 @@ def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
 
     if family.library == "fla":
         return transformers.AutoConfig, transformers.AutoModelForCausalLM
-    names, kind = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, language_of(family)
+    names, kind = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, family.language_type
     if whole:
         names, kind = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}, family.model_type
     try:
@@ -100,7 +100,7 @@ def text_settings(family: Family, settings: Any) -> Any:
     Where that has a class of another type, whether embeddings are tied is said by the config of the whole.
     """
     text = settings.get_text_config()
-    if language_of(family) != family.model_type:
+    if family.language_type != family.model_type:
         text.tie_word_embeddings = settings.tie_word_embeddings
     return text
 

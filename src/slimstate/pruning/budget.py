@@ -34,25 +34,16 @@ class Budget:
     state_mb: float | None = None
     sequences: int | None = None
     memory_gb: float | None = None
-    dtype: str = "fp32"
+    state_dtype: str = "fp32"
 
     def __post_init__(self) -> None:
-        if self.dtype not in BYTES:
-            raise PlanError(f"unknown --state-dtype {self.dtype!r}; there are {', '.join(BYTES)}")
+        if self.state_dtype not in BYTES:
+            raise PlanError(f"unknown `state_dtype` {self.state_dtype!r}; there are {', '.join(BYTES)}")
         shared = self.sequences is not None and self.memory_gb is not None
         if (self.state_mb is None) != shared or (self.state_mb is not None and (self.sequences or self.memory_gb)):
-            raise PlanError("a budget is --state-mb for one sequence, or --sequences and --memory-gb together")
+            raise PlanError("a budget is `state_mb` for one sequence, or `sequences` and `memory_gb` together")
         if self.bytes <= 0 or (self.sequences is not None and self.sequences < 1):
             raise PlanError("a budget must be more than nothing")
-
-    @classmethod
-    def of(
-        cls, state_mb: float | None, sequences: int | None, memory_gb: float | None, dtype: str = "fp32"
-    ) -> Budget | None:
-        """What was asked for, if anything was."""
-        if state_mb is None and sequences is None and memory_gb is None:
-            return None
-        return cls(state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, dtype=dtype)
 
     @property
     def bytes(self) -> float:
@@ -64,7 +55,7 @@ class Budget:
         return self.memory_gb * GIB / max(1, self.sequences)
 
     def describe(self) -> str:
-        each = f"{self.bytes / MIB:.4g} MiB per sequence in {self.dtype}"
+        each = f"{self.bytes / MIB:.4g} MiB per sequence in {self.state_dtype}"
         if self.state_mb is not None:
             return each
         return f"{self.memory_gb:g} GiB for {self.sequences} sequences, {each}"
@@ -74,7 +65,7 @@ class Budget:
         width = mixers[0].axis.width
 
         def size(key_dim: int) -> int:
-            return state_bytes(mixers, key_dim)[self.dtype]
+            return state_bytes(mixers, key_dim)[self.state_dtype]
 
         if size(width) <= self.bytes:
             return width, f"the uncut state takes {size(width) / MIB:.4g} MiB and fits: {self.describe()}"

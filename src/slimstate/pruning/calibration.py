@@ -6,20 +6,19 @@ processes each take a share of the batches, and their sums are added up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slimstate.core.evidence import Evidence
+from slimstate.core.evidence import Evidence, Need
 from slimstate.core.layout import Mixer
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.hooks import Role, hooked
 from slimstate.models.load import Runtime, states_before_head
-from slimstate.selectors import Need
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import SILENT, Reporter
@@ -71,7 +70,7 @@ def calibrate(
     if "gradient" in needs and runtime.offloaded:
         raise PlanError(
             f"gradients need the whole model on its device, and {runtime.offloaded} of its weights are not: "
-            "use another method, a smaller --dtype, or more GPUs"
+            "use another method, a smaller `dtype`, or more GPUs"
         )
     distributed.join(runtime.device)
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
@@ -99,11 +98,11 @@ def calibrate(
 @contextmanager
 def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
     def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
-        if role != "companion":
+        if role != "key-like":
             sums[mixer.layer].add_activations(role, x)
         return x
 
-    def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         sums[mixer.layer].add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     with ExitStack() as stack:

@@ -7,8 +7,7 @@ turn that into whole passes; they were read off an H200 and a two-core CPU: expe
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 
@@ -16,9 +15,16 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import BLOCK
 from slimstate.checkpoints.writer import WRITERS
 from slimstate.core.surgery import outline
-from slimstate.models.devices import TOKENS_AT_ONCE, pick_device, pick_dtype
-from slimstate.pruning.planning import Calibration
-from slimstate.selectors import Selector
+from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
+from slimstate.models.offload import LoadOptions
+from slimstate.pruning.budget import Budget
+from slimstate.pruning.key_dim import Target
+from slimstate.pruning.options import Calibration
+from slimstate.pruning.prune import tell_speed
+from slimstate.records.cut import DeviceSpeed, EstimateRecord
+from slimstate.records.speed import SpeedOfCut
+from slimstate.selectors import ROTATIONS, Selector, selector_named
+from slimstate.system.progress import SILENT, Reporter
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
 TIMES_FORWARD = {"gram": 1.25, "input": 1.05, "gradient": 3.2}  # of a calibration that needs it
@@ -28,15 +34,7 @@ INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla
 PROBED_BYTES = 2**26
 
 
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """Multiply-adds count two; bytes are of the checkpoint's own files."""
-
-    flops: float
-    read_bytes: float
-
-
-def measure(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Speed:
+def measure(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
     """A matrix product of the size of a pass, and reading the start of the weights."""
     hidden = checkpoint.mixers[0].input_size
     rows = TOKENS_AT_ONCE[device.type]
@@ -47,7 +45,9 @@ def measure(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) ->
     started = time.perf_counter()
     with path.open("rb") as file:
         count = len(file.read(PROBED_BYTES))
-    return Speed(flops=8 * rows * hidden**2 / best, read_bytes=count / (time.perf_counter() - started))
+    return DeviceSpeed(
+        flops_per_second=8 * rows * hidden**2 / best, read_bytes_per_second=count / (time.perf_counter() - started)
+    )
 
 
 def _seconds(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> float:
@@ -58,42 +58,69 @@ def _seconds(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> f
     return time.perf_counter() - started
 
 
-def estimate(checkpoint: Checkpoint, selector: Selector, calibration: Calibration) -> dict[str, Any]:
+def estimate(
+    model: str | Path,
+    *,
+    key_dim: int | None = None,
+    compression: float | None = None,
+    budget: Budget | None = None,
+    method: str = "drrqr",
+    calibration: Calibration | str | Path | None = None,
+    run: LoadOptions = LoadOptions(),
+    reporter: Reporter = SILENT,
+) -> EstimateRecord:
+    """How long the same call of `prune` would take, and how much memory; no model is loaded, nothing is written."""
+    checkpoint, selector = Checkpoint.open(model), selector_named(method)
+    target = Target(key_dim=key_dim, compression=compression, budget=budget)
+    keep, line = target.resolve(checkpoint.mixers, whole=method in ROTATIONS)
+    reporter.say(line)
+    tokens = Calibration.of(calibration).tokens if selector.calibrated else 0
+    return stages(checkpoint, selector, tokens, keep, run, tell_speed(checkpoint, keep, reporter))
+
+
+def stages(
+    checkpoint: Checkpoint,
+    selector: Selector,
+    tokens: int,
+    key_dim: int,
+    run: RunOptions,
+    advice: SpeedOfCut | None = None,
+) -> EstimateRecord:
     """Seconds and bytes of every stage of a cut."""
-    device = pick_device(calibration.device)
-    dtype = pick_dtype(calibration.dtype, device)
+    device, dtype = run.place, run.precision
     speed = measure(checkpoint, device, dtype)
     stored = sum(info.size for info in checkpoint.tensors.values())
     cut = outline(checkpoint.mixers, 1)
     largest = max(info.size for name, info in checkpoint.tensors.items() if cut.touches(name))
-    seconds = {"fingerprint and writing": 3 * stored / speed.read_bytes}
+    seconds = {"fingerprint and writing": 3 * stored / speed.read_bytes_per_second}
     device_bytes: dict[str, float] = {}
     host: dict[str, float] = {"Python and torch": INTERPRETER, "tensors being written": WRITERS * (2 * largest + BLOCK)}
     if selector.calibrated:
-        seconds |= _passes(checkpoint, selector, calibration, speed, device)
-        seconds["loading"] = stored / speed.read_bytes
+        seconds["calibration"] = _passes(checkpoint, selector, tokens, speed, device)
+        seconds["loading"] = stored / speed.read_bytes_per_second
         device_bytes = _on_device(checkpoint, selector, device, dtype)
     if device.type == "cpu":
         host, device_bytes = host | device_bytes, {}
-    return {
-        "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "tokens": calibration.samples * calibration.length if selector.calibrated else 0,
-        "measured": {"flops_per_second": speed.flops, "read_bytes_per_second": speed.read_bytes},
-        "seconds": seconds | {"total": sum(seconds.values())},
-        "gpu_bytes": device_bytes | {"total": sum(device_bytes.values())},
-        "host_bytes": host | {"total": sum(host.values())},
-        "disk_bytes": stored,
-    }
+    return EstimateRecord(
+        model=checkpoint.source,
+        method=selector.name,
+        key_dim=key_dim,
+        speed=advice,
+        device=str(device),
+        dtype=run.precision_name,
+        tokens=tokens,
+        measured=speed,
+        seconds=seconds | {"total": sum(seconds.values())},
+        gpu_bytes=device_bytes | {"total": sum(device_bytes.values())},
+        host_bytes=host | {"total": sum(host.values())},
+        disk_bytes=stored,
+    )
 
 
-def _passes(
-    checkpoint: Checkpoint, selector: Selector, calibration: Calibration, speed: Speed, device: torch.device
-) -> dict[str, float]:
-    tokens = calibration.samples * calibration.length
-    forward = 2 * checkpoint.parameters * tokens / (speed.flops * EFFICIENCY[device.type])
-    slowest = max(TIMES_FORWARD[need] for need in selector.needs if need in TIMES_FORWARD)
-    return {"calibration": slowest * forward}
+def _passes(checkpoint: Checkpoint, selector: Selector, tokens: int, speed: DeviceSpeed, device: torch.device) -> float:
+    """Seconds of running the model over the calibration text."""
+    forward = 2 * checkpoint.parameters * tokens / (speed.flops_per_second * EFFICIENCY[device.type])
+    return max(TIMES_FORWARD[need] for need in selector.needs if need in TIMES_FORWARD) * forward
 
 
 def _on_device(

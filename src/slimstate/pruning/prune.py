@@ -1,152 +1,241 @@
 """Choose channels and cut them: what is asked for becomes a plan, and a plan becomes a folder.
 
 Everything before `Plan` decides; everything after it executes. Only what is the same whatever is decided is written
-meanwhile.
+meanwhile. `prune` does both, `make_plan` the first and `apply_plan` the second.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from slimstate.checkpoints.model_card import write_card
+from slimstate.checkpoints.model_card import cut_card
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.writer import CARD, Draft, check_output, drafted
+from slimstate.checkpoints.writer import CARD, CheckpointWriter, check_output, new_checkpoint
 from slimstate.core.plan import PLAN, Plan
 from slimstate.core.surgery import Cutter, outline
+from slimstate.data.text import Windows
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.models.devices import pick_device
+from slimstate.models.offload import LoadOptions
 from slimstate.models.stock import stock_differences
 from slimstate.pruning.budget import Budget, state_bytes
-from slimstate.pruning.estimate import estimate
+from slimstate.pruning.evidence import Gathering, read_windows
 from slimstate.pruning.inspect import parameters_after
-from slimstate.pruning.planning import Calibration, decide_key_dim, gather_evidence, make_plan, read_plan, read_windows
-from slimstate.selectors import ROTATIONS, Request, selector_named
+from slimstate.pruning.key_dim import Target
+from slimstate.pruning.options import Calibration, CutOptions
+from slimstate.pruning.planning import check_rotatable, choose_channels, read_plan
+from slimstate.records.cut import CutRecord, Parameters, StateBytes
+from slimstate.records.speed import SpeedOfCut
+from slimstate.selectors import ROTATIONS, selector_named
+from slimstate.serving.model_card import serving_lines
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system import distributed
-from slimstate.system.errors import ModelError, PlanError
+from slimstate.system.errors import ModelError
+from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
 
 def prune(
     model: str | Path,
-    out: str | Path | None = None,
+    out: str | Path | None,
     *,
-    method: str = "drrqr",
-    compression: float | None = None,
     key_dim: int | None = None,
-    state_mb: float | None = None,
-    sequences: int | None = None,
-    memory_gb: float | None = None,
-    state_dtype: str = "fp32",
-    data: str | None = None,
-    samples: int = 128,
-    length: int = 2048,
-    score: str = "kq",
-    seed: int = 0,
-    f: float = 1.5,
-    device: str | None = None,
-    dtype: str | None = None,
-    device_map: str | None = None,
-    max_memory: str | None = None,
-    keep_norm_eps: bool = False,
-    evidence: str | Path | None = None,
-    apply: str | Path | None = None,
-    dry_run: bool = False,
-    plan_only: bool = False,
-    force: bool = False,
+    compression: float | None = None,
+    budget: Budget | None = None,
+    method: str = "drrqr",
+    calibration: Calibration | str | Path | None = None,
+    options: CutOptions = CutOptions(),
+    run: LoadOptions = LoadOptions(),
     reporter: Reporter = SILENT,
-) -> dict[str, Any]:
-    """Cut a model and write it to `out`; with `dry_run`, only say what would be done. Returns the record.
+) -> CutRecord:
+    """Cut a model and write it to `out`; with None, choose the channels and write nothing. Returns the record.
 
-    With `plan_only` nothing is loaded: the record estimates time and memory.
+    How much is kept is said by `key_dim`, by `compression` (the share of channels to remove) or by a `budget`. A
+    `calibration` is a text, or a `Calibration` that says more.
 
     Several processes share the calibration, and the main one writes; all return when it has.
     """
     started = time.perf_counter()
+    checkpoint = opened(model, out, options.force, reporter)
+    target = Target(key_dim=key_dim, compression=compression, budget=budget)
+    choice = Choosing.prepare(checkpoint, target, method, Calibration.of(calibration), options, run, reporter)
+    with cutting(checkpoint, choice.key_dim, out, options.force, choice.line, reporter) as cut:
+        plan, kernels = choice.plan(meanwhile=cut.copy)
+        return cut.finish(plan, kernels, started)
+
+
+def make_plan(
+    model: str | Path,
+    *,
+    key_dim: int | None = None,
+    compression: float | None = None,
+    budget: Budget | None = None,
+    method: str = "drrqr",
+    calibration: Calibration | str | Path | None = None,
+    options: CutOptions = CutOptions(),
+    run: LoadOptions = LoadOptions(),
+    reporter: Reporter = SILENT,
+) -> Plan:
+    """Which channels every head of a model would keep; nothing is written. The same options as `prune`."""
+    record = prune(
+        model,
+        None,
+        key_dim=key_dim,
+        compression=compression,
+        budget=budget,
+        method=method,
+        calibration=calibration,
+        options=options,
+        run=run,
+        reporter=reporter,
+    )
+    return record.plan
+
+
+def apply_plan(
+    model: str | Path,
+    plan: str | Path,
+    out: str | Path | None,
+    *,
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> CutRecord:
+    """Cut a model by a plan: a `slimstate_plan.json`, or the folder of a model that was cut by one."""
+    started = time.perf_counter()
+    checkpoint = opened(model, out, force, reporter)
+    given = read_plan(Path(plan), checkpoint)
+    line = f"applying {plan}: {given.method}, key dim {given.key_dim} of {given.width}"
+    with cutting(checkpoint, given.key_dim, out, force, line, reporter) as cut:
+        return cut.finish(given, None, started)
+
+
+def opened(model: str | Path, out: str | Path | None, force: bool, reporter: Reporter) -> Checkpoint:
+    """The model, and a place for its cut that is free."""
     checkpoint = Checkpoint.open(model)
-    if out is None and not (dry_run or plan_only):
-        raise PlanError("give --out DIR, or --dry-run to write nothing")
     if out is not None:
         check_output(checkpoint, Path(out), force)
     if checkpoint.cut is not None:
         widths = f"from key dim {checkpoint.cut['width']} to {checkpoint.cut['key_dim']}"
         reporter.say(f"cut before, {widths}; both cuts are recorded")
-    if apply is not None and plan_only:
-        raise PlanError("--apply has its plan already and loads no model: there is nothing for --plan-only to estimate")
-    if apply is not None and any(x is not None for x in (compression, key_dim, state_mb, sequences, memory_gb)):
-        raise PlanError(
-            "--apply has its plan, which says how much is kept: leave out --compression, --key-dim and budgets"
-        )
-    if apply is not None:
-        given = read_plan(Path(apply), checkpoint)
-        keep = given.key_dim
-        line = f"applying {apply}: {given.method}, key dim {keep} of {given.width}"
-    else:
-        budget = Budget.of(state_mb, sequences, memory_gb, state_dtype)
-        keep, line = decide_key_dim(checkpoint.mixers, compression, key_dim, budget, whole=method in ROTATIONS)
-        request = Request(keep=keep, score=score, seed=seed, f=f, device=pick_device(device).type)
+    return checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choosing:
+    """A choice of channels that is about to be made, with all that it takes at hand."""
+
+    checkpoint: Checkpoint
+    key_dim: int
+    line: str
+    method: str
+    options: CutOptions
+    calibration: Calibration
+    windows: Windows | None
+    run: LoadOptions
+    reporter: Reporter
+
+    @classmethod
+    def prepare(
+        cls,
+        checkpoint: Checkpoint,
+        target: Target,
+        method: str,
+        calibration: Calibration,
+        options: CutOptions,
+        run: LoadOptions,
+        reporter: Reporter,
+    ) -> Choosing:
+        """Whatever can be refused is refused here, before a model is loaded; the text is read."""
+        key_dim, line = target.resolve(checkpoint.mixers, whole=method in ROTATIONS)
         selector = selector_named(method)
-        path = None if evidence is None else Path(evidence)
-        calibration = Calibration(
-            data=data, samples=samples, length=length, seed=seed, device=device, dtype=dtype, path=path,
-            device_map=device_map, max_memory=max_memory,
-        )  # fmt: skip
-        if plan_only:
-            reporter.say(line)
-            speed = tell_speed(checkpoint, keep, reporter)
-            return {"kind": "estimate", "model": checkpoint.source, "method": method, "key_dim": keep, "speed": speed,
-                    **estimate(checkpoint, selector, calibration)}  # fmt: skip
+        check_rotatable(checkpoint, method)
         windows = read_windows(checkpoint, selector, calibration, reporter)
-        line = f"{line} (--key-dim sets it exactly)" if "rounded" in line else line
-    check_stock_shapes(checkpoint, keep, reporter)
-    reporter.say(line)
-    tell_speed(checkpoint, keep, reporter)
-    target = None if dry_run or out is None else Path(out)
-    with _drafted(checkpoint, keep, target, force) as draft:
-        copy = (lambda: None) if draft is None else draft.copy
-        if apply is not None:
-            plan, kernels = given, None
-        else:
-            gathered, kernels = gather_evidence(
-                checkpoint, selector.needs, calibration, windows, reporter, meanwhile=copy
+        line = f"{line} (a key dim would set it exactly)" if "rounded" in line else line
+        return cls(
+            checkpoint=checkpoint, key_dim=key_dim, line=line, method=method, options=options,
+            calibration=calibration, windows=windows, run=run, reporter=reporter,
+        )  # fmt: skip
+
+    def plan(self, meanwhile: Callable[[], None]) -> tuple[Plan, str | None]:
+        """The plan, and the kernels that ran for it; `meanwhile` is called once, when there is time for it."""
+        gathering = Gathering(calibration=self.calibration, windows=self.windows, run=self.run, meanwhile=meanwhile)
+        needs = selector_named(self.method).needs
+        gathered, kernels = gathering.gather(self.checkpoint, needs, self.reporter)
+        meanwhile()  # where no model had to run
+        request = self.options.request(self.key_dim, self.run.place.type)
+        plan = choose_channels(
+            self.checkpoint, self.method, request, gathered,
+            corrected=not self.options.keep_norm_eps, reporter=self.reporter,
+        )  # fmt: skip
+        return plan, kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """A cut under way; without a writer, because nothing is to be written or another process does it."""
+
+    checkpoint: Checkpoint
+    out: Path | None
+    writer: CheckpointWriter | None
+    reporter: Reporter
+
+    def copy(self) -> None:
+        """Begin to copy what no cut to this key dim changes."""
+        if self.writer is not None:
+            self.writer.copy()
+
+    def finish(self, plan: Plan, kernels: str | None, started: float) -> CutRecord:
+        """Write what the plan says, where something is to be written; returns the record."""
+        if plan.method in ROTATIONS and (others := self.checkpoint.mixers[0].noncommuting):
+            self.reporter.say(
+                f"a rotation, and not exact here: {' and '.join(others)} act on the channels as they were"
             )
-            copy()  # where no model had to run
-            plan = make_plan(checkpoint, method, request, gathered, corrected=not keep_norm_eps, reporter=reporter)
-        if plan.method in ROTATIONS and (noncommuting := checkpoint.mixers[0].noncommuting):
-            reporter.say(
-                f"a rotation, and not exact here: {' and '.join(noncommuting)} act on the channels as they were"
-            )
-        record = describe(checkpoint, plan)
-        record |= {"kernels": kernels, "out": None if target is None else str(target)}
-        if target is not None:
-            record["left_out"] = distributed.from_main(lambda: _finish(draft, checkpoint, plan, record, reporter))
-    record["seconds"] = time.perf_counter() - started
-    return record
+        record = describe(self.checkpoint, plan, kernels)
+        if self.out is not None:
+            left_out = distributed.from_main(lambda: self._write(plan, record))
+            record = replace(record, out=str(self.out), left_out=tuple(left_out))
+        return replace(record, seconds=time.perf_counter() - started)
+
+    def _write(self, plan: Plan, record: CutRecord) -> list[str]:
+        """Returns the files that were left out."""
+        assert self.writer is not None
+        assert self.out is not None
+        config = cut_config(self.checkpoint, plan)
+        card = cut_card(plan, self.out.name, record, config["slimstate"]["history"])
+        card += serving_lines(plan.model_type, plan.key_dim)
+        cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
+        documents = {PLAN: plan.to_json() + "\n", CARD: card}
+        return self.writer.finish(cutter, config, documents, reporter=self.reporter)
 
 
 @contextmanager
-def _drafted(checkpoint: Checkpoint, key_dim: int, out: Path | None, force: bool) -> Iterator[Draft | None]:
+def cutting(
+    checkpoint: Checkpoint, key_dim: int, out: str | Path | None, force: bool, line: str, reporter: Reporter
+) -> Iterator[Cutting]:
     """What every cut to this key dim has in common is written while the channels are still being chosen.
 
-    By the main process; there is no draft in the others, nor where nothing is to be written.
+    By the main process; there is no writer in the others, nor where nothing is to be written.
     """
+    check_stock_shapes(checkpoint, key_dim, reporter)
+    reporter.say(line)
+    tell_speed(checkpoint, key_dim, reporter)
+    target = None if out is None else Path(out)
     with ExitStack() as stack:
-        begun: list[Draft] = []
-        if out is not None:
-            draft = drafted(checkpoint, outline(checkpoint.mixers, key_dim), out, force=force)
-            distributed.from_main(lambda: begun.append(stack.enter_context(draft)))
-        yield begun[0] if begun else None
+        begun: list[CheckpointWriter] = []
+        if target is not None:
+            writer = new_checkpoint(checkpoint, outline(checkpoint.mixers, key_dim), target, force=force)
+            distributed.from_main(lambda: begun.append(stack.enter_context(writer)))
+        yield Cutting(checkpoint=checkpoint, out=target, writer=begun[0] if begun else None, reporter=reporter)
 
 
-def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> dict[str, Any] | None:
+def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> SpeedOfCut | None:
     """Say and return what the key dim does to the speed of a layer, where that was measured."""
     speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0].axis.width, key_dim)
     if speed is not None:
-        reporter.say(speed["advice"])
+        reporter.say(speed.advice)
     return speed
 
 
@@ -164,9 +253,9 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter 
             raise AssertionError(f"{name} would be {shape} where the stock class makes {expected}")
 
 
-def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
+def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
     """The config of the cut model, with what was done under the key `slimstate`."""
-    config = checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected)
+    config = dict(checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected))
     previous = checkpoint.config.get("slimstate")
     config["slimstate"] = {
         "version": plan.versions.get("slimstate"),
@@ -184,51 +273,37 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
     return config
 
 
-def _lasting(previous: Mapping[str, Any] | None) -> dict[str, Any]:
+def _lasting(previous: Mapping[str, object] | None) -> JsonObject:
     """What is true of a model after a cut as before it: which channels share a filter."""
     return {name: value for name, value in (previous or {}).items() if name == SHARED_FILTERS}
 
 
-def _without_history(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _without_history(entry: Mapping[str, object]) -> JsonObject:
     return {key: value for key, value in entry.items() if key != "history"}
 
 
-def _finish(
-    draft: Draft | None, checkpoint: Checkpoint, plan: Plan, record: Mapping[str, Any], reporter: Reporter
-) -> list[str]:
-    """Write what the plan says into the draft; returns the files that were left out."""
-    assert draft is not None
-    config = cut_config(checkpoint, plan)
-    states, parameters = record["state_bytes"], record["parameters"]
-    card = write_card(
-        plan,
-        Path(record["out"]).name,
-        (states["before"]["fp32"], states["after"]["fp32"]),
-        (parameters["before"], parameters["after"]),
-        config["slimstate"]["history"],
-    )
-    cutter = Cutter(checkpoint.mixers, plan.selections, corrected=plan.corrected)
-    return draft.finish(cutter, config, {PLAN: plan.to_json() + "\n", CARD: card}, reporter=reporter)
-
-
-def describe(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
-    """What the cut changes, in numbers."""
+def describe(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutRecord:
+    """What the cut changes, in numbers; nothing is written yet."""
     mixers = checkpoint.mixers
-    return {
-        "model": checkpoint.source,
-        "model_type": plan.model_type,
-        "method": plan.method,
-        "score": plan.score,
-        "width": plan.width,
-        "key_dim": plan.key_dim,
-        "compression": plan.compression,
-        "corrected": plan.corrected,
-        "noncommuting": list(mixers[0].noncommuting or ()) if plan.method in ROTATIONS else None,
-        "correction": plan.correction,
-        "state_bytes": {"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
-        "parameters": {"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
-        "speed": speed_of_cut(plan.model_type, plan.width, plan.key_dim),
-        "calibration": plan.calibration,
-        "certificate": plan.summary(),
-        "versions": dict(plan.versions),
-    }
+    return CutRecord(
+        model=checkpoint.source,
+        model_type=plan.model_type,
+        method=plan.method,
+        score=plan.score,
+        width=plan.width,
+        key_dim=plan.key_dim,
+        compression=plan.compression,
+        corrected=plan.corrected,
+        noncommuting=(mixers[0].noncommuting or ()) if plan.method in ROTATIONS else None,
+        correction=plan.correction,
+        state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
+        parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),
+        speed=speed_of_cut(plan.model_type, plan.width, plan.key_dim),
+        calibration=plan.calibration,
+        certificate=plan.summary(),
+        versions=plan.versions,
+        kernels=kernels,
+        out=None,
+        seconds=0.0,
+        plan=plan,
+    )

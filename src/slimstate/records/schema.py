@@ -1,8 +1,8 @@
 """Dataclasses as JSON and back. The annotations of a record's fields are its schema, and there is no other.
 
 `read` makes a value of an annotated type from JSON, or says in words where it does not fit; `written` is the way back.
-A field without a default must be there. Fields that a type does not know are passed over, so that files of other
-versions are read.
+A field without a default must be there; one whose metadata say `json: None` is in memory alone. Fields that a type does
+not know are passed over, so that files of other versions are read.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ def _fields(kind: Any) -> tuple[tuple[str, str, Any, bool], ...]:
             item.default is MISSING and item.default_factory is MISSING,
         )
         for item in dataclasses.fields(kind)
+        if item.metadata.get("json", item.name) is not None
     )
 
 

@@ -1,24 +1,43 @@
 """The registry of selectors, and the one door to them: `choose`, which validates every request and every result.
 
-A new selector is one module with one `Selector` value, named below: in SELECTORS where it keeps channels, in ROTATIONS
-where it keeps directions.
+A new selector is a module of this package and nothing else: one with `Selector` values, listed in its SELECTORS. It is
+found here by itself, and the contract tests run on it by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Sequence
 
-from slimstate.core.evidence import Need
 from slimstate.core.plan import Basis, Choice
 from slimstate.selectors.contract import SCORES, Case, Request, Selector
-from slimstate.selectors.rotations import PCA, PCA_ADVERSARIAL, RANDOM_ROTATION
-from slimstate.selectors.rrqr import DRRQR
-from slimstate.selectors.scores import GRAD, L1, RANDOM, S_WANDA
 from slimstate.system.errors import PlanError
 
-SELECTORS: dict[str, Selector] = {selector.name: selector for selector in (RANDOM, L1, S_WANDA, GRAD, DRRQR)}
-ROTATIONS: dict[str, Selector] = {selector.name: selector for selector in (PCA, PCA_ADVERSARIAL, RANDOM_ROTATION)}
-METHODS = {**SELECTORS, **ROTATIONS}
+
+def found_in(package: str, places: Iterable[str]) -> Iterator[Selector]:
+    """The selectors that the modules of a package list; modules without such a list are parts they share."""
+    for name in sorted(module.name for module in pkgutil.iter_modules(places)):
+        module = importlib.import_module(f"{package}.{name}")
+        for selector in getattr(module, "SELECTORS", ()):
+            if not isinstance(selector, Selector):
+                raise TypeError(f"{module.__name__} lists {selector!r}, which is no Selector")
+            yield selector
+
+
+def by_name(selectors: Iterable[Selector]) -> dict[str, Selector]:
+    """In their order; no two have one name."""
+    found: dict[str, Selector] = {}
+    for selector in sorted(selectors, key=lambda selector: (selector.order, selector.name)):
+        if selector.name in found:
+            raise TypeError(f"two selectors of the name {selector.name}")
+        found[selector.name] = selector
+    return found
+
+
+METHODS: dict[str, Selector] = by_name(found_in(__name__, __path__))
+SELECTORS = {name: selector for name, selector in METHODS.items() if not selector.rotates}
+ROTATIONS = {name: selector for name, selector in METHODS.items() if selector.rotates}
 
 
 def selector_named(name: str) -> Selector:
@@ -46,6 +65,6 @@ def choose(name: str, cases: Iterable[Case], request: Request) -> Sequence[Choic
 
 
 __all__ = [
-    "METHODS", "ROTATIONS", "SCORES", "SELECTORS", "Case", "Need", "Request", "Selector", "choose",
+    "METHODS", "ROTATIONS", "SCORES", "SELECTORS", "Case", "Request", "Selector", "by_name", "choose", "found_in",
     "selector_named",
 ]  # fmt: skip

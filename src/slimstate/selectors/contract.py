@@ -47,9 +47,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Selector:
-    """A way to choose channels or directions.
+    """A way to choose channels, or with `rotates` directions: a `Basis` instead of a `Selection`.
 
-    `needs` says what must be collected for it; `choose` sees the mixers one by one.
+    `needs` says what must be collected for it; `choose` sees the mixers one by one. `options` are the fields of the
+    request that a plan remembers of it, `order` its place in lists.
     """
 
     name: str
@@ -57,6 +58,8 @@ class Selector:
     needs: frozenset[Need]
     choose: Callable[[Iterable[Case], Request], Sequence[Choice]]
     options: tuple[str, ...] = ()
+    rotates: bool = False
+    order: int = 1000
 
     @property
     def calibrated(self) -> bool:

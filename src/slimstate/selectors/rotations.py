@@ -59,18 +59,29 @@ def choose_random(cases: Iterable[Case], request: Request) -> list[Basis]:
     return [Basis(rows=random_directions(case.heads, request.keep, case.width, generator).float()) for case in cases]
 
 
-PCA = Selector(
-    name="pca",
-    summary="principal components: a rotation, not a choice of channels",
-    needs=frozenset({"gram"}),
-    choose=components(least=False),
-)
-PCA_ADVERSARIAL = Selector(
-    name="pca-adversarial",
-    summary="the components of least variance, the control of pca",
-    needs=frozenset({"gram"}),
-    choose=components(least=True),
-)
-RANDOM_ROTATION = Selector(
-    name="random-rotation", summary="random directions, the control", needs=frozenset(), choose=choose_random
+SELECTORS = (
+    Selector(
+        name="pca",
+        summary="principal components: a rotation, not a choice of channels",
+        needs=frozenset({"gram"}),
+        choose=components(least=False),
+        rotates=True,
+        order=60,
+    ),
+    Selector(
+        name="pca-adversarial",
+        summary="the components of least variance, the control of pca",
+        needs=frozenset({"gram"}),
+        choose=components(least=True),
+        rotates=True,
+        order=70,
+    ),
+    Selector(
+        name="random-rotation",
+        summary="random directions, the control",
+        needs=frozenset(),
+        choose=choose_random,
+        rotates=True,
+        order=80,
+    ),
 )

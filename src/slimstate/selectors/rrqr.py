@@ -166,10 +166,13 @@ def choose_drrqr(cases: Iterable[Case], request: Request) -> list[Selection]:
     ]
 
 
-DRRQR = Selector(
-    name="drrqr",
-    summary="strong rank-revealing QR of keys and queries",
-    needs=frozenset({"gram"}),
-    choose=choose_drrqr,
-    options=("f",),
+SELECTORS = (
+    Selector(
+        name="drrqr",
+        summary="strong rank-revealing QR of keys and queries",
+        needs=frozenset({"gram"}),
+        choose=choose_drrqr,
+        options=("f",),
+        order=50,
+    ),
 )

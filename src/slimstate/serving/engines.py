@@ -1,16 +1,17 @@
 """What serving engines make of a cut model: rules by family and key dim, each with the source it was read in.
 
-The rules are data, `serving_rules.json`, with the date and the versions of the engines they are of.
+The rules are data, `engine_rules.json`, with the date and the versions of the engines they are of.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+
+from slimstate.records.schema import read
 
 WHEN: dict[str, Callable[[int], bool]] = {
     "always": lambda key_dim: True,
@@ -43,27 +44,31 @@ class Rule:
         return f"{self.engine}{about}: {self.verdict}; {self.what}{way_out} ({self.checked})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was found, when, and in which versions of the engines."""
+
+    date: str
+    versions: Mapping[str, str]
+    rules: tuple[Rule, ...]
+
+
 @functools.cache
-def _data() -> dict[str, Any]:
+def findings() -> Findings:
+    """What the package holds; in the file a rule names a group of model types, and the groups stand apart."""
     text = resources.files("slimstate.serving").joinpath("engine_rules.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    data = json.loads(text)
+    entries = [{**entry, "model_types": data["groups"][entry["group"]]} for entry in data["rules"]]
+    return read(Findings, {**data, "rules": entries})
 
 
-@functools.cache
 def rules() -> tuple[Rule, ...]:
-    data = _data()
-    return tuple(
-        Rule(
-            model_types=tuple(data["groups"][entry["group"]]),
-            **{key: value for key, value in entry.items() if key != "group"},
-        )
-        for entry in data["rules"]
-    )
+    return findings().rules
 
 
 def date() -> str:
     """When the engines were looked at."""
-    return str(_data()["date"])
+    return findings().date
 
 
 def rules_of(model_type: str) -> tuple[Rule, ...]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slimstate.families import FAMILIES, Family
-from slimstate.families.contract import Refuses
 from slimstate.families.refused import REFUSED
 from slimstate.serving.engines import date, rules_of
 
@@ -14,9 +13,9 @@ HEAD = """# What is supported
 Made by `python benchmarks/exactness.py` from the registry of families; a test keeps it true. The columns *half*,
 *third* and *rescaled* are the largest difference in any logit, in standard deviations of the logits, between a tiny
 random model that was cut and the uncut one with the same channels zeroed (float32 on a CPU): *half* and *third* as
-`prune` cuts key dim 24 to 12 and 8, *rescaled* to 8 with `--keep-norm-eps`, against zeroing *and* the query scale of
-the new key dim; so are the others where the scale cannot be made up for. 0 is equality to the last bit. Engines: read
-in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
+`prune` cuts key dim 24 to 12 and 8, *rescaled* to 8 with the norm's epsilon kept, against zeroing *and* the query scale
+of the new key dim; so are the others where the scale cannot be made up for. 0 is equality to the last bit. Engines:
+read in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
 
 | model type | class of | what is cut | query scale | half | third | rescaled | vLLM | SGLang |
 |---|---|---|---|---|---|---|---|---|
@@ -35,13 +34,7 @@ def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
     A family is on it as soon as it was measured.
     """
     rows = [_row(family, exactness[name]) for name, family in FAMILIES.items() if name in exactness]
-    refused = [f"| `{name}` | {reason} |" for name, reason in sorted(REFUSED.items())]
-    refused += [
-        f"| `{name}` with {which} | {reason} |"
-        for name, family in FAMILIES.items()
-        if isinstance(family, Refuses)
-        for which, reason in family.REFUSED.items()
-    ]
+    refused = [f"| {which} | {reason} |" for which, reason in _refused()]
     refused += [
         "| any with `quantization_config` (FP8, GPTQ, AWQ, ...) | rows cannot be cut out of quantised blocks: cut the"
         " unquantised model and quantise the result |",
@@ -49,18 +42,24 @@ def support_table(exactness: Mapping[str, Mapping[str, float]]) -> str:
     return HEAD.format(date=date()) + "\n".join(rows) + "\n" + REFUSALS + "\n".join(refused) + "\n"
 
 
+def _refused() -> Iterator[tuple[str, str]]:
+    """Which model types, and which configs of a family, cannot be cut, and why."""
+    yield from ((f"`{name}`", reason) for name, reason in sorted(REFUSED.items()))
+    for name, family in FAMILIES.items():
+        yield from ((f"`{name}` with {which}", reason) for which, reason in family.refused.items())
+
+
 def _row(family: Family, measured: Mapping[str, float]) -> str:
-    config = {"model_type": family.model_type, **family.DEFAULTS, "text_config": dict(family.DEFAULTS)}
-    slots = family.mixers(config)[0].axis.slots
+    slots = family.mixers(family.stock_config)[0].axis.slots
     parameters = ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots))
     engines = (_verdicts(family.model_type, engine) for engine in ("vLLM", "SGLang"))
     numbers = (f"{measured[kind]:.0e}" if measured[kind] else "0" for kind in ("half", "third", "rescaled"))
-    words = _scale_words(family, config)
+    words = _scale_words(family)
     return f"| {' | '.join([f'`{family.model_type}`', family.library, parameters, words, *numbers, *engines])} |"
 
 
-def _scale_words(family: Family, config: Mapping[str, object]) -> str:
-    correction = family.correction(dict(config))
+def _scale_words(family: Family) -> str:
+    correction = family.correction(family.stock_config)
     if correction.epsilon is not None:
         return f"`{correction.epsilon}` makes up for it"
     if correction.folded:

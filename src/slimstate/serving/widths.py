@@ -11,7 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+
+from slimstate.records.benchmark import MixerRecord
+from slimstate.records.speed import SpeedOfCut, SpeedsBelow, Speedup
 
 CURVES = files("slimstate.serving") / "curves"
 ALIKE = 0.04  # a difference in speed that is not worth a word, and may be noise
@@ -95,21 +97,20 @@ def _span(key_dims: list[int]) -> str:
     return str(key_dims[0]) if len(key_dims) == 1 else f"{key_dims[0]} to {key_dims[-1]}"
 
 
-def curve_of(record: Mapping[str, Any], model_type: str) -> Curve | None:
+def curve_of(record: MixerRecord, model_type: str) -> Curve | None:
     """The curve of one model type in a record of `slimstate bench mixer`, if its layer was timed."""
-    wanted = (model_type, "forward")
-    rows = [row for row in record["rows"] if (row["model"], row["mode"]) == wanted and not row["error"]]
+    rows = [row for row in record.rows if (row.model, row.mode) == (model_type, "forward") and not row.error]
     if not rows:
         return None
-    sizes = record["settings"]
+    sizes = record.settings
     return Curve(
-        device=record["device"],
-        kernels=record["kernels"],
+        device=record.device,
+        kernels=record.kernels,
         conditions=(
-            f"one layer by itself, forward over {sizes['batch']} x {sizes['length']} tokens, hidden {sizes['hidden']},"
-            f" {sizes['heads']} heads, value dim {sizes['value_dim']}, {record['dtype']}"
+            f"one layer by itself, forward over {sizes.batch} x {sizes.length} tokens, hidden {sizes.hidden},"
+            f" {sizes.heads} heads, value dim {sizes.value_dim}, {record.dtype}"
         ),
-        seconds={row["key_dim"]: row["seconds"] for row in rows},
+        seconds={row.key_dim: row.time for row in rows},
     )
 
 
@@ -118,37 +119,37 @@ def known_curve(model_type: str, *key_dims: int) -> Curve | None:
     entries = sorted(CURVES.iterdir(), key=lambda entry: entry.name) if CURVES.is_dir() else []
     for entry in entries:
         if entry.name.endswith(".json"):
-            curve = curve_of(json.loads(entry.read_text(encoding="utf-8")), model_type)
+            curve = curve_of(MixerRecord.from_json(json.loads(entry.read_text(encoding="utf-8"))), model_type)
             if curve is not None and all(map(curve.covers, key_dims)):
                 return curve
     return None
 
 
-def speeds_below(model_type: str, width: int) -> dict[str, Any] | None:
-    """What narrower layers gain, as plain values; None where that was not measured."""
+def speeds_below(model_type: str, width: int) -> SpeedsBelow | None:
+    """What narrower layers gain; None where that was not measured."""
     curve = known_curve(model_type, width)
     if curve is None or not curve.narrower(width):
         return None
-    return {
-        "device": curve.device,
-        "kernels": curve.kernels,
-        "source": curve.source(width),
-        "speedups": [
-            {"key_dim": key_dim, "speedup": curve.speedup(width, key_dim)} for key_dim in curve.narrower(width)
-        ],
-        "advice": curve.summary(width),
-    }
+    return SpeedsBelow(
+        device=curve.device,
+        kernels=curve.kernels,
+        source=curve.source(width),
+        speedups=tuple(
+            Speedup(key_dim=key_dim, speedup=curve.speedup(width, key_dim)) for key_dim in curve.narrower(width)
+        ),
+        advice=curve.summary(width),
+    )
 
 
-def speed_of_cut(model_type: str, width: int, key_dim: int) -> dict[str, Any] | None:
-    """What a cut does to the speed of a layer, as plain values; None where that was not measured."""
+def speed_of_cut(model_type: str, width: int, key_dim: int) -> SpeedOfCut | None:
+    """What a cut does to the speed of a layer; None where that was not measured."""
     curve = known_curve(model_type, width, key_dim) if key_dim < width else None
     if curve is None:
         return None
-    return {
-        "device": curve.device,
-        "kernels": curve.kernels,
-        "source": curve.source(width, key_dim),
-        "speedup": curve.speedup(width, key_dim),
-        "advice": curve.advice(width, key_dim),
-    }
+    return SpeedOfCut(
+        device=curve.device,
+        kernels=curve.kernels,
+        source=curve.source(width, key_dim),
+        speedup=curve.speedup(width, key_dim),
+        advice=curve.advice(width, key_dim),
+    )

@@ -137,7 +137,7 @@ def flush_to_disk(path: Path) -> None:
 def check_place(path: Path, *, folder: bool) -> None:
     """Refuse a place where nothing can be written, before the work that would be lost; nothing is made there yet."""
     if path.exists() and path.is_dir() != folder:
-        raise OutputError(f"{path} is a {'file' if folder else 'folder'}; --out is a {'folder' if folder else 'file'}")
+        raise OutputError(f"{path} is a {'file' if folder else 'folder'}; `out` is a {'folder' if folder else 'file'}")
     above = next(place for place in (path, *path.absolute().parents) if place.exists())
     if above != path and not above.is_dir():
         raise OutputError(f"cannot write {path}: {above} is a file")

@@ -6,7 +6,8 @@ Training it is then what training any model is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ import torch
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.data.text import pieces
 from slimstate.families import family_of
-from slimstate.families.fla_layout import SHARED_FILTERS
+from slimstate.families.contract import Config
+from slimstate.families.fla_layout import SHARED_FILTERS, SHARINGS
 from slimstate.models.devices import DTYPES
 from slimstate.models.load import load_tokenizer
 from slimstate.models.prepare import prepare
 from slimstate.models.stock import stock_class, stock_model
 from slimstate.system import hub
 from slimstate.system.atomic import staged
-from slimstate.system.errors import DataError, ModelError
-from slimstate.system.json_files import read_json
+from slimstate.system.errors import DataError, ModelError, PlanError
+from slimstate.system.json_files import JsonObject, read_json
 from slimstate.training.shared_filters import expand, share
 
 END_OF_TEXT = "<|endoftext|>"
@@ -37,7 +39,7 @@ def shipped_configs() -> list[str]:
     return sorted(entry.name.removesuffix(".json") for entry in (files("slimstate.models") / CONFIGS).iterdir())
 
 
-def read_config(name: str) -> dict[str, Any]:
+def read_config(name: str) -> JsonObject:
     """A config by the name of a shipped shape, or from a file."""
     if name in shipped_configs():
         return dict(json.loads((files("slimstate.models") / CONFIGS / f"{name}.json").read_text(encoding="utf-8")))
@@ -49,52 +51,57 @@ def read_config(name: str) -> dict[str, Any]:
     return config
 
 
-def check_trainable(config: Mapping[str, Any], sharing: str | None) -> None:
-    """Refuse a config that no language model can be trained from as asked."""
-    family = family_of(config)
-    prepare(family.model_type)
-    if stock_class(family) != stock_class(family, whole=True):
-        raise ModelError(
-            f"{family.model_type} is more than a language model: train what its text_config describes, as a config of"
-            " its own with its own model_type"
-        )
-    if sharing is not None and described_mixers(_sharing(config, sharing))[0].sharing is None:
-        raise ModelError(f"{family.model_type} with this config has no filters to share: leave out --shared-filters")
+@dataclass(frozen=True, kw_only=True)
+class InitialModel:
+    """A config that a language model can be trained from, the tokenizer it gets, and which filters it shares.
 
+    Without a tokenizer, one is learnt from the text.
+    """
 
-def _sharing(config: Mapping[str, Any], sharing: str | None) -> dict[str, Any]:
-    return {**config, **({} if sharing is None else {"slimstate": {SHARED_FILTERS: sharing}})}
+    config: Config
+    tokenizer: str | None = None
+    shared_filters: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.shared_filters is not None and self.shared_filters not in SHARINGS:
+            raise PlanError(f"`shared_filters` {self.shared_filters}; there are {', '.join(SHARINGS)}")
+        family = family_of(self.config)
+        prepare(family.model_type)
+        if stock_class(family) != stock_class(family, whole=True):
+            raise ModelError(
+                f"{family.model_type} is more than a language model: train what its text_config describes, as a config"
+                " of its own with its own model_type"
+            )
+        if self.shared_filters is not None and described_mixers(self._sharing(self.config))[0].sharing is None:
+            raise ModelError(
+                f"{family.model_type} with this config has no filters to share: leave out `shared_filters`"
+            )
 
-def write_untrained(
-    config: Mapping[str, Any],
-    folder: Path,
-    *,
-    data: str,
-    tokenizer: str | None,
-    sharing: str | None,
-    seed: int,
-    dtype: str,
-) -> None:
-    """A folder with weights drawn by `seed`, and with a tokenizer: the one given, or one learnt from the text."""
-    with staged(folder, force=True) as place:
-        words = _tokenizer(tokenizer, data, int(config.get("vocab_size") or 8192))
-        size = int(config.get("vocab_size") or len(words))
-        if len(words) > size:
-            raise ModelError(f"the tokenizer has {len(words):,} tokens, the config says vocab_size {size:,}")
-        special = {
-            "bos_token_id": words.bos_token_id,
-            "eos_token_id": words.eos_token_id,
-            "pad_token_id": words.eos_token_id if words.pad_token_id is None else words.pad_token_id,
-        }
-        whole = _sharing({**config, "vocab_size": size, **special}, sharing)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            model = stock_model(whole, torch.device("cpu"))
-        share(model, described_mixers(whole), untrained=True)
-        expand(model)
-        model.to(DTYPES[dtype]).save_pretrained(place)
-        words.save_pretrained(place)
+    def _sharing(self, config: Config) -> Config:
+        if self.shared_filters is None:
+            return config
+        return {**config, "slimstate": {SHARED_FILTERS: self.shared_filters}}
+
+    def write(self, folder: Path, *, data: str, seed: int, dtype: str) -> None:
+        """A folder with the tokenizer, and with weights drawn by `seed`."""
+        with staged(folder, force=True) as place:
+            words = _tokenizer(self.tokenizer, data, int(self.config.get("vocab_size") or 8192))
+            size = int(self.config.get("vocab_size") or len(words))
+            if len(words) > size:
+                raise ModelError(f"the tokenizer has {len(words):,} tokens, the config says vocab_size {size:,}")
+            special = {
+                "bos_token_id": words.bos_token_id,
+                "eos_token_id": words.eos_token_id,
+                "pad_token_id": words.eos_token_id if words.pad_token_id is None else words.pad_token_id,
+            }
+            whole = self._sharing({**self.config, "vocab_size": size, **special})
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model = stock_model(whole, torch.device("cpu"))
+            share(model, described_mixers(whole), initial=True)
+            expand(model)
+            model.to(DTYPES[dtype]).save_pretrained(place)
+            words.save_pretrained(place)
 
 
 def _tokenizer(name: str | None, data: str, vocab_size: int) -> Any:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from slimstate.core.layout import Mixer
 from slimstate.families import family_of
-from slimstate.families.contract import Library
+from slimstate.families.contract import Config, Library
 from slimstate.models.stock import stock_model, tied_weights
+from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
 from slimstate.training.shared_filters import expand, share
 
@@ -42,7 +43,7 @@ class Adaptation:
     @classmethod
     def of(
         cls,
-        config: Mapping[str, Any],
+        config: Config,
         mixers: Sequence[Mixer],
         chosen: str | None = None,
         *,
@@ -54,7 +55,7 @@ class Adaptation:
         shared = tuple(mixer for mixer in mixers if mixer.sharing is not None)
         if full:
             if chosen is not None:
-                raise PlanError("--full trains all weights: leave out --lora-targets")
+                raise PlanError("`full` trains all weights: leave out `lora_targets`")
             return cls(targets=(), convolutions=(), full=True, shared=shared, library=family_of(config).library)
         if rank < 1 or alpha <= 0:
             raise PlanError(f"LoRA of rank {rank} and alpha {alpha}: both must be at least 1")
@@ -64,7 +65,7 @@ class Adaptation:
         library = family_of(config).library
         return cls(targets=targets, convolutions=convolutions, rank=rank, alpha=alpha, shared=shared, library=library)
 
-    def weights(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+    def weights(self, config: Config) -> tuple[str, ...]:
         """The parameters that training changes, as the running model names them; without those that are tied."""
         if not self.full:
             return tuple(f"{name}.weight" for name in (*self.targets, *self.convolutions))
@@ -115,13 +116,22 @@ class Adaptation:
         parts = (*self.targets, *self.convolutions)
         return {name: tensor for name, tensor in merged.state_dict().items() if name.rpartition(".")[0] in parts}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> AdaptationSettings:
         """What it does, without a list of every layer."""
         if self.full:
-            return {"full": True}
-        short = {name: sorted({part.rpartition(".")[2] for part in parts})
-                 for name, parts in (("targets", self.targets), ("convolutions", self.convolutions))}  # fmt: skip
-        return {"full": False, "lora_rank": self.rank, "lora_alpha": self.alpha, **short, "modules": len(self.targets)}
+            return AdaptationSettings(full=True)
+        return AdaptationSettings(
+            full=False,
+            lora_rank=self.rank,
+            lora_alpha=self.alpha,
+            targets=_last_names(self.targets),
+            convolutions=_last_names(self.convolutions),
+            modules=len(self.targets),
+        )
+
+
+def _last_names(parts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted({part.rpartition(".")[2] for part in parts}))
 
 
 def _unfuse(model: nn.Module, targets: Sequence[str]) -> None:
@@ -138,7 +148,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _matching(config: Mapping[str, Any], mixers: Sequence[Mixer], chosen: str) -> tuple[str, ...]:
+def _matching(config: Config, mixers: Sequence[Mixer], chosen: str) -> tuple[str, ...]:
     """The full names of the linear maps that the comma-separated endings name.
 
     Not among them are the output head, and maps of a mixer that are not its projections: those cannot be adapted.
@@ -161,8 +171,8 @@ def _matching(config: Mapping[str, Any], mixers: Sequence[Mixer], chosen: str) -
         matched = {name for name in linear if ending == ALL_LINEAR or f".{name}".endswith(f".{ending}")}
         if not matched:
             known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            raise PlanError(f"--lora-targets {ending} matches no linear map; there are {known}, {ALL_LINEAR}")
+            raise PlanError(f"`lora_targets` {ending} matches no linear map; there are {known}, {ALL_LINEAR}")
         found |= matched
     if not found:
-        raise PlanError("--lora-targets names nothing")
+        raise PlanError("`lora_targets` names nothing")
     return tuple(name for name in linear if name in found)

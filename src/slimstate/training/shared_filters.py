@@ -31,12 +31,12 @@ class SharedFilters(nn.Module):
         return weight[:: self.size].clone()
 
 
-def share(model: Any, mixers: Iterable[Mixer], *, untrained: bool = False) -> None:
-    """Let the mixers that share filters train one for each group. Filters that differ are refused unless untrained."""
+def share(model: Any, mixers: Iterable[Mixer], *, initial: bool = False) -> None:
+    """Let the mixers that share filters train one for each group. Other than `initial` filters must not differ."""
     for name, module, groups in _shared(model, mixers):
         shared = SharedFilters(groups, module.weight.shape[0])
         weight = module.weight.detach()
-        if not untrained and not bool((shared(shared.right_inverse(weight)) == weight).all()):
+        if not initial and not bool((shared(shared.right_inverse(weight)) == weight).all()):
             raise ModelError(
                 f"{name}: its channels should share a filter, as config.json says, and do not; "
                 "remove shared_filters from its slimstate entry to train them apart"

@@ -14,14 +14,15 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus
-from slimstate.kernels.distillation import Opinion, TopOpinion, WholeOpinion
-from slimstate.models.devices import TOKENS_AT_ONCE
-from slimstate.models.load import Runtime, states_before_head
+from slimstate.kernels.distillation import FullDistribution, TeacherDistribution, TopDistribution
+from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
+from slimstate.models.load import Runtime, load, states_before_head
 from slimstate.system import distributed
 from slimstate.system.atomic import staged_file
 from slimstate.system.errors import DataError, OutputError
-from slimstate.system.json_files import read_json, write_json
+from slimstate.system.json_files import JsonObject, read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
 
 FORMAT = 1
@@ -30,22 +31,22 @@ WINDOWS_IN_A_FILE = 64
 
 
 class Teacher(Protocol):
-    def opinion(self, ids: Tensor, places: Tensor) -> Opinion:
-        """What it thinks of windows `ids` [B, T], which lie at `places` [B] of the corpus: of tokens 1 to T - 1."""
+    def distribution(self, ids: Tensor, places: Tensor) -> TeacherDistribution:
+        """Of tokens 1 to T - 1 of windows `ids` [B, T], which lie at `places` [B] of the corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresentTeacher:
+class LiveTeacher:
     """A model in memory."""
 
     runtime: Runtime
 
-    def opinion(self, ids: Tensor, places: Tensor) -> WholeOpinion:
+    def distribution(self, ids: Tensor, places: Tensor) -> FullDistribution:
         model = self.runtime.model
         with torch.inference_mode(), torch.autocast(ids.device.type, enabled=False):
             hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
         # a copy made outside of inference mode may take part in a loss
-        return WholeOpinion(hidden=hidden.clone(), head=model.get_output_embeddings().weight.detach())
+        return FullDistribution(hidden=hidden.clone(), head=model.get_output_embeddings().weight.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +63,14 @@ class TeacherCache:
     temperature: float
     top_k: int
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         names = ("model", "dtype", "temperature", "top_k")
         return {"format": FORMAT, **{name: getattr(self, name) for name in names}}
 
     def check(self) -> None:
         """Refuse a folder that holds something else."""
         if self.folder.exists() and not self.folder.is_dir():
-            raise OutputError(f"{self.folder} is a file; --cache-teacher is a folder")
+            raise OutputError(f"{self.folder} is a file; `cache_teacher` is a folder")
         if not (self.folder / ABOUT).exists():
             if self.folder.exists() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise OutputError(f"{self.folder} is not empty and no teacher cache; choose another place")
@@ -87,17 +88,17 @@ class TeacherCache:
         starts = range(0, corpus.count, WINDOWS_IN_A_FILE)
         missing = [start for start in distributed.share(starts) if not self._holds(corpus, start)]
         if missing:
-            teacher = PresentTeacher(runtime=load())
+            teacher = LiveTeacher(runtime=load())
             for start in reporter.track(missing, f"caching the teacher's top {self.top_k}", len(missing)):
                 self._write(corpus, start, teacher)
         distributed.wait_for_all()
         self.__dict__.pop("_opened", None)  # a file that was opened before may have been extended
         return bool(missing)
 
-    def opinion(self, ids: Tensor, places: Tensor) -> TopOpinion:
+    def distribution(self, ids: Tensor, places: Tensor) -> TopDistribution:
         found = [self._read(place) for place in places.tolist()]
         tensors = [torch.cat(rows).to(ids.device) for rows in zip(*found, strict=True)]
-        return TopOpinion(ids=tensors[0], log_probs=tensors[1])
+        return TopDistribution(ids=tensors[0], log_probs=tensors[1])
 
     def _path(self, start: int) -> Path:
         return self.folder / f"windows-{start:08d}.safetensors"
@@ -113,19 +114,19 @@ class TeacherCache:
             raise DataError(f"{path} cannot be read: {error}") from error
         ours = _digests(corpus.tokens[start : start + wanted])
         if any(mine != theirs for mine, theirs in zip(ours, held, strict=False)):
-            raise DataError(f"{path} is of other tokens than {corpus.source}: use another --cache-teacher folder")
+            raise DataError(f"{path} is of other tokens than {corpus.source}: use another folder as `cache_teacher`")
         return len(held) >= wanted
 
-    def _write(self, corpus: Corpus, start: int, teacher: PresentTeacher) -> None:
+    def _write(self, corpus: Corpus, start: int, teacher: LiveTeacher) -> None:
         tokens = corpus.tokens[start : start + WINDOWS_IN_A_FILE]
         device = teacher.runtime.device
         small = torch.uint16 if teacher.runtime.model.config.vocab_size <= 2**16 else torch.int32
         ids, log_probs = [], []
         for batch in torch.from_numpy(tokens.copy()).split(max(1, TOKENS_AT_ONCE[device.type] // corpus.length)):
-            opinion = teacher.opinion(batch.to(device, torch.long), batch)
-            for first in range(0, len(opinion.hidden), corpus.length - 1):
+            found = teacher.distribution(batch.to(device, torch.long), batch)
+            for first in range(0, len(found.hidden), corpus.length - 1):
                 rows = slice(first, first + corpus.length - 1)
-                best = opinion.log_probs(rows, self.temperature).topk(self.top_k)
+                best = found.log_probs(rows, self.temperature).topk(self.top_k)
                 ids.append(best.indices.to(small).cpu())
                 log_probs.append(best.values.half().cpu())
         tensors = {"ids": torch.stack(ids), "log_probs": torch.stack(log_probs)}
@@ -147,6 +148,34 @@ class TeacherCache:
         row = place % WINDOWS_IN_A_FILE
         file = self._opened(place - row)
         return file.get_slice("ids")[row], file.get_slice("log_probs")[row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """Who is learnt from and how much: `weight` of the divergence at a temperature beside the cross entropy.
+
+    A teacher of no weight is only compared with.
+    """
+
+    teacher: Checkpoint
+    weight: float
+    temperature: float
+    cache: TeacherCache | None = None
+
+    def prepared(self, corpus: Corpus, run: RunOptions, reporter: Reporter) -> Teacher | None:
+        """The teacher in memory, or the cache, filled; None of no weight."""
+        if self.weight == 0:
+            return None
+
+        def bring() -> Runtime:
+            with reporter.waiting("loading the teacher"):
+                return load(self.teacher.folder, device=run.device, dtype=run.precision_name)
+
+        if self.cache is None:
+            return LiveTeacher(runtime=bring())
+        made = self.cache.fill(corpus, bring, reporter)
+        reporter.say(f"teacher: {'its best guesses are now in' if made else 'from'} {self.cache.folder}")
+        return self.cache
 
 
 def _digests(tokens: Any) -> list[str]:

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +21,21 @@ from transformers.trainer_callback import PrinterCallback
 
 from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
+from slimstate.models.devices import RunOptions
 from slimstate.models.load import states_before_head
+from slimstate.records.schema import read
+from slimstate.records.training import LogEntry
 from slimstate.system import distributed
 from slimstate.system.atomic import write_text
 from slimstate.system.errors import OutputError, TrainingError
+from slimstate.system.json_files import plain
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.lora import trainable
+from slimstate.training.options import TrainerOptions, TrainOptions
 from slimstate.training.teacher import Teacher
 
 HARDLY_ANY = 2**20  # bytes
 WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """How long and how fast to train; `batch` counts windows per step over all processes and pieces."""
-
-    steps: int
-    batch: int
-    pieces: int
-    learning_rate: float
-    least_rate: float
-    warm_up: float
-    seed: int
-    save_every: int
-    second_beta: float = 0.999
-    weight_decay: float = 0.0
-
-    @property
-    def log_every(self) -> int:
-        """About two hundred points, such that every checkpoint ends one."""
-        wanted = max(1, self.steps // 200)
-        return next(size for size in range(min(wanted, self.save_every), 0, -1) if self.save_every % size == 0)
 
 
 class Student(nn.Module):
@@ -75,20 +57,20 @@ class Student(nn.Module):
     def forward(self, input_ids: Tensor, place: Tensor) -> dict[str, Tensor]:
         model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         teacher: Teacher | None = self.__dict__["teacher"]
-        opinion = None if teacher is None else teacher.opinion(input_ids, place)
+        theirs = None if teacher is None else teacher.distribution(input_ids, place)
         hidden = states_before_head(model, input_ids)
         loss, cross_entropy, distillation = distilled_loss(
             hidden[:, :-1].flatten(0, 1),
             model.get_output_embeddings().weight,
             input_ids[:, 1:].flatten(),
-            opinion,
+            theirs,
             temperature=self.temperature,
             weight=self.weight,
         )
         return {"loss": loss, "parts": torch.stack([cross_entropy, distillation])}
 
 
-def _only_trained(student: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _only_trained(student: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
     kept = {prefix + name for name in trainable(student)}
     for name in state.keys() - kept:
         del state[name]
@@ -103,7 +85,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
         self.parts: list[Tensor] = []
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor | tuple[Tensor, Any]:
         outputs = model(**inputs)
         loss: Tensor = outputs["loss"]
@@ -143,7 +125,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             step = state.global_step - len(bad) + 1 + int(bad.nonzero()[0])
             kept = _kept(Path(args.output_dir))
             raise TrainingError(
-                f"the loss is NaN or infinite at step {step}: {kept}; try a lower --lr, and --force to start anew"
+                f"the loss is NaN or infinite at step {step}: {kept}; try a lower `lr`, and `force` to start anew"
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -164,85 +146,91 @@ def _is_finite(weight: Tensor) -> bool:
     return bool(mine.isfinite().all())
 
 
-def _kept(work: Path) -> str:
-    last = last_whole(work)
+def _kept(folder: Path) -> str:
+    last = last_whole(folder)
     return "no checkpoint was made before it" if last is None else f"the last good checkpoint is {last}"
 
 
 @contextmanager
-def _full_disk_in_words(work: Path) -> Iterator[None]:
+def _full_disk_in_words(folder: Path) -> Iterator[None]:
     """Whatever the many writers of a checkpoint raise when there is no room for it, as one line."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if shutil.disk_usage(work).free > HARDLY_ANY:
+        if shutil.disk_usage(folder).free > HARDLY_ANY:
             raise
-        raise OutputError(f"no space left for {work}: {_kept(work)}; free some and go on with --resume") from error
+        raise OutputError(f"no space left for {folder}: {_kept(folder)}; free some and go on with `resume`") from error
 
 
-def last_whole(work: Path) -> Path | None:
+def last_whole(folder: Path) -> Path | None:
     """The latest checkpoint that was written to its end."""
-    marked = [path.parent for path in work.glob(f"checkpoint-*/{WHOLE}")]
-    return max(marked, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    marked = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}")]
+    return max(marked, key=step_of, default=None)
 
 
-def remove_broken(work: Path) -> None:
-    """Checkpoints that a killed run left behind half-written."""
-    for path in work.glob("checkpoint-*"):
-        if not (path / WHOLE).exists():
-            shutil.rmtree(path)
+def resume_from(folder: Path) -> Path | None:
+    """The same, after checkpoints that a killed run left behind half-written are removed."""
+    if distributed.is_main():
+        for path in folder.glob("checkpoint-*"):
+            if not (path / WHOLE).exists():
+                shutil.rmtree(path)
+    distributed.wait_for_all()
+    return last_whole(folder)
 
 
-def arguments(
-    course: Course, work: Path, device: torch.device, half: bool, report_to: list[str], fsdp: bool
-) -> TrainingArguments:
-    """A course in the Trainer's own words."""
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def arguments(options: TrainOptions, trainer: TrainerOptions, run: RunOptions, folder: Path) -> TrainingArguments:
+    """Options in the Trainer's own words."""
+    steps, (second_beta, weight_decay) = options.total_steps, options.optimizer()
     made = TrainingArguments(
-        output_dir=str(work),
-        max_steps=course.steps,
-        per_device_train_batch_size=course.batch // (course.pieces * distributed.count()),
-        gradient_accumulation_steps=course.pieces,
-        learning_rate=course.learning_rate,
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=options.batch_size // (trainer.grad_accum * distributed.count()),
+        gradient_accumulation_steps=trainer.grad_accum,
+        learning_rate=options.lr,
         lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr": course.least_rate},
-        warmup_steps=int(course.warm_up * course.steps),
+        lr_scheduler_kwargs={"min_lr": options.min_lr},
+        warmup_steps=int(options.warm_up * steps),
         optim="adamw_torch",
-        adam_beta2=course.second_beta,
-        weight_decay=course.weight_decay,
+        adam_beta2=second_beta,
+        weight_decay=weight_decay,
         max_grad_norm=1.0,
-        bf16=half,
-        use_cpu=device.type == "cpu",
-        logging_steps=course.log_every,
+        bf16=run.precision == torch.bfloat16,
+        use_cpu=run.place.type == "cpu",
+        logging_steps=trainer.steps_between_logs(steps),
         logging_nan_inf_filter=False,
         save_strategy="steps",
-        save_steps=course.save_every,
+        save_steps=trainer.steps_between_saves(steps),
         save_total_limit=2,  # the one before is removed only when the next is whole
-        report_to=report_to or ["none"],
-        seed=course.seed,
+        report_to=list(trainer.loggers) or ["none"],
+        seed=options.seed,
         train_sampling_strategy="sequential",  # the schedule has drawn the order already
         remove_unused_columns=False,
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
-        fsdp=True if fsdp else None,
+        fsdp=True if trainer.fsdp else None,
         log_level="error",
     )
     made._n_gpu = min(1, made.n_gpu)  # several GPUs are used by several processes, never by DataParallel
     return made
 
 
-def train(
+def fit(
     student: Student,
     schedule: Schedule,
-    course: Course,
     settings: TrainingArguments,
-    length: int,
+    *,
+    tokens_per_step: int,
     label: str,
     resume: Path | None = None,
     reporter: Reporter = SILENT,
-) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Run the course; returns the trained parameters, as the student's model names them, and the log."""
-    with reporter.meter(label, course.steps) as tell:
-        watch = Watch(course.batch * length, course.pieces, tell)
+) -> tuple[dict[str, Tensor], tuple[LogEntry, ...]]:
+    """Train; returns the trained parameters, as the student's model names them, and the log."""
+    with reporter.meter(label, settings.max_steps) as tell:
+        watch = Watch(tokens_per_step, settings.gradient_accumulation_steps, tell)
         trainer = StudentTrainer(
             model=student,
             args=settings,
@@ -255,7 +243,7 @@ def train(
         with _full_disk_in_words(Path(settings.output_dir)):
             trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    log = tuple(read(LogEntry, plain(entry, 6)) for entry in trainer.state.log_history if "loss" in entry)
     names = {f"model.{name}" for name in trainable(student.model)}
     trained = {name.removeprefix("model."): tensor.cpu() for name, tensor in (state or {}).items() if name in names}
     return trained, log

@@ -1,7 +1,7 @@
 """A task whose long documents are cut with the model's tokenizer: a window around the answer, or the beginning.
 
 lm-eval gives every task the model's arguments as metadata, which is how the tokenizer gets here: `tokenizer=` or
-`pretrained=` of `--model_args`, or the tokenizer itself from a caller that has one. lm-eval loads this file by its
+`pretrained=` of `model_args`, or the tokenizer itself from a caller that has one. lm-eval loads this file by its
 path, so it imports nothing of slimstate.
 """
 
@@ -42,7 +42,7 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
         rest = {key: value for key, value in config.items() if key != "class"}
         super().__init__(config={**rest, "metadata": metadata})
 
-    def download(self, dataset_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+    def download(self, dataset_kwargs: Mapping[str, object] | None = None, **options: Any) -> None:
         super().download(dataset_kwargs, **options)
         split = self.config.validation_split
         documents = self.dataset[split]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.families import family_of
+from slimstate.families import FAMILIES, Config, family_of
 from slimstate.families.contract import Library
 from slimstate.models.load import load
 from slimstate.models.stock import stock_model
+from slimstate.records.benchmark import MixerShape
 from slimstate.system.errors import PlanError
+from slimstate.system.json_files import JsonObject
 from slimstate.training.initial_model import read_config
 
-Config = Mapping[str, Any]
 
-
-def config_of(model: str) -> dict[str, Any]:
+def config_of(model: str) -> JsonObject:
     """That of a model folder, of a config file, or of a name in the package."""
     return dict(Checkpoint.open(model).config) if Path(model).is_dir() else read_config(model)
 
@@ -31,31 +31,42 @@ def library_of(models: Sequence[str]) -> Library:
     return "transformers" if "transformers" in found else "fla"
 
 
-def mixer_config(model_type: str, *, hidden: int, heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:
-    """A model of one layer whose mixer has these sizes."""
-    sizes: dict[str, dict[str, Any]] = {
-        "delta_net": {"expand_k": heads * key_dim / hidden, "expand_v": heads * value_dim / hidden},
-        "gated_deltanet": {"head_dim": key_dim, "expand_v": value_dim / key_dim},
-    }
-    if model_type not in sizes:
-        raise PlanError(f"no mixer benchmark for {model_type!r}; there are {', '.join(sizes)}")
+def mixer_config(model_type: str, key_dim: int, shape: MixerShape) -> JsonObject:
+    """A model of one layer whose mixer has these sizes, for types whose config has a field for each of them."""
+    family = FAMILIES.get(model_type)
+    sizes = {} if family is None else _widths(family.defaults, key_dim, shape)
+    if family is None or not sizes:
+        known = (name for name, other in FAMILIES.items() if _widths(other.defaults, key_dim, shape))
+        raise PlanError(f"no mixer benchmark for {model_type!r}; there are {', '.join(known)}")
     config = {
-        "model_type": model_type, "hidden_size": hidden, "num_heads": heads, "num_hidden_layers": 1,
-        "intermediate_size": 16, "vocab_size": 16, **sizes[model_type],
+        "model_type": model_type, "hidden_size": shape.hidden, "num_heads": shape.heads, "num_hidden_layers": 1,
+        "intermediate_size": 16, "vocab_size": 16, **sizes,
     }  # fmt: skip
-    return family_of(config).resize(config, key_dim, corrected=False)
+    return dict(family_of(config).resize(config, key_dim, corrected=False))
+
+
+def _widths(defaults: Config, key_dim: int, shape: MixerShape) -> dict[str, float]:
+    """The fields that set key and value dim: ratios to the hidden size, or a head dim and a ratio to that."""
+    if {"expand_k", "expand_v"} <= defaults.keys():
+        return {
+            name: shape.heads * size / shape.hidden
+            for name, size in (("expand_k", key_dim), ("expand_v", shape.value_dim))
+        }
+    if {"head_dim", "expand_v"} <= defaults.keys():
+        return {"head_dim": key_dim, "expand_v": shape.value_dim / key_dim}
+    return {}
 
 
 def width_of(config: Config) -> int:
     return family_of(config).mixers(config)[0].axis.width
 
 
-def resized(config: Config, key_dim: int) -> dict[str, Any]:
+def resized(config: Config, key_dim: int) -> JsonObject:
     """The same model at a key dim of at most its own."""
     width = width_of(config)
     if not 1 <= key_dim <= width:
         raise PlanError(f"key dim {key_dim} of a model of width {width}: it must lie between 1 and {width}")
-    return dict(config) if key_dim == width else family_of(config).resize(config, key_dim)
+    return dict(config if key_dim == width else family_of(config).resize(config, key_dim))
 
 
 def random_model(config: Config, device: torch.device, dtype: torch.dtype) -> Any:
@@ -81,7 +92,3 @@ def mixer_of(config: Config, device: torch.device, dtype: torch.dtype) -> nn.Mod
     """The mixer of a model's first linear-attention layer."""
     mixer: nn.Module = random_model(config, device, dtype).get_submodule(family_of(config).mixers(config)[0].path)
     return mixer
-
-
-def in_words(model_type: str) -> str:
-    return {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}.get(model_type, model_type)

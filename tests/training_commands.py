@@ -1,7 +1,7 @@
-"""Run in fresh processes, one or several: the commands given, one after another; told to, none of them ends by itself.
+"""Run in fresh processes, one or several: the commands given, one after another; the last of them is killed.
 
-Arguments: where to put results, and JSON with `commands` (lists of words), `shard` (a model and its cut one, or null)
-and `die_at` (the step at whose checkpoint the last command is killed, before it is marked as whole).
+Arguments: where to put results, and JSON with `commands` (lists of words by name), `shard` (a model and its cut one, or
+null) and `die_at` (the step at whose checkpoint the last command is killed, before it is marked as whole).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from slimstate.cli import main
 from slimstate.models.load import load
 from slimstate.system import distributed
 from slimstate.training import trainer
-from slimstate.training.session import Settings
-from slimstate.training.teacher import PresentTeacher
+from slimstate.training.options import RecoverOptions
+from slimstate.training.teacher import LiveTeacher
 
 
 def student(uncut: Path, cut: Path, full: bool) -> trainer.Student:
     """In the middle of its training: an adapter that has learnt nothing has no gradient to speak of."""
     torch.manual_seed(0)
-    adapted = Settings(full=full).adaptation(Checkpoint.open(cut)).attach(load(cut, device="cpu").model)
+    adapted = RecoverOptions(full=full).adaptation(Checkpoint.open(cut)).attach(load(cut, device="cpu").model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trainer.trainable(adapted).values():
             parameter.copy_(parameter + 0.05 * torch.randn(parameter.shape, generator=generator))
-    teacher = PresentTeacher(runtime=load(uncut, device="cpu"))
+    teacher = LiveTeacher(runtime=load(uncut, device="cpu"))
     return trainer.Student(adapted, teacher, temperature=3.0, weight=0.5).train()
 
 
@@ -76,15 +76,25 @@ def die_at(step: int) -> None:
     trainer.Watch.on_save = on_save
 
 
+def follow(root: Path, name: str, words: list[str]) -> None:
+    """One command; what it says and its exit code go to files named after it and the rank of this process."""
+    place = f"{name}.{distributed.rank()}"
+    for stream, suffix in ((sys.stdout, "out"), (sys.stderr, "err")):
+        stream.flush()
+        with (root / f"{place}.{suffix}").open("wb") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    sys.argv = ["slimstate", *words]
+    try:
+        main()
+    except SystemExit as stop:
+        (root / f"{place}.code").write_text(str(stop.code or 0))
+
+
 if __name__ == "__main__":
     root, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
     if asked["shard"] is not None:
         shard(*map(Path, asked["shard"]), root)
-    for number, words in enumerate(asked["commands"], start=1):
+    for number, (name, words) in enumerate(asked["commands"].items(), start=1):
         if number == len(asked["commands"]):
             die_at(asked["die_at"])
-        sys.argv = ["slimstate", *words]
-        try:
-            main()
-        except SystemExit as stop:
-            print(f"exit {stop.code or 0}", flush=True)
+        follow(root, name, words)

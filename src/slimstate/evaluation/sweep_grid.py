@@ -1,0 +1,91 @@
+"""What a sweep judges: every method at every compression, by every score; and its rows in the order asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slimstate.core.evidence import Need
+from slimstate.records.sweep import UNINFORMED, Row
+from slimstate.selectors import SELECTORS, Request, selector_named
+from slimstate.system.errors import PlanError
+
+COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A cut to be judged."""
+
+    method: str
+    score: str
+    compression: float
+    key_dim: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.method, self.score, self.key_dim
+
+    def request(self, seed: int, f: float) -> Request:
+        return Request(keep=self.key_dim, score=self.score, seed=seed, f=f)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepGrid:
+    """Methods, shares of the channels to remove, and what channels are judged by: kq, k or q."""
+
+    methods: Sequence[str] = tuple(SELECTORS)
+    compressions: Sequence[float] = COMPRESSIONS
+    scores: Sequence[str] = ("kq",)
+
+    def __post_init__(self) -> None:
+        if not (self.methods and self.compressions and self.scores):
+            raise PlanError("a sweep needs at least one method, one compression and one score")
+        for method in self.methods:
+            selector_named(method)
+        for score in self.scores:
+            Request(keep=1, score=score)
+
+    def candidates(self, key_dims: Mapping[int, float]) -> Iterator[Candidate]:
+        """Every method at every key dim, with the compression that asked for it, and by every score."""
+        for method in dict.fromkeys(self.methods):
+            for score in dict.fromkeys(self.scores) if method not in UNINFORMED else ("kq",):
+                for key_dim, compression in key_dims.items():
+                    yield Candidate(method=method, score=score, compression=compression, key_dim=key_dim)
+
+    def needs(self, calibrated: bool) -> frozenset[Need]:
+        """What one calibration must collect for all methods; the Gram matrices always, for the condition of the keys.
+
+        Nothing where there is no text to calibrate on, which some methods can do without.
+        """
+        looking = [method for method in self.methods if selector_named(method).calibrated]
+        if looking and not calibrated:
+            raise PlanError(f"{', '.join(looking)} look at activations: give text to calibrate on with `calibration`")
+        needs = frozenset(need for method in self.methods for need in selector_named(method).needs)
+        return (needs - {"weight"}) | {"gram"} if calibrated else frozenset()
+
+
+def still_to_do(candidates: Sequence[Candidate], rows: Sequence[Row]) -> list[Candidate]:
+    """The candidates without a row."""
+    done = {row.key for row in rows}
+    return [candidate for candidate in candidates if candidate.key not in done]
+
+
+def as_asked(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Row, ...]:
+    """Rows in the order of the candidates, those of an earlier sweep last.
+
+    Where two compressions round to one key dim, rows go by the one asked for now.
+    """
+    asked = {candidate.key_dim: candidate.compression for candidate in candidates}
+    places = {candidate.key: number for number, candidate in enumerate(candidates)}
+    named = [replace(row, compression=asked.get(row.key_dim, row.compression)) for row in rows]
+    return tuple(sorted(named, key=lambda row: places.get(row.key, len(places))))
+
+
+def covering(rows: Sequence[Row]) -> dict[str, tuple[object, ...]]:
+    """What makes all these rows, by the names of the grid; an older version may have known other methods."""
+    return {
+        "methods": tuple(dict.fromkeys(row.method for row in rows)),
+        "compressions": tuple(dict.fromkeys(row.compression for row in rows)),
+        "scores": tuple(dict.fromkeys(row.score for row in rows)),
+    }

@@ -1,0 +1,74 @@
+"""The short convolutions of fla's layers: causal, one filter for each channel.
+
+B batch, T time, D channels, W taps. With `cu_seqlens` N sequences lie end to end in a batch of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slimstate.kernels.fla_calls import Packing, wide
+from slimstate.kernels.patches import Backend, Patch
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool | None = False,
+    activation: str | None = None,
+    backend: str | None = None,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Causal depthwise convolution of [B, T, D] by [D, W]; states [N, D, W] are the last W inputs."""
+    packing = None if cu_seqlens is None else Packing(cu_seqlens)
+    inputs = x if packing is None else packing.pad(x)
+    batch, time, _channels = inputs.shape
+    taps = weight.shape[-1]
+    past = inputs.new_zeros(batch, taps, inputs.shape[-1]) if initial_state is None else initial_state.mT.to(inputs)
+    whole = torch.cat([past, inputs], dim=1)
+    kernel, shifted = wide(weight), wide(whole)
+    y = shifted[:, 1 : time + 1] * kernel[:, 0]
+    for tap in range(1, taps):
+        y = torch.addcmul(y, shifted[:, tap + 1 : tap + 1 + time], kernel[:, tap])
+    y = y if bias is None else y + bias
+    y = (F.silu(y) if activation in ("silu", "swish") else y).to(x.dtype)
+    y = y if packing is None else packing.pack(y)
+    y = y if residual is None else y + residual
+    if not output_final_state:
+        return y, None
+    lengths = torch.full((batch,), time, device=x.device) if packing is None else packing.lengths
+    last = lengths.view(-1, 1, 1) + torch.arange(taps, device=x.device).view(1, -1, 1)
+    return y, whole.gather(1, last.expand(-1, -1, whole.shape[-1])).mT.contiguous()
+
+
+def convolution_step(
+    x: Tensor,
+    cache: Tensor,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One token for each of N sequences; the cache [N, D, W] is updated in place."""
+    assert weight is not None
+    rolled = torch.cat([cache[..., 1:], x.reshape(cache.shape[0], -1, 1).to(cache.dtype)], dim=-1)
+    cache.copy_(rolled)
+    y = (wide(rolled) * wide(weight)).sum(-1)
+    y = y if bias is None else y + bias
+    y = (F.silu(y) if activation in ("silu", "swish") else y).to(x.dtype).view_as(x)
+    return (y if residual is None else y + residual), cache
+
+
+PATCHES = (
+    Patch("fla.layers.gated_deltanet.causal_conv1d", short_convolution),
+    Patch("fla.modules.causal_conv1d.ops.causal_conv1d", short_convolution),
+    Backend("fla.modules.causal_conv1d.ops.causal_conv1d_update", convolution_step),
+)

@@ -1,0 +1,41 @@
+"""Gated linear attention: a decay for every key channel, and nothing is erased.
+
+B batch, T time, H key heads, G value heads, K key dim, V value dim. q, k [B, T, H, K]; v [B, T, G, V]; g [B, T, G, K],
+the logarithm of the decay; state [B, G, K, V].
+
+    S_t = e^{g_t} S_{t-1} + k_t v_t',   o_t = scale S_t' q_t
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimstate.kernels.fla_calls import CallOptions, call, per_value_head
+from slimstate.kernels.patches import in_place_of
+
+
+def recurrence(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, scale: float, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One token after the other, as the definition says."""
+    q, k = per_value_head(q, v), per_value_head(k, v)
+    if state is None:
+        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    outputs = []
+    for t in range(q.shape[1]):
+        state = state * g[:, t].exp().unsqueeze(-1) + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * scale)
+    return torch.stack(outputs, dim=1), state
+
+
+def gated_linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """As fla's layers call it; some functions of fla have the decay as g, others as gk."""
+    return call(recurrence, CallOptions.read(options), q=q, k=k, v=v, g=gk if g is None else g)
+
+
+PATCHES = in_place_of("fla.layers.gla", ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"), gated_linear_attention)

@@ -1,0 +1,53 @@
+"""RWKV-6: every key channel has a decay w and a bonus u for the newest token.
+
+B batch, T time, H heads, K key dim, V value dim. r (the query), k, w [B, T, H, K]; v [B, T, H, V]; u [H, K]; state
+[B, H, K, V].
+
+    o_t = scale r_t' (S_{t-1} + (u k_t) v_t'),   S_t = e^{w_t} S_{t-1} + k_t v_t'
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slimstate.kernels.fla_calls import CallOptions, Packing, call, wide
+from slimstate.kernels.patches import Patch, in_place_of
+
+
+def recurrence(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, bonus: Tensor, scale: float, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One token after the other, as the definition says; q is r and `bonus` is u."""
+    if state is None:
+        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    decay, outputs = w.exp().unsqueeze(-1), []
+    for t in range(q.shape[1]):
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+        state = decay[:, t] * state + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+    newest = (q * bonus * k).sum(-1, keepdim=True) * v
+    return (torch.stack(outputs, dim=1) + newest) * scale, state
+
+
+def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """As fla's layers call it."""
+    return call(partial(recurrence, bonus=wide(u)), CallOptions.read(options), q=r, k=k, v=v, w=w)
+
+
+def token_shift(x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    """What the token before has more than a token [B, T, D]; before the first one stands a zero."""
+    packing = None if cu_seqlens is None else Packing(cu_seqlens)
+    inputs = x if packing is None else packing.pad(x)
+    delta = F.pad(inputs, (0, 0, 1, 0))[:, :-1] - inputs
+    return delta if packing is None else packing.pack(delta)
+
+
+PATCHES = (
+    *in_place_of("fla.layers.rwkv6", ("chunk_rwkv6", "fused_recurrent_rwkv6"), rwkv6_rule),
+    Patch("fla.layers.rwkv6.token_shift", token_shift),
+    Patch("fla.models.rwkv6.modeling_rwkv6.token_shift", token_shift),
+)

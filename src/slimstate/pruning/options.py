@@ -1,0 +1,57 @@
+"""What a cut can be told: the text it is calibrated on, how channels are judged, how it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slimstate.selectors import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Which text to run through the model, and the file that keeps or holds the result.
+
+    `samples` windows of `length` tokens are drawn by `seed` from the text `data`. `evidence` is a file: where it is
+    there, what it holds is used again without running the model; where not, it is written.
+    """
+
+    data: str | None = None
+    samples: int = 128
+    length: int = 2048
+    seed: int = 0
+    evidence: Path | None = None
+
+    @classmethod
+    def of(cls, given: Calibration | str | Path | None) -> Calibration:
+        """A text alone is a calibration on it with all else as usual."""
+        if isinstance(given, Calibration):
+            return given
+        return cls(data=None if given is None else str(given))
+
+    @property
+    def tokens(self) -> int:
+        return self.samples * self.length
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOptions:
+    """How channels are judged, and how the cut is made.
+
+    `score` judges by keys and queries ("kq"), keys ("k") or queries ("q"); `f` is the exchange threshold of drrqr.
+    With `keep_norm_eps` the norm epsilon stays as it is, though the key dim sets the query scale. `force` replaces an
+    output folder that exists, once the new one is whole.
+    """
+
+    score: str = "kq"
+    seed: int = 0
+    f: float = 1.5
+    keep_norm_eps: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        self.request(1)
+
+    def request(self, key_dim: int, device: str = "cpu") -> Request:
+        """The same as selectors take it."""
+        return Request(keep=key_dim, score=self.score, seed=self.seed, f=self.f, device=device)

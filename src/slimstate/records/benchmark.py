@@ -1,0 +1,281 @@
+"""How fast layers and models were at several key dims, and what calibration took: a record for each of four benchmarks.
+
+Times are medians in seconds. A row that could not be measured says why in `error`. Speed and memory are relative to the
+widest key dim that could be measured of the same model, mode and batch; in a calibration, to the plain forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal, TypeVar
+
+from slimstate.records.base import Record
+from slimstate.records.schema import FILLED, Count, Positive, Whole
+from slimstate.system.errors import PlanError
+
+W = TypeVar("W", bound="WidthRow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow:
+    """The median of some rounds, its quartiles as their spread, and the most memory in use on a GPU."""
+
+    LABELS: ClassVar[tuple[str, ...]]  # the fields that tell the row from others
+
+    key_dim: Whole
+    seconds: Positive | None = None
+    quartiles: tuple[float, ...] = ()
+    rounds: Count | None = None
+    peak_bytes: Count | None = None
+    memory_ratio: float | None = None
+    error: str | None = None
+
+    @property
+    def time(self) -> float:
+        """The seconds of a row that was measured."""
+        if self.seconds is None:
+            raise ValueError(f"{self.label} was not measured: {self.error}")
+        return self.seconds
+
+    @property
+    def spread(self) -> float:
+        """Half of what lies between the quartiles."""
+        return (self.quartiles[1] - self.quartiles[0]) / 2
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {getattr(self, name)}" for name in self.LABELS)
+
+    def memory_over(self, other: TimedRow) -> float | None:
+        """As a share of what another row took; only a GPU tells."""
+        return self.peak_bytes / other.peak_bytes if self.peak_bytes and other.peak_bytes else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WidthRow(TimedRow):
+    """A model, or a layer of its type, at one of several key dims."""
+
+    model: str
+    tokens_per_second: float | None = None
+    speedup: float | None = None
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What rows have in common that differ in their key dim alone."""
+        return tuple(getattr(self, name) for name in self.LABELS if name != "key_dim")
+
+    def against(self: W, widest: W) -> W:
+        """With its speed and memory relative to those of the widest key dim."""
+        return replace(self, speedup=self.speed_over(widest), memory_ratio=self.memory_over(widest))
+
+    def speed_over(self: W, widest: W) -> float:
+        return widest.time / self.time
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphRow(WidthRow):
+    """Timed as a CUDA graph where one could be made, and launched kernel by kernel (`eager_seconds`)."""
+
+    graph: bool | None = None
+    eager_seconds: float | None = None
+
+    def speed_over(self: GraphRow, widest: GraphRow) -> float:
+        """Like by like: where one of the two had no room for a graph, both without."""
+        if widest.graph == self.graph or widest.eager_seconds is None or self.eager_seconds is None:
+            return widest.time / self.time
+        return widest.eager_seconds / self.eager_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerRow(WidthRow):
+    LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "mode")
+
+    mode: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRow(GraphRow):
+    """`width` is the key dim of the model itself."""
+
+    LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "mode")
+
+    mode: str
+    width: Whole
+    parameters: Count | None = None
+
+    @property
+    def compression(self) -> float:
+        return round(1 - self.key_dim / self.width, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeRow(GraphRow):
+    """A step of `batch` sequences; bytes are of one sequence, bandwidths are bytes per second."""
+
+    LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "batch")
+
+    batch: Whole
+    state_bytes: Count | None = None
+    convolution_bytes: Count | None = None
+    state_bandwidth: float | None = None
+    share_of_copy_bandwidth: float | None = None
+    roofline_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRow(TimedRow):
+    """A calibration for one method, or the plain forward pass over the same text."""
+
+    LABELS: ClassVar[tuple[str, ...]] = ("method", "key_dim")
+
+    method: str
+    selection_seconds: float | None = None
+    times_forward: float | None = None
+
+    def against(self, forward: CalibrationRow) -> CalibrationRow:
+        return replace(self, times_forward=self.time / forward.time, memory_ratio=self.memory_over(forward))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subjects:
+    """Which models at which key dims; None is a model's own, a half and a quarter of it."""
+
+    models: tuple[str, ...]
+    key_dims: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerShape:
+    """The sizes of a layer and of what flows through it; by default those of the paper."""
+
+    batch: Whole = 32
+    length: Whole = 2048
+    hidden: Whole = 2048
+    heads: Whole = 16
+    value_dim: Whole = 128
+
+    def __post_init__(self) -> None:
+        check_positive(
+            batch=self.batch, length=self.length, hidden=self.hidden, heads=self.heads, value_dim=self.value_dim
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerSettings(MixerShape, Subjects):
+    MODES: ClassVar[tuple[str, ...]] = ("forward", "train")
+
+    key_dims: tuple[int, ...]
+    modes: tuple[str, ...] = MODES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(key_dims=min(self.key_dims, default=0))
+        check_modes(self.modes, self.MODES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(Subjects):
+    MODES: ClassVar[tuple[str, ...]] = ("prefill", "train")
+
+    batch: Whole = 8
+    length: Whole = 2048
+    modes: tuple[str, ...] = MODES
+
+    def __post_init__(self) -> None:
+        check_positive(batch=self.batch, length=self.length)
+        check_modes(self.modes, self.MODES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSettings(Subjects):
+    batches: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_positive(batches=min(self.batches, default=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationSettings:
+    """Windows of a text, or of random tokens where `data` is None."""
+
+    model: str
+    methods: tuple[str, ...]
+    key_dim: Whole
+    samples: Whole
+    length: Whole
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(samples=self.samples, length=self.length, key_dim=self.key_dim)
+
+
+def check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise PlanError(f"`{name}` {size}: it must be at least 1")
+
+
+def check_modes(modes: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for mode in modes:
+        if mode not in known:
+            raise PlanError(f"unknown mode {mode!r}; there are {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRecord(Record):
+    """What all four say: the device, what ran on it, what was asked for and what was found."""
+
+    KIND: ClassVar[str] = "bench"
+
+    bench: str
+    device: str
+    dtype: str
+    kernels: str
+    settings: object
+    rounds: Whole
+    rows: tuple[TimedRow, ...]
+    command: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerRecord(BenchRecord):
+    bench: Literal["mixer"] = "mixer"
+    settings: MixerSettings
+    rows: Annotated[tuple[MixerRow, ...], FILLED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecord(BenchRecord):
+    bench: Literal["model"] = "model"
+    settings: ModelSettings
+    rows: Annotated[tuple[ModelRow, ...], FILLED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    """The most sequences whose step fits into a GPU; None on a CPU, or where not even a few do."""
+
+    model: str
+    key_dim: Whole
+    batch: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeRecord(BenchRecord):
+    """`copy_bandwidth` is that of the device, in bytes read and written in a second."""
+
+    bench: Literal["decode"] = "decode"
+    settings: DecodeSettings
+    rows: Annotated[tuple[DecodeRow, ...], FILLED]
+    copy_bandwidth: Positive
+    largest_batch: tuple[LargestBatch, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRecord(BenchRecord):
+    bench: Literal["calibrate"] = "calibrate"
+    settings: CalibrationSettings
+    rows: Annotated[tuple[CalibrationRow, ...], FILLED]

@@ -1,0 +1,135 @@
+"""What the verbs around a cut find: what a model is, what a cut changes, how long one will take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from slimstate.core.plan import Plan
+from slimstate.records.base import Record
+from slimstate.records.parts import Cut
+from slimstate.records.speed import SpeedOfCut, SpeedsBelow
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Bytes of recurrent state per sequence, by the precision an engine keeps it in."""
+
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutRecord(Record):
+    """What a cut changes, in numbers; `out` is its folder, None where nothing was written.
+
+    `noncommuting` names what a rotation of the channels does not commute with; it is None of a cut by channels.
+    """
+
+    KIND: ClassVar[str] = "cut"
+
+    model: str
+    model_type: str
+    method: str
+    score: str
+    width: int
+    key_dim: int
+    compression: float
+    corrected: bool
+    noncommuting: tuple[str, ...] | None
+    correction: str
+    state_bytes: StateBytes
+    parameters: Parameters
+    speed: SpeedOfCut | None
+    calibration: Mapping[str, Any] | None
+    certificate: Mapping[str, float | None]
+    versions: Mapping[str, str]
+    kernels: str | None
+    out: str | None
+    left_out: tuple[str, ...] = ()
+    seconds: float
+    plan: Plan = field(metadata={"json": None}, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpeed:
+    flops_per_second: float
+    read_bytes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRecord(Record):
+    """Seconds and bytes of every stage of a cut that was not made."""
+
+    KIND: ClassVar[str] = "estimate"
+
+    model: str
+    method: str
+    key_dim: int
+    speed: SpeedOfCut | None
+    device: str
+    dtype: str
+    tokens: int
+    measured: DeviceSpeed
+    seconds: Mapping[str, float]
+    gpu_bytes: Mapping[str, float]
+    host_bytes: Mapping[str, float]
+    disk_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyDimOption:
+    """A key dim worth choosing, and what the model is then."""
+
+    key_dim: int
+    compression: float
+    state_bytes: Mapping[str, int]
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittingKeyDim:
+    """The key dim that a budget chooses, and why."""
+
+    bytes: float
+    dtype: str
+    key_dim: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What is known of engines, and since when."""
+
+    date: str
+    rules: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectionRecord(Record):
+    """The shape of a model and its state, the key dims worth choosing, and the one that fits a budget."""
+
+    KIND: ClassVar[str] = "inspection"
+
+    model: str
+    model_type: str
+    mixers: int
+    softmax_layers: int
+    heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    parameters: int
+    state_bytes: Mapping[str, int]
+    already_cut: Cut | None
+    serving: Serving
+    speed: SpeedsBelow | None
+    budget: FittingKeyDim | None
+    options: tuple[KeyDimOption, ...]

@@ -1,0 +1,260 @@
+"""What can be said of a training, as values that check themselves.
+
+`TrainOptions` and its kinds hold all that decides the result, and are compared when a run is resumed; `TrainingText`
+says what is trained and measured on; `TrainerOptions` changes how a training is run, and nothing of what it gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.models.devices import RunOptions
+from slimstate.system import distributed
+from slimstate.system.errors import PlanError
+from slimstate.system.json_files import JsonObject
+from slimstate.training.lora import Adaptation
+
+ONLY_ONCE = ("resume", "force")  # of one run, and no part of the command that does it again
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingText:
+    """The text that is trained on, and the one that is measured on: by default windows of `data` that are held out."""
+
+    data: str
+    eval_text: str | None = None
+    eval_tokens: int | None = None
+    no_repeat: bool = False
+
+    def __post_init__(self) -> None:
+        if self.eval_tokens is not None and self.eval_tokens < 2:
+            raise PlanError(f"`eval_tokens` {self.eval_tokens}: at least 2 are needed")
+
+    @classmethod
+    def of(cls, data: str | Path | TrainingText) -> TrainingText:
+        return data if isinstance(data, TrainingText) else cls(data=str(data))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What decides the result of any training. How long it is can be said in steps or in tokens."""
+
+    DEFAULT_STEPS: ClassVar[int] = 4000
+    WAY_OUT: ClassVar[str] = "choose a config without it, such as one whose layers have no experts"
+    PACKAGES: ClassVar[tuple[str, ...]] = ("accelerate",)
+    NO_SETTINGS: ClassVar[tuple[str, ...]] = ("tokens",)  # fields that records do not keep as they are
+
+    steps: int | None = None
+    tokens: int | None = None
+    batch_size: int = 64
+    length: int = 1024
+    lr: float = 3e-3
+    min_lr: float = 3e-4
+    warm_up: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch_size", 1), ("length", 2)):
+            at_least(name, getattr(self, name), least)
+        if self.steps is not None and self.tokens is not None:
+            raise PlanError("give either `steps` or `tokens`")
+        if self.tokens is not None and self.tokens < self.tokens_per_step:
+            raise PlanError(f"`tokens` {self.tokens}: one step alone takes {self.tokens_per_step}")
+        if not 0 < self.lr < math.inf or not 0 <= self.min_lr <= self.lr:
+            raise PlanError(f"a learning rate from {self.lr:g} to {self.min_lr:g}: it must fall, and end at 0 or above")
+        if not 0 <= self.warm_up < 1:
+            raise PlanError(f"`warm_up` {self.warm_up:g}: it is a share of the steps, from 0 to less than 1")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.length
+
+    @property
+    def total_steps(self) -> int:
+        if self.tokens is not None:
+            return self.tokens // self.tokens_per_step
+        return self.DEFAULT_STEPS if self.steps is None else self.steps
+
+    @property
+    def total_tokens(self) -> int:
+        return self.total_steps * self.tokens_per_step
+
+    @property
+    def samples(self) -> int:
+        """Windows in all steps."""
+        return self.total_steps * self.batch_size
+
+    def settings(self, run: RunOptions) -> JsonObject:
+        """All that decides the result, by the names that records have for it."""
+        if run.precision_name == "float16":
+            raise PlanError("`dtype` float16 cannot be trained in without losing gradients: use bfloat16 or float32")
+        given = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in self.NO_SETTINGS}
+        return {**given, "steps": self.total_steps, "dtype": run.precision_name}
+
+    def optimizer(self) -> tuple[float, float]:
+        """AdamW's second beta and its weight decay."""
+        return 0.999, 0.0
+
+    def adaptation(self, student: Checkpoint) -> Adaptation:
+        """What is trained; all of it can be written back into files like the student's."""
+        adaptation = self._adaptation(student)
+        for name in adaptation.weights(student.config):
+            if not student.stored_names(name):
+                raise PlanError(
+                    f"{name} is kept in another form in the files of {student.family.model_type} models, and cannot be"
+                    f" trained: {self.WAY_OUT}"
+                )
+        return adaptation
+
+    def _adaptation(self, student: Checkpoint) -> Adaptation:
+        return Adaptation.of(student.config, student.mixers, full=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions(TrainOptions):
+    """What decides the result of a pre-training, beside the config and the text."""
+
+    second_beta: float = 0.95
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.second_beta < 1 or not self.weight_decay >= 0:
+            raise PlanError(
+                f"`second_beta` {self.second_beta:g} must be from 0 to less than 1, "
+                f"`weight_decay` {self.weight_decay:g} not negative"
+            )
+
+    def optimizer(self) -> tuple[float, float]:
+        return self.second_beta, self.weight_decay
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverOptions(TrainOptions):
+    """What decides the result of a recovery. The defaults are the paper's, where it says.
+
+    The teacher weighs `kd_weight` beside the cross entropy. With `cache_teacher`, a folder, only its `cache_top_k` best
+    guesses for each token count, and they are kept there.
+    """
+
+    DEFAULT_STEPS: ClassVar[int] = 2000
+    WAY_OUT: ClassVar[str] = "leave out `full`, and choose `lora_targets` without it"
+    PACKAGES: ClassVar[tuple[str, ...]] = ("peft", "accelerate")
+    NO_SETTINGS: ClassVar[tuple[str, ...]] = ("tokens", "no_teacher", "cache_teacher", "cache_top_k")
+
+    batch_size: int = 16
+    length: int = 2048
+    lr: float = 1e-4
+    min_lr: float = 1e-5
+    kd_weight: float = 1.0
+    temperature: float = 2.0
+    no_teacher: bool = False
+    cache_teacher: str | Path | None = None
+    cache_top_k: int = 64
+    full: bool = False
+    lora_targets: str | None = None
+    lora_rank: int = 16
+    lora_alpha: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.temperature < math.inf or not 0 <= self.kd_weight < math.inf:
+            raise PlanError(
+                f"`temperature` {self.temperature:g} must be positive, `kd_weight` {self.kd_weight:g} not negative"
+            )
+        if self.cache_teacher is not None:
+            at_least("cache_top_k", self.cache_top_k, 1)
+            if self.no_teacher:
+                raise PlanError("`cache_teacher` without a teacher: leave out `no_teacher`")
+
+    def settings(self, run: RunOptions) -> JsonObject:
+        return {**super().settings(run), "top_k": None if self.cache_teacher is None else self.cache_top_k}
+
+    def _adaptation(self, student: Checkpoint) -> Adaptation:
+        return Adaptation.of(
+            student.config,
+            student.mixers,
+            self.lora_targets,
+            rank=self.lora_rank,
+            alpha=self.lora_alpha,
+            full=self.full,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """What changes how a training is run, and not what it gives."""
+
+    grad_accum: int = 1
+    save_every: int | None = None
+    report_to: str = "tensorboard"
+    fsdp: bool = False
+    keep_adapter: bool = False
+    resume: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("grad_accum", self.grad_accum, 1)
+        at_least("save_every", self.save_every, 1)
+
+    @property
+    def loggers(self) -> tuple[str, ...]:
+        """The names in a comma list of places to log to; `none` is none."""
+        return tuple(name for name in map(str.strip, self.report_to.split(",")) if name not in ("", "none"))
+
+    def check(self, options: TrainOptions, run: RunOptions) -> None:
+        """This training can be run like this here: its packages, its loggers, its processes."""
+        _check_installed(options.PACKAGES, self.loggers)
+        if options.batch_size % (self.grad_accum * distributed.count()):
+            raise PlanError(
+                f"`batch_size` {options.batch_size} cannot be split evenly over {distributed.count()} processes"
+                f" with `grad_accum` {self.grad_accum}"
+            )
+        if self.fsdp and not (distributed.launched() and run.place.type == "cuda"):
+            raise PlanError("`fsdp` shards a model over GPUs: start one process for each with torchrun")
+
+    def steps_between_saves(self, steps: int) -> int:
+        """As given; otherwise there are about twenty checkpoints."""
+        return min(self.save_every or max(1, steps // 20), steps)
+
+    def steps_between_logs(self, steps: int) -> int:
+        """About two hundred points, such that every checkpoint ends one."""
+        saves = self.steps_between_saves(steps)
+        return next(size for size in range(min(max(1, steps // 200), saves), 0, -1) if saves % size == 0)
+
+
+def at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise PlanError(f"`{name}` {value}: it must be at least {least}")
+
+
+def changed(*values: Any) -> Iterator[tuple[str, object]]:
+    """Every field of options that is not what it is by default: what a command has to say to do it again."""
+    for value in values:
+        for item in fields(value):
+            given = getattr(value, item.name)
+            if given != item.default and item.name not in ONLY_ONCE:
+                yield item.name, given
+
+
+def _check_installed(packages: tuple[str, ...], loggers: tuple[str, ...]) -> None:
+    """What training needs is installed, and the Trainer knows where to log to."""
+    for name in packages:
+        if find_spec(name) is None:
+            raise PlanError(f"{name} cannot be imported: pip install 'slimstate[recover]'")
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    try:
+        get_reporting_integration_callbacks(list(loggers))
+    except ValueError as error:
+        raise PlanError(f"`report_to` {','.join(loggers)}: {error}") from error
+    for name in loggers:
+        if find_spec(name) is None:
+            cure = "'slimstate[recover]'" if name == "tensorboard" else name
+            raise PlanError(f"{name} cannot be imported: pip install {cure}, or `report_to` none")

@@ -1,0 +1,80 @@
+"""What runs in place of fla's functions is found by itself, covers what layers call, and knows when to stand aside."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from slimstate.families import FAMILIES
+from slimstate.kernels import patches
+from slimstate.kernels.fla_calls import CallOptions
+
+OF_FLA = [name for name, family in FAMILIES.items() if family.library == "fla"]
+
+
+def patch_of(place: str) -> patches.Patch:
+    (patch,) = (patch for patch in patches.patches() if patch.place == place)
+    return patch
+
+
+@pytest.mark.parametrize("model_type", OF_FLA)
+def test_every_function_that_a_layer_of_fla_calls_has_a_form_in_pytorch(model_type):
+    """With the arguments in which queries and keys are seen: those may be given by position."""
+    hook = FAMILIES[model_type].hook
+    for operator in hook.operators:
+        (patch,) = (
+            patch
+            for patch in patches.patches()
+            if patch.place == f"{hook.module}.{operator}"
+            or (patch.name == operator and isinstance(patch, patches.Backend))
+        )
+        assert {hook.query, hook.key, *hook.key_like} <= inspect.signature(patch.version).parameters.keys()
+
+
+def test_a_module_that_lists_patches_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "recurrences_of_a_test"
+    package.mkdir()
+    (package / "a_rule.py").write_text(
+        "from slimstate.kernels.patches import Patch\n"
+        "PATCHES = (Patch('recurrences_of_a_test.library.forget', lambda x: x + 1),)\n"
+    )
+    (package / "library.py").write_text("def forget(x):\n    return None\n")
+    (package / "wrong_triton.py").write_text("raise ImportError('there may be no triton')")
+    (patch,) = patches.found_in(package.name, [str(package)])
+    patch.install()
+    assert patch.owner.forget(torch.zeros(1)) == 1
+    assert patch.owner.forget(torch.zeros(1, device="meta")) is None
+    (package / "half.py").write_text("PATCHES = ('a place',)")
+    with pytest.raises(TypeError, match="half lists 'a place' in PATCHES, which is not a Patch"):
+        list(patches.found_in(package.name, [str(package)]))
+
+
+def test_options_of_a_call_are_read_by_name():
+    options = CallOptions.read({"scale": 0.5, "output_final_state": True, "chunk_size": 64})
+    assert options == CallOptions(scale=0.5, output_final_state=True)
+
+
+@pytest.mark.parametrize(
+    "place", ["fla.layers.comba.chunk_comba", "fla.layers.gated_deltaproduct.chunk_gated_delta_product"]
+)
+@pytest.mark.parametrize("refused", [True, False])
+def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses(place, refused, monkeypatch):
+    monkeypatch.setattr(patches, "gated_backward_refused", lambda: refused)
+    when = patch_of(place).when
+    plain = {name: torch.empty(1, device="meta", dtype=torch.bfloat16) for name in ("q", "k", "g")}
+    trained = {name: value.clone().requires_grad_() for name, value in plain.items()}
+    assert when(**trained) is refused
+    assert not when(**plain)
+    with torch.no_grad():
+        assert not when(**trained)
+
+
+def test_on_a_gpu_a_product_without_a_gate_stays_with_fla_unless_it_is_too_precise(monkeypatch):
+    monkeypatch.setattr(patches, "gated_backward_refused", lambda: True)
+    when = patch_of("fla.layers.gated_deltaproduct.chunk_gated_delta_product").when
+    query = torch.empty(1, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    assert not when(q=query, g=None)
+    assert when(q=query.float(), g=None)
