@@ -20,6 +20,7 @@ COMMAND = Path(sys.executable).with_name("slimstate")
 NAME = tiny.PLAIN[0]
 
 
+@pytest.mark.slow
 def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):
     out = tmp_path / "cut"
     calibration = ["--data", text_file, "--samples", "4", "--length", "64"]

@@ -139,6 +139,7 @@ def pair(folders, text_file, poisoned, tmp_path_factory):
     return root, [out for _, out, _ in ended], [err for _, _, err in ended]
 
 
+@pytest.mark.slow
 def test_torchrun_cuts_the_model_that_one_process_cuts(folders, text_file, tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     expected = cut(folders, text_file, alone, "grad")
@@ -158,6 +159,7 @@ def test_torchrun_cuts_the_model_that_one_process_cuts(folders, text_file, tmp_p
     same_model(alone / "cut", together / "cut")
 
 
+@pytest.mark.slow
 def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp_path):
     """With a forward pass, and from the evidence that the main process saved."""
     cut(folders, text_file, tmp_path, "drrqr")
@@ -166,6 +168,7 @@ def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp
     same_model(tmp_path / "cut", pair[0] / "again")
 
 
+@pytest.mark.slow
 def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
     record = slimstate.sweep(
         folders[NAME],
@@ -185,6 +188,7 @@ def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (pair[0] / "sweep").iterdir()}
 
 
+@pytest.mark.slow
 def test_the_main_process_speaks_and_all_end_alike(pair):
     """The folder that is there, the file in the way and the NaN are refused, each time by both."""
     _, (main, other), errors = pair
@@ -196,6 +200,7 @@ def test_the_main_process_speaks_and_all_end_alike(pair):
     assert [err.count("key dim 8 of 24") for err in errors] == [6, 0]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_path):
     root, _, errors = pair
     with pytest.raises(ModelError) as alone:
@@ -208,6 +213,7 @@ def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_pa
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_a_process_without_a_batch_takes_part(pair, folders, text_file, tmp_path):
     cut(folders, text_file, tmp_path, "drrqr", **ONE_BATCH)
     same_evidence(tmp_path / "evidence.safetensors", pair[0] / "one.safetensors")
