@@ -85,7 +85,7 @@ def test_data_free_methods_say_that_nothing_ran(folders, tmp_path, capsys, monke
 
 
 def test_compressions_are_rounded_and_announced():
-    from slimstate.pruning.planning import resolve_key_dim
+    from slimstate.pruning.key_dim import resolve_key_dim
 
     kept = {c: resolve_key_dim(128, c, None)[0] for c in (0.3, 0.4, 0.5, 0.75, 0.875, 0.01, 0.999)}
     assert kept == {0.3: 96, 0.4: 80, 0.5: 64, 0.75: 32, 0.875: 16, 0.01: 112, 0.999: 16}

@@ -17,6 +17,7 @@ from cutting import pruned
 from launching import PATIENCE, free_port, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
+from slimstate.records.cut import CutRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
@@ -93,7 +94,7 @@ def same_model(one: Path, several: Path) -> None:
     assert plans[0]["calibration"] == plans[1]["calibration"]
 
 
-def cut(folders, text_file, root: Path, method: str, **changes: object) -> dict[str, object]:
+def cut(folders, text_file, root: Path, method: str, **changes: object) -> CutRecord:
     """With one process, here: root/cut and root/evidence.safetensors."""
     settings = {"key_dim": 8, "data": str(text_file), "evidence": root / "evidence.safetensors", **CALIBRATION}
     return pruned(folders[NAME], root / "cut", method=method, **{**settings, **changes})
@@ -152,8 +153,8 @@ def test_torchrun_cuts_the_model_that_one_process_cuts(folders, text_file, tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert (record["out"], record["calibration"]) == (str(together / "cut"), expected["calibration"])
-    for said in ("key dim 8 of 24", f"kernels: {expected['kernels']}", f"evidence saved to {together}"):
+    assert (record["out"], record["calibration"]) == (str(together / "cut"), expected.calibration)
+    for said in ("key dim 8 of 24", f"kernels: {expected.kernels}", f"evidence saved to {together}"):
         assert done.stderr.count(said) == 1
     same_evidence(alone / "evidence.safetensors", together / "evidence.safetensors")
     same_model(alone / "cut", together / "cut")
