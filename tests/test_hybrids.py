@@ -119,6 +119,7 @@ def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(
                 assert not any(word in mixer.name_of(slot) for word in ("visual", "expert", "mlp", "self_attn"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["qwen3_next-plain", "olmo_hybrid-plain", "mamba2-plain", "nemotron_h-plain", "comba-plain"]
 )
@@ -156,6 +157,7 @@ for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
 """
 
 
+@pytest.mark.slow
 def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     """Transformers then has other kernels to choose from; on a CPU it must make no difference."""
     names = ("qwen3_next-plain", "mamba2-plain")

@@ -229,6 +229,14 @@ def test_a_record_of_another_benchmark_is_refused(tmp_path):
         ModelRecord.read(ROOT / "docs" / "records" / "bench-mixer.json")
 
 
+def test_a_row_with_neither_a_time_nor_an_error_is_refused(tmp_path):
+    found = json.loads((ROOT / "docs" / "records" / "bench-mixer.json").read_text())
+    del found["rows"][1]["seconds"]
+    (tmp_path / "bench.json").write_text(json.dumps(found))
+    with pytest.raises(SlimstateError, match=r"rows\[1\] has neither a time"):
+        MixerRecord.read(tmp_path / "bench.json")
+
+
 def test_a_model_in_a_table_of_latex_is_escaped():
     row = ModelRow(model="delta_net-370m", key_dim=8, width=16, mode="train", seconds=1.0, quartiles=(1.0, 1.0))
     record = ModelRecord.read(ROOT / "docs" / "records" / "bench-model.json")

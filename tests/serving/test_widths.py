@@ -37,7 +37,8 @@ TO_77 = f"key dim 77 runs at the speed of 128; 64 is 1.30x ({SOURCE.format('; 77
 
 
 def row(key_dim: int, milliseconds: float, **changes: Any) -> MixerRow:
-    found = MixerRow(model="delta_net", mode="forward", seconds=milliseconds / 1000, key_dim=key_dim)
+    time = milliseconds / 1000
+    found = MixerRow(model="delta_net", mode="forward", seconds=time, quartiles=(time, time), key_dim=key_dim)
     return replace(found, **changes)
 
 

@@ -239,6 +239,12 @@ class BenchRecord(Record):
     versions: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
 
+    def contradiction(self) -> str | None:
+        for place, row in enumerate(self.rows):
+            if not row.error and (row.seconds is None or len(row.quartiles) != 2):
+                return f"rows[{place}] has neither a time with two quartiles nor an error"
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class MixerRecord(BenchRecord):
