@@ -1,11 +1,12 @@
-# make demo: sweep, cut and look into the bundled model; ends with a report.   make test: all checks.
+# make demo: sweep, cut and look into the bundled model; ends with a report.
+# make quick: all checks that are fast, for while you work.   make test: all checks.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 EXTRAS ?= eval,recover,report,dev
 
-.PHONY: install demo test lint format clean
+.PHONY: install demo quick test lint format clean
 
 install: $(READY)
 
@@ -17,6 +18,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python demo/run.py
+
+quick: $(READY) lint
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow" --durations 5
 
 test: $(READY) lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile

@@ -64,6 +64,7 @@ def exactness(checkpoint: Checkpoint, plan: Plan) -> float:
     return 1e-3 if plan.corrected else 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cut", "rescaled"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, kind, cut_folders):
@@ -83,6 +84,7 @@ def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, kind, cut_f
     assert (uncut - expected).abs().max() > 1e-2  # the mask was felt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_only_key_channels_change(name, cut_folders):
     original, folder = (Checkpoint.open(path) for path in cut_folders[name, "cut"])
@@ -95,6 +97,7 @@ def test_only_key_channels_change(name, cut_folders):
     assert folder.mixers[0].value_dim == original.mixers[0].value_dim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_keeping_all_is_the_identity(name, cut_folders):
     checkpoint = Checkpoint.open(cut_folders[name, "cut"][0])

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slimstate.core.layout import HookPoint, Mixer, Slot
+from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families import FAMILIES, Family, by_model_type, found_in
+from slimstate.kernels.fla_calls import CallOptions
+from slimstate.kernels.patches import Patch
 
 MEMBERS = {name: member for name, member in vars(Family).items() if not name.startswith("_")}
 CLASS = """
@@ -83,7 +85,7 @@ def test_what_a_family_has_is_called_as_the_contract_says(model_type):
             assert [(p.name, p.kind, p.default) for p in given] == [(p.name, p.kind, p.default) for p in asked], name
 
 
-@pytest.mark.parametrize("kind", [Slot, HookPoint, Mixer, Family])
+@pytest.mark.parametrize("kind", [Slot, Axis, HookPoint, Mixer, Family, CallOptions, Patch])
 def test_every_field_is_explained_on_a_line_of_its_own(kind):
     lines = inspect.getsource(kind).splitlines()
     for name in inspect.get_annotations(kind):

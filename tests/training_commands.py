@@ -91,10 +91,10 @@ def follow(root: Path, name: str, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    root, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
-    if asked["shard"] is not None:
-        shard(*map(Path, asked["shard"]), root)
-    for number, (name, words) in enumerate(asked["commands"].items(), start=1):
-        if number == len(asked["commands"]):
-            die_at(asked["die_at"])
+    root, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
+    if wanted["shard"] is not None:
+        shard(*map(Path, wanted["shard"]), root)
+    for number, (name, words) in enumerate(wanted["commands"].items(), start=1):
+        if number == len(wanted["commands"]):
+            die_at(wanted["die_at"])
         follow(root, name, words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -15,7 +16,8 @@ import tiny
 from places import ROOT
 from slimstate import cli
 from slimstate.benchmark import BenchOptions, MixerShape, bench_calibrate, bench_decode, bench_mixer, bench_model
-from slimstate.benchmark.bench import with_ratios
+from slimstate.benchmark.bench import Bench, with_ratios
+from slimstate.benchmark.compilation import compile_ahead
 from slimstate.benchmark.compiling_process import run_once
 from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, random_model, resized, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
@@ -32,11 +34,14 @@ from slimstate.records.benchmark import (
     DecodeRow,
     MixerRecord,
     MixerRow,
+    MixerSettings,
     ModelRecord,
     ModelRow,
 )
+from slimstate.records.schema import read
 from slimstate.records.schema import written as as_json
 from slimstate.system.errors import SlimstateError
+from slimstate.system.progress import Reporter
 from slimstate.training.initial_model import shipped_configs
 
 CPU = torch.device("cpu")
@@ -260,6 +265,29 @@ def test_the_process_that_compiles_runs_what_the_settings_say(place, records):
     again = run_once(record.bench, json.dumps(as_json(record.settings)), RunOptions(device="cpu", dtype=record.dtype))
     assert again.settings == record.settings
     assert [row.label for row in again.rows] == [row.label for row in record.rows]
+
+
+def test_a_width_is_compiled_by_a_process_that_is_told_its_settings(monkeypatch):
+    """On a GPU, which is only spoken of here; a process that fails is a line and not the end."""
+    told, lines = [], []
+
+    def process(words, **_):
+        told.append(words[-4:])
+        return subprocess.CompletedProcess(words, 1, "", "first\nno room")
+
+    monkeypatch.setattr(subprocess, "run", process)
+    bench = Bench.begin("mixer", BenchOptions(jobs=2), RunOptions(dtype="bfloat16"))
+    reporter = Reporter()
+    reporter.say = lines.append
+    cases = [MixerSettings(models=("delta_net",), key_dims=(key_dim,), batch=2) for key_dim in (64, 32)]
+    compile_ahead(bench, cases)
+    assert told == []
+    compile_ahead(replace(bench, device=torch.device("cuda"), reporter=reporter), cases)
+    words = [(module, verb, dtype, read(MixerSettings, json.loads(text))) for module, verb, dtype, text in told]
+    wanted = [("slimstate.benchmark.compiling_process", "mixer", "bfloat16", case) for case in cases]
+    assert sorted(words, key=str) == sorted(wanted, key=str)
+    assert lines[0] == "compiling 2 widths in 2 processes"
+    assert lines[1:] == [f"key dim {width} is compiled later, when it is timed: no room" for width in (64, 32)]
 
 
 @pytest.mark.parametrize("place", range(4))

@@ -369,6 +369,7 @@ def test_a_missing_or_truncated_shard_is_named(folders, tmp_path):
         cut(tmp_path / "model", tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_path, monkeypatch):
     file = tmp_path / "evidence.safetensors"
     data = {"data": str(text_file), "samples": 4, "length": 64}
@@ -411,6 +412,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_prune_leaves_nothing_that_looks_finished(folders, tmp_path):
     """kill -9 at random moments of the writing; then a rerun works and clears up."""
     script = KILLED_PRUNES.format(model=str(folders[NAME]), out=str(tmp_path / "cut"))

@@ -11,15 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import typer
 
+import slimstate
 import tiny
 from command import run
+from slimstate import cli
+from slimstate.cli.flags import as_flags, flags_of
+from slimstate.core.file_names import PLAN
 from slimstate.models.load import load
 
 COMMAND = Path(sys.executable).with_name("slimstate")
 NAME = tiny.PLAIN[0]
 
 
+@pytest.mark.slow
 def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):
     out = tmp_path / "cut"
     calibration = ["--data", text_file, "--samples", "4", "--length", "64"]
@@ -84,7 +90,7 @@ def test_data_free_methods_say_that_nothing_ran(folders, tmp_path, capsys, monke
 
 
 def test_compressions_are_rounded_and_announced():
-    from slimstate.pruning.planning import resolve_key_dim
+    from slimstate.pruning.key_dim import resolve_key_dim
 
     kept = {c: resolve_key_dim(128, c, None)[0] for c in (0.3, 0.4, 0.5, 0.75, 0.875, 0.01, 0.999)}
     assert kept == {0.3: 96, 0.4: 80, 0.5: 64, 0.75: 32, 0.875: 16, 0.01: 112, 0.999: 16}
@@ -171,3 +177,24 @@ def test_help_and_version(capsys, monkeypatch):
         code, out, _ = run(capsys, monkeypatch, verb, "--help")
         assert code == 0
         assert "MODEL" in out
+
+
+@pytest.mark.parametrize(
+    "wish", [("--key-dim", 6), ("--compression", 0.5), ("--state-mb", 1.0), ("--sequences", 8, "--memory-gb", 1.0)]
+)
+def test_a_plan_says_how_much_is_kept(wish, folders, tmp_path, capsys, monkeypatch):
+    slimstate.prune(folders[NAME], tmp_path / "cut", method="l1", key_dim=8)
+    words = ("prune", folders[NAME], "--apply", tmp_path / "cut" / PLAN, "--out", tmp_path / "other", *wish)
+    code, _, err = run(capsys, monkeypatch, *words)
+    assert (code, "says how much is kept" in err) == (2, True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_parameter_in_an_error_is_told_as_its_flag():
+    """The library names parameters, the command names flags; names of config fields are left as they are."""
+    flags = flags_of(typer.main.get_command(cli.app))
+    assert as_flags("give either `compression` or `key_dim`", flags) == "give either --compression or --key-dim"
+    assert (
+        as_flags("give text with `calibration`; `norm_eps` stays", flags) == "give text with --data; `norm_eps` stays"
+    )
+    assert all(flag.startswith("--") for flag in flags.values())

@@ -15,6 +15,7 @@ from slimstate.models.offload import LoadOptions, load_spread, parse_limits
 from slimstate.system.errors import PlanError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["delta_net-plain", "gated_deltanet-plain", "delta_net-tied"])
 def test_layers_on_disk_compute_what_they_do_in_memory(name, tmp_path):
     folder = tiny.save(tiny.build(tiny.VARIANTS[name]), tmp_path / name, "100KB")
@@ -26,6 +27,7 @@ def test_layers_on_disk_compute_what_they_do_in_memory(name, tmp_path):
         assert torch.equal(whole.model(input_ids=ids).logits, spread.model(input_ids=ids).logits)
 
 
+@pytest.mark.slow
 def test_a_spread_calibration_cuts_the_same_channels(folders, text_file, tmp_path):
     settings = {"key_dim": 16, "data": str(text_file), "samples": 4, "length": 64}
     for name in tiny.PLAIN:

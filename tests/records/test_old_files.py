@@ -15,6 +15,7 @@ import torch
 from slimstate.core.evidence import EvidenceFile
 from slimstate.core.plan import Basis, Plan, Selection
 from slimstate.records.base import Record
+from slimstate.records.benchmark import CalibrationRecord, DecodeRecord, MixerRecord, ModelRecord
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.plan import PlanRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
@@ -33,6 +34,10 @@ READERS: dict[str, type[Record]] = {
     "evaluation.json": EvaluationRecord,
     "recovery.json": RecoveryRecord,
     "training.json": TrainingRecord,
+    "bench-mixer.json": MixerRecord,
+    "bench-model.json": ModelRecord,
+    "bench-decode.json": DecodeRecord,
+    "bench-calibrate.json": CalibrationRecord,
 }
 
 
@@ -44,6 +49,10 @@ def lost(old: Any, new: Any, place: str = "") -> list[str]:
         pairs = enumerate(zip(old, new, strict=True))
         return [words for number, (a, b) in pairs for words in lost(a, b, f"{place}[{number}]")]
     return [] if old == new else [f"{place}: {old} is now {new}"]
+
+
+def test_there_is_a_reader_for_every_file():
+    assert READERS.keys() == {path.name for path in FOLDER.glob("*.json")}
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -67,6 +76,7 @@ def test_every_kind_says_what_it_said():
     recovery = RecoveryRecord.read(FOLDER / "recovery.json")
     assert (recovery.teacher.model, recovery.settings.adaptation.full, len(recovery.log)) == ("toy", False, 4)
     assert TrainingRecord.read(FOLDER / "training.json").parameters == 10464
+    assert [row.key_dim for row in DecodeRecord.read(FOLDER / "bench-decode.json").rows] == [8, 8, 4, 4]
 
 
 def test_a_copy_of_a_plan_says_where_the_cut_model_lies():

@@ -114,6 +114,7 @@ def rotations(tmp_path_factory):
     return pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_masking_by_a_basis_is_the_cut_model_in_a_fresh_process(name, rotations):
     """What a sweep measures is what a cut gives, also where not all commutes with it; the weights come back."""
@@ -272,6 +273,7 @@ def test_random_directions_depend_on_the_seed_alone():
     assert not torch.equal(first[0].rows, other[0].rows)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_path):
     model, out = folders[tiny.PLAIN[0]], tmp_path / "sweep"
     methods = ("drrqr", *ROTATIONS)
@@ -307,7 +309,7 @@ def test_a_model_whose_channels_cannot_be_rotated_is_refused(folders, text_file,
     """A family that does not say what a rotation passes; before anything is calibrated."""
     model = folders[tiny.PLAIN[0]]
     mixers = tuple(replace(mixer, noncommuting=None) for mixer in Checkpoint.open(model).mixers)
-    monkeypatch.setattr(FAMILIES["delta_net"], "mixers", lambda config: mixers)
+    monkeypatch.setattr(type(FAMILIES["delta_net"]), "mixers", lambda family, config: mixers)
     text = {"data": str(text_file), "samples": 4, "length": 64}
     refused = "pca rotates the channels, which those of delta_net cannot be; use one of random, l1"
     with pytest.raises(PlanError, match=refused):

@@ -178,18 +178,17 @@ def test_every_way_to_prune_says_what_the_key_dim_gains(wide, tmp_path, capsys, 
 @pytest.mark.usefixtures("measured")
 def test_what_no_curve_covers_gets_no_advice(wide, folders, capsys, monkeypatch):
     for folder in (wide[256], folders["gated_deltanet-plain"], folders["qwen3_next-plain"]):
-        assert slimstate.inspect(folder)["speed"] is None
+        assert slimstate.inspect(folder).speed is None
         _, err = run(capsys, monkeypatch, "prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")
         assert "NVIDIA" not in err
-    assert pruned(wide[128], method="l1", key_dim=8)["speed"] is None
+    assert pruned(wide[128], method="l1", key_dim=8).speed is None
 
 
 @pytest.mark.usefixtures("measured")
 def test_a_model_as_narrow_as_the_narrowest_or_left_whole_gets_no_advice(wide, tmp_path):
     slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
-    assert slimstate.inspect(tmp_path / "narrow")["speed"] is None
-    turned = pruned(wide[128], method="random-rotation", key_dim=128)
-    assert turned["speed"] is None
+    assert slimstate.inspect(tmp_path / "narrow").speed is None
+    assert pruned(wide[128], method="random-rotation", key_dim=128).speed is None
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -198,7 +197,7 @@ def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, m
         curves.rmdir()
     assert "against key dim" not in run(capsys, monkeypatch, "inspect", wide[128])[0]
     cut = slimstate.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
-    assert cut["speed"] is None
+    assert cut.speed is None
     assert "|\n\nMethod" in (tmp_path / "cut" / "README.md").read_text()
 
 

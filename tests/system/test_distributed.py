@@ -17,6 +17,7 @@ from cutting import pruned
 from launching import PATIENCE, free_port, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
+from slimstate.records.cut import CutRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
@@ -93,7 +94,7 @@ def same_model(one: Path, several: Path) -> None:
     assert plans[0]["calibration"] == plans[1]["calibration"]
 
 
-def cut(folders, text_file, root: Path, method: str, **changes: object) -> dict[str, object]:
+def cut(folders, text_file, root: Path, method: str, **changes: object) -> CutRecord:
     """With one process, here: root/cut and root/evidence.safetensors."""
     settings = {"key_dim": 8, "data": str(text_file), "evidence": root / "evidence.safetensors", **CALIBRATION}
     return pruned(folders[NAME], root / "cut", method=method, **{**settings, **changes})
@@ -139,6 +140,7 @@ def pair(folders, text_file, poisoned, tmp_path_factory):
     return root, [out for _, out, _ in ended], [err for _, _, err in ended]
 
 
+@pytest.mark.slow
 def test_torchrun_cuts_the_model_that_one_process_cuts(folders, text_file, tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     expected = cut(folders, text_file, alone, "grad")
@@ -151,13 +153,14 @@ def test_torchrun_cuts_the_model_that_one_process_cuts(folders, text_file, tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert (record["out"], record["calibration"]) == (str(together / "cut"), expected["calibration"])
-    for said in ("key dim 8 of 24", f"kernels: {expected['kernels']}", f"evidence saved to {together}"):
+    assert (record["out"], record["calibration"]) == (str(together / "cut"), expected.calibration)
+    for said in ("key dim 8 of 24", f"kernels: {expected.kernels}", f"evidence saved to {together}"):
         assert done.stderr.count(said) == 1
     same_evidence(alone / "evidence.safetensors", together / "evidence.safetensors")
     same_model(alone / "cut", together / "cut")
 
 
+@pytest.mark.slow
 def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp_path):
     """With a forward pass, and from the evidence that the main process saved."""
     cut(folders, text_file, tmp_path, "drrqr")
@@ -166,6 +169,7 @@ def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp
     same_model(tmp_path / "cut", pair[0] / "again")
 
 
+@pytest.mark.slow
 def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
     record = slimstate.sweep(
         folders[NAME],
@@ -185,6 +189,7 @@ def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (pair[0] / "sweep").iterdir()}
 
 
+@pytest.mark.slow
 def test_the_main_process_speaks_and_all_end_alike(pair):
     """The folder that is there, the file in the way and the NaN are refused, each time by both."""
     _, (main, other), errors = pair
@@ -196,6 +201,7 @@ def test_the_main_process_speaks_and_all_end_alike(pair):
     assert [err.count("key dim 8 of 24") for err in errors] == [6, 0]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_path):
     root, _, errors = pair
     with pytest.raises(ModelError) as alone:
@@ -208,6 +214,7 @@ def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_pa
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_a_process_without_a_batch_takes_part(pair, folders, text_file, tmp_path):
     cut(folders, text_file, tmp_path, "drrqr", **ONE_BATCH)
     same_evidence(tmp_path / "evidence.safetensors", pair[0] / "one.safetensors")

@@ -77,8 +77,8 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
             f"{out}-nan": [*recover(f"{out}-nan", lr=1e30, save_every=1), "--full"],
             out: recover(out),
         }
-        asked = {"commands": commands, "die_at": DIE_AT, "shard": None if shard is None else list(map(str, shard))}
-        return [str(SCRIPT), str(root), json.dumps(asked)]
+        wanted = {"commands": commands, "die_at": DIE_AT, "shard": None if shard is None else list(map(str, shard))}
+        return [str(SCRIPT), str(root), json.dumps(wanted)]
 
     train = ["train", str(config), *options(data=text_file, out=root / "trained", shared_filters="head", **TRAINING)]
     whole = {"torchrun": [*recover("torchrun"), "--json"], "trained": train}
@@ -176,9 +176,9 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
         assert codes["alone"] == -signal.SIGKILL, said(root, "alone")
     else:
         assert "Signal 9 (SIGKILL)" in said(root, "torchrun")
-    work = root / f"{name}.training" / "model"
-    marked = {path.parent.name for path in work.glob(f"*/{WHOLE}")}
-    assert (work / f"checkpoint-{DIE_AT}").exists()
+    folder = root / f"{name}.training" / "model"
+    marked = {path.parent.name for path in folder.glob(f"*/{WHOLE}")}
+    assert (folder / f"checkpoint-{DIE_AT}").exists()
     assert f"checkpoint-{DIE_AT - 2}" in marked
     assert f"checkpoint-{DIE_AT}" not in marked
     assert not (root / name).exists()
@@ -188,7 +188,7 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
     lines: list[str] = []
     monkeypatch.setattr(slimstate.Reporter, "say", lambda self, line: lines.append(line))
     record = training_calls.recover(pairs[NAME][1], root / name, resume=True, **given)
-    assert f"going on from {work / f'checkpoint-{DIE_AT - 2}'}" in lines
+    assert f"going on from {folder / f'checkpoint-{DIE_AT - 2}'}" in lines
     same(record, whole[1])
     if name == "alone":
         assert [entry.loss for entry in record.log] == [entry.loss for entry in whole[1].log]
@@ -201,9 +201,9 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
 def test_what_is_wrong_is_said_once_and_all_end_alike(name, rank, ended):
     """Text that is not there is bad input; a loss that is no number ends a training, and keeps what it had."""
     root, _ = ended
-    work = root / f"{name}-nan.training" / "model"
-    last = max(int(path.parent.name.partition("-")[2]) for path in work.glob(f"*/{WHOLE}"))
-    stopped = f"NaN or infinite at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}"
+    folder = root / f"{name}-nan.training" / "model"
+    last = max(int(path.parent.name.partition("-")[2]) for path in folder.glob(f"*/{WHOLE}"))
+    stopped = f"NaN or infinite at step {last + 1}: the last good checkpoint is {folder / f'checkpoint-{last}'}"
     for wrong, code, complaint in (("nowhere", 2, "no data at /nowhere/x.txt"), ("nan", 3, stopped)):
         words = said(root, f"{name}-{wrong}.{rank}")
         assert int(said(root, f"{name}-{wrong}.{rank}", "code")) == code, words

@@ -498,17 +498,17 @@ def interrupt(recover, out: Path, step: int = 3, **changes) -> Path:
 )
 def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, changes, later, recover, made, tmp_path):
     part = "control" if kind == "controlled" else "model"
-    work = interrupt(recover, tmp_path / "out", **changes) / part
-    assert (work / "checkpoint-2" / WHOLE).exists()
-    shutil.copytree(work / "checkpoint-2", work / "checkpoint-99")  # as a run that was killed leaves them
-    (work / "checkpoint-99" / WHOLE).unlink()
-    (work / "checkpoint-98").mkdir()
+    folder = interrupt(recover, tmp_path / "out", **changes) / part
+    assert (folder / "checkpoint-2" / WHOLE).exists()
+    shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-99")  # as a run that was killed leaves them
+    (folder / "checkpoint-99" / WHOLE).unlink()
+    (folder / "checkpoint-98").mkdir()
     said = Listener()
     record, expected = (
         recover(NAME, tmp_path / "out", resume=True, reporter=said, **changes | later),
         record_of(made[kind]),
     )
-    assert f"going on from {work / 'checkpoint-2'}" in said.lines
+    assert f"going on from {folder / 'checkpoint-2'}" in said.lines
     if later:
         assert losses(record) == pytest.approx(losses(expected), rel=1e-5)
         assert record.measured.nats.known() == pytest.approx(expected.measured.nats.known(), rel=1e-5)
@@ -525,12 +525,12 @@ def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, change
 def test_it_can_be_interrupted_again_and_again(recover, made, tmp_path):
     """What was left half-written must not push out what is whole."""
     for step in (1, 2, 3):
-        work = interrupt(recover, tmp_path / "out", step, save_every=1, resume=True) / "model"
-        checkpoints = {path.name for path in work.glob("checkpoint-*")}
+        folder = interrupt(recover, tmp_path / "out", step, save_every=1, resume=True) / "model"
+        checkpoints = {path.name for path in folder.glob("checkpoint-*")}
         assert checkpoints == {f"checkpoint-{done}" for done in range(max(1, step - 1), step + 1)}
-        assert all((work / name / file).exists() for name in checkpoints for file in (WHOLE, "model.safetensors"))
+        assert all((folder / name / file).exists() for name in checkpoints for file in (WHOLE, "model.safetensors"))
         for number in (97, 98, 99):
-            (work / f"checkpoint-{number}").mkdir()
+            (folder / f"checkpoint-{number}").mkdir()
     record = recover(NAME, tmp_path / "out", resume=True)
     assert losses(record) == losses(record_of(made[NAME]))
     assert weights_of(tmp_path / "out") == weights_of(made[NAME])
@@ -554,8 +554,8 @@ def test_what_was_not_saved_is_done_again(recover, made, tmp_path, monkeypatch):
 
 
 def test_an_unfinished_recovery_is_not_overwritten_or_mistaken_for_another(recover, pairs, made, unseen_text, tmp_path):
-    work = interrupt(recover, tmp_path / "out")
-    before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    folder = interrupt(recover, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(OutputError, match=r"out.training holds .* `resume` goes on with it, `force` starts anew"):
         recover(NAME, tmp_path / "out")
     others = {
@@ -572,7 +572,7 @@ def test_an_unfinished_recovery_is_not_overwritten_or_mistaken_for_another(recov
     for difference, changes in others.items():
         with pytest.raises(PlanError, match=f"out.training was begun with other settings: {difference}"):
             recover(NAME, tmp_path / "out", resume=True, **changes)
-    assert before == {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     said = Listener()
     recover(NAME, tmp_path / "out", force=True, lr=2e-2, reporter=said)
     assert not [line for line in said.lines if "going on" in line]
@@ -643,13 +643,13 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(recover, mad
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def last_good(work: Path) -> int:
+def last_good(folder: Path) -> int:
     """The number of the last checkpoint marked as whole, after a look at its tensors."""
-    last = max(int(path.parent.name.partition("-")[2]) for path in work.glob(f"*/{WHOLE}"))
-    tensors = load_file(work / f"checkpoint-{last}" / "model.safetensors")
+    last = max(int(path.parent.name.partition("-")[2]) for path in folder.glob(f"*/{WHOLE}"))
+    tensors = load_file(folder / f"checkpoint-{last}" / "model.safetensors")
     assert tensors
     assert all(tensor.isfinite().all() for tensor in tensors.values())
-    assert not (work / f"checkpoint-{last + 1}").exists()
+    assert not (folder / f"checkpoint-{last + 1}").exists()
     return last
 
 
@@ -657,9 +657,9 @@ def last_good(work: Path) -> int:
 def test_a_loss_that_is_no_number_stops_it_and_leaves_the_last_good_checkpoint(full, recover, tmp_path):
     with pytest.raises(TrainingError) as stopped:
         recover(NAME, tmp_path / "out", lr=1e30, full=full, save_every=1, steps=6)
-    work = tmp_path / "out.training" / "model"
-    last = last_good(work)
-    where = f"at step {last + 1}: the last good checkpoint is {work / f'checkpoint-{last}'}; try a lower `lr`"
+    folder = tmp_path / "out.training" / "model"
+    last = last_good(folder)
+    where = f"at step {last + 1}: the last good checkpoint is {folder / f'checkpoint-{last}'}; try a lower `lr`"
     assert f"the loss is NaN or infinite {where}" in str(stopped.value)
     assert not (tmp_path / "out").exists()
 

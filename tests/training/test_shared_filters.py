@@ -147,7 +147,7 @@ def test_without_an_activation_shared_filters_make_a_rotated_cut_exact(tmp_path)
     straight = tiny.Variant("shared-straight", "delta_net", {"expand_k": 0.75, "qk_activation": "identity"})
     source = shared_model(straight, tmp_path / "model", "head")
     record = pruned(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
-    assert record["noncommuting"] == []
+    assert record.noncommuting == ()
     plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
     runtime, mixers = load(source, device="cpu"), Checkpoint.open(source).mixers
 

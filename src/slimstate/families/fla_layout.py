@@ -46,7 +46,7 @@ class Layer:
     gates: tuple[Slot, ...] = ()
     # heads that the convolution of the values filters, where these are not the value heads
     convolved_value_heads: int | None = None
-    # whether queries, keys and values pass a convolution, unless the config has no `use_short_conv`
+    # whether queries, keys and values can pass a convolution; a config then says by `use_short_conv` whether they do
     convolved: bool = True
     # its activations and norms that do not commute with a rotation of queries and keys; None: it cannot be rotated
     noncommuting: tuple[str, ...] | None = None
@@ -99,7 +99,8 @@ class FlaFamily(Family):
 
     def optional(self, known: Config, name: str) -> int | None:
         """A size that only some families have in their configs, and some configs."""
-        return known[name] if name in self.defaults else None
+        value = known[name] if name in self.defaults else None
+        return None if value is None else int(value)
 
     def new_epsilon(self, config: Config, key_dim: int) -> Config:
         """The norm epsilon that makes up for the query scale, where there is one."""

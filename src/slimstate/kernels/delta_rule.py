@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.fla_calls import CallOptions, call, per_value_head, wide
+from slimstate.kernels.fla_calls import CallOptions, before_first, call, per_value_head, wide
 from slimstate.kernels.patches import Backend, Patch, needs_torch_gated_rule, too_precise_for_triton
 
 
@@ -34,8 +34,7 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """One token after the other, as the definition says."""
     q, k, by = (per_value_head(x, v) for x in (q, k, k if erase is None else erase))
-    if state is None:
-        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    state = before_first(k, v) if state is None else state
     outputs = []
     for t in range(q.shape[1]):
         before, state = state, state if g is None else state * g[:, t].exp()[..., None, None]

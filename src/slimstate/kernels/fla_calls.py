@@ -92,6 +92,11 @@ def per_value_head(x: Tensor, v: Tensor) -> Tensor:
     return x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) if x.shape[2] != v.shape[2] else x
 
 
+def before_first(k: Tensor, v: Tensor) -> Tensor:
+    """The state before the first token."""
+    return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+
+
 def call(recurrence: Recurrence, options: CallOptions, **tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The outputs of a recurrence, and its last state where that is asked for.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.kernels.fla_calls import CallOptions, call, per_value_head
+from slimstate.kernels.fla_calls import CallOptions, before_first, call, per_value_head
 from slimstate.kernels.patches import in_place_of
 
 
@@ -22,8 +22,7 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """One token after the other, as the definition says."""
     q, k = per_value_head(q, v), per_value_head(k, v)
-    if state is None:
-        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    state = before_first(k, v) if state is None else state
     outputs = []
     for t in range(q.shape[1]):
         state = state * g[:, t].exp().unsqueeze(-1) + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)

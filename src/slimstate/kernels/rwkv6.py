@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.fla_calls import CallOptions, Packing, call, wide
+from slimstate.kernels.fla_calls import CallOptions, Packing, before_first, call, wide
 from slimstate.kernels.patches import Patch, in_place_of
 
 
@@ -23,8 +23,7 @@ def recurrence(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, bonus: Tensor, scale: float, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """One token after the other, as the definition says; q is r and `bonus` is u."""
-    if state is None:
-        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+    state = before_first(k, v) if state is None else state
     decay, outputs = w.exp().unsqueeze(-1), []
     for t in range(q.shape[1]):
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))

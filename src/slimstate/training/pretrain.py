@@ -11,17 +11,17 @@ from pathlib import Path
 from slimstate.checkpoints.model_card import training_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.devices import RunOptions
-from slimstate.records.base import command
 from slimstate.records.training import PretrainSettings, TrainingRecord
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.initial_model import InitialModel, read_config
-from slimstate.training.options import PretrainOptions, TrainerOptions, TrainingText, changed
+from slimstate.training.options import PretrainOptions, TrainerOptions, TrainingText
 from slimstate.training.session import Job, Kind, Session
 
 INITIAL = "initial"  # the model before its first step, in the run folder
 TRAINED = Kind(
+    verb="train",
     label="training",
     settings=PretrainSettings,
     record=lambda outcome, student: TrainingRecord(
@@ -50,27 +50,23 @@ def train(
     options, trainer, run = options or PretrainOptions(), trainer or TrainerOptions(), run or RunOptions()
     distributed.join(run.place)
     start = _start(str(config), tokenizer, shared_filters)
-    text = TrainingText.of(data)
-    asked = {"out": out, "tokenizer": tokenizer, "shared_filters": shared_filters}
+    given = {"tokenizer": tokenizer, "shared_filters": shared_filters}
     session = Session(
         kind=TRAINED,
+        model=str(config),
         out=Path(out),
-        text=text,
+        given=given,
+        text=TrainingText.of(data),
         options=options,
         trainer=trainer,
         run=run,
-        command=command("train", [config], {**asked, **dict(changed(text, options, trainer, run))}),
     )
     session.check([start] if isinstance(start, Checkpoint) else [], [session.out])
-    begun_with = {
-        "model": start.fingerprint if isinstance(start, Checkpoint) else start.config,
-        "tokenizer": tokenizer,
-        "shared_filters": shared_filters,
-    }
-    tokens = session.prepare(lambda: _student(session, start, reporter), begun_with, lambda _: None, reporter)
+    begun_with = {"model": start.fingerprint if isinstance(start, Checkpoint) else start.config, **given}
+    tokens = session.prepare(lambda: _student(session, start, reporter), begun_with, reporter)
     student = start if isinstance(start, Checkpoint) else Checkpoint.open(session.folder / INITIAL)
     reporter.say(f"{config}: {student.parameters:,} parameters")
-    record = session.train(Job(student=student, out=session.out, source=str(config)), tokens, reporter=reporter)
+    record = session.train(Job(student=student, out=session.out, source=session.model), tokens, reporter=reporter)
     session.finish()
     return record
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load_tokenizer
 from slimstate.models.stock import stock_model
-from slimstate.records.base import command
 from slimstate.records.schema import read, written
 from slimstate.records.training import RECOVERY, RecoveryRecord, RecoverySettings
 from slimstate.serving.model_card import serving_lines
@@ -20,12 +18,13 @@ from slimstate.system.atomic import check_place
 from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, difference
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.training.options import RecoverOptions, TrainerOptions, TrainingText, changed
+from slimstate.training.options import RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.session import Job, Kind, Session
 from slimstate.training.teacher import Distillation, TeacherCache
 from slimstate.training.tokens import Tokens
 
 RECOVERED = Kind(
+    verb="recover",
     label="recovering",
     settings=RecoverySettings,
     record=lambda outcome, student: RecoveryRecord(**vars(outcome)),
@@ -59,25 +58,29 @@ def recover(
     uncut = _find_teacher(student, teacher, options, control, reporter)
     if control and uncut is None:
         raise PlanError("`control` fine-tunes the uncut model too: give it with `teacher`")
-    text = TrainingText.of(data)
-    asked = {"out": out, "teacher": teacher, "control": control, "control_out": control_out}
     session = Session(
         kind=RECOVERED,
+        model=student.source,
         out=Path(out),
-        text=text,
+        given={"teacher": teacher, "control": control, "control_out": control_out},
+        text=TrainingText.of(data),
         options=options,
         trainer=trainer,
         run=run,
-        command=command("recover", [student.source], {**asked, **dict(changed(text, options, trainer, run))}),
         distillation=_distillation(uncut, options, run),
     )
     beside = _Control.of(session, student, control, control_out)
     _check(session, student, beside)
     begun_with = {
-        "model": student.fingerprint, "teacher": None if uncut is None else uncut.fingerprint, "control": control
-    }  # fmt: skip
-    tokens = session.prepare(lambda: student, begun_with, _acceptance(beside), reporter)
-    made = None if beside is None else beside.train(tokens, reporter)
+        "model": student.fingerprint,
+        "teacher": None if uncut is None else uncut.fingerprint,
+        "control": control,
+    }
+    if beside is None:
+        tokens, made = session.prepare(lambda: student, begun_with, reporter), None
+    else:
+        tokens = session.prepare(lambda: student, begun_with, reporter, accept=beside.found)
+        made = beside.train(tokens, reporter)
     record = session.train(Job(student=student, out=session.out), tokens, control=made, reporter=reporter)
     session.finish()
     return record
@@ -184,10 +187,6 @@ class _Control:
             return found
         reporter.say(f"control: the uncut model gets the same training, into {self.out}")
         return self.session.train(Job(student=self.uncut, out=self.out, part="control"), tokens, reporter=reporter)
-
-
-def _acceptance(control: _Control | None) -> Callable[[Tokens], object]:
-    return lambda tokens: None if control is None else control.found(tokens)
 
 
 def _distillation(uncut: Checkpoint | None, options: RecoverOptions, run: RunOptions) -> Distillation | None:

@@ -28,7 +28,7 @@ from slimstate.families.contract import Config
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
-from slimstate.records.base import versions
+from slimstate.records.base import command, versions
 from slimstate.records.parts import Cut
 from slimstate.records.schema import read, written
 from slimstate.records.training import (
@@ -46,7 +46,7 @@ from slimstate.system.atomic import check_place
 from slimstate.system.errors import OutputError
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.lora import Adaptation, trainable
-from slimstate.training.options import TrainerOptions, TrainingText, TrainOptions
+from slimstate.training.options import TrainerOptions, TrainingText, TrainOptions, changed
 from slimstate.training.run_folder import begun, run_folder_of
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens, read_tokens
@@ -57,8 +57,9 @@ LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Generic[R]):
-    """What comes out of a training: its record, the settings in it, and the card of the model."""
+    """A verb that trains, and what comes out of it: its record, the settings in it, and the card of the model."""
 
+    verb: str
     label: str  # of the progress
     settings: type[TrainSettings]
     record: Callable[[Outcome, Checkpoint], R]
@@ -93,16 +94,26 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Generic[R]):
-    """What the trainings of one command share: all that was asked for, and who teaches."""
+    """What the trainings of one command share: every option, and who teaches.
+
+    `model` and `given` are the argument of the command and those of its options that are in none of the values.
+    """
 
     kind: Kind[R]
+    model: str
     out: Path
+    given: Mapping[str, object]
     text: TrainingText
     options: TrainOptions
     trainer: TrainerOptions
     run: RunOptions
-    command: str
     distillation: Distillation | None = None
+
+    @property
+    def command(self) -> str:
+        """The command line that does it again."""
+        values = (self.text, self.options, self.trainer, self.run)
+        return command(self.kind.verb, [self.model], {"out": self.out, **self.given, **dict(changed(*values))})
 
     @property
     def folder(self) -> Path:
@@ -124,8 +135,8 @@ class Session(Generic[R]):
         self,
         student: Callable[[], Checkpoint],
         begun_with: Mapping[str, object],
-        accept: Callable[[Tokens], object],
         reporter: Reporter,
+        accept: Callable[[Tokens], object] = lambda tokens: None,
     ) -> Tokens:
         """The tokens of the training, in a run folder that was begun with the same settings or is new.
 
@@ -134,14 +145,14 @@ class Session(Generic[R]):
         text = {"data": self.text.data, "eval_text": self.text.eval_text}
         settings = {**self.options.settings(self.run), **begun_with, **text}
 
-        def work() -> Tokens:
+        def begin() -> Tokens:
             with begun(self.folder, settings, self.trainer, reporter):
                 tokenizer = load_tokenizer(student().folder)
                 tokens = read_tokens(self.text, self.options, tokenizer, self.folder, reporter)
                 accept(tokens)
                 return tokens
 
-        return distributed.from_main(work)
+        return distributed.from_main(begin)
 
     def train(self, job: Job, tokens: Tokens, *, control: R | None = None, reporter: Reporter = SILENT) -> R:
         """Train a model, merge what it learnt, and write it; returns the record.

@@ -144,7 +144,7 @@ def filter_maps(record: FiltersRecord) -> Figure:
 
 def filter_map(axes: Axes, by_head: Sequence[Sequence[Sequence[float]]]) -> None:
     """The filters [heads, channels, taps] of one role in one layer."""
-    taps = [[filters[tap] for head in by_head for filters in head] for tap in range(len(by_head[0][0]))]
+    taps = [[float(filters[tap]) for head in by_head for filters in head] for tap in range(len(by_head[0][0]))]
     bound = sorted(abs(value) for tap in taps for value in tap)[int(0.99 * len(taps) * len(taps[0]))] or 1.0
     axes.imshow(taps, aspect="auto", cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
     axes.grid(visible=False)
