@@ -118,7 +118,7 @@ def test_a_sweep_calibrates_once_and_loads_once(folders, text_file, tmp_path, mo
         return call
 
     monkeypatch.setattr(
-        "slimstate.pruning.planning.calibrate", counted("calibrate", slimstate.pruning.calibration.calibrate)
+        "slimstate.pruning.evidence.calibrate", counted("calibrate", slimstate.pruning.calibration.calibrate)
     )
     monkeypatch.setattr(sweeps, "load", counted("load", sweeps.load))
     monkeypatch.setattr(sweeps, "mean_nats", counted("nats", sweeps.mean_nats))
@@ -147,7 +147,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(folders, text_file, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
     assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["rows"]) == 2
-    monkeypatch.setattr("slimstate.pruning.planning.calibrate", None)  # the evidence is there
+    monkeypatch.setattr("slimstate.pruning.evidence.calibrate", None)  # the evidence is there
     resumed = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
     assert len(evaluations) == 4 + 3
     assert resumed.rows == whole.rows
@@ -197,7 +197,7 @@ def test_a_sweep_that_0_1_wrote_goes_on(folders, text_file, tmp_path):
 
 
 def test_evidence_of_another_place_is_not_taken_for_that_of_the_sweep(folders, text_file, tmp_path):
-    elsewhere = replace(calibration(text_file), path=tmp_path / "elsewhere.safetensors")
+    elsewhere = replace(calibration(text_file), evidence=tmp_path / "elsewhere.safetensors")
     with pytest.raises(PlanError, match="keeps its evidence in `out`"):
         verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, calibration=elsewhere)
 
