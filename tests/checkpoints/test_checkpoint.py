@@ -145,12 +145,12 @@ def test_what_stays_is_written_while_the_model_runs(folders, text_file, tmp_path
     missing = [name for name in original.tensors if "mlp" in name]
 
     def watched(runtime, *rest):
-        (draft,) = tmp_path.glob(".cut.partial-*")
-        seen.update({shard.name: shard.stat().st_size for shard in draft.glob("*.safetensors")})
-        assert not (draft / "config.json").exists()
+        (partial,) = tmp_path.glob(".cut.partial-*")
+        seen.update({shard.name: shard.stat().st_size for shard in partial.glob("*.safetensors")})
+        assert not (partial / "config.json").exists()
         ends = time.monotonic() + 60
         while missing and time.monotonic() < ends:
-            found = {name: file for file in map(TensorFile.open, map(draft.joinpath, seen)) for name in file.tensors}
+            found = {name: file for file in map(TensorFile.open, map(partial.joinpath, seen)) for name in file.tensors}
             missing[:] = [name for name in missing if not torch.equal(found[name].read(name), original.read(name))]
         return calibrate(runtime, *rest)
 

@@ -236,7 +236,7 @@ def plan(layers: int = 2, heads: int = 2, width: int = 8, key_dim: int = 4, sour
     }
 
 
-def recovery(name: str = "healed", cut_by: Record | None = None) -> Record:
+def recovery(name: str = "recovered", cut_by: Record | None = None) -> Record:
     nats = {"before": 4.5, "after": 4.2, "uncut": 4.0, "control": 3.9}
     return {
         "kind": "recovery",
@@ -247,7 +247,7 @@ def recovery(name: str = "healed", cut_by: Record | None = None) -> Record:
         "tokens": 25_600,
         "measured": {"text": "text.txt", "tokens": 4096, "nats": nats, "closed": {"uncut": 0.6, "control": 0.5}},
         "log": [{"step": step, "loss": 5 + wave(step)} for step in range(1, 101)],
-        "command": "slimstate recover models/slim --teacher base/model --data text.txt --out models/healed",
+        "command": "slimstate recover models/slim --teacher base/model --data text.txt --out models/recovered",
     }
 
 
@@ -322,7 +322,7 @@ def test_every_section_shows_the_numbers_of_its_records(whole):
         "Convolution filters",
         "query 0.100, key 0.100",
         "Recovery",
-        "healed (drrqr, 4 of 8) 25,600 adapters, convolutions 4.5000 4.2000 4.0000 3.9000 50.0%",
+        "recovered (drrqr, 4 of 8) 25,600 adapters, convolutions 4.5000 4.2000 4.0000 3.9000 50.0%",
         "Evaluation",
         "lambada_openai",
         "± 0.012",
@@ -374,9 +374,9 @@ def test_several_records_of_a_kind_each_have_their_place(tmp_path, unpainted):
 
 def test_the_plan_of_a_recovered_model_is_shown_once(tmp_path, unpainted):
     """Its folder has the plan of the cut, whose own folder is here too."""
-    records = {f"slim/{PLAN}": plan(), f"healed/{PLAN}": plan(), f"healed/{RECOVERY}": recovery()}
+    records = {f"slim/{PLAN}": plan(), f"recovered/{PLAN}": plan(), f"recovered/{RECOVERY}": recovery()}
     folder = write(tmp_path, records)
-    for name in ("slim", "healed"):
+    for name in ("slim", "recovered"):
         (folder / name / "config.json").write_text("{}")
     made = write_report(folder)
     assert made.records == {"plan": 1, "recovery": 1}
