@@ -153,7 +153,8 @@ import sys
 sys.modules["fla"] = None
 import slimstate
 for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    pruned(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+    calibration = slimstate.Calibration(data=sys.argv[1], samples=2, length=64)
+    slimstate.prune(model, out, method="grad", key_dim=8, calibration=calibration)
 """
 
 
