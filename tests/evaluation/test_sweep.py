@@ -31,6 +31,8 @@ from slimstate.pruning.options import Calibration
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.system.errors import DataError, PlanError
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = SweepOptions(text_length=96, max_tokens=384)
 SHORT = SweepOptions(text_length=96, max_tokens=192)
 COMPRESSIONS = (0.33, 0.7)

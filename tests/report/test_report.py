@@ -336,6 +336,7 @@ def test_every_section_shows_the_numbers_of_its_records(whole):
         assert words in text.replace("&#x27;", "'"), words
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(whole, tmp_path):
     again = write_report(whole.parent, tmp_path / "again.html")
     assert Path(again.out).read_bytes() == whole.read_bytes()
@@ -401,6 +402,7 @@ def test_a_page_has_the_sections_that_it_has_records_for(tmp_path, unpainted, na
     assert re.findall(r'<a href="#([^"]*)"', page) == [*sections, "reproduce", "records"]
 
 
+@pytest.mark.slow
 def test_whatever_a_record_says_is_escaped(tmp_path):
     evil = '<b onclick="x">$&amp;^_{$</b><script>alert(1)</script>'
     records = everything()
@@ -491,6 +493,7 @@ def with_change(record: Record, path: tuple[Any, ...], change: Any) -> Record:
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sorted({"sweep.json", "trace-slim.json", "evaluation.json", "recovery.json", f"cut/{PLAN}"})
 )
@@ -533,6 +536,7 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path, unpainted):
         write_report(write(tmp_path, {"trace.json": trace()}), tmp_path / "taken")
 
 
+@pytest.mark.slow
 def test_a_big_model_makes_a_page_under_three_megabytes(tmp_path):
     size = {"layers": 24, "heads": 16}
     cuts = [None, cut("l1", 128, 64), cut("drrqr", 128, 64)]
@@ -574,6 +578,7 @@ def test_the_page_asks_for_nothing_from_elsewhere(whole):
     assert "default-src 'none'" in page
 
 
+@pytest.mark.slow
 def test_making_a_report_needs_neither_torch_nor_transformers(tmp_path):
     """In a fresh process, with the package's own front door left out, since that opens every room."""
     write(tmp_path, {"trace.json": trace(), "evaluation.json": evaluation()})

@@ -19,6 +19,8 @@ from slimstate.system.errors import PlanError
 from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
 from slimstate.training.options import RecoverOptions
 
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(tiny.EVERY_PLAIN)
 IDS = tiny.token_ids(2, 40)
 

@@ -47,6 +47,8 @@ from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerO
 from slimstate.training.session import LEAST_GAP
 from slimstate.training.trainer import WHOLE, StudentTrainer
 
+pytestmark = pytest.mark.slow
+
 NAME, GATED = tiny.PLAIN
 TIED = ("delta_net-tied", "gated_deltanet-tied")
 ALONE = {"teacher": None, "no_teacher": True}

@@ -112,6 +112,7 @@ def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["full", "cut", "rotated", "recovered", "again"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_filters_stay_shared_in_files_as_the_stock_class_has_them(kind, step, made):
