@@ -100,6 +100,7 @@ def test_the_gradient_of_a_channel_is_what_its_rows_do_to_the_loss(name, folders
         assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(float(slope.norm()), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN_HYBRIDS)
 def test_a_cut_model_generates_with_a_cache_what_it_predicts_without(name, folders, tmp_path):
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)

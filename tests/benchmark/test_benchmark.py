@@ -155,6 +155,7 @@ def test_by_default_a_model_is_timed_at_its_width_a_half_and_a_quarter(folders):
     assert [row.key_dim for row in record.rows] == [24, 12, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.PLAIN)
 def test_decoding_moves_the_state_that_inspect_counts(name, folders, tmp_path):
     record = bench_decode([str(folders[name])], [24, 8], batches=[3, 1], options=TWICE, out=tmp_path)
@@ -254,6 +255,7 @@ def records(folders):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(4))
 def test_the_command_of_a_record_makes_the_same_rows(place, records, capsys, monkeypatch):
     record = records[place]

@@ -19,6 +19,8 @@ from slimstate.records.evaluation import EvaluationRecord, LmEval, Result, TaskS
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.report.plots import label_of, svg, utilisation_curves
 
+pytestmark = pytest.mark.slow
+
 NAME = tiny.PLAIN[0]
 
 

@@ -557,6 +557,7 @@ def test_figures_round_where_things_are_and_not_what_they_say():
     assert not re.search(r' d="[^"]*\d\.\d{3}', drawn)
 
 
+@pytest.mark.slow
 def test_of_many_states_a_share_is_drawn_and_said_to_be_and_all_where_one_is_outside():
     many = trace(layers=20, heads=8)
     states = many["bounds"]["states"]
@@ -783,6 +784,7 @@ def test_a_phone_scrolls_down_only_and_shows_tips_on_a_tap(browser, whole):
     page.close()
 
 
+@pytest.mark.slow
 def test_the_dark_scheme_turns_page_text_and_figures(browser, whole):
     seen = {}
     for scheme in ("light", "dark"):

@@ -24,6 +24,8 @@ from slimstate.training.lora import trainable
 from slimstate.training.options import RecoverOptions
 from slimstate.training.shared_filters import SharedFilters, expand, share
 
+pytestmark = pytest.mark.slow
+
 NAMES = [*tiny.PLAIN, "gated_deltanet-grouped-values"]
 KINDS = ["head", "all"]
 SHORT = {"steps": 3, "length": 32, "batch_size": 4, "lr": 1e-2, "report_to": "none", "no_teacher": True}
