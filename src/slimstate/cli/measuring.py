@@ -25,7 +25,6 @@ from slimstate.cli.terminal import (
 from slimstate.evaluation.sweep_grid import COMPRESSIONS
 from slimstate.models.devices import RunOptions
 from slimstate.records.evaluation import EvaluationRecord, Measure
-from slimstate.records.parts import Predicted
 from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.selectors import SELECTORS
 
@@ -96,7 +95,7 @@ def print_evaluation(record: EvaluationRecord) -> None:
         per_word = "" if record.word_perplexity is None else f", {_fixed(record.word_perplexity, 3)} per word"
         console.print(f"perplexity {_fixed(record.perplexity, 3)} per token{per_word} ({windows})")
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
-        console.print(f"{record.nats_per_token:.4f} nats per token, {per_byte}: {counted(record)}")
+        console.print(f"{record.nats_per_token:.4f} nats per token, {per_byte}: {record.counts}")
     if record.baseline is not None:
         table = Table("measure", record.name, record.baseline.name, "share kept")
         for row in record.compared:
@@ -243,7 +242,7 @@ def print_sweep(record: SweepRecord, out: Path) -> None:
     console.print(table)
     told = ", ".join(f"{value} {name}" for name, value in zip(named, _in_units(uncut), strict=True))
     console.print(f"uncut: {told}; {mebibytes(uncut.state_bytes)} of state per sequence in fp32")
-    console.print(f"measured on {counted(uncut)}")
+    console.print(f"measured on {uncut.counts}")
     if (chosen := record.recommended) is not None:
         console.print(f"{'recommended: ' if chosen.within else ''}{chosen.reason}")
         console.print(f"  {chosen.command}", markup=False)
@@ -262,11 +261,6 @@ def _tasks(measured: Row | Uncut) -> list[Measure]:
 
 def _fixed(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}" if value < 1e9 else f"{value:.3g}"
-
-
-def counted(predicted: Predicted) -> str:
-    """What a perplexity rests on."""
-    return f"{predicted.tokens:,} tokens, {predicted.words:,} words, {predicted.bytes:,} bytes"
 
 
 def report(

@@ -10,7 +10,6 @@ from slimstate.report import plots
 from slimstate.report.markup import Html, element, joined, variable
 from slimstate.report.numbers import UNKNOWN, fixed, percent, plural
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
-from slimstate.report.tables import counts_of
 
 
 def evaluation_section(evaluations: Sequence[Found[EvaluationRecord]]) -> Section | None:
@@ -38,7 +37,8 @@ def measured_on(record: EvaluationRecord) -> Html | None:
         return None
     known = record.windows and record.length
     size = f", {plural(record.windows or 0, 'window')} of {record.length} tokens" if known else ""
-    return note("Perplexity on ", code(record.text), f"{size}{counts_of(record)}.")
+    counts = f": {record.counts}" if record.counts else ""
+    return note("Perplexity on ", code(record.text), f"{size}{counts}.")
 
 
 def ordered_measures(result: Result) -> list[Measure]:

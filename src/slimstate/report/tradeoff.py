@@ -111,9 +111,8 @@ def row_table(sweep: SweepRecord, name: str) -> Html:
     columns = (*COLUMNS, *(name.replace("_", " ") for name in tasks))
     table = sortable("Every cut that was tried. Press a header to sort by it.", columns, lines())
     uncut = note(f"Uncut: {perplexities(sweep.uncut)}", *task_words(sweep.uncut), ".")
-    return joined(
-        [table, uncut, note("Perplexity on ", code(text), tables.counts_of(sweep.uncut), ".") if text else None]
-    )
+    counts = f": {sweep.uncut.counts}" if sweep.uncut.counts else ""
+    return joined([table, uncut, note("Perplexity on ", code(text), f"{counts}.") if text else None])
 
 
 def task_cells(row: Row, names: Sequence[str]) -> list[Cell]:
