@@ -45,5 +45,6 @@ def test_what_is_listed_must_be_a_selector(package):
 
 def test_the_paper_s_order_is_kept():
     assert list(METHODS) == [
-        "random", "l1", "s-wanda", "grad", "drrqr", "pca", "pca-adversarial", "random-rotation",
+        "random", "l1", "s-wanda", "grad", "drrqr", "pca", "pca-adversarial", "pca-released",
+        "pca-released-adversarial", "random-rotation",
     ]  # fmt: skip

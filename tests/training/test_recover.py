@@ -242,7 +242,7 @@ def test_a_cut_after_a_recovery_keeps_both_in_the_history(made):
     assert (history_of(made["cut again"])["width"], history_of(made["cut again"])["key_dim"]) == (8, 6)
     assert json.loads((made["cut again"] / PLAN).read_text())["parent"]["key_dim"] == 8
     assert history_of(made["control"]).keys() == {"recovered"}
-    assert slimstate.inspect(made["control"])["already_cut"] is None
+    assert slimstate.inspect(made["control"]).already_cut is None
     assert slimstate.inspect(made["twice"])["already_cut"]["key_dim"] == 8
     (earlier,) = history_of(made["cut control"])["history"]
     assert earlier == history_of(made["control"])
