@@ -243,11 +243,11 @@ def test_a_cut_after_a_recovery_keeps_both_in_the_history(made):
     assert json.loads((made["cut again"] / PLAN).read_text())["parent"]["key_dim"] == 8
     assert history_of(made["control"]).keys() == {"recovered"}
     assert slimstate.inspect(made["control"]).already_cut is None
-    assert slimstate.inspect(made["twice"])["already_cut"]["key_dim"] == 8
+    assert slimstate.inspect(made["twice"]).already_cut.key_dim == 8
     (earlier,) = history_of(made["cut control"])["history"]
     assert earlier == history_of(made["control"])
     assert json.loads((made["cut control"] / PLAN).read_text())["parent"] is None
-    assert slimstate.inspect(made["cut control"])["already_cut"]["width"] == 24
+    assert slimstate.inspect(made["cut control"]).already_cut.width == 24
 
 
 def test_every_card_says_what_was_done(made, pairs):
