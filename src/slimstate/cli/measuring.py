@@ -38,7 +38,12 @@ def evaluate(
         str | None, typer.Option(help="Tasks of lm-eval, with commas between them; paper: the seven of the paper.")
     ] = None,
     recall: Annotated[
-        bool, typer.Option("--recall", help="The six recall tasks: DROP, FDA, NQ, SQuAD, SWDE, TriviaQA.")
+        bool,
+        typer.Option(
+            "--recall",
+            help="The six recall tasks: DROP, FDA, NQ, SQuAD, SWDE, TriviaQA. How their prompts differ from"
+            " prefix-linear-attention's: docs/EXPERIMENTS.md.",
+        ),
     ] = False,
     associative: Annotated[
         bool, typer.Option("--associative", help="Also recall of random pairs placed in --text; needs no download.")
@@ -47,6 +52,13 @@ def evaluate(
         Path | None, typer.Option(help="Folder with TASK.jsonl or TASK.parquet to use in place of hub datasets.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Documents per task.")] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens that tasks show the model at once; by default what its config names (the paper's code:"
+            " 10000)."
+        ),
+    ] = None,
     baseline: Annotated[str | None, typer.Option(help="A second model to put beside this one.")] = None,
     seed: Seed = 0,
     device: Device = None,
@@ -65,7 +77,9 @@ def evaluate(
         recall=recall,
         associative=associative,
         baseline=baseline,
-        options=EvalOptions(length=length, max_tokens=max_tokens, task_data=task_data, limit=limit, seed=seed),
+        options=EvalOptions(
+            length=length, max_tokens=max_tokens, task_data=task_data, limit=limit, max_length=max_length, seed=seed
+        ),
         run=RunOptions(device=device, dtype=dtype),
         out=out,
         reporter=TerminalReporter(),

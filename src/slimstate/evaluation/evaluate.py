@@ -28,17 +28,21 @@ from slimstate.system.progress import SILENT, Reporter
 class EvalOptions:
     """How much is measured: windows of `length` of the first `max_tokens` tokens; the first `limit` documents per task.
 
-    `task_data` is a folder of files that take the place of hub datasets.
+    `task_data` is a folder of files that take the place of hub datasets; `max_length` are the most tokens that tasks of
+    lm-eval show a model at once, by default those that its config names.
     """
 
     length: int = 1024
     max_tokens: int | None = None
     task_data: str | Path | None = None
     limit: int | None = None
+    max_length: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_limit(self.limit)
+        if self.max_length is not None and self.max_length < 2:
+            raise PlanError(f"`max_length` {self.max_length}: at least 2 tokens are needed")
 
     @property
     def task_folder(self) -> Path | None:
@@ -91,7 +95,7 @@ def evaluate(
     asked = {
         "text": text, "length": options.length if text else None, "max_tokens": options.max_tokens, "tasks": tasks,
         "recall": recall, "associative": associative, "task_data": options.task_data, "limit": options.limit,
-        "baseline": baseline, "seed": options.seed, **vars(run), "out": out,
+        "max_length": options.max_length, "baseline": baseline, "seed": options.seed, **vars(run), "out": out,
     }  # fmt: skip
     record = EvaluationRecord(
         **vars(results[0]),
@@ -140,6 +144,7 @@ def measure(checkpoint: Checkpoint, name: str, programme: Programme, run: RunOpt
             data=options.task_folder,
             limit=options.limit,
             seed=options.seed,
+            max_length=options.max_length,
             reporter=reporter,
         )
         found = replace(found, lm_eval=scores)
