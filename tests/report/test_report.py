@@ -76,6 +76,11 @@ def sweep(model: str = "base/model", scores: tuple[str, ...] = ("kq", "q")) -> R
             "key_dim": key_dim,
             "state_bytes": key_dim * 2**18,
             "perplexity": 20 + 10 * (8 - key_dim) + 5 * number + 40 * (score == "q"),
+            "word_perplexity": 120 + 70 * (8 - key_dim) + 25 * number + 90 * (score == "q"),
+            "bits_per_byte": 1.25,
+            "tokens": 4096,
+            "words": 2048,
+            "bytes": 10240,
             "nats_per_token": 3.0,
             "nats_over_uncut": 0.05 * (8 - key_dim) + 0.01 * number,
             "rank_utilisation": 0.2 + 0.01 * number,
@@ -87,6 +92,7 @@ def sweep(model: str = "base/model", scores: tuple[str, ...] = ("kq", "q")) -> R
         for key_dim in (4, 2)
     ]
     uncut = {"key_dim": 8, "state_bytes": 2**21, "perplexity": 20.0, "nats_per_token": 2.9, "rank_utilisation": 0.1}
+    uncut |= {"word_perplexity": 110.0, "bits_per_byte": 1.125, "tokens": 4096, "words": 2048, "bytes": 10240}
     return {
         "kind": "sweep",
         "model": model,
@@ -309,7 +315,11 @@ def test_every_section_shows_the_numbers_of_its_records(whole):
     for words in (
         "slimstate report",
         "2.00 → 1.00",
-        "20.00 → 60.00",
+        "Perplexity per word 110.00 → 400.00 20.00 → 60.00 per token",
+        "Perplexity per word (lower is better, on a logarithmic scale)",
+        "perplexity 20.00 per token, 110.00 per word, 1.125 bits per byte",
+        "Perplexity is per word, as in the paper's WikiText columns: 4,096 tokens, 2,048 words, 10,240 bytes of text.txt.",
+        "random recommended kq 50% 4 1.00 60.00 400.00 1.2500",
         "What was cut",
         "4 of 8 channels kept in every head, 50% less state",
         "largest rho 1.23 after 7 exchanges; worst condition number of a head's keys 5,000 → 300",
@@ -677,7 +687,7 @@ def column(page: Any, number: int) -> list[str]:
 
 
 def test_a_header_sorts_numbers_both_ways_and_what_is_unknown_stays_last(desktop):
-    header = desktop.locator("#trade-off table.sortable th", has_text="perplexity")
+    header = desktop.locator("#trade-off table.sortable th", has_text="perplexity per token")
     for direction, sign in (("ascending", 1), ("descending", -1)):
         header.locator("button").click()
         assert header.get_attribute("aria-sort") == direction
@@ -687,7 +697,7 @@ def test_a_header_sorts_numbers_both_ways_and_what_is_unknown_stays_last(desktop
     median = desktop.locator("#trade-off table.sortable th", has_text="median")
     for _ in range(2):
         median.locator("button").click()
-        assert column(desktop, 8)[-2:] == ["", ""]
+        assert column(desktop, 10)[-2:] == ["", ""]
     assert header.get_attribute("aria-sort") == "none"
 
 
@@ -711,7 +721,8 @@ def test_pointing_at_a_point_of_the_figure_tells_what_it_is(desktop):
     assert tip.is_visible()
     assert tip.inner_text().split("\n") == [
         f"{row['method']} ({row['score']}), key dim {row['key_dim']}",
-        f"perplexity {row['perplexity']:.2f}, {row['nats_over_uncut']:+.3f} nats over uncut",
+        f"perplexity {row['perplexity']:.2f} per token, {row['word_perplexity']:.2f} per word, 1.250 bits per byte",
+        f"{row['nats_over_uncut']:+.3f} nats per token over uncut",
         "state 0.5 MiB, 75% less",
     ]
     assert desktop.locator("tr.lit").get_attribute("data-point") == "pareto-point-3"

@@ -26,6 +26,7 @@ from slimstate.evaluation.sweep_grid import COMPRESSIONS
 from slimstate.models.devices import RunOptions
 from slimstate.records.evaluation import EvaluationRecord, Measure
 from slimstate.records.sweep import Row, SweepRecord, Uncut
+from slimstate.report.numbers import fixed, perplexity
 from slimstate.selectors import SELECTORS
 
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
@@ -92,8 +93,8 @@ def print_evaluation(record: EvaluationRecord) -> None:
     console = printer()
     if record.perplexity is not None:
         windows = f"{record.windows} windows of {record.length} tokens"
-        per_word = "" if record.word_perplexity is None else f", {_fixed(record.word_perplexity, 3)} per word"
-        console.print(f"perplexity {_fixed(record.perplexity, 3)} per token{per_word} ({windows})")
+        per_word = f"{perplexity(record.word_perplexity, 3)} per word"
+        console.print(f"perplexity {perplexity(record.perplexity, 3)} per token, {per_word} ({windows})")
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
         console.print(f"{record.nats_per_token:.4f} nats per token, {per_byte}: {record.counts}")
     if record.baseline is not None:
@@ -251,16 +252,12 @@ def print_sweep(record: SweepRecord, out: Path) -> None:
 
 def _in_units(measured: Row | Uncut) -> list[str]:
     """Perplexity per token and per word, bits per byte, and one metric of each task."""
-    text = (_fixed(measured.perplexity, 2), _fixed(measured.word_perplexity, 2), _fixed(measured.bits_per_byte, 4))
+    text = (perplexity(measured.perplexity), perplexity(measured.word_perplexity), fixed(measured.bits_per_byte, 4))
     return [*text, *(_number(measure.value) for measure in _tasks(measured))]
 
 
 def _tasks(measured: Row | Uncut) -> list[Measure]:
     return [] if measured.lm_eval is None else list(measured.lm_eval.chief_measures())
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:,.{digits}f}" if value < 1e9 else f"{value:.3g}"
 
 
 def report(

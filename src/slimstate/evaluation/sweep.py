@@ -38,6 +38,7 @@ from slimstate.records.base import command, versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.parts import Predicted
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
+from slimstate.report.numbers import fixed, perplexity
 from slimstate.report.tables import write_tables
 from slimstate.selectors import Request
 from slimstate.system import distributed
@@ -333,12 +334,11 @@ def _finite(value: float) -> float | None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
-    per_word = "" if row.word_perplexity is None else f"{row.word_perplexity:.2f}"
-    per_byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
+    units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
     numbers = (f"{row.nats_over_uncut:+.3f}", f"{row.rank_utilisation:.3f}", kappa)
     tasks = () if row.lm_eval is None else tuple(map(_told, row.lm_eval.chief_measures()))
     what = (row.method, row.score, f"{row.compression:.4g}", str(row.key_dim))
-    return *what, f"{row.perplexity:.2f}", per_word, per_byte, *numbers, *tasks
+    return *what, *units, *numbers, *tasks
 
 
 def _told(measure: Measure) -> str:
