@@ -21,8 +21,9 @@ from slimstate.core.plan import PLAN
 from slimstate.core.stock_class import StockClass
 from slimstate.records.folder import Found
 from slimstate.records.states import TraceRecord
+from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY
-from slimstate.report import pieces, plots, write_report
+from slimstate.report import pieces, plots, tables, write_report
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import brief, fixed, magnitude, mebibytes
@@ -318,7 +319,7 @@ def test_every_section_shows_the_numbers_of_its_records(whole):
         "Perplexity per word 110.00 → 400.00 20.00 → 60.00 per token",
         "Perplexity per word (lower is better, on a logarithmic scale)",
         "perplexity 20.00 per token, 110.00 per word, 1.125 bits per byte",
-        "Perplexity is per word, as in the paper's WikiText columns: 4,096 tokens, 2,048 words, 10,240 bytes of text.txt.",
+        "per word, as in the paper's WikiText columns: 4,096 tokens, 2,048 words, 10,240 bytes of text.txt.",
         "random recommended kq 50% 4 1.00 60.00 400.00 1.2500",
         "What was cut",
         "4 of 8 channels kept in every head, 50% less state",
@@ -528,6 +529,39 @@ def test_an_unfinished_sweep_is_drawn_without_a_recommendation(tmp_path):
     page = readable(Path(write_report(write(tmp_path, {"sweep.json": unfinished})).out).read_text())
     assert "This sweep is not finished" in page
     assert "2.00 per sequence in fp32, uncut" in page
+
+
+def test_a_sweep_of_0_1_tells_perplexity_per_token_and_says_so(tmp_path, unpainted):
+    old = sweep()
+    for measured in (old["uncut"], *old["rows"]):
+        for name in ("word_perplexity", "bits_per_byte", "tokens", "words", "bytes"):
+            del measured[name]
+    text = readable(Path(write_report(write(tmp_path, {"sweep.json": old})).out).read_text()).replace("&#x27;", "'")
+    assert "Perplexity per token 20.00 → 60.00" in text
+    assert "token ppl ↓" in text
+    assert "Perplexity is per token; the paper's WikiText columns are per word" in text
+    figure = plots.pareto(SweepRecord.from_json(old))
+    assert figure.axes[0].get_ylabel() == "perplexity per token"
+    assert plots.pareto(SweepRecord.from_json(sweep())).axes[0].get_ylabel() == "perplexity per word"
+
+
+def test_metrics_of_tasks_stand_beside_the_perplexities_of_a_sweep(tmp_path, unpainted):
+    found = sweep(scores=("kq",))
+    for number, measured in enumerate((found["uncut"], *found["rows"])):
+        scores = {"metrics": {"word_perplexity": 30.5 + number, "bits_per_byte": 0.875}}
+        scores["higher_is_better"] = {"word_perplexity": False, "bits_per_byte": False}
+        measured["lm_eval"] = {"tasks": {"wikitext": scores}}
+    page = Path(write_report(write(tmp_path, {"sweep.json": found})).out).read_text()
+    text = readable(page)
+    assert "wikitext word perplexity wikitext bits per byte" in text
+    assert "wikitext word perplexity 30.500, wikitext bits per byte 0.875" in text
+    assert "wikitext word_perplexity ↓" in text
+    grid = tables.main_grid(SweepRecord.from_json(found), latex=False)
+    assert grid.baseline == ("110.00", "30.50", "0.100")
+    assert dict(grid.lines)["L1"][:2] == ("<u>565.00</u>", "<u>34.50</u>")  # of key dim 2
+    header, first, *_ = tables.as_csv(SweepRecord.from_json(found).rows).splitlines()
+    assert header.endswith("tokens,words,bytes,wikitext word_perplexity,wikitext bits_per_byte")
+    assert first.endswith("4096,2048,10240,31.5,0.875")
 
 
 def test_violated_bounds_are_said_in_bad_colours(tmp_path, unpainted):

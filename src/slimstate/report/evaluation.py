@@ -87,7 +87,7 @@ def number_cell(measure: Measure | None) -> Cell:
     if measure is None or measure.value is None:
         return Cell(shown=UNKNOWN, value="", numeric=True)
     error = element("small", f" ± {fixed(measure.error, digits(measure))}") if measure.error is not None else None
-    told = perplexity(measure.value) if digits(measure) == 2 else fixed(measure.value, digits(measure))
+    told = perplexity(measure.value, digits(measure))
     return Cell(shown=joined([told, error]), value=measure.value, numeric=True)
 
 

@@ -117,12 +117,12 @@ def row_table(sweep: SweepRecord, name: str) -> Html:
 
 def task_cells(row: Row, names: Sequence[str]) -> list[Cell]:
     found = tables.task_values(row)
-    return [Cell(shown=fixed(found.get(name), 3), value=found.get(name), numeric=True) for name in names]
+    return [Cell(shown=perplexity(found.get(name), 3), value=found.get(name), numeric=True) for name in names]
 
 
 def task_words(uncut: Uncut) -> Iterator[str]:
     for name, value in tables.task_values(uncut).items():
-        yield f", {name.replace('_', ' ')} {fixed(value, 3)}"
+        yield f", {name.replace('_', ' ')} {perplexity(value, 3)}"
 
 
 def row_cells(row: Row, label: str | None) -> list[Cell]:
