@@ -28,6 +28,7 @@ from slimstate.models.devices import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.inspect import parameters_after, state_bytes
+from slimstate.pruning.options import Calibration
 from slimstate.records.benchmark import (
     CalibrationRecord,
     DecodeRecord,
@@ -47,6 +48,7 @@ from slimstate.training.initial_model import shipped_configs
 CPU = torch.device("cpu")
 SMALL = MixerShape(batch=2, length=16, hidden=32, heads=2, value_dim=8)
 ONCE, TWICE = BenchOptions(rounds=1), BenchOptions(rounds=2)
+SHORT = Calibration(samples=1, length=16)
 FILES = [f"bench-{{}}.{suffix}" for suffix in ("json", "md", "pdf", "png", "tex")]
 
 
@@ -194,8 +196,9 @@ def test_decoding_moves_the_state_that_inspect_counts(name, folders, tmp_path):
 
 
 def test_calibration_is_compared_with_the_forward_pass(folders, text_file, tmp_path):
-    about = {"samples": 2, "length": 16, "data": str(text_file)}
-    record = bench_calibrate(str(folders[tiny.PLAIN[0]]), **about, options=ONCE, out=tmp_path)
+    about = Calibration(samples=2, length=16, data=str(text_file), documents="lines")
+    record = bench_calibrate(str(folders[tiny.PLAIN[0]]), calibration=about, options=ONCE, out=tmp_path)
+    assert "--documents lines" in record.command
     plain, *rest = record.rows
     assert [row.method for row in rest] == ["drrqr", "s-wanda", "grad"]
     assert plain.times_forward == 1
@@ -209,10 +212,10 @@ def test_calibration_is_compared_with_the_forward_pass(folders, text_file, tmp_p
 def test_a_config_needs_no_weights_and_no_text_to_be_calibrated(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(mixer_config("gated_deltanet", 8, SMALL)))
-    record = bench_calibrate(str(config), methods=["drrqr"], samples=1, length=16, options=ONCE)
+    record = bench_calibrate(str(config), methods=["drrqr"], calibration=SHORT, options=ONCE)
     assert [row.key_dim for row in record.rows] == [4, 4]
     with pytest.raises(SlimstateError, match=r"`data` text\.txt needs a tokenizer"):
-        bench_calibrate(str(config), methods=["drrqr"], samples=1, length=16, data="text.txt", options=ONCE)
+        bench_calibrate(str(config), methods=["drrqr"], calibration="text.txt", options=ONCE)
 
 
 def test_random_weights_are_the_same_every_time():
@@ -274,7 +277,7 @@ def records(folders):
         bench_mixer(["delta_net"], [8, 4], shape=SMALL, options=ONCE, run=RunOptions(dtype="bfloat16")),
         bench_model([model], [24, 12], batch=1, length=8, options=ONCE),
         bench_decode([model], [24], batches=[1], options=ONCE),
-        bench_calibrate(model, methods=["drrqr"], samples=1, length=16, options=ONCE),
+        bench_calibrate(model, methods=["drrqr"], calibration=SHORT, options=ONCE),
     ]
 
 

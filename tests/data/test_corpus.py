@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import tiny
 from slimstate.data.corpus import ABOUT, MOST_HELD_OUT, TOKENS, Corpus, Schedule, held_out_count
-from slimstate.data.text import pieces, token_stream, windows
+from slimstate.data.documents import Reading
+from slimstate.data.text import token_stream, windows
 from slimstate.system.errors import DataError
 
 TOKENIZER = tiny.tokenizer()
@@ -125,7 +126,8 @@ def test_a_corpus_is_the_first_windows_of_the_text(text_file, tmp_path):
     assert torch.equal(torch.from_numpy(corpus.tokens.copy()), expected)
     assert corpus == Corpus.open(tmp_path)
     assert corpus.describe() == {
-        "data": str(text_file), "length": 64, "windows": 33, "held_out": 3, "digest": corpus.digest,
+        "data": str(text_file), "documents": "file", "length": 64, "windows": 33, "held_out": 3,
+        "digest": corpus.digest,
     }  # fmt: skip
 
 
@@ -140,7 +142,7 @@ def test_a_shorter_text_gives_fewer_windows_all_whole(text_file, tmp_path):
 
 def test_no_more_is_read_than_is_needed(documents, tmp_path, monkeypatch):
     """What comes later in the file is not even looked at: here it is no text at all."""
-    monkeypatch.setattr("slimstate.data.text.PIECE", 200)
+    monkeypatch.setattr("slimstate.data.documents.PIECE", 200)
     with documents.open("a") as file:
         file.write("\nnot json\n")
     tokenizer = Listening()
@@ -212,7 +214,7 @@ def test_some_windows_are_always_held_out_and_never_many():
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "folder"])
 def test_pieces_tokenised_together_are_those_tokenised_one_by_one(kind, documents, tmp_path, monkeypatch):
-    monkeypatch.setattr("slimstate.data.text.PIECE", 100)
+    monkeypatch.setattr("slimstate.data.documents.PIECE", 100)
     source = documents
     if kind != "jsonl":
         source = tmp_path / "texts"
@@ -224,7 +226,7 @@ def test_pieces_tokenised_together_are_those_tokenised_one_by_one(kind, document
     tokenizer = Listening()
     found = list(token_stream(tokenizer, str(source)))
     end = [TOKENIZER.eos_token_id]
-    one_by_one = [TOKENIZER(piece.text)["input_ids"] + end * piece.ends for piece in pieces(str(source))]
+    one_by_one = [TOKENIZER(piece.text)["input_ids"] + end * piece.ends for piece in Reading(str(source)).pieces()]
     assert found == one_by_one
     sizes_heard = [sum(map(len, batch)) for batch in tokenizer.heard]
     assert len(one_by_one) > 2 * len(tokenizer.heard)  # many were tokenised together

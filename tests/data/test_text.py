@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import tiny
-from slimstate.data.text import PIECE, pieces, sample_windows, token_stream
+from slimstate.data.documents import PIECE, Reading
+from slimstate.data.text import sample_windows, token_stream
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.system.errors import DataError
 
@@ -129,6 +130,6 @@ def test_a_dataset_is_named_with_its_config_and_its_split(name, asked, monkeypat
         return [{"text": "one"}, {"text": "two"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr("slimstate.data.text.hub.reachable", lambda: True)
-    assert [piece.text for piece in pieces(name)] == ["one", "two"]
+    monkeypatch.setattr("slimstate.data.sources.hub.reachable", lambda: True)
+    assert [piece.text for piece in Reading(name).pieces()] == ["one", "two"]
     assert seen == [asked]

@@ -19,7 +19,7 @@ import tiny
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
-from slimstate.data.text import Piece
+from slimstate.data.documents import Piece, Reading
 from slimstate.families import family_of
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.stock import stock_model
@@ -176,13 +176,12 @@ def test_a_stopped_training_goes_on_with_the_same_losses(configs, made, text_fil
 def test_text_is_read_as_a_stream(configs, tmp_path, monkeypatch):
     """From a text without an end: no more of it is read than is trained on."""
 
-    def endless(source):
+    def endless(reading):
         for number in itertools.count():
             assert number < 2000
             yield Piece(text=tiny.text(4000, seed=number), ends=True)
 
-    monkeypatch.setattr("slimstate.data.text.pieces", endless)
-    monkeypatch.setattr("slimstate.training.initial_model.pieces", endless)
+    monkeypatch.setattr(Reading, "pieces", endless)
     monkeypatch.setattr("slimstate.training.initial_model.ENOUGH_TEXT", 20_000)
     record = train(configs["delta_net"], tmp_path / "out", data="endless", **SHORT)
     assert record.corpus.windows == 25

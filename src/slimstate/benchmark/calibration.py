@@ -18,11 +18,13 @@ from slimstate.benchmark.timing import timed
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
+from slimstate.data.documents import Reading
 from slimstate.data.text import sample_windows
 from slimstate.families import family_of
 from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
 from slimstate.models.load import Runtime, load_tokenizer
 from slimstate.pruning.calibration import calibrate
+from slimstate.pruning.options import Calibration
 from slimstate.records.benchmark import CalibrationRecord, CalibrationRow, CalibrationSettings
 from slimstate.selectors import Case, Request, Selector, choose, selector_named
 from slimstate.system.errors import PlanError
@@ -37,21 +39,24 @@ def bench_calibrate(
     *,
     methods: Sequence[str] = METHODS,
     key_dim: int | None = None,
-    samples: int = 128,
-    length: int = 2048,
-    data: str | None = None,
+    calibration: Calibration | str | Path | None = None,
     options: BenchOptions = USUAL,
     run: RunOptions | None = None,
     out: str | Path | None = None,
     reporter: Reporter = SILENT,
 ) -> CalibrationRecord:
-    """Time calibration and selection on a text, or on random tokens; a config gets random weights."""
+    """Time calibration and selection on a text, or on random tokens; a config gets random weights.
+
+    `calibration` is a text, or says more of it; without a text its samples and length are those of random tokens.
+    """
+    calibration = Calibration.of(calibration)
     selectors = [selector_named(method) for method in methods]
     for selector in selectors:
         if not selector.calibrated:
             raise PlanError(f"{selector.name} looks at no activations: there is no calibration to time")
     settings = CalibrationSettings(
-        model=model, methods=tuple(methods), samples=samples, length=length, data=data,
+        model=model, methods=tuple(methods), samples=calibration.samples, length=calibration.length,
+        data=calibration.data, documents=calibration.documents,
         key_dim=width_of(config_of(model)) // 2 if key_dim is None else key_dim,
     )  # fmt: skip
     bench = Bench.begin("calibrate", options, run, out=out, reporter=reporter, library=library_of([model]))
@@ -90,16 +95,17 @@ class Work:
 
 
 def _tokens(settings: CalibrationSettings, vocabulary: int) -> Tensor:
-    samples, length, data = settings.samples, settings.length, settings.data
-    if data is None:
-        return torch.randint(vocabulary, (samples, length), generator=torch.Generator().manual_seed(0))
+    if settings.data is None:
+        size = settings.samples, settings.length
+        return torch.randint(vocabulary, size, generator=torch.Generator().manual_seed(0))
     if not Path(settings.model).is_dir():
         raise PlanError(
-            f"`data` {data} needs a tokenizer to be read by, which the shape {settings.model} has none of; give a"
-            " model folder, or leave `data` away for random tokens"
+            f"`data` {settings.data} needs a tokenizer to be read by, which the shape {settings.model} has none of;"
+            " give a model folder, or leave `data` away for random tokens"
         )
     tokenizer = load_tokenizer(Checkpoint.open(settings.model).folder)
-    return sample_windows(tokenizer, data, samples=samples, length=length).tokens
+    text = Reading(settings.data, settings.documents)
+    return sample_windows(tokenizer, text, samples=settings.samples, length=settings.length).tokens
 
 
 def forward(runtime: Runtime, tokens: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from slimstate.cli.terminal import Device, Dtype, Json, TerminalReporter, Text, listed, print_json, printer
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, TerminalReporter, Text, listed, print_json, printer
 from slimstate.models.devices import RunOptions
 from slimstate.records.benchmark import BenchRecord, DecodeRecord
 
@@ -138,6 +138,7 @@ def calibrate(
     samples: Annotated[int, typer.Option(help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 2048,
     data: Annotated[str | None, typer.Option(help=Text.format("calibrate on") + " Random tokens by default.")] = None,
+    documents: Documents = None,
     rounds: Rounds = 3,
     device: Device = None,
     dtype: Dtype = None,
@@ -146,14 +147,13 @@ def calibrate(
 ) -> None:
     """What each method's calibration costs beside a plain forward pass, and how long the choice takes."""
     from slimstate.benchmark import BenchOptions, bench_calibrate
+    from slimstate.pruning.options import Calibration
 
     record = bench_calibrate(
         model,
         methods=listed(methods, "--methods", str),
         key_dim=key_dim,
-        samples=samples,
-        length=length,
-        data=data,
+        calibration=Calibration(data=data, documents=documents, samples=samples, length=length),
         options=BenchOptions(rounds=rounds),
         run=RunOptions(device=device, dtype=dtype),
         out=out,

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from slimstate.cli.terminal import (
     Device,
+    Documents,
     Dtype,
     Json,
     Model,
@@ -106,6 +107,7 @@ def prune(
         str | None,
         typer.Option(help=Text.format("calibrate on")),
     ] = None,
+    documents: Documents = None,
     samples: Annotated[int, typer.Option(help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 2048,
     score: Annotated[
@@ -168,7 +170,9 @@ def prune(
             )
         _show(apply_plan(model, apply, target, force=force, reporter=reporter), as_json)
         return
-    calibration = Calibration(data=data, samples=samples, length=length, seed=seed, evidence=evidence)
+    calibration = Calibration(
+        data=data, documents=documents, samples=samples, length=length, seed=seed, evidence=evidence
+    )
     load = LoadOptions(device=device, dtype=dtype, device_map=device_map, max_memory=max_memory)
     options = CutOptions(score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force)
     if plan_only:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from slimstate.cli.terminal import (
     Device,
+    Documents,
     Dtype,
     Json,
     Model,
@@ -21,12 +22,27 @@ from slimstate.cli.terminal import (
     print_json,
     printer,
 )
+from slimstate.evaluation.sweep_grid import COMPRESSIONS
 from slimstate.models.devices import RunOptions
-from slimstate.records.evaluation import EvaluationRecord
-from slimstate.records.sweep import SweepRecord
+from slimstate.records.evaluation import EvaluationRecord, Measure
+from slimstate.records.sweep import Row, SweepRecord, Uncut
+from slimstate.report.numbers import fixed, perplexity
 from slimstate.selectors import SELECTORS
 
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
+Tasks = Annotated[
+    str | None, typer.Option(help="Tasks of lm-eval, with commas between them; paper: the seven of the paper.")
+]
+TaskFolder = Annotated[
+    Path | None, typer.Option(help="Folder with TASK.jsonl or TASK.parquet to use in place of hub datasets.")
+]
+Limit = Annotated[int | None, typer.Option(help="Documents per task.")]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens that tasks show a model at once; by default what its config names (the paper's code: 10000)."
+    ),
+]
 
 
 def evaluate(
@@ -34,9 +50,8 @@ def evaluate(
     text: Annotated[str | None, typer.Option(help=Text.format("predict"))] = None,
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 1024,
     max_tokens: MaxTokens = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="Tasks of lm-eval, with commas between them; paper: the seven of the paper.")
-    ] = None,
+    documents: Documents = None,
+    tasks: Tasks = None,
     recall: Annotated[
         bool,
         typer.Option(
@@ -48,17 +63,9 @@ def evaluate(
     associative: Annotated[
         bool, typer.Option("--associative", help="Also recall of random pairs placed in --text; needs no download.")
     ] = False,
-    task_data: Annotated[
-        Path | None, typer.Option(help="Folder with TASK.jsonl or TASK.parquet to use in place of hub datasets.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Documents per task.")] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens that tasks show the model at once; by default what its config names (the paper's code:"
-            " 10000)."
-        ),
-    ] = None,
+    task_data: TaskFolder = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
     baseline: Annotated[str | None, typer.Option(help="A second model to put beside this one.")] = None,
     seed: Seed = 0,
     device: Device = None,
@@ -66,7 +73,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="File for the record, such as records/evaluation.json.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a model: perplexity of a text over windows that do not overlap, lm-eval's tasks, recall."""
+    """Measure a model: perplexity of a text per token and per word over windows that do not overlap, tasks, recall."""
     from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.evaluate import evaluate as measure
 
@@ -78,7 +85,13 @@ def evaluate(
         associative=associative,
         baseline=baseline,
         options=EvalOptions(
-            length=length, max_tokens=max_tokens, task_data=task_data, limit=limit, max_length=max_length, seed=seed
+            length=length,
+            max_tokens=max_tokens,
+            documents=documents,
+            task_data=task_data,
+            limit=limit,
+            max_length=max_length,
+            seed=seed,
         ),
         run=RunOptions(device=device, dtype=dtype),
         out=out,
@@ -98,9 +111,10 @@ def print_evaluation(record: EvaluationRecord) -> None:
     console = printer()
     if record.perplexity is not None:
         windows = f"{record.windows} windows of {record.length} tokens"
-        console.print(f"perplexity {record.perplexity:.3f} per token ({windows})")
+        per_word = f"{perplexity(record.word_perplexity, 3)} per word"
+        console.print(f"perplexity {perplexity(record.perplexity, 3)} per token, {per_word} ({windows})")
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
-        console.print(f"{record.nats_per_token:.4f} nats per token, {per_byte}")
+        console.print(f"{record.nats_per_token:.4f} nats per token, {per_byte}: {record.counts}")
     if record.baseline is not None:
         table = Table("measure", record.name, record.baseline.name, "share kept")
         for row in record.compared:
@@ -131,6 +145,7 @@ def analyze(
     head: Annotated[
         str | None, typer.Option(help="LAYER:HEAD whose spectra are drawn; by default a typical one.")
     ] = None,
+    documents: Documents = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -144,7 +159,9 @@ def analyze(
         models,
         text,
         out,
-        options=AnalysisOptions(length=length, samples=samples, every=every, skip=skip, seed=seed, head=head),
+        options=AnalysisOptions(
+            length=length, samples=samples, every=every, skip=skip, seed=seed, head=head, documents=documents
+        ),
         run=RunOptions(device=device, dtype=dtype),
         reporter=TerminalReporter(),
     )
@@ -167,21 +184,36 @@ def sweep(
         Path, typer.Option(help="Folder for records, tables and the figure; a stopped sweep goes on there.")
     ],
     methods: Annotated[str, typer.Option(help="With commas between them.")] = ",".join(SELECTORS),
-    compressions: Annotated[str, typer.Option(help="Shares of key channels to remove.")] = "0.3,0.4,0.5,0.75",
+    compressions: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of key channels to remove, rounded to multiples of 16; without --key-dims, by default"
+            f" {','.join(map(str, COMPRESSIONS))}."
+        ),
+    ] = None,
+    key_dims: Annotated[str | None, typer.Option(help="Channels per head to keep, exactly, such as 89,76.")] = None,
     scores: Annotated[str, typer.Option(help="Judge channels by kq, k, q: keys and queries, keys, queries.")] = "kq",
     data: Annotated[str | None, typer.Option(help=Text.format("calibrate on"))] = None,
     samples: Annotated[int, typer.Option(help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 2048,
     text_length: Annotated[int, typer.Option(help="Tokens per window of --text.")] = 1024,
     max_tokens: MaxTokens = None,
+    documents: Documents = None,
+    tasks: Tasks = None,
+    task_data: TaskFolder = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
     max_loss: Annotated[float, typer.Option(help="Nats per token that a recommended cut may cost.")] = 0.1,
     seed: Seed = 0,
     rrqr_f: Annotated[float, typer.Option("--rrqr-f", help="As for prune.")] = 1.5,
+    keep_norm_eps: Annotated[
+        bool, typer.Option("--keep-norm-eps", help="Judge cuts that leave norm_eps alone, as prune with this flag.")
+    ] = False,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """What every method would cost at every compression, from one calibration and without writing a model."""
+    """What every method would cost at every key dim, from one calibration and without writing a model."""
     from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep import sweep as run
     from slimstate.evaluation.sweep_grid import SweepGrid
@@ -191,13 +223,25 @@ def sweep(
         model,
         out,
         text=text,
-        calibration=Calibration(data=data, samples=samples, length=length, seed=seed),
+        calibration=Calibration(data=data, documents=documents, samples=samples, length=length, seed=seed),
         grid=SweepGrid(
             methods=listed(methods, "--methods", str),
-            compressions=listed(compressions, "--compressions", float),
+            compressions=None if compressions is None else listed(compressions, "--compressions", float),
+            key_dims=() if key_dims is None else listed(key_dims, "--key-dims", int),
             scores=listed(scores, "--scores", str),
         ),
-        options=SweepOptions(text_length=text_length, max_tokens=max_tokens, max_loss=max_loss, f=rrqr_f),
+        options=SweepOptions(
+            text_length=text_length,
+            max_tokens=max_tokens,
+            documents=documents,
+            tasks=tasks,
+            task_data=task_data,
+            limit=limit,
+            max_length=max_length,
+            max_loss=max_loss,
+            f=rrqr_f,
+            keep_norm_eps=keep_norm_eps,
+        ),
         run=RunOptions(device=device, dtype=dtype),
         reporter=TerminalReporter(),
     )
@@ -210,18 +254,30 @@ def sweep(
 def print_sweep(record: SweepRecord, out: Path) -> None:
     console, uncut, rows = printer(), record.uncut, record.rows
     keys = sorted({(row.key_dim, row.compression) for row in rows}, reverse=True)
-    table = Table("perplexity", *(f"key dim {key_dim} ({compression:g})" for key_dim, compression in keys))
+    named = ("per token", "per word", "bits per byte", *(measure.name for measure in _tasks(uncut)))
+    table = Table("perplexity", "", *(f"key dim {key_dim} ({compression:.4g})" for key_dim, compression in keys))
     for method, score in dict.fromkeys((row.method, row.score) for row in rows):
         found = {row.key_dim: row for row in rows if (row.method, row.score) == (method, score)}
-        cells = (f"{found[key_dim].perplexity:.2f}" if key_dim in found else "" for key_dim, _ in keys)
-        table.add_row(f"{method} ({score})", *cells)
+        cells = ("\n".join(_in_units(found[key_dim])) if key_dim in found else "" for key_dim, _ in keys)
+        table.add_row(f"{method} ({score})", "\n".join(named), *cells)
     console.print(table)
-    state = mebibytes(uncut.state_bytes)
-    console.print(f"uncut: perplexity {uncut.perplexity:.2f}, {state} of state per sequence in fp32")
+    told = ", ".join(f"{value} {name}" for name, value in zip(named, _in_units(uncut), strict=True))
+    console.print(f"uncut: {told}; {mebibytes(uncut.state_bytes)} of state per sequence in fp32")
+    console.print(f"measured on {uncut.counts}")
     if (chosen := record.recommended) is not None:
         console.print(f"{'recommended: ' if chosen.within else ''}{chosen.reason}")
         console.print(f"  {chosen.command}", markup=False)
     console.print(f"records, tables and the figure are in {out}", markup=False)
+
+
+def _in_units(measured: Row | Uncut) -> list[str]:
+    """Perplexity per token and per word, bits per byte, and one metric of each task."""
+    text = (perplexity(measured.perplexity), perplexity(measured.word_perplexity), fixed(measured.bits_per_byte, 4))
+    return [*text, *(_number(measure.value) for measure in _tasks(measured))]
+
+
+def _tasks(measured: Row | Uncut) -> list[Measure]:
+    return [] if measured.lm_eval is None else list(measured.lm_eval.chief_measures())
 
 
 def report(

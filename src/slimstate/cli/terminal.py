@@ -39,6 +39,13 @@ Dtype = Annotated[
 ]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub id.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="For everything that is drawn at random.")]
+Documents = Annotated[
+    str | None,
+    typer.Option(
+        help="What is a document, after which an end-of-text token stands: lines, blank (between blank lines), file,"
+        " rows. By default a .txt file, or a row of a table; rows that are lines of one text are joined."
+    ),
+]
 Text = "Text to {}: .txt, .jsonl, .parquet, .xz or .gz of one, a folder of them, or a datasets name."
 
 

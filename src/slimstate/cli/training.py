@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.table import Table
 
-from slimstate.cli.terminal import Device, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
 from slimstate.models.devices import RunOptions
 from slimstate.records.training import TrainedRecord
 from slimstate.system.errors import PlanError
@@ -50,6 +50,7 @@ def recover(
         Path | None, typer.Option(help="Folder for the recovered model; it appears only when whole.")
     ] = None,
     data: Annotated[str | None, typer.Option(help=Text.format("train on"))] = None,
+    documents: Documents = None,
     teacher: Annotated[
         str | None, typer.Option(help="The uncut model to learn from; by default the one the model was cut from.")
     ] = None,
@@ -137,7 +138,9 @@ def recover(
     record = verb.recover(
         model,
         out,
-        data=values.TrainingText(data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat),
+        data=values.TrainingText(
+            data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat, documents=documents
+        ),
         teacher=teacher,
         control=control,
         control_out=control_out,
@@ -180,6 +183,7 @@ def train(
     ],
     data: Annotated[str, typer.Option(help=Text.format("train on"))],
     out: Annotated[Path, typer.Option(help="Folder for the model; it appears only when it is whole.")],
+    documents: Documents = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="A folder or hub id to take it from; by default one is learnt from the text.")
     ] = None,
@@ -216,7 +220,9 @@ def train(
     record = verb.train(
         config,
         out,
-        data=values.TrainingText(data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat),
+        data=values.TrainingText(
+            data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat, documents=documents
+        ),
         tokenizer=tokenizer,
         shared_filters=shared_filters,
         options=values.PretrainOptions(

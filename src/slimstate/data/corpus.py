@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from slimstate.data.documents import Reading
 from slimstate.data.text import windows
 from slimstate.system.atomic import staged_file, write_text
 from slimstate.system.errors import DataError, OutputError
@@ -36,17 +37,20 @@ class Corpus:
     count: int
     held_out: int
     digest: str
+    documents: str | None = None
 
     @classmethod
-    def collect(cls, tokenizer: Any, source: str, length: int, samples: int, held_out: int, folder: Path) -> Corpus:
+    def collect(
+        cls, tokenizer: Any, text: str | Reading, length: int, samples: int, held_out: int, folder: Path
+    ) -> Corpus:
         """The first `samples` + `held_out` windows of a text, or as many as it has, as a file in `folder`.
 
         Of a text with fewer, fewer are held out.
         """
-        found, digest = 0, hashlib.sha256()
+        reading, found, digest = Reading.of(text), 0, hashlib.sha256()
         try:
             with staged_file(folder / TOKENS) as partial, partial.open("wb") as file:
-                for window in windows(tokenizer, source, length, most=samples + held_out):
+                for window in windows(tokenizer, reading, length, most=samples + held_out):
                     if len(window) == length:
                         data = window.numpy().tobytes()
                         file.write(data)
@@ -58,11 +62,11 @@ class Corpus:
             held_out = min(held_out, held_out_count(found))
         if found < 1 + held_out:
             raise DataError(
-                f"{source} has {found} windows of {length} tokens; at least {1 + held_out} are needed: "
+                f"{reading.source} has {found} windows of {length} tokens; at least {1 + held_out} are needed: "
                 "give more text or a shorter `length`"
             )
-        about = {"source": source, "length": length, "count": found, "held_out": held_out}
-        about["digest"] = f"sha256:{digest.hexdigest()}"
+        about = {"source": reading.source, "length": length, "count": found, "held_out": held_out}
+        about |= {"digest": f"sha256:{digest.hexdigest()}", "documents": reading.documents}
         write_text(folder / ABOUT, json.dumps(about) + "\n")
         return cls.open(folder)
 
@@ -101,8 +105,8 @@ class Corpus:
         return (np.arange(self.held_out) * 2 + 1) * self.count // max(1, 2 * self.held_out)
 
     def describe(self) -> JsonObject:
-        return {"data": self.source, "length": self.length, "windows": self.count, "held_out": self.held_out,
-                "digest": self.digest}  # fmt: skip
+        return {"data": self.source, "documents": self.documents, "length": self.length, "windows": self.count,
+                "held_out": self.held_out, "digest": self.digest}  # fmt: skip
 
 
 def held_out_count(samples: int) -> int:

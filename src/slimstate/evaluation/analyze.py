@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.data.documents import Reading, check_documents
 from slimstate.data.text import Windows
 from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows, text_of
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states
@@ -32,7 +33,8 @@ class AnalysisOptions:
     """How the states are followed through `samples` texts of `length` tokens, and whose spectra are drawn.
 
     They are looked at after each `every` tokens; spectra and maps leave out the first `skip`. `head` is LAYER:HEAD, by
-    default a typical one.
+    default a typical one. `documents` says how those of the text are told apart, by default as it suggests: lines,
+    blank, file or rows.
     """
 
     length: int = 1024
@@ -41,8 +43,10 @@ class AnalysisOptions:
     skip: int = 128
     seed: int = 0
     head: str | None = None
+    documents: str | None = None
 
     def __post_init__(self) -> None:
+        check_documents(self.documents)
         if self.samples < 1:
             raise PlanError(f"`samples` {self.samples}: at least 1 is needed")
         check_times(self.length, self.every, self.skip)
@@ -135,7 +139,7 @@ def analyze(
 
 def _windows(checkpoints: Sequence[Checkpoint], text: str, options: AnalysisOptions) -> Windows:
     length, samples = options.length, options.samples
-    windows = shared_windows(same_tokenizers(checkpoints), text, length, samples * length)
+    windows = shared_windows(same_tokenizers(checkpoints), Reading(text, options.documents), length, samples * length)
     if len(windows.tokens) < samples:
         raise DataError(
             f"{text} has {len(windows.tokens)} windows of {length} tokens: use fewer `samples` than {samples}"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slimstate.data.documents import Reading
 from slimstate.data.text import windows
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import AssociativeRecall, RecallPoint
@@ -43,7 +44,7 @@ class Probe:
 
 def associative_recall(
     runtime: Runtime,
-    text: str,
+    text: str | Reading,
     *,
     pairs: Sequence[int] = PAIRS,
     sequences: int = 8,
@@ -57,7 +58,7 @@ def associative_recall(
     """
     generator = torch.Generator().manual_seed(seed)
     keys, values = draw_vocabulary(runtime.tokenizer, max(pairs), generator)
-    filler = _filler(runtime.tokenizer, text, length)
+    filler = _filler(runtime.tokenizer, Reading.of(text), length)
     points, digest = [], hashlib.sha256()
     for count in reporter.track(pairs, "associative recall", len(pairs)):
         enough = max(sequences, -(-AT_LEAST // min(count, QUESTIONS)))
@@ -104,11 +105,11 @@ def _ids(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
 
-def _filler(tokenizer: Any, text: str, length: int) -> Tensor:
+def _filler(tokenizer: Any, text: Reading, length: int) -> Tensor:
     """The first tokens of the text, enough for every sequence to start elsewhere in them."""
     tokens = torch.cat(list(windows(tokenizer, text, length, most=64))).long()
     if len(tokens) < length:
-        raise DataError(f"{text} has {len(tokens)} tokens; associative recall over {length} needs as many")
+        raise DataError(f"{text.source} has {len(tokens)} tokens; associative recall over {length} needs as many")
     return tokens
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
@@ -28,14 +29,16 @@ def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> Mapping[str, Any]:
     return found
 
 
-def shared_windows(tokenizers: Mapping[str, Any], text: str, length: int, max_tokens: int | None) -> Windows:
+def shared_windows(tokenizers: Mapping[str, Any], text: Reading, length: int, max_tokens: int | None) -> Windows:
     """The same tokens for every model; models that cut text into other tokens cannot be compared."""
     (first, windows), *others = (
         (source, evaluation_windows(tokenizer, text, length, max_tokens)) for source, tokenizer in tokenizers.items()
     )
     for other, theirs in others:
         if theirs.digest != windows.digest:
-            raise DataError(f"{first} and {other} cut {text} into different tokens: their numbers cannot be compared")
+            raise DataError(
+                f"{first} and {other} cut {text.source} into different tokens: their numbers cannot be compared"
+            )
     return windows
 
 

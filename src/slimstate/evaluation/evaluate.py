@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.data.documents import Reading, check_documents
 from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import associative_recall
 from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
 from slimstate.evaluation.lm_eval import run_tasks
-from slimstate.evaluation.perplexity import bytes_per_token, mean_nats, perplexity_of
-from slimstate.evaluation.task_sources import check_limit, resolve, sources
+from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
+from slimstate.evaluation.task_sources import TaskOptions, resolve, sources
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load
 from slimstate.records.base import command, versions
@@ -25,34 +25,28 @@ from slimstate.system.progress import SILENT, Reporter
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions:
+class EvalOptions(TaskOptions):
     """How much is measured: windows of `length` of the first `max_tokens` tokens; the first `limit` documents per task.
 
-    `task_data` is a folder of files that take the place of hub datasets; `max_length` are the most tokens that tasks of
-    lm-eval show a model at once, by default those that its config names.
+    `documents` says how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
+    `task_data` is a folder of files that take the place of hub datasets.
     """
 
     length: int = 1024
     max_tokens: int | None = None
-    task_data: str | Path | None = None
-    limit: int | None = None
-    max_length: int | None = None
+    documents: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_limit(self.limit)
-        if self.max_length is not None and self.max_length < 2:
-            raise PlanError(f"`max_length` {self.max_length}: at least 2 tokens are needed")
-
-    @property
-    def task_folder(self) -> Path | None:
-        return None if self.task_data is None else Path(self.task_data)
+        super().__post_init__()
+        check_documents(self.documents)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Programme:
     """What to measure of a model."""
 
+    text: Reading | None
     windows: Windows | None
     tasks: tuple[str, ...]
     associative: bool
@@ -72,7 +66,7 @@ def evaluate(
     out: str | Path | None = None,
     reporter: Reporter = SILENT,
 ) -> EvaluationRecord:
-    """Perplexity per token of `text`, with nats and bits per byte; tasks; recall. The record is also written to `out`.
+    """Perplexity of `text` per token and per word, with nats and bits per byte; tasks; recall. `out` gets the record.
 
     `tasks` are names of lm-eval with commas between them, `recall` the six recall tasks; `associative` asks for random
     pairs hidden in `text`. `baseline` is a second model to put beside this one.
@@ -93,7 +87,8 @@ def evaluate(
         measure(checkpoint, name, programme, run, reporter) for checkpoint, name in zip(checkpoints, names, strict=True)
     ]
     asked = {
-        "text": text, "length": options.length if text else None, "max_tokens": options.max_tokens, "tasks": tasks,
+        "text": text, "length": options.length if text else None, "max_tokens": options.max_tokens,
+        "documents": options.documents, "tasks": tasks,
         "recall": recall, "associative": associative, "task_data": options.task_data, "limit": options.limit,
         "max_length": options.max_length, "baseline": baseline, "seed": options.seed, **vars(run), "out": out,
     }  # fmt: skip
@@ -119,10 +114,11 @@ def _programme(
     wanted = resolve(tasks) if tasks else ()
     if wanted:
         sources(wanted, options.task_folder)
-    windows = None
+    reading, windows = None, None
     if text is not None:
-        windows = shared_windows(tokenizers, str(text), options.length, options.max_tokens)
-    return Programme(windows=windows, tasks=wanted, associative=associative, options=options)
+        reading = Reading(str(text), options.documents)
+        windows = shared_windows(tokenizers, reading, options.length, options.max_tokens)
+    return Programme(text=reading, windows=windows, tasks=wanted, associative=associative, options=options)
 
 
 def measure(checkpoint: Checkpoint, name: str, programme: Programme, run: RunOptions, reporter: Reporter) -> Result:
@@ -131,11 +127,11 @@ def measure(checkpoint: Checkpoint, name: str, programme: Programme, run: RunOpt
         runtime = load(checkpoint.folder, device=run.device, dtype=run.dtype)
     reporter.say(f"kernels: {runtime.kernels}")
     found = Result(**vars(identity(checkpoint, name)), kernels=runtime.kernels)
-    windows, options = programme.windows, programme.options
-    if windows is not None:
-        found = _with_perplexity(found, runtime, windows, reporter)
-    if windows is not None and programme.associative:
-        recalled = associative_recall(runtime, windows.source, seed=options.seed, reporter=reporter)
+    options = programme.options
+    if programme.windows is not None:
+        found = _with_perplexity(found, runtime, programme.windows, reporter)
+    if programme.text is not None and programme.associative:
+        recalled = associative_recall(runtime, programme.text, seed=options.seed, reporter=reporter)
         found = replace(found, associative_recall=recalled)
     if programme.tasks:
         scores = run_tasks(
@@ -154,18 +150,18 @@ def measure(checkpoint: Checkpoint, name: str, programme: Programme, run: RunOpt
 def _with_perplexity(result: Result, runtime: Runtime, windows: Windows, reporter: Reporter) -> Result:
     tokens = windows.tokens
     nats = mean_nats(runtime, tokens, reporter)
-    per_byte = nats / bytes_per_token(runtime.tokenizer, tokens)
+    size = TextSize.of(runtime.tokenizer, tokens)
     return replace(
         result,
         text=windows.source,
         digest=windows.digest,
+        documents=windows.documents,
         length=tokens.shape[1],
         windows=len(tokens),
-        tokens=tokens.numel(),
         perplexity=perplexity_of(nats),
         nats_per_token=nats,
-        nats_per_byte=per_byte,
-        bits_per_byte=per_byte / math.log(2),
+        nats_per_byte=size.nats_per_byte(nats),
+        **vars(size.predicted(nats)),
     )
 
 

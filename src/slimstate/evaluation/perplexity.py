@@ -1,25 +1,34 @@
-"""How well a model predicts a text: perplexity over windows that do not overlap."""
+"""How well a model predicts a text: nats per token over windows that do not overlap, and the same in other units.
+
+Perplexity per token depends on the tokenizer; per word and as bits per byte it can be compared between models. All
+rest on the mean nats per token and on how many tokens, words and bytes the windows have.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slimstate.data.documents import Reading
 from slimstate.data.text import Windows, windows
 from slimstate.models.load import Runtime
+from slimstate.records.parts import Predicted
 from slimstate.system.errors import DataError, ModelError
 from slimstate.system.progress import SILENT, Reporter
 
 WINDOWS_AT_ONCE = {"cpu": 1, "cuda": 8}
+LARGEST = 690.0  # nats whose perplexity a record holds
 
 
 def evaluation_windows(
-    tokenizer: Any, text: str, length: int, max_tokens: int | None = None, named: str = "length"
+    tokenizer: Any, text: str | Reading, length: int, max_tokens: int | None = None, named: str = "length"
 ) -> Windows:
     """All whole windows of the first `max_tokens` tokens; where those are fewer than a window, one of that many.
 
@@ -31,13 +40,14 @@ def evaluation_windows(
         raise DataError(f"`max_tokens` {max_tokens}: at least 2 are needed")
     if max_tokens is not None:
         length = min(length, max_tokens)
-    count = None if max_tokens is None else max_tokens // length
-    found = list(windows(tokenizer, text, length, most=count))
+    count, reading = None if max_tokens is None else max_tokens // length, Reading.of(text)
+    found = list(windows(tokenizer, reading, length, most=count))
     whole = [window for window in found if len(window) == length]
     if not whole:
         size = sum(map(len, found))
-        raise DataError(f"{text} has {size} tokens, fewer than a window of {length}: use `{named}` {size} or more text")
-    return Windows(tokens=torch.stack(whole), source=text, seed=0)
+        few = f"{reading.source} has {size} tokens, fewer than a window of {length}"
+        raise DataError(f"{few}: use `{named}` {size} or more text")
+    return Windows.of(reading, torch.stack(whole))
 
 
 def mean_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter = SILENT, label: str = "evaluating") -> float:
@@ -53,7 +63,7 @@ def mean_nats(runtime: Runtime, tokens: Tensor, reporter: Reporter = SILENT, lab
 
 
 def perplexity_of(nats: float) -> float:
-    return math.exp(min(nats, 700.0))
+    return math.exp(min(nats, LARGEST))
 
 
 def _window_nats(runtime: Runtime, ids: Tensor) -> Iterator[float]:
@@ -63,6 +73,37 @@ def _window_nats(runtime: Runtime, ids: Tensor) -> Iterator[float]:
             yield float(F.cross_entropy(row.float(), target, reduction="sum").double())
 
 
-def bytes_per_token(tokenizer: Any, tokens: Tensor) -> float:
-    sample = tokens.flatten()
-    return len(tokenizer.decode(sample.tolist(), clean_up_tokenization_spaces=False).encode()) / len(sample)
+@dataclass(frozen=True, kw_only=True)
+class TextSize:
+    """How many tokens, words and bytes windows have; words as lm-eval's `wikitext` counts them, bytes of UTF-8."""
+
+    tokens: int
+    words: int
+    bytes: int
+
+    @classmethod
+    def of(cls, tokenizer: Any, tokens: Tensor) -> TextSize:
+        """Of windows that lie end to end in a text. An end-of-text token counts as a line end, not as a word."""
+        documents: list[list[int]] = [[]]
+        for token in tokens.flatten().tolist():
+            if token == tokenizer.eos_token_id:
+                documents.append([])
+            else:
+                documents[-1].append(token)
+        decoded = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in documents)
+        text = "\n".join(decoded)
+        return cls(tokens=tokens.numel(), words=len(re.split(r"\s+", text)), bytes=len(text.encode()))
+
+    def nats_per_byte(self, nats: float) -> float:
+        return nats * self.tokens / max(1, self.bytes)
+
+    def predicted(self, nats: float) -> Predicted:
+        """Mean nats per token in other units. A perplexity per word that no record holds is not told."""
+        per_word = nats * self.tokens / self.words
+        return Predicted(
+            word_perplexity=math.exp(per_word) if per_word <= LARGEST else None,
+            bits_per_byte=self.nats_per_byte(nats) / math.log(2),
+            tokens=self.tokens,
+            words=self.words,
+            bytes=self.bytes,
+        )

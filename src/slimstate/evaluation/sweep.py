@@ -16,12 +16,15 @@ from pathlib import Path
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.plan import Plan
-from slimstate.data.text import Windows, sample_windows
+from slimstate.data.documents import Reading, check_documents
+from slimstate.data.text import Windows
 from slimstate.evaluation.compare import text_of
-from slimstate.evaluation.perplexity import evaluation_windows, mean_nats, perplexity_of
+from slimstate.evaluation.lm_eval import run_tasks
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows, mean_nats, perplexity_of
 from slimstate.evaluation.state_traces import FinalUtilisation
 from slimstate.evaluation.sweep_grid import Candidate, SweepGrid, as_asked, covering, still_to_do
-from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, recommend
+from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, in_all_units, recommend
+from slimstate.evaluation.task_sources import TaskOptions, resolve, sources
 from slimstate.families import loader_of
 from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import masked, observed
@@ -29,11 +32,13 @@ from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import state_bytes
 from slimstate.pruning.evidence import Gathering
-from slimstate.pruning.key_dim import resolve_key_dim
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import check_rotatable, choose_channels
 from slimstate.records.base import command, versions
+from slimstate.records.evaluation import LmEval, Measure, TaskData
+from slimstate.records.parts import Predicted
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
+from slimstate.report.numbers import fixed, perplexity
 from slimstate.report.tables import write_tables
 from slimstate.selectors import Request
 from slimstate.system import distributed
@@ -42,19 +47,32 @@ from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
 STATES_OF = 2  # windows whose last states tell the utilisation
-COLUMNS = ("method", "score", "compression", "key dim", "perplexity", "nats over uncut", "utilisation", "kappa")
+COLUMNS = (
+    "method", "score", "compression", "key dim", "per token", "per word", "bits per byte", "nats over uncut",
+    "utilisation", "kappa",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """Which tokens of the text judge a cut, the nats per token a recommended one may cost, and the f of strong RRQR."""
+class SweepOptions(TaskOptions):
+    """What judges a cut, how it would be made, and the nats per token that a recommended one may cost.
+
+    Windows of `text_length` of the first `max_tokens` tokens of the text judge it, and `tasks`, names of lm-eval with
+    commas between them; `documents` says how those of the text are told apart, by default as it suggests: lines, blank,
+    file or rows. `f` is that of strong RRQR; with `keep_norm_eps` cuts leave the norm epsilon alone.
+    """
 
     text_length: int = 1024
     max_tokens: int | None = None
+    documents: str | None = None
+    tasks: str | None = None
     max_loss: float = 0.1
     f: float = 1.5
+    keep_norm_eps: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_documents(self.documents)
         Request(keep=1, f=self.f)
         if not 0 <= self.max_loss < math.inf:
             raise PlanError(f"`max_loss` {self.max_loss}: it must be a number of nats, 0 or more")
@@ -110,7 +128,10 @@ def _kept(given: str | Path | Calibration | None, folder: Path) -> Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class _Study:
-    """What is settled before the model is loaded: the cuts to judge, the tokens to judge on, those to calibrate on."""
+    """What is settled before the model is loaded: the cuts to judge, the tokens to judge on, those to calibrate on.
+
+    `size` counts the words and bytes of the tokens to judge on.
+    """
 
     checkpoint: Checkpoint
     candidates: tuple[Candidate, ...]
@@ -118,6 +139,7 @@ class _Study:
     calibration: Calibration
     calibration_windows: Windows | None
     windows: Windows
+    size: TextSize
     options: SweepOptions
     run: RunOptions
     settings: SweepSettings
@@ -152,15 +174,12 @@ def _prepare(
     """Refuse what cannot be done, and read both texts and the fingerprint."""
     for method in grid.methods:
         check_rotatable(checkpoint, method)
-    key_dims = _key_dims(checkpoint.mixers[0].axis.width, grid.compressions, reporter)
+    key_dims = grid.resolve(checkpoint.mixers[0].axis.width, reporter)
     needs = grid.needs(calibration.data is not None)
-    tokenizer = load_tokenizer(checkpoint.folder)
-    windows = evaluation_windows(tokenizer, text, options.text_length, options.max_tokens, named="text_length")
-    drawn = None
-    if calibration.data is not None:
-        drawn = sample_windows(
-            tokenizer, calibration.data, samples=calibration.samples, length=calibration.length, seed=calibration.seed
-        )
+    found = sources(resolve(options.tasks), options.task_folder) if options.tasks else ()
+    tokenizer, reading = load_tokenizer(checkpoint.folder), Reading(text, options.documents)
+    windows = evaluation_windows(tokenizer, reading, options.text_length, options.max_tokens, named="text_length")
+    drawn = calibration.windows(tokenizer)
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
     settings = SweepSettings(
@@ -171,21 +190,16 @@ def _prepare(
         seed=calibration.seed,
         device=run.place.type,
         dtype=run.precision_name,
+        keep_norm_eps=options.keep_norm_eps,
+        tasks={source.task: TaskData(path=source.place, digest=source.digest) for source in found},
+        limit=options.limit,
+        max_length=options.max_length,
     )
     return _Study(
         checkpoint=checkpoint, candidates=tuple(grid.candidates(key_dims)), needs=needs, calibration=calibration,
-        calibration_windows=drawn, windows=windows, options=options, run=run, settings=settings,
+        calibration_windows=drawn, windows=windows, size=TextSize.of(tokenizer, windows.tokens),
+        options=options, run=run, settings=settings,
     )  # fmt: skip
-
-
-def _key_dims(width: int, compressions: Sequence[float], reporter: Reporter) -> dict[int, float]:
-    """The key dims and the compression that asked for each first: two may round to one."""
-    resolved = [resolve_key_dim(width, compression, None) for compression in compressions]
-    found: dict[int, float] = {}
-    for (key_dim, line), compression in zip(resolved, compressions, strict=True):
-        reporter.say(line)
-        found.setdefault(key_dim, compression)
-    return found
 
 
 def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | Path, out: str | Path) -> str:
@@ -193,16 +207,19 @@ def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | 
     calibration, options = study.calibration, study.options
     calibrated = {"data": calibration.data, "samples": calibration.samples, "length": calibration.length}
     asked = {
-        **covering(rows), **(calibrated if calibration.data is not None else {}), "text": text,
-        "text_length": options.text_length, "max_tokens": options.max_tokens, "max_loss": options.max_loss,
-        "seed": calibration.seed, "rrqr_f": options.f, **vars(study.run), "out": out,
+        **covering(rows, study.checkpoint.mixers[0].axis.width),
+        **(calibrated if calibration.data is not None else {}), "text": text, "text_length": options.text_length,
+        "max_tokens": options.max_tokens, "documents": options.documents, "tasks": options.tasks,
+        "task_data": options.task_data, "limit": options.limit, "max_length": options.max_length,
+        "max_loss": options.max_loss, "seed": calibration.seed, "rrqr_f": options.f, "keep_norm_eps": options.keep_norm_eps, **vars(study.run),
+        "out": out,
     }  # fmt: skip
     return command("sweep", [model], asked)
 
 
 def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
     """The rows of an earlier sweep and those that were missing, in the order asked for."""
-    earlier = earlier_sweep(path, study.settings)
+    earlier = in_all_units(earlier_sweep(path, study.settings), study.size)
     rows = () if earlier is None else as_asked(earlier.rows, study.candidates)
     missing = still_to_do(study.candidates, rows)
     if rows:
@@ -223,7 +240,7 @@ def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
     judge = _Judge(study=study, runtime=runtime, evidence=evidence, reporter=reporter)
 
     def judged() -> SweepRecord:
-        with reporter.table(COLUMNS) as table:
+        with reporter.table((*COLUMNS, *study.settings.tasks)) as table:
             uncut = judge.uncut() if earlier is None else earlier.uncut
             record = study.record(uncut, rows, runtime.kernels)
             for row in rows:
@@ -239,7 +256,7 @@ def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measured:
+class _Measured(Predicted):
     """What both an uncut model and a masked one have, under the names of the records."""
 
     key_dim: int
@@ -247,6 +264,7 @@ class _Measured:
     perplexity: float
     nats_per_token: float
     rank_utilisation: float
+    lm_eval: LmEval | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +284,7 @@ class _Judge:
         checkpoint = self.study.checkpoint
         request = candidate.request(self.study.calibration.seed, self.study.options.f)
         plan = choose_channels(checkpoint, candidate.method, request, self.evidence)
-        rescaled = not checkpoint.family.correction(checkpoint.config).possible
+        rescaled = self.study.options.keep_norm_eps or not checkpoint.family.correction(checkpoint.config).possible
         with masked(self.runtime.model, checkpoint.mixers, plan.selections, rescaled=rescaled):
             found = self._measure(candidate.key_dim, " ".join(map(str, candidate.key)))
         kappas = _condition_numbers(plan)
@@ -291,6 +309,23 @@ class _Judge:
             perplexity=perplexity_of(nats),
             nats_per_token=nats,
             rank_utilisation=states.mean,
+            lm_eval=self._tasks(),
+            **vars(self.study.size.predicted(nats)),
+        )
+
+    def _tasks(self) -> LmEval | None:
+        """What `evaluate` finds for the tasks, of the model under whatever masks it has now."""
+        settings, options = self.study.settings, self.study.options
+        if not settings.tasks:
+            return None
+        names, seed = tuple(settings.tasks), self.study.calibration.seed
+        return run_tasks(
+            self.runtime,
+            names,
+            data=options.task_folder,
+            limit=options.limit,
+            seed=seed,
+            max_length=options.max_length,
         )
 
 
@@ -307,5 +342,12 @@ def _finite(value: float) -> float | None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
-    numbers = (f"{row.perplexity:.2f}", f"{row.nats_over_uncut:+.3f}", f"{row.rank_utilisation:.3f}", kappa)
-    return row.method, row.score, f"{row.compression:g}", str(row.key_dim), *numbers
+    units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
+    numbers = (f"{row.nats_over_uncut:+.3f}", f"{row.rank_utilisation:.3f}", kappa)
+    tasks = () if row.lm_eval is None else tuple(map(_told, row.lm_eval.chief_measures()))
+    what = (row.method, row.score, f"{row.compression:.4g}", str(row.key_dim))
+    return *what, *units, *numbers, *tasks
+
+
+def _told(measure: Measure) -> str:
+    return "" if measure.value is None else f"{measure.label} {measure.value:.4g}"

@@ -1,4 +1,4 @@
-"""What a sweep judges: every method at every compression, by every score; and its rows in the order asked for."""
+"""What a sweep judges: every method at every key dim, by every score; and its rows in the order asked for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slimstate.core.evidence import Need
+from slimstate.pruning.key_dim import resolve_key_dim
 from slimstate.records.sweep import UNINFORMED, Row
 from slimstate.selectors import SELECTORS, Request, selector_named
 from slimstate.system.errors import PlanError
+from slimstate.system.progress import SILENT, Reporter
 
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 
@@ -32,19 +34,41 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepGrid:
-    """Methods, shares of the channels to remove, and what channels are judged by: kq, k or q."""
+    """Methods, how much they keep, and what channels are judged by: kq, k or q.
+
+    `compressions` are shares of the channels to remove, rounded as a cut rounds them, and `key_dims` exact. Where
+    neither is given, four usual compressions are tried.
+    """
 
     methods: Sequence[str] = tuple(SELECTORS)
-    compressions: Sequence[float] = COMPRESSIONS
+    compressions: Sequence[float] | None = None
+    key_dims: Sequence[int] = ()
     scores: Sequence[str] = ("kq",)
 
     def __post_init__(self) -> None:
-        if not (self.methods and self.compressions and self.scores):
-            raise PlanError("a sweep needs at least one method, one compression and one score")
+        if not (self.methods and (self.shares or self.key_dims) and self.scores):
+            raise PlanError("a sweep needs at least one method, one compression or key dim, and one score")
         for method in self.methods:
             selector_named(method)
         for score in self.scores:
             Request(keep=1, score=score)
+
+    @property
+    def shares(self) -> Sequence[float]:
+        """The compressions to try."""
+        return (() if self.key_dims else COMPRESSIONS) if self.compressions is None else self.compressions
+
+    def resolve(self, width: int, reporter: Reporter = SILENT) -> dict[int, float]:
+        """The key dims, and the compression that asked for each first, or that it is: two may round to one."""
+        found: dict[int, float] = {}
+        for compression in self.shares:
+            key_dim, line = resolve_key_dim(width, compression, None)
+            reporter.say(line)
+            found.setdefault(key_dim, compression)
+        for key_dim in self.key_dims:
+            resolve_key_dim(width, None, key_dim)
+            found.setdefault(key_dim, 1 - key_dim / width)
+        return found
 
     def candidates(self, key_dims: Mapping[int, float]) -> Iterator[Candidate]:
         """Every method at every key dim, with the compression that asked for it, and by every score."""
@@ -82,10 +106,13 @@ def as_asked(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Row,
     return tuple(sorted(named, key=lambda row: places.get(row.key, len(places))))
 
 
-def covering(rows: Sequence[Row]) -> dict[str, tuple[object, ...]]:
+def covering(rows: Sequence[Row], width: int) -> dict[str, tuple[object, ...] | None]:
     """What makes all these rows, by the names of the grid; an older version may have known other methods."""
+    rounded = [row for row in rows if resolve_key_dim(width, row.compression, None)[0] == row.key_dim]
+    exact = [row for row in rows if row not in rounded]
     return {
         "methods": tuple(dict.fromkeys(row.method for row in rows)),
-        "compressions": tuple(dict.fromkeys(row.compression for row in rows)),
+        "compressions": tuple(dict.fromkeys(row.compression for row in rounded)) or None,
+        "key_dims": tuple(dict.fromkeys(row.key_dim for row in exact)) or None,
         "scores": tuple(dict.fromkeys(row.score for row in rows)),
     }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 
+from slimstate.evaluation.perplexity import TextSize
 from slimstate.records.base import command
+from slimstate.records.evaluation import TaskData
 from slimstate.records.parts import Text
 from slimstate.records.schema import Misfit
 from slimstate.records.sweep import Recommended, Row, SweepRecord, SweepSettings
@@ -38,7 +41,11 @@ def earlier_sweep(path: Path, settings: SweepSettings) -> SweepRecord | None:
 
 
 def _essence(setting: object) -> object:
-    """What of a setting decides a result: of a text its tokens, not where it lies."""
+    """What of a setting decides a result: of a text its tokens, of files their bytes, not where they lie."""
+    if isinstance(setting, Mapping):
+        return {name: _essence(part) for name, part in setting.items()}
+    if isinstance(setting, TaskData):
+        return setting.digest or setting.path
     return setting.digest if isinstance(setting, Text) else setting
 
 
@@ -48,6 +55,20 @@ def _is_whole(found: SweepRecord) -> bool:
     for row in found.rows:
         numbers += [row.perplexity, row.nats_per_token, row.rank_utilisation, row.nats_over_uncut]
     return None not in numbers
+
+
+def in_all_units(found: SweepRecord | None, size: TextSize) -> SweepRecord | None:
+    """Rows of 0.1 know only nats per token; what those are per word and byte follows from the same text."""
+    if found is None or found.uncut.words is not None or found.uncut.nats_per_token is None:
+        return found
+    return replace(
+        found,
+        uncut=replace(found.uncut, **vars(size.predicted(found.uncut.nats_per_token))),
+        rows=tuple(
+            row if row.nats_per_token is None else replace(row, **vars(size.predicted(row.nats_per_token)))
+            for row in found.rows
+        ),
+    )
 
 
 def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) -> Recommended:
@@ -68,6 +89,7 @@ def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) ->
         "score": chosen.score,
         "seed": record.settings.seed,
         "rrqr_f": record.settings.f,
+        "keep_norm_eps": record.settings.keep_norm_eps,
         "evidence": folder / EVIDENCE if record.settings.calibration else None,
     }
     return Recommended(

@@ -12,7 +12,7 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.layout import Axis
-from slimstate.data.text import Windows, sample_windows
+from slimstate.data.text import Windows
 from slimstate.models.load import Runtime, load_tokenizer
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.calibration import calibrate
@@ -34,13 +34,7 @@ def read_windows(
             raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with `calibration`")
         return None
     with reporter.waiting(f"reading {calibration.data}"):
-        return sample_windows(
-            load_tokenizer(checkpoint.folder),
-            calibration.data,
-            samples=calibration.samples,
-            length=calibration.length,
-            seed=calibration.seed,
-        )
+        return calibration.windows(load_tokenizer(checkpoint.folder))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from slimstate.data.documents import Reading, check_documents
+from slimstate.data.text import Windows, sample_windows
 from slimstate.selectors import Request
 
 
@@ -13,7 +16,8 @@ class Calibration:
     """Which text to run through the model, and the file that keeps or holds the result.
 
     `samples` windows of `length` tokens are drawn by `seed` from the text `data`. `evidence` is a file: where it is
-    there, what it holds is used again without running the model; where not, it is written.
+    there, what it holds is used again without running the model; where not, it is written. `documents` says how those
+    of the text are told apart, by default as it suggests: lines, blank, file or rows.
     """
 
     data: str | None = None
@@ -21,6 +25,10 @@ class Calibration:
     length: int = 2048
     seed: int = 0
     evidence: Path | None = None
+    documents: str | None = None
+
+    def __post_init__(self) -> None:
+        check_documents(self.documents)
 
     @classmethod
     def of(cls, given: Calibration | str | Path | None) -> Calibration:
@@ -32,6 +40,13 @@ class Calibration:
     @property
     def tokens(self) -> int:
         return self.samples * self.length
+
+    def windows(self, tokenizer: Any) -> Windows | None:
+        """The tokens to calibrate on; None where there is no text."""
+        if self.data is None:
+            return None
+        reading = Reading(self.data, self.documents)
+        return sample_windows(tokenizer, reading, samples=self.samples, length=self.length, seed=self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)

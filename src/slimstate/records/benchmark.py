@@ -212,6 +212,7 @@ class CalibrationSettings:
     samples: Whole
     length: Whole
     data: str | None = None
+    documents: str | None = None
 
     def __post_init__(self) -> None:
         check_positive(samples=self.samples, length=self.length, key_dim=self.key_dim)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from slimstate.records.base import Record
-from slimstate.records.parts import Model, Origin
+from slimstate.records.parts import Model, Origin, Predicted
 from slimstate.records.schema import FILLED, NAMED, Count, Positive
 
 
@@ -54,16 +54,6 @@ class TaskScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LmEval:
-    averages: Mapping[str, float] = field(default_factory=dict)
-    tasks: Annotated[Mapping[str, TaskScores], NAMED]
-    seed: int | None = None
-    limit: Count | None = None
-    max_length: Count | None = None  # tokens at once, where it was not left to the model's config
-    lm_eval: str | None = None  # its version
-
-
-@dataclass(frozen=True, kw_only=True)
 class Measure:
     """A number of an evaluation: what it is of, its name in a comparison, and whether more of it is better."""
 
@@ -75,8 +65,42 @@ class Measure:
     error: float | None = None
 
 
+CHIEF = ("word_perplexity", "acc_norm", "acc", "contains")  # metrics that stand for a task, the first it has
+
+
 @dataclass(frozen=True, kw_only=True)
-class Result(Model):
+class LmEval:
+    averages: Mapping[str, float] = field(default_factory=dict)
+    tasks: Annotated[Mapping[str, TaskScores], NAMED]
+    seed: int | None = None
+    limit: Count | None = None
+    max_length: Count | None = None  # tokens at once, where it was not left to the model's config
+    lm_eval: str | None = None  # its version
+
+    def measures(self) -> Iterator[Measure]:
+        """Every metric of every task, and the averages."""
+        for task, entry in self.tasks.items():
+            for metric in entry.metrics:
+                yield self._measure(task, metric)
+        for average, value in self.averages.items():
+            name = f"{average.replace('_', '-')} average"
+            yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
+
+    def chief_measures(self) -> Iterator[Measure]:
+        """One metric of each task, where there is room for no more."""
+        for task, entry in self.tasks.items():
+            yield self._measure(task, next(name for name in (*CHIEF, *entry.metrics) if name in entry.metrics))
+
+    def _measure(self, task: str, metric: str) -> Measure:
+        entry = self.tasks[task]
+        return Measure(
+            group=task, name=f"{task} {metric}", label=metric, value=entry.metrics[metric],
+            more_is_better=entry.higher_is_better.get(metric), error=entry.stderr.get(metric),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Model, Predicted):
     """All that was measured of one model."""
 
     kernels: str | None = None
@@ -84,11 +108,10 @@ class Result(Model):
     digest: str | None = None
     length: Count | None = None
     windows: Count | None = None
-    tokens: Count | None = None
-    perplexity: Positive | None = None
+    documents: str | None = None  # how those of the text were told apart
+    perplexity: Positive | None = None  # per token
     nats_per_token: float | None = None
     nats_per_byte: float | None = None
-    bits_per_byte: float | None = None
     associative_recall: AssociativeRecall | None = None
     lm_eval: LmEval | None = None
 
@@ -103,25 +126,20 @@ class Result(Model):
 
     def measures(self) -> Iterator[Measure]:
         """Every number that can be compared with that of another model."""
-        if self.perplexity is not None:
-            yield Measure(
-                group="text", name="perplexity", label="perplexity", value=self.perplexity, more_is_better=False
-            )
+        for name, value in (
+            ("perplexity", self.perplexity),
+            ("word perplexity", self.word_perplexity),
+            ("bits per byte", self.bits_per_byte),
+        ):
+            if value is not None:
+                yield Measure(group="text", name=name, label=name, value=value, more_is_better=False)
         for point in self.recall_points:
             label = f"{point.pairs} pairs"
             yield Measure(
                 group="recall", name=f"associative recall, {label}", label=label, value=point.accuracy,
                 more_is_better=True, error=point.stderr,
             )  # fmt: skip
-        for task, entry in {} if self.lm_eval is None else self.lm_eval.tasks.items():
-            for metric, value in entry.metrics.items():
-                yield Measure(
-                    group=task, name=f"{task} {metric}", label=metric, value=value,
-                    more_is_better=entry.higher_is_better.get(metric), error=entry.stderr.get(metric),
-                )  # fmt: skip
-        for average, value in self.averages.items():
-            name = f"{average.replace('_', '-')} average"
-            yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
+        yield from () if self.lm_eval is None else self.lm_eval.measures()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slimstate.core.stock_class import StockClass
-from slimstate.records.schema import Count, Whole
+from slimstate.records.schema import Count, Positive, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,32 @@ class Text:
     """Windows of tokens, and the text they came from."""
 
     data: str | None = None
+    documents: str | None = None  # how those of the text were told apart
     samples: Count | None = None
     length: Count | None = None
     seed: int | None = None
     digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """How well a text is predicted, beside nats per token: per word, per byte, and how many of each there are.
+
+    A word is what stands between white space, as lm-eval counts them; bytes are of UTF-8.
+    """
+
+    word_perplexity: Positive | None = None
+    bits_per_byte: float | None = None
+    tokens: Count | None = None
+    words: Count | None = None
+    bytes: Count | None = None
+
+    @property
+    def counts(self) -> str | None:
+        """What it rests on, in words; None in files of 0.1."""
+        if self.tokens is None or self.words is None or self.bytes is None:
+            return None
+        return f"{self.tokens:,} tokens, {self.words:,} words, {self.bytes:,} bytes"
 
 
 @dataclass(frozen=True, kw_only=True)

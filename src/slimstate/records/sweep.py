@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
-from slimstate.records.parts import Origin, Text
+from slimstate.records.evaluation import LmEval, TaskData
+from slimstate.records.parts import Origin, Predicted, Text
 from slimstate.records.schema import FILLED, Count, Positive, Whole
 
 UNINFORMED = ("random", "random-rotation")  # methods that look at nothing: keys and queries are the same to them
@@ -24,22 +26,27 @@ class SweepSettings:
     seed: int | None = None
     device: str | None = None
     dtype: str | None = None
+    keep_norm_eps: bool = False
+    tasks: Mapping[str, TaskData] = field(default_factory=dict)  # by name, with where their documents are from
+    limit: Count | None = None
+    max_length: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uncut:
-    """The model as it is."""
+class Uncut(Predicted):
+    """The model as it is; its perplexity is per token."""
 
     key_dim: Count
     state_bytes: Positive
     perplexity: Positive
     rank_utilisation: float
     nats_per_token: float | None = None
+    lm_eval: LmEval | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One cut: a method, what it judged channels by, a key dim, and what that costs."""
+class Row(Predicted):
+    """One cut: a method, what it judged channels by, a key dim, and what that costs. Its perplexity is per token."""
 
     method: str
     score: str
@@ -52,6 +59,7 @@ class Row:
     nats_over_uncut: float | None = None
     kappa: float | None = None
     kappa_worst: float | None = None
+    lm_eval: LmEval | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:

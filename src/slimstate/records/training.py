@@ -27,6 +27,7 @@ class CorpusText:
     """The tokens that were trained on, and how many windows of them were held out."""
 
     data: str | None = None
+    documents: str | None = None  # how those of the text were told apart
     length: Count | None = None
     windows: Count | None = None
     held_out: Count | None = None

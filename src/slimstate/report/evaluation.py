@@ -8,7 +8,7 @@ from slimstate.records.evaluation import EvaluationRecord, Measure, Result
 from slimstate.records.folder import Found
 from slimstate.report import plots
 from slimstate.report.markup import Html, element, joined, variable
-from slimstate.report.numbers import UNKNOWN, fixed, percent, plural
+from slimstate.report.numbers import UNKNOWN, fixed, percent, perplexity, plural
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
 
@@ -37,14 +37,15 @@ def measured_on(record: EvaluationRecord) -> Html | None:
         return None
     known = record.windows and record.length
     size = f", {plural(record.windows or 0, 'window')} of {record.length} tokens" if known else ""
-    return note("Perplexity on ", code(record.text), f"{size}.")
+    counts = f": {record.counts}" if record.counts else ""
+    return note("Perplexity on ", code(record.text), f"{size}{counts}.")
 
 
 def ordered_measures(result: Result) -> list[Measure]:
     """The text, then the tasks and their averages, then recall."""
     beside = [
         Measure(group="text", name=label, label=label, value=value, more_is_better=False)
-        for label, value in (("nats per token", result.nats_per_token), ("bits per byte", result.bits_per_byte))
+        for label, value in (("nats per token", result.nats_per_token),)
         if value is not None
     ]
     groups = {"text": 0, "recall": 2}
@@ -53,11 +54,12 @@ def ordered_measures(result: Result) -> list[Measure]:
 
 def shown(measure: Measure) -> str:
     """With an arrow towards the better."""
-    return measure.label + {True: " ↑", False: " ↓", None: ""}[measure.more_is_better]
+    label = "perplexity per token" if measure.name == "perplexity" else measure.label
+    return label + {True: " ↑", False: " ↓", None: ""}[measure.more_is_better]
 
 
 def digits(measure: Measure) -> int:
-    return (2 if measure.name == "perplexity" else 4) if measure.group == "text" else 3
+    return (2 if measure.name.endswith("perplexity") else 4) if measure.group == "text" else 3
 
 
 def measure_table(record: EvaluationRecord, baseline: Result | None) -> Html:
@@ -85,7 +87,8 @@ def number_cell(measure: Measure | None) -> Cell:
     if measure is None or measure.value is None:
         return Cell(shown=UNKNOWN, value="", numeric=True)
     error = element("small", f" ± {fixed(measure.error, digits(measure))}") if measure.error is not None else None
-    return Cell(shown=joined([fixed(measure.value, digits(measure)), error]), value=measure.value, numeric=True)
+    told = perplexity(measure.value, digits(measure))
+    return Cell(shown=joined([told, error]), value=measure.value, numeric=True)
 
 
 def share_cell(share: float | None) -> Cell:

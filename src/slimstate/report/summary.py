@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import Records
 from slimstate.records.states import TraceRecord
-from slimstate.records.sweep import SweepRecord
+from slimstate.records.sweep import Row, SweepRecord
 from slimstate.report import plots
 from slimstate.report.markup import Html, element, joined
-from slimstate.report.numbers import ARROW, fixed, mebibytes, percent, plural, signed
+from slimstate.report.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
 from slimstate.report.pieces import code, note
 from slimstate.report.provenance import Provenance
 from slimstate.report.states import comparable, mean_utilisation
+from slimstate.report.tables import PER_TOKEN, Metric, perplexity_metric
 from slimstate.report.tradeoff import saved
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def sweep_cards(sweep: SweepRecord) -> Iterator[Card]:
     uncut, chosen = sweep.uncut, sweep.recommended
     if chosen is None or chosen.row is None:
         yield Card(label="State, MiB", value=mebibytes(uncut.state_bytes), remark="per sequence in fp32, uncut")
-        yield Card(label="Perplexity", value=fixed(uncut.perplexity), remark="uncut")
+        yield perplexity_card(sweep, "uncut")
         return
     row = sweep.rows[chosen.row]
     which = "recommended" if chosen.within else "the mildest cut"
@@ -88,10 +89,21 @@ def sweep_cards(sweep: SweepRecord) -> Iterator[Card]:
     yield Card(label="State, MiB", value=f"{before}{ARROW}{after}", remark=f"per sequence in fp32, uncut and {which}")
     remark = f"{row.method}, key dim {row.key_dim} of {sweep.width}"
     yield Card(label="State saved", value=percent(saved(sweep, row)), remark=remark)
-    perplexity = f"{fixed(uncut.perplexity)}{ARROW}{fixed(row.perplexity)}"
-    yield Card(label="Perplexity", value=perplexity, remark=f"{signed(row.nats_over_uncut)} nats per token")
+    yield perplexity_card(sweep, f"{signed(row.nats_over_uncut)} nats per token", row)
     used = f"{fixed(uncut.rank_utilisation, 3)}{ARROW}{fixed(row.rank_utilisation, 3)}"
     yield Card(label="State in use", value=used, remark="rank utilisation, uncut and cut")
+
+
+def perplexity_card(sweep: SweepRecord, remark: str, row: Row | None = None) -> Card:
+    """Per word where that is known, and the same per token in the remark."""
+    metric = perplexity_metric(sweep)
+
+    def pair(of: Metric) -> str:
+        after = "" if row is None else f"{ARROW}{perplexity(of.of(row))}"
+        return f"{perplexity(of.of(sweep.uncut))}{after}"
+
+    per_token = "" if metric is PER_TOKEN else f"{pair(PER_TOKEN)} per token, "
+    return Card(label=metric.words.capitalize(), value=pair(metric), remark=f"{per_token}{remark}")
 
 
 def plan_cards(record: PlanRecord) -> Iterator[Card]:
@@ -101,11 +113,12 @@ def plan_cards(record: PlanRecord) -> Iterator[Card]:
 
 
 def perplexity_cards(record: EvaluationRecord) -> Iterator[Card]:
-    if record.perplexity is None:
-        return
-    baseline = None if record.baseline is None else record.baseline.perplexity
-    before = f"{fixed(baseline)}{ARROW}" if baseline else ""
-    yield Card(label="Perplexity", value=f"{before}{fixed(record.perplexity)}", remark=plots.label_of(record))
+    for name, unit in (("perplexity", "per token"), ("word_perplexity", "per word")):
+        value: float | None = getattr(record, name)
+        if value is not None:
+            baseline: float | None = getattr(record.baseline, name, None)
+            before = f"{perplexity(baseline)}{ARROW}" if baseline else ""
+            yield Card(label=f"Perplexity {unit}", value=f"{before}{perplexity(value)}", remark=plots.label_of(record))
 
 
 def utilisation_cards(group: Sequence[TraceRecord]) -> Iterator[Card]:

@@ -1,7 +1,8 @@
 """A sweep as tables: CSV with every number; Markdown and LaTeX in the paper's layout.
 
-The main table has a group of columns for each compression, the deepest first, and a line for each method; the ablation
-has a column for each score. The best number of a column is bold, the second underlined.
+The main table has a group of columns for each key dim, the smallest first, and a line for each method; the ablation
+has a column for each score. Perplexities are per word where that is known, as the paper's are, and titles say so. The
+best number of a column is bold, the second underlined.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slimstate.records.sweep import UNINFORMED, Row, SweepRecord
+from slimstate.records.sweep import UNINFORMED, Row, SweepRecord, Uncut
+from slimstate.report.numbers import HUGE
 from slimstate.system.atomic import write_text
 
 NAMES = {
@@ -22,40 +24,90 @@ NAMES = {
 }  # fmt: skip
 SCORES = {"kq": "K, Q", "k": "K", "q": "Q"}
 FIELDS = (
-    "method", "score", "compression", "key_dim", "state_bytes", "perplexity", "nats_per_token", "nats_over_uncut",
-    "rank_utilisation", "kappa", "kappa_worst",
+    "method", "score", "compression", "key_dim", "state_bytes", "perplexity", "word_perplexity", "bits_per_byte",
+    "nats_per_token", "nats_over_uncut", "rank_utilisation", "kappa", "kappa_worst", "tokens", "words", "bytes",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A column of the main table."""
+    """A column of the main table: a field of the rows, or a metric of lm-eval's by its name."""
 
     field: str
     title: str
     latex: str
     digits: str
     more_is_better: bool
+    of_task: bool = False
+    words: str = ""  # what it is called where there is room
 
-    def of(self, row: Row) -> float | None:
-        value: float | None = getattr(row, self.field)
+    def of(self, measured: Row | Uncut) -> float | None:
+        if self.of_task:
+            return task_values(measured).get(self.field)
+        value: float | None = getattr(measured, self.field, None)
         return value
 
+    def shown(self, value: float | None) -> str:
+        return "--" if value is None else format(value, self.digits if value < HUGE else ".3g")
 
-METRICS = (
-    Metric(field="perplexity", title="ppl ↓", latex=r"ppl $\downarrow$", digits=".2f", more_is_better=False),
-    Metric(field="rank_utilisation", title="u ↑", latex=r"$u$ $\uparrow$", digits=".3f", more_is_better=True),
-    Metric(field="kappa", title="κ ↓", latex=r"$\kappa$ $\downarrow$", digits=".3g", more_is_better=False),
-)
+
+PER_TOKEN = Metric(
+    field="perplexity", title="token ppl ↓", latex=r"token ppl $\downarrow$", digits=".2f", more_is_better=False,
+    words="perplexity per token",
+)  # fmt: skip
+PER_WORD = Metric(
+    field="word_perplexity", title="word ppl ↓", latex=r"word ppl $\downarrow$", digits=".2f", more_is_better=False,
+    words="perplexity per word",
+)  # fmt: skip
+UTILISATION = Metric(field="rank_utilisation", title="u ↑", latex=r"$u$ $\uparrow$", digits=".3f", more_is_better=True)
+KAPPA = Metric(field="kappa", title="κ ↓", latex=r"$\kappa$ $\downarrow$", digits=".3g", more_is_better=False)
+
+
+def perplexity_metric(sweep: SweepRecord) -> Metric:
+    """Per word, where all of a sweep's perplexities are known so; per token in sweeps of 0.1."""
+    known = sweep.uncut.word_perplexity is not None and all(
+        row.word_perplexity is not None for row in sweep.rows if row.perplexity is not None
+    )
+    return PER_WORD if known else PER_TOKEN
+
+
+def task_metrics(sweep: SweepRecord) -> list[Metric]:
+    """One of each task that the candidates were given."""
+    return [
+        Metric(
+            field=measure.name,
+            title=f"{measure.name} {'↑' if measure.more_is_better else '↓'}",
+            latex=measure.name.replace("_", r"\_") + (r" $\uparrow$" if measure.more_is_better else r" $\downarrow$"),
+            digits=".3f" if measure.more_is_better else ".2f",
+            more_is_better=bool(measure.more_is_better),
+            of_task=True,
+        )
+        for measure in (() if sweep.uncut.lm_eval is None else sweep.uncut.lm_eval.chief_measures())
+    ]
+
+
+def task_values(measured: Row | Uncut) -> dict[str, float | None]:
+    """Every metric of every task, by its name."""
+    return {} if measured.lm_eval is None else {found.name: found.value for found in measured.lm_eval.measures()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """Groups of columns, and lines of a name and cells; `baseline` is the last line's first cells."""
 
+    caption: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     lines: tuple[tuple[str, tuple[str, ...]], ...]
     baseline: tuple[str, ...]
+
+
+def caption_of(sweep: SweepRecord) -> str:
+    """In which unit the perplexities of a table are, and what they rest on."""
+    if perplexity_metric(sweep) is PER_TOKEN:
+        return "Perplexity is per token; the paper's WikiText columns are per word, and do not compare with it."
+    counts, text = sweep.uncut.counts, None if sweep.settings.text is None else sweep.settings.text.data
+    measured = f": {counts}{f' of {text}' if text else ''}" if counts else ""
+    return f"Perplexity is per word, as in the paper's WikiText columns{measured}."
 
 
 def several_scores(sweep: SweepRecord) -> bool:
@@ -81,50 +133,63 @@ def write_tables(sweep: SweepRecord, folder: Path) -> list[Path]:
 def as_csv(rows: Sequence[Row]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(FIELDS)
-    writer.writerows([getattr(row, name) for name in FIELDS] for row in rows)
+    tasks = list(dict.fromkeys(name for row in rows for name in task_values(row)))
+    writer.writerow([*FIELDS, *tasks])
+    for row in rows:
+        found = task_values(row)
+        writer.writerow([*(getattr(row, name) for name in FIELDS), *map(found.get, tasks)])
     return buffer.getvalue()
 
 
 def main_grid(sweep: SweepRecord, latex: bool) -> Grid:
-    """Methods by compressions, judged by the first score."""
-    rows, uncut = sweep.rows, sweep.uncut
+    """Methods by key dims, judged by the first score."""
+    rows = sweep.rows
     score = "kq" if any(row.score == "kq" for row in rows) else rows[0].score
     judged = [row for row in rows if row.score == score or row.method in UNINFORMED]
+    metrics = [perplexity_metric(sweep), *task_metrics(sweep), UTILISATION]
     return _grid(
+        caption_of(sweep),
         rows,
-        [(metric.latex if latex else metric.title, metric, judged) for metric in METRICS],
-        (f"{uncut.perplexity:.2f}", f"{uncut.rank_utilisation:.3f}"),
+        [(metric.latex if latex else metric.title, metric, judged) for metric in (*metrics, KAPPA)],
+        tuple(metric.shown(metric.of(sweep.uncut)) for metric in metrics),
         latex,
     )
 
 
 def ablation_grid(sweep: SweepRecord, latex: bool) -> Grid:
-    """Perplexity by method and by what channels are judged by, a group for each compression."""
+    """Perplexity by method and by what channels are judged by, a group for each key dim."""
+    metric = perplexity_metric(sweep)
     rows = [row for row in sweep.rows if row.method not in UNINFORMED]
     by_score = {score: [row for row in rows if row.score == score] for score in SCORES}
-    columns = [(SCORES[score], METRICS[0], judged) for score, judged in by_score.items() if judged]
-    return _grid(rows, columns, (f"{sweep.uncut.perplexity:.2f}",), latex)
+    unit = "word" if metric is PER_WORD else "token"
+    columns = [(f"{SCORES[score]}, {unit} ppl", metric, judged) for score, judged in by_score.items() if judged]
+    return _grid(caption_of(sweep), rows, columns, (metric.shown(metric.of(sweep.uncut)),), latex)
 
 
 def _grid(
+    caption: str,
     rows: Sequence[Row],
     columns: Sequence[tuple[str, Metric, Sequence[Row]]],
     baseline: tuple[str, ...],
     latex: bool,
 ) -> Grid:
-    """A group for each compression, the deepest first, with these columns: a title, a metric and the rows it is of."""
-    compressions = sorted({row.compression for row in rows}, reverse=True)
+    """A group for each key dim, the smallest first, with these columns: a title, a metric and the rows it is of."""
+    compressions = {row.key_dim: row.compression for row in rows}
+    key_dims = sorted(compressions)
     methods = list(dict.fromkeys(row.method for row in rows))
     cells = [
-        _column(metric, {row.method: row for row in judged if row.compression == compression}, methods, latex)
-        for compression in compressions
+        _column(metric, {row.method: row for row in judged if row.key_dim == key_dim}, methods, latex)
+        for key_dim in key_dims
         for _, metric, judged in columns
     ]
     percent = r"\%" if latex else "%"
     titles = tuple(title for title, _, _ in columns)
     return Grid(
-        groups=tuple((f"{100 * compression:g}{percent} compression", titles) for compression in compressions),
+        caption=caption,
+        groups=tuple(
+            (f"{100 * compressions[key_dim]:.3g}{percent} compression (key dim {key_dim})", titles)
+            for key_dim in key_dims
+        ),
         lines=tuple(
             (NAMES.get(method, method), tuple(column[number] for column in cells))
             for number, method in enumerate(methods)
@@ -141,7 +206,7 @@ def _column(metric: Metric, rows: Mapping[str, Row], methods: Sequence[str], lat
     cells = []
     for method in methods:
         value = values[method]
-        cell = "--" if value is None else format(value, metric.digits)
+        cell = metric.shown(value)
         rank = known.index(value) if value is not None and len(known) > 1 else 2
         cells.append(marks[rank] % cell if rank < 2 else cell)
     return cells
@@ -151,7 +216,7 @@ def as_markdown(grid: Grid) -> str:
     titles = [f"{group}: {title}" for group, names in grid.groups for title in names]
     lines = [["Method", *titles], ["---"] * (len(titles) + 1), *([name, *cells] for name, cells in grid.lines)]
     lines.append(["Baseline", *grid.baseline, *["—"] * (len(titles) - len(grid.baseline))])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{grid.caption}\n"
 
 
 def as_latex(grid: Grid) -> str:
@@ -165,6 +230,7 @@ def as_latex(grid: Grid) -> str:
     baseline = " & ".join(["Baseline", *grid.baseline, *["--"] * empty]) + r" \\"
     return "\n".join(
         [
+            f"% {' '.join(grid.caption.split())}",
             rf"\begin{{tabular}}{{l {' '.join(['c' * width] * len(grid.groups))}}}",
             r"\toprule",
             rf" & {head} \\",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from slimstate.records.folder import Found
-from slimstate.records.sweep import Row, SweepRecord
+from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.report import plots, tables
 from slimstate.report.markup import Html, element, joined
-from slimstate.report.numbers import UNKNOWN, fixed, magnitude, mebibytes, percent, signed
+from slimstate.report.numbers import UNKNOWN, fixed, magnitude, mebibytes, percent, perplexity, signed
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
 COLUMNS = (
-    "method", "score", "compression", "key dim", "state, MiB", "perplexity", "nats over uncut", "utilisation",
-    "κ, median", "κ, worst",
+    "method", "score", "compression", "key dim", "state, MiB", "perplexity per token", "per word", "bits per byte",
+    "nats over uncut", "utilisation", "κ, median", "κ, worst",
 )  # fmt: skip
 
 
@@ -33,18 +33,19 @@ def sweep_heading(found: Found[SweepRecord]) -> Html:
 
 
 def sweep_body(sweep: SweepRecord, name: str) -> Html:
+    unit = tables.perplexity_metric(sweep).words.capitalize()
     caption = (
-        "Perplexity (lower is better, on a logarithmic scale) against the size of the state: the star is the uncut "
+        f"{unit} (lower is better, on a logarithmic scale) against the size of the state: the star is the uncut "
         "model, each line a method, and the flatter a line runs to the left, the less a smaller state costs."
     )
-    picture = drawing(plots.pareto(sweep), name, "Perplexity against state size", point_tips(sweep))
+    picture = drawing(plots.pareto(sweep), name, f"{unit} against state size", point_tips(sweep))
     return joined(
         [
             recommendation(sweep),
             figure(picture, caption),
             row_table(sweep, name),
-            paper_table("In the layout of the paper", tables.main_grid(sweep, latex=False)),
-            paper_table("Perplexity by what channels are judged by", tables.ablation_grid(sweep, latex=False))
+            paper_table("In the layout of the paper.", tables.main_grid(sweep, latex=False)),
+            paper_table("Perplexity by what channels are judged by.", tables.ablation_grid(sweep, latex=False))
             if tables.several_scores(sweep)
             else None,
             note(
@@ -74,32 +75,54 @@ def point_tips(sweep: SweepRecord) -> dict[str, str]:
         f"point-{number}": "\n".join(
             [
                 f"{row.method} ({row.score}), key dim {row.key_dim}",
-                f"perplexity {fixed(row.perplexity)}, {signed(row.nats_over_uncut)} nats over uncut",
+                perplexities(row),
+                f"{signed(row.nats_over_uncut)} nats per token over uncut",
                 f"state {mebibytes(row.state_bytes)} MiB, {percent(saved(sweep, row))} less",
             ]
         )
         for number, row in enumerate(sweep.rows)
     }
     size = f"state {mebibytes(uncut.state_bytes)} MiB"
-    tips["point-uncut"] = f"uncut, key dim {uncut.key_dim}\nperplexity {fixed(uncut.perplexity)}\n{size}"
+    tips["point-uncut"] = f"uncut, key dim {uncut.key_dim}\n{perplexities(uncut)}\n{size}"
     return tips
+
+
+def perplexities(measured: Row | Uncut) -> str:
+    """In the units that are known."""
+    per_word = "" if measured.word_perplexity is None else f", {perplexity(measured.word_perplexity)} per word"
+    per_byte = "" if measured.bits_per_byte is None else f", {fixed(measured.bits_per_byte, 3)} bits per byte"
+    return f"perplexity {perplexity(measured.perplexity)} per token{per_word}{per_byte}"
 
 
 def row_table(sweep: SweepRecord, name: str) -> Html:
     chosen = sweep.recommended
     label = "recommended" if chosen is not None and chosen.within else "mildest"
+    tasks = list(tables.task_values(sweep.uncut))
 
     def lines() -> Iterator[tuple[Sequence[Cell], Mapping[str, object]]]:
         for number, row in enumerate(sweep.rows):
             best = chosen is not None and number == chosen.row
             yield (
-                row_cells(row, label if best else None),
+                [*row_cells(row, label if best else None), *task_cells(row, tasks)],
                 {"data_point": f"{name}-point-{number}", "class_": "best" if best else None},
             )
 
     text = None if sweep.settings.text is None else sweep.settings.text.data
-    table = sortable("Every cut that was tried. Press a header to sort by it.", COLUMNS, lines())
-    return joined([table, note("Perplexity on ", code(text), ".") if text else None])
+    columns = (*COLUMNS, *(name.replace("_", " ") for name in tasks))
+    table = sortable("Every cut that was tried. Press a header to sort by it.", columns, lines())
+    uncut = note(f"Uncut: {perplexities(sweep.uncut)}", *task_words(sweep.uncut), ".")
+    counts = f": {sweep.uncut.counts}" if sweep.uncut.counts else ""
+    return joined([table, uncut, note("Perplexity on ", code(text), f"{counts}.") if text else None])
+
+
+def task_cells(row: Row, names: Sequence[str]) -> list[Cell]:
+    found = tables.task_values(row)
+    return [Cell(shown=perplexity(found.get(name), 3), value=found.get(name), numeric=True) for name in names]
+
+
+def task_words(uncut: Uncut) -> Iterator[str]:
+    for name, value in tables.task_values(uncut).items():
+        yield f", {name.replace('_', ' ')} {perplexity(value, 3)}"
 
 
 def row_cells(row: Row, label: str | None) -> list[Cell]:
@@ -113,7 +136,9 @@ def row_cells(row: Row, label: str | None) -> list[Cell]:
         number(row.compression, percent(row.compression)),
         number(row.key_dim, str(row.key_dim)),
         number(row.state_bytes, mebibytes(row.state_bytes)),
-        number(row.perplexity, fixed(row.perplexity)),
+        number(row.perplexity, perplexity(row.perplexity)),
+        number(row.word_perplexity, perplexity(row.word_perplexity)),
+        number(row.bits_per_byte, fixed(row.bits_per_byte, 4)),
         number(row.nats_over_uncut, signed(row.nats_over_uncut)),
         number(row.rank_utilisation, fixed(row.rank_utilisation, 3)),
         number(row.kappa, magnitude(row.kappa)),
@@ -133,7 +158,7 @@ def paper_table(caption: str, grid: tables.Grid) -> Html:
     corner = element("th", "method", scope="col", rowspan=2)
     whole = element(
         "table",
-        element("caption", element("span", caption)),
+        element("caption", element("span", f"{caption} {grid.caption}")),
         element("thead", element("tr", corner, *groups), element("tr", *titles)),
         element("tbody", *body),
         class_="paper",

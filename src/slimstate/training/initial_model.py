@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.reader import described_mixers
-from slimstate.data.text import pieces
+from slimstate.data.documents import Reading
 from slimstate.families import family_of
 from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS, SHARINGS
@@ -135,7 +135,7 @@ def learnt_tokenizer(data: str, vocab_size: int) -> Any:
 def _beginning(data: str) -> Iterator[str]:
     """The text without the marks between its documents, as far as it is needed."""
     seen = 0
-    for piece in pieces(data):
+    for piece in Reading(data).pieces():
         yield from piece.text.split(END_OF_TEXT)
         seen += len(piece.text)
         if seen >= ENOUGH_TEXT:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.data.documents import check_documents
 from slimstate.models.devices import RunOptions
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
@@ -25,14 +26,19 @@ ONLY_ONCE = ("resume", "force")  # of one run, and no part of the command that d
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingText:
-    """The text that is trained on, and the one that is measured on: by default windows of `data` that are held out."""
+    """The text that is trained on, and the one that is measured on: by default windows of `data` that are held out.
+
+    `documents` says how those of both are told apart, by default as each suggests: lines, blank, file or rows.
+    """
 
     data: str
     eval_text: str | None = None
     eval_tokens: int | None = None
     no_repeat: bool = False
+    documents: str | None = None
 
     def __post_init__(self) -> None:
+        check_documents(self.documents)
         if self.eval_tokens is not None and self.eval_tokens < 2:
             raise PlanError(f"`eval_tokens` {self.eval_tokens}: at least 2 are needed")
 

@@ -142,7 +142,7 @@ class Session(Generic[R]):
 
         `student` is called there, once; `accept` raises where the tokens do not fit what was made before.
         """
-        text = {"data": self.text.data, "eval_text": self.text.eval_text}
+        text = {"data": self.text.data, "eval_text": self.text.eval_text, "documents": self.text.documents}
         settings = {**self.options.settings(self.run), **begun_with, **text}
 
         def begin() -> Tokens:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
+from slimstate.data.documents import Reading
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.system.errors import DataError
 from slimstate.system.progress import Reporter
@@ -33,7 +34,7 @@ def read_tokens(text: TrainingText, options: TrainOptions, tokenizer: Any, folde
         measured_on = f"windows of {text.data} that were not trained on"
         return Tokens(corpus=corpus, held_out=corpus.held_out_windows, measured_on=measured_on)
     length = min(LONGEST_MEASURED, options.length)
-    unseen = evaluation_windows(tokenizer, text.eval_text, length, text.eval_tokens).tokens
+    unseen = evaluation_windows(tokenizer, Reading(text.eval_text, text.documents), length, text.eval_tokens).tokens
     corpus = _corpus(text, options, tokenizer, folder, reporter)
     return Tokens(corpus=corpus, held_out=unseen, measured_on=text.eval_text)
 
@@ -44,8 +45,9 @@ def _corpus(text: TrainingText, options: TrainOptions, tokenizer: Any, folder: P
         corpus = Corpus.open(folder)
     else:
         held_out = held_out_count(samples) if text.eval_text is None else 0
+        reading = Reading(text.data, text.documents)
         with reporter.waiting(f"reading {text.data}"):
-            corpus = Corpus.collect(tokenizer, text.data, options.length, samples, held_out, folder)
+            corpus = Corpus.collect(tokenizer, reading, options.length, samples, held_out, folder)
     epochs = Schedule(corpus, samples, options.seed).epochs
     if epochs > 1:
         size = f"{corpus.source} has {corpus.count - corpus.held_out:,} windows of {corpus.length} tokens to train on"

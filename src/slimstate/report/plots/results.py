@@ -22,6 +22,7 @@ from slimstate.report.plots.style import (
     plain_log_ticks,
     styled,
 )
+from slimstate.report.tables import Metric, perplexity_metric
 
 DASHES = {"kq": "-", "k": "--", "q": ":"}  # by what channels are judged
 
@@ -30,14 +31,17 @@ DASHES = {"kq": "-", "k": "--", "q": ":"}  # by what channels are judged
 def pareto(sweep: SweepRecord) -> Figure:
     """Perplexity against the bytes of state, a line for each method and score. A row without a perplexity has no point.
 
+    It is per word where all are known so, otherwise per token; the axis says which.
+
     The row that is recommended has a circle; an unfinished sweep recommends none.
     """
     figure, axes = new_figure(7, 4.2)
-    star = mebibytes_of(sweep.uncut), sweep.uncut.perplexity
+    metric = perplexity_metric(sweep)
+    star = point_of(sweep.uncut, metric)
     for place, (name, members) in enumerate(sorted(_series(sweep.rows).items())):
         rows = [sweep.rows[number] for number in members]
         shade = colour(place, rows[0].method)
-        points = [point_of(row) for row in rows]
+        points = [point_of(row, metric) for row in rows]
         x, y = zip(*points, star, strict=True)
         axes.plot(x, y, DASHES.get(rows[0].score, "-"), color=shade, linewidth=1.8, label=literal(name))
         for number, point in zip(members, points, strict=True):
@@ -46,12 +50,12 @@ def pareto(sweep: SweepRecord) -> Figure:
     chosen = sweep.recommended
     if chosen is not None and chosen.row is not None:
         axes.plot(
-            *point_of(sweep.rows[chosen.row]), "o", markersize=15, markerfacecolor="none", markeredgecolor=INK,
+            *point_of(sweep.rows[chosen.row], metric), "o", markersize=15, markerfacecolor="none", markeredgecolor=INK,
             markeredgewidth=1.6, label="recommended" if chosen.within else "mildest cut",
         )  # fmt: skip
     axes.set_yscale("log")
     plain_log_ticks(axes)
-    axes.set(xlabel="state per sequence, MiB (fp32)", ylabel="perplexity", title="What a smaller state costs")
+    axes.set(xlabel="state per sequence, MiB (fp32)", ylabel=metric.words, title="What a smaller state costs")
     axes.set_xlim(left=0)
     axes.legend()
     return figure
@@ -61,8 +65,9 @@ def mebibytes_of(measured: Row | Uncut) -> float:
     return measured.state_bytes / 2**20
 
 
-def point_of(row: Row) -> tuple[float, float]:
-    return mebibytes_of(row), math.nan if row.perplexity is None else row.perplexity
+def point_of(measured: Row | Uncut, metric: Metric) -> tuple[float, float]:
+    value = metric.of(measured)
+    return mebibytes_of(measured), math.nan if value is None else value
 
 
 def _series(rows: Sequence[Row]) -> dict[str, list[int]]:
