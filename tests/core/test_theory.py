@@ -142,7 +142,7 @@ def test_every_row_of_the_state_is_a_linear_system_of_its_own():
 
 @pytest.mark.parametrize(("orthogonal", "factor"), [(True, 1.0), (True, 1.7), (False, 1.0)])
 def test_only_orthogonal_changes_of_basis_and_their_multiples_keep_the_delta_rule(orthogonal, factor):
-    """(A, B, C) -> (T^-T A T^T, T B, C T^-1) keeps outputs; the new A is I - beta k k' of a key only if T = c R rotates.
+    """(A, B, C) -> (T^-T A T^T, T B, C T^-1) keeps outputs; the new A is I - beta k k' of a key only if T = c R.
 
     With c R k and c R q in place of k and q the outputs are the same where beta is divided by c^2, and so as they are
     only for c = 1 (or -1).
