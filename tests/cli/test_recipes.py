@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -15,21 +16,133 @@ from command import run
 from places import ROOT
 from slimstate.cli import app
 from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
+from slimstate.models.devices import RunOptions
 from slimstate.records.recipe import RecipeRecord
 from slimstate.system.errors import DataError, PlanError, SlimstateError
+from slimstate.training.options import RecoverOptions, TrainerOptions
 from tiny_shapes import SHAPES, SIZES
 
 FOLDER = ROOT / "recipes"
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
-PROMISED = {
-    "pre-rft", "post-rft", "kq-ablation", "pca-sharing", "shared-convolutions", "throughput", "spectra", "utilisation",
-    "filters",
+# every label of the paper's source that a table or a figure with results has; fig:one is a drawing of the idea
+LABELS = {
+    "fig:histograms-main", "fig:rank-util-curve", "fig:histogram", "fig:histogram_pre_vs_post", "fig:filters_dn",
+    "fig:filters_dn2", "tab:full_results_gdn_13B_paper", "tab:pre_rft_50_gated_only", "tab:mixer_scaling",
+    "tab:shared-non-shared-comp-full", "table:adv_vs_non_adv", "tab:ablation_kq_targets", "tab:speedup_whole_model",
+    "tab:unified_summary_50", "tab:zs-dn-370M", "tab:zs-dn-13B", "tab:zs-gdn-370M", "tab:zs-gdn-13B",
+    "tab:recall-dn-370M", "tab:recall-dn-13B", "tab:recall-gdn-370M", "tab:recall-gdn-13B",
 }  # fmt: skip
+BOTH = {"tab:unified_summary_50", "tab:zs-dn-370M", "tab:zs-dn-13B", "tab:zs-gdn-370M", "tab:zs-gdn-13B"}
+DELTA_NETS = ("delta_net-370m", "delta_net-1.3B-100B")
+GATED = ("gated_deltanet-370m", "1.3B-100B-GatedDeltaNet-pure")
+KEY_DIMS = {name: {89, 76, 64, 32} if name in DELTA_NETS else {179, 153, 128, 64} for name in (*DELTA_NETS, *GATED)}
 VERBS = dict(typer.main.get_command(app).commands.items())
 
 
-def test_there_is_a_recipe_for_every_table_and_figure():
-    assert RECIPES.keys() >= PROMISED
+def paper_commands(name: str) -> list[list[str]]:
+    return Recipe.read(RECIPES[name]).commands("paper", Path("out"))
+
+
+def option(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_every_table_and_figure_of_the_paper_is_reproduced_by_a_recipe():
+    by_recipe = {name: {*Recipe.read(path).reproduces} for name, path in RECIPES.items()}
+    assert set().union(*by_recipe.values()) == LABELS
+    assert by_recipe["pre-rft"] >= BOTH  # these tables have columns before and after recovery
+    assert by_recipe["post-rft"] >= BOTH
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_value_of_the_papers_scale_names_its_source(name):
+    """A line of the paper's source, its released code, or that it is ours."""
+    text = RECIPES[name].read_text()
+    values = text[text.index("[paper]") : text.index("[small]")].splitlines()[1:]
+    silent = [line for line in values if line.strip() and line.split(" = ")[0] not in ("variants", "shown")]
+    silent = [line for line in silent if line.strip() not in ("models = [", "cuts = [", "]")]
+    assert silent
+    for line in silent:
+        assert re.search(r"# .*(L\d{3,4}|released|ours|all of it)", line), line
+
+
+@pytest.mark.parametrize("name", ["pre-rft", "post-rft"])
+def test_the_papers_numbers_are_cut_as_it_cuts_and_ours_stands_beside_them(name):
+    """Its exact key dims, for each model its own, and norm_eps left alone; the same again with the correction."""
+    cuts: dict[bool, dict[str, set[int]]] = {True: {}, False: {}}
+    prunes = [words for words in paper_commands(name) if words[0] == "prune"]
+    assert {option(words, "--method") for words in prunes} == {"random", "l1", "s-wanda", "grad", "drrqr"}
+    for words in prunes:
+        found = cuts["--keep-norm-eps" in words].setdefault(Path(words[1]).name, set())
+        found.add(int(option(words, "--key-dim")))
+    assert cuts == {True: KEY_DIMS, False: KEY_DIMS}
+    measured = [option(words, "--tasks") for words in paper_commands(name) if words[0] == "eval"]
+    assert {*measured} == {"paper"}
+    assert len(measured) == len(prunes) + 4 * (1 if name == "pre-rft" else 2)  # and the uncut models, and the controls
+
+
+def test_the_dry_run_of_recovery_shows_the_papers_key_dims(capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, "run", RECIPES["post-rft"], "--dry-run")
+    assert code == 0
+    for model, key_dims in KEY_DIMS.items():
+        for key_dim in key_dims:
+            assert f"{model} --method drrqr --key-dim {key_dim} --keep-norm-eps" in out.replace("\n", "")
+
+
+@pytest.mark.parametrize("name", ["pre-rft", "kq-ablation", "pca-sharing"])
+def test_sweeps_measure_words_at_the_papers_key_dims_with_and_without_the_correction(name):
+    sweeps = [words for words in paper_commands(name) if words[0] == "sweep"]
+    assert {option(words, "--tasks") for words in sweeps} == {"wikitext"}
+    assert sum("--keep-norm-eps" in words for words in sweeps) == len(sweeps) / 2
+    for words in sweeps:
+        asked = {int(key_dim) for key_dim in option(words, "--key-dims").split(",")}
+        assert asked <= KEY_DIMS.get(Path(words[1]).name, {32, 64})
+        assert name != "pre-rft" or len(asked) == 4
+
+
+def test_recoveries_are_the_papers_and_fit():
+    recoveries = [words for words in paper_commands("post-rft") if words[0] == "recover"]
+    assert {option(words, "--preset") for words in recoveries} == {"paper"}
+    pieces = {Path(option(words, "--teacher")).name: int(option(words, "--grad-accum")) for words in recoveries}
+    assert pieces[GATED[1]] > 1
+    for count in pieces.values():
+        TrainerOptions(grad_accum=count).check(RecoverOptions.paper(), RunOptions(device="cpu"))
+
+
+def test_pre_training_has_the_released_settings_and_one_home():
+    trainings = paper_commands("pretraining")
+    assert [option(words, "--out") for words in trainings] == [f"out/{name}" for name in (DELTA_NETS[0], GATED[0])]
+    for words in trainings:
+        steps, batch, length = (int(option(words, flag)) for flag in ("--steps", "--batch-size", "--length"))
+        assert (steps, batch, length) == (19_064, 256, 2048)
+        assert 9.9e9 < steps * batch * length < 10e9
+        assert (float(option(words, "--lr")), float(option(words, "--min-lr"))) == (7e-4, 7e-5)
+        assert int(float(option(words, "--warm-up")) * steps) == 950
+        assert batch % int(option(words, "--grad-accum")) == 0
+
+
+def test_what_recipes_take_from_each_other_at_the_papers_scale_is_made_there():
+    """Every {built} folder is an output of the recipe that it names, and the 370M models are trained once."""
+    built = {}
+    for name, path in RECIPES.items():
+        for words in Recipe.read(path).commands("paper", ROOT / "build" / "recipes" / name):
+            if words[0] == "train":
+                built[option(words, "--out")] = (name, tuple(words[1:-2]))
+    assert len({training for _, training in built.values()}) == len(built) == 4
+    for name in RECIPES:
+        for words in paper_commands(name):
+            taken = [word for word in words if word.startswith(str(ROOT / "build"))]
+            assert {*taken} <= built.keys()
+            assert all(built[word][0] != name for word in taken)
+
+
+def test_speed_is_measured_as_released():
+    mixers, (models, gated) = paper_commands("throughput")[:-2], paper_commands("throughput")[-2:]
+    assert [option(words, "--length") for words in mixers] == ["4096", "2048"]
+    assert all("--no-gate" in words for words in mixers)
+    for words, width in ((models, 128), (gated, 256)):
+        assert [option(words, flag) for flag in ("--batch", "--length", "--modes")] == ["32", "4096", "forward"]
+        assert option(words, "--key-dims") == ",".join(str(width // part) for part in (1, 2, 4, 8))
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -69,33 +182,41 @@ def toy(folders, text_file, tmp_path_factory) -> dict[str, str]:
     shape = root / "shape.json"
     shape.write_text(json.dumps({**SIZES, **SHAPES["delta_net"]}))
     text = str(text_file)
+    recovery = "--preset,paper,--steps,2,--batch-size,4,--length,64,--report-to,none"
     return {
         "models": str(folders[tiny.PLAIN[0]]), "model": str(folders[tiny.PLAIN[1]]), "shape": str(shape),
-        "shapes": str(shape), "data": text, "text": text, "samples": "2", "length": "64", "measured": "2048",
-        "steps": "2", "batch": "4", "tokens": "512", "followed": "256", "methods": "random,l1", "tokenizer": "",
-        "measures": f"--text,{text},--max-tokens,1024", "compressions": "0.5", "rounds": "1", "hidden": "32",
+        "shapes": str(shape), "data": text, "text": text, "samples": "2", "length": "64", "lengths": "64",
+        "measured": "2048", "steps": "2", "batch": "4", "followed": "256", "methods": "random,l1", "tokenizer": "",
+        "measures": f"--text,{text},--max-tokens,1024", "key_dims": "7", "key_dim": "7", "rounds": "1", "hidden": "32",
+        "recovery": recovery, "model_length": "64",
     }  # fmt: skip
 
 
 OWN = {
-    "pca-sharing": {"models": None, "methods": "pca,pca-adversarial,grad"},
+    "pca-sharing": {"models": None, "methods": "pca-released,pca-released-adversarial,grad"},
     "filters": {"models": None},
-    "spectra": {"methods": "drrqr,l1", "cuts": "{out}/l1"},
-    "utilisation": {"cuts": "{out}/random,{out}/l1"},
+    "spectra": {"methods": "drrqr,l1", "shown": "{out}/l1,{out}/drrqr-corrected"},
+    "utilisation": {"shown": "{out}/random,{out}/l1"},
     "throughput": {"models": "delta_net-5m", "model_key_dims": "32", "gated_key_dims": "16", "key_dims": "32,16"},
 }
 RESULTS = {
-    "pre-rft": ["delta_net-plain/sweep/sweep.md", "delta_net-plain/l1.json", "report.html"],
-    "post-rft": ["delta_net-plain/l1-0.5-recovered/slimstate_recovery.json", "delta_net-plain/control", "report.html"],
-    "kq-ablation": ["delta_net-plain/ablation.tex", "report.html"],
-    "pca-sharing": ["sweep-own/sweep.md", "sweep-head/sweep.md", "report.html"],
+    "pre-rft": [
+        "delta_net-plain/sweep-published/sweep.md", "delta_net-plain/sweep-corrected/sweep.md",
+        "delta_net-plain/l1-7-published.json", "delta_net-plain/l1-7-corrected.json", "report.html",
+    ],
+    "post-rft": [
+        "delta_net-plain/l1-7-published-recovered/slimstate_recovery.json", "delta_net-plain/control.json",
+        "delta_net-plain/l1-7-corrected.json", "report.html",
+    ],
+    "kq-ablation": ["delta_net-plain/published/ablation.tex", "delta_net-plain/corrected/ablation.tex", "report.html"],
+    "pca-sharing": ["sweep-own-published/sweep.md", "sweep-head-corrected/sweep.md", "report.html"],
     "shared-convolutions": ["own/config.json", "all/config.json", "head.json", "report.html"],
     "pretraining": ["shape.json/model.safetensors"],
     "spectra": ["states", "drrqr-recovered/config.json", "report.html"],
     "utilisation": ["states", "report.html"],
     "filters": ["states", "report.html"],
-    "throughput": ["mixer", "model", "gated"],
-}
+    "throughput": ["mixer-64", "model", "gated"],
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -157,6 +278,39 @@ def test_names_lists_and_scales_become_words(recipe, tmp_path):
     ]
     small = Recipe.read(recipe).commands("small", Path("o"), {"model": "m", "methods": "a, b"})
     assert [words[:4] for words in small] == [["prune", "m", "--method", "a"], ["prune", "m", "--method", "b"], ["report", "o"]]  # noqa: E501  # fmt: skip
+
+
+TABLES = """
+title = "Two kinds of models"
+about = "Nothing"
+reproduces = ["tab:a", "fig:b"]
+[paper]
+models = ["{root}/plain", {model = "{root}/wide", key_dims = [5], more = ["--b", "{out}/x"]}]
+key_dims = [1, 2]
+more = []
+[small]
+[[steps]]
+run = "prune {model} --key-dim {key_dim} --all {key_dims} {*more}"
+each = {model = "models", key_dim = "key_dims"}
+[[steps]]
+run = "report {key_dims}"
+"""
+
+
+def test_a_member_that_is_a_table_brings_names_of_its_own(recipe, tmp_path):
+    recipe.write_text(TABLES)
+    found, root = Recipe.read(recipe), tmp_path / "home"
+    assert found.reproduces == ("tab:a", "fig:b")
+    wide = ["prune", f"{root}/wide", "--key-dim", "5", "--all", "5", "--b", "o/x"]
+    assert found.commands("paper", Path("o")) == [
+        ["prune", f"{root}/plain", "--key-dim", "1", "--all", "1,2"],
+        ["prune", f"{root}/plain", "--key-dim", "2", "--all", "1,2"],
+        wide,
+        ["report", "1,2"],
+    ]
+    for name in ("wide", "{root}/wide"):  # a table is named by a text in it, or by the end of one
+        chosen = found.commands("paper", Path("o"), {"models": f"{name}, other", "key_dims": "3"})
+        assert chosen == [wide, ["prune", "other", "--key-dim", "3", "--all", "3"], ["report", "3"]]
 
 
 def test_a_stopped_recipe_goes_on_where_it_was(recipe, tmp_path):

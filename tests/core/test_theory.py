@@ -140,13 +140,17 @@ def test_every_row_of_the_state_is_a_linear_system_of_its_own():
         torch.testing.assert_close(outputs[:, i], torch.stack(read))
 
 
-@pytest.mark.parametrize("orthogonal", [True, False])
-def test_only_orthogonal_changes_of_basis_keep_the_delta_rule(orthogonal):
-    """(A, B, C) -> (T^-T A T^T, T B, C T^-1) keeps outputs; the new A is I - beta k k' of a key only if T rotates."""
+@pytest.mark.parametrize(("orthogonal", "factor"), [(True, 1.0), (True, 1.7), (False, 1.0)])
+def test_only_orthogonal_changes_of_basis_and_their_multiples_keep_the_delta_rule(orthogonal, factor):
+    """(A, B, C) -> (T^-T A T^T, T B, C T^-1) keeps outputs; the new A is I - beta k k' of a key only if T = c R.
+
+    With c R k and c R q in place of k and q the outputs are the same where beta is divided by c^2, and so as they are
+    only for c = 1 (or -1).
+    """
     keys, values, beta = stream(20, 4, 1)
     queries = torch.randn(20, 4, dtype=torch.float64)
     basis = torch.randn(4, 4, dtype=torch.float64)
-    basis = torch.linalg.qr(basis)[0] if orthogonal else basis
+    basis = factor * torch.linalg.qr(basis)[0] if orthogonal else basis
     inverse, h, read = torch.linalg.inv(basis), torch.zeros(4, dtype=torch.float64), []
     symmetric = True
     for k, v, strength, q in zip(keys, values, beta, queries, strict=True):
@@ -157,6 +161,8 @@ def test_only_orthogonal_changes_of_basis_keep_the_delta_rule(orthogonal):
     torch.testing.assert_close(torch.stack(read), after(keys, values, beta, queries)[0][:, 0])
     assert symmetric == orthogonal
     changed, _ = after(keys @ basis.mT, values, beta, queries @ basis.mT)
+    assert torch.allclose(changed[:, 0], torch.stack(read)) == (orthogonal and factor == 1)
+    changed, _ = after(keys @ basis.mT, values, beta / factor**2, queries @ basis.mT)
     assert torch.allclose(changed[:, 0], torch.stack(read)) == orthogonal
 
 

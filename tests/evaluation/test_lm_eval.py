@@ -193,9 +193,16 @@ def test_multiple_choice_picks_what_the_model_finds_likeliest(runtime, record):
     assert found.samples == 6
 
 
-def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(runtime, record):
-    """Windows of 256 tokens, the model's context; each token once, the last window filled up with what came before."""
-    window, total, words = 256, 0.0, 0
+@pytest.mark.parametrize("window", [256, 96])
+def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(window, runtime, record, data):
+    """Windows of 256 tokens, the model's context; each token once, the last window filled up with what came before.
+
+    Or of as many as were asked for.
+    """
+    total, words = 0.0, 0
+    if window != 256:
+        record = run_tasks(runtime, ["wikitext"], data=data, max_length=window)
+        assert record.max_length == window
     for row in DOCUMENTS["wikitext"]:
         ids = [runtime.tokenizer.bos_token_id, *tokens(runtime, row["page"].replace(" \n", "\n").replace("\n ", "\n"))]
         for start in range(1, len(ids), window):

@@ -98,7 +98,11 @@ def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, ca
     row = record.compared[0]
     assert row.measure == "perplexity"
     assert row.share == pytest.approx(alone.perplexity / record.perplexity)
-    assert [row.measure for row in record.compared[1:]] == [
+    per_word, per_byte = record.compared[1:3]
+    assert (per_word.measure, per_byte.measure) == ("word perplexity", "bits per byte")
+    assert (per_word.model, per_word.baseline) == (record.word_perplexity, alone.word_perplexity)
+    assert (per_byte.model, per_byte.baseline) == (record.bits_per_byte, alone.bits_per_byte)
+    assert [row.measure for row in record.compared[3:]] == [
         f"associative recall, {pairs} pairs" for pairs in (2, 4, 8, 16, 32)
     ]
     assert record.digest.startswith("sha256:")

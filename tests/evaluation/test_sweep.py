@@ -29,6 +29,7 @@ from slimstate.models.hooks import observed
 from slimstate.models.load import load
 from slimstate.pruning.options import Calibration
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
+from slimstate.report.tables import PER_WORD
 from slimstate.system.errors import DataError, PlanError
 
 pytestmark = pytest.mark.slow
@@ -74,6 +75,8 @@ def test_every_method_score_and_key_dim_is_a_row(name, measured_sweeps):
     for row in record.rows:
         assert row.nats_over_uncut == pytest.approx(row.nats_per_token - record.uncut.nats_per_token)
         assert row.perplexity == pytest.approx(math.exp(row.nats_per_token))
+        assert row.word_perplexity == pytest.approx(math.exp(row.nats_per_token * row.tokens / row.words), rel=1e-12)
+        assert row.bits_per_byte == pytest.approx(row.nats_per_token * row.tokens / row.bytes / math.log(2), rel=1e-12)
         assert 0 < row.rank_utilisation <= 1
         assert row.kappa_worst >= row.kappa >= 1
 
@@ -191,11 +194,18 @@ def test_a_sweep_that_0_1_wrote_goes_on(folders, text_file, tmp_path):
     options = {"text": text_file, "options": SHORT}
     verb(folders[tiny.PLAIN[0]], tmp_path, grid=WITHOUT_DATA, **options)
     path = tmp_path / "sweep.json"
+    whole = SweepRecord.read(path)
     old = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("format", "seed")}
+    for measured in (old["uncut"], *old["rows"]):
+        for name in ("word_perplexity", "bits_per_byte", "tokens", "words", "bytes", "lm_eval"):
+            del measured[name]
+    for name in ("keep_norm_eps", "tasks", "limit"):
+        del old["settings"][name]
     path.write_text(json.dumps(old))
     found = verb(folders[tiny.PLAIN[0]], tmp_path, grid=replace(WITHOUT_DATA, methods=("random", "l1")), **options)
     assert [row.method for row in found.rows] == ["random", "l1"]
-    assert found.rows[1].nats_per_token == old["rows"][0]["nats_per_token"]
+    assert found.rows[1:] == whole.rows  # in all units again
+    assert found.uncut == whole.uncut
 
 
 def test_evidence_of_another_place_is_not_taken_for_that_of_the_sweep(folders, text_file, tmp_path):
@@ -223,6 +233,82 @@ def test_a_damaged_sweep_is_refused_in_words(damage, folders, text_file, tmp_pat
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
     with pytest.raises(DataError, match="is not a sweep that can go on"):
         verb(folders[tiny.PLAIN[0]], tmp_path, **options)
+
+
+@pytest.mark.parametrize("name", [*tiny.PLAIN, "gla-plain", "olmo_hybrid-plain", "mamba2-plain"])
+def test_a_sweep_that_keeps_the_norm_epsilon_says_what_such_a_cut_gives(name, folders, text_file, tmp_path):
+    """Also of families that make up for the query scale in another way, cannot, or have none."""
+    options = replace(SHORT, keep_norm_eps=True)
+    record = verb(folders[name], tmp_path / "out", text=text_file, grid=WITHOUT_DATA, options=options)
+    (row,) = record.rows
+    assert record.settings.keep_norm_eps
+    for line in (record.command, record.recommended.command):
+        assert "--keep-norm-eps" in line
+    cut = tmp_path / "cut"
+    pruned(folders[name], cut, method="l1", key_dim=row.key_dim, keep_norm_eps=True)
+    measured = slimstate.evaluate(cut, text_file, options=EvalOptions(length=96, max_tokens=192))
+    assert measured.nats_per_token == pytest.approx(row.nats_per_token, rel=2e-3)
+    with pytest.raises(DataError, match="is a sweep with another keep_norm_eps"):
+        verb(folders[name], tmp_path / "out", text=text_file, grid=WITHOUT_DATA, options=SHORT)
+
+
+def test_keeping_the_norm_epsilon_is_another_model(folders, text_file, tmp_path):
+    """Where it is small beside what the state gives out both would be the same: here it is not."""
+    found = [
+        verb(folders[tiny.PLAIN[0]], tmp_path / str(keep), text=text_file, grid=WITHOUT_DATA,
+             options=replace(SHORT, keep_norm_eps=keep)).rows[0].nats_per_token
+        for keep in (False, True)
+    ]  # fmt: skip
+    assert found[0] != found[1]
+
+
+def test_key_dims_are_swept_as_they_are(folders, text_file, tmp_path):
+    """13 of 24 is no multiple of 16; the row says which share that removes."""
+    grid = SweepGrid(methods=("l1",), key_dims=(13, 8))
+    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, grid=grid, options=SHORT)
+    assert [(row.key_dim, row.compression) for row in record.rows] == [(13, 1 - 13 / 24), (8, 1 - 8 / 24)]
+    assert "--methods l1 --key-dims 13,8 --scores kq" in record.command
+    assert "45.8% compression (key dim 13)" in (tmp_path / "out" / "sweep.md").read_text()
+    both = replace(grid, compressions=(0.5,))  # which is key dim 16, and removes a third
+    record = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, grid=both, options=SHORT)
+    assert (record.rows[0].key_dim, record.rows[0].compression) == (16, 0.5)
+    assert "--compressions 0.5 --key-dims 13,8" in record.command
+    head = (tmp_path / "out" / "sweep.md").read_text().splitlines()[0]
+    assert [head.count(f"(key dim {key_dim})") for key_dim in (8, 13, 16)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("key_dims", "message"), [((24,), "nothing to cut"), ((0,), "at least 1"), ((25,), "at least 1")]
+)
+def test_key_dims_that_are_no_cut_are_refused(key_dims, message, folders, text_file, tmp_path):
+    with pytest.raises(PlanError, match=message):
+        verb(
+            folders[tiny.PLAIN[0]], tmp_path / "out", text=text_file, grid=SweepGrid(methods=("l1",), key_dims=key_dims)
+        )
+
+
+def test_a_grid_without_a_size_is_that_of_the_paper():
+    assert SweepGrid().shares == (0.3, 0.4, 0.5, 0.75)
+    assert SweepGrid(key_dims=(89, 76)).resolve(128) == {89: 1 - 89 / 128, 76: 1 - 76 / 128}
+    with pytest.raises(PlanError, match="one compression or key dim"):
+        SweepGrid(compressions=())
+
+
+def test_a_text_of_lines_in_rows_is_swept_as_the_file_it_is(folders, text_file, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    lines = text_file.read_text().split("\n")[:-1]
+    (tmp_path / "text.txt").write_text("".join(f"{line}\n" for line in lines))
+    rows.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    asked = {"grid": WITHOUT_DATA, "options": SHORT}
+    whole = verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=tmp_path / "text.txt", **asked)
+    again = verb(
+        folders[tiny.PLAIN[0]], tmp_path / "out", text=rows, grid=WITHOUT_DATA, options=replace(SHORT, documents="file")
+    )
+    assert again.rows == whole.rows
+    assert "--documents file" in again.command
+    assert (whole.settings.text.documents, again.settings.text.documents) == ("file", "file")
+    with pytest.raises(DataError, match="another text"):
+        verb(folders[tiny.PLAIN[0]], tmp_path / "out", text=rows, **asked)
 
 
 def test_methods_without_data_need_none(folders, text_file, tmp_path):
@@ -268,17 +354,23 @@ def test_tables_say_what_the_rows_say(measured_sweeps):
     parsed = list(csv.DictReader((out / "sweep.csv").open()))
     assert [float(row["perplexity"]) for row in parsed] == [row.perplexity for row in record.rows]
     assert [(row["method"], row["score"], int(row["key_dim"])) for row in parsed] == [row.key for row in record.rows]
+    for name in ("word_perplexity", "bits_per_byte"):
+        assert [float(row[name]) for row in parsed] == [getattr(row, name) for row in record.rows]
+    assert {(row["tokens"], row["words"], row["bytes"]) for row in parsed} == {
+        (str(record.uncut.tokens), str(record.uncut.words), str(record.uncut.bytes))
+    }
     joint = {row.method: row for row in record.rows if row.score == "kq"}
-    best = min(joint.values(), key=lambda row: row.perplexity)
+    best = min(joint.values(), key=lambda row: row.word_perplexity)
     for name, mark in (("sweep.md", "**"), ("sweep.tex", r"\textbf{")):
         text = (out / name).read_text()
-        assert f"{mark}{best.perplexity:.2f}" in text
+        assert f"{mark}{PER_WORD.shown(best.word_perplexity)}" in text
+        assert "Perplexity is per word, as in the paper's WikiText columns: 384 tokens" in text
         cells = {line[0]: line[1:] for line in rows_of(text)}
-        assert cells["DRRQR"][0] == f"{joint['drrqr'].perplexity:.2f}"
-        assert cells["Baseline"][0] == f"{record.uncut.perplexity:.2f}"
+        assert cells["DRRQR"][0] == PER_WORD.shown(joint["drrqr"].word_perplexity)
+        assert cells["Baseline"][0] == PER_WORD.shown(record.uncut.word_perplexity)
     assert (out / "sweep.tex").read_text().count(r"\multicolumn") == 1
     ablation = {line[0]: line[1:] for line in rows_of((out / "ablation.md").read_text())}
     by_keys = next(row for row in record.rows if (row.method, row.score) == ("grad", "k"))
-    assert ablation["Grad"] == [f"{joint['grad'].perplexity:.2f}", f"{by_keys.perplexity:.2f}"]
+    assert ablation["Grad"] == [PER_WORD.shown(row.word_perplexity) for row in (joint["grad"], by_keys)]
     assert "Rand" not in (out / "ablation.tex").read_text()
     assert (out / "pareto.png").stat().st_size > 10_000

@@ -21,8 +21,9 @@ from slimstate.core.plan import PLAN
 from slimstate.core.stock_class import StockClass
 from slimstate.records.folder import Found
 from slimstate.records.states import TraceRecord
+from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY
-from slimstate.report import pieces, plots, write_report
+from slimstate.report import pieces, plots, tables, write_report
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import brief, fixed, magnitude, mebibytes
@@ -76,6 +77,11 @@ def sweep(model: str = "base/model", scores: tuple[str, ...] = ("kq", "q")) -> R
             "key_dim": key_dim,
             "state_bytes": key_dim * 2**18,
             "perplexity": 20 + 10 * (8 - key_dim) + 5 * number + 40 * (score == "q"),
+            "word_perplexity": 120 + 70 * (8 - key_dim) + 25 * number + 90 * (score == "q"),
+            "bits_per_byte": 1.25,
+            "tokens": 4096,
+            "words": 2048,
+            "bytes": 10240,
             "nats_per_token": 3.0,
             "nats_over_uncut": 0.05 * (8 - key_dim) + 0.01 * number,
             "rank_utilisation": 0.2 + 0.01 * number,
@@ -87,6 +93,7 @@ def sweep(model: str = "base/model", scores: tuple[str, ...] = ("kq", "q")) -> R
         for key_dim in (4, 2)
     ]
     uncut = {"key_dim": 8, "state_bytes": 2**21, "perplexity": 20.0, "nats_per_token": 2.9, "rank_utilisation": 0.1}
+    uncut |= {"word_perplexity": 110.0, "bits_per_byte": 1.125, "tokens": 4096, "words": 2048, "bytes": 10240}
     return {
         "kind": "sweep",
         "model": model,
@@ -309,7 +316,11 @@ def test_every_section_shows_the_numbers_of_its_records(whole):
     for words in (
         "slimstate report",
         "2.00 → 1.00",
-        "20.00 → 60.00",
+        "Perplexity per word 110.00 → 400.00 20.00 → 60.00 per token",
+        "Perplexity per word (lower is better, on a logarithmic scale)",
+        "perplexity 20.00 per token, 110.00 per word, 1.125 bits per byte",
+        "per word, as in the paper's WikiText columns: 4,096 tokens, 2,048 words, 10,240 bytes of text.txt.",
+        "random recommended kq 50% 4 1.00 60.00 400.00 1.2500",
         "What was cut",
         "4 of 8 channels kept in every head, 50% less state",
         "largest rho 1.23 after 7 exchanges; worst condition number of a head's keys 5,000 → 300",
@@ -523,6 +534,39 @@ def test_an_unfinished_sweep_is_drawn_without_a_recommendation(tmp_path):
     assert "2.00 per sequence in fp32, uncut" in page
 
 
+def test_a_sweep_of_0_1_tells_perplexity_per_token_and_says_so(tmp_path, unpainted):
+    old = sweep()
+    for measured in (old["uncut"], *old["rows"]):
+        for name in ("word_perplexity", "bits_per_byte", "tokens", "words", "bytes"):
+            del measured[name]
+    text = readable(Path(write_report(write(tmp_path, {"sweep.json": old})).out).read_text()).replace("&#x27;", "'")
+    assert "Perplexity per token 20.00 → 60.00" in text
+    assert "token ppl ↓" in text
+    assert "Perplexity is per token; the paper's WikiText columns are per word" in text
+    figure = plots.pareto(SweepRecord.from_json(old))
+    assert figure.axes[0].get_ylabel() == "perplexity per token"
+    assert plots.pareto(SweepRecord.from_json(sweep())).axes[0].get_ylabel() == "perplexity per word"
+
+
+def test_metrics_of_tasks_stand_beside_the_perplexities_of_a_sweep(tmp_path, unpainted):
+    found = sweep(scores=("kq",))
+    for number, measured in enumerate((found["uncut"], *found["rows"])):
+        scores = {"metrics": {"word_perplexity": 30.5 + number, "bits_per_byte": 0.875}}
+        scores["higher_is_better"] = {"word_perplexity": False, "bits_per_byte": False}
+        measured["lm_eval"] = {"tasks": {"wikitext": scores}}
+    page = Path(write_report(write(tmp_path, {"sweep.json": found})).out).read_text()
+    text = readable(page)
+    assert "wikitext word perplexity wikitext bits per byte" in text
+    assert "wikitext word perplexity 30.500, wikitext bits per byte 0.875" in text
+    assert "wikitext word_perplexity ↓" in text
+    grid = tables.main_grid(SweepRecord.from_json(found), latex=False)
+    assert grid.baseline == ("110.00", "30.50", "0.100")
+    assert dict(grid.lines)["L1"][:2] == ("<u>565.00</u>", "<u>34.50</u>")  # of key dim 2
+    header, first, *_ = tables.as_csv(SweepRecord.from_json(found).rows).splitlines()
+    assert header.endswith("tokens,words,bytes,wikitext word_perplexity,wikitext bits_per_byte")
+    assert first.endswith("4096,2048,10240,31.5,0.875")
+
+
 def test_violated_bounds_are_said_in_bad_colours(tmp_path, unpainted):
     bad = trace()
     bad["bounds"]["violations"] = 3
@@ -683,7 +727,7 @@ def column(page: Any, number: int) -> list[str]:
 
 
 def test_a_header_sorts_numbers_both_ways_and_what_is_unknown_stays_last(desktop):
-    header = desktop.locator("#trade-off table.sortable th", has_text="perplexity")
+    header = desktop.locator("#trade-off table.sortable th", has_text="perplexity per token")
     for direction, sign in (("ascending", 1), ("descending", -1)):
         header.locator("button").click()
         assert header.get_attribute("aria-sort") == direction
@@ -693,7 +737,7 @@ def test_a_header_sorts_numbers_both_ways_and_what_is_unknown_stays_last(desktop
     median = desktop.locator("#trade-off table.sortable th", has_text="median")
     for _ in range(2):
         median.locator("button").click()
-        assert column(desktop, 8)[-2:] == ["", ""]
+        assert column(desktop, 10)[-2:] == ["", ""]
     assert header.get_attribute("aria-sort") == "none"
 
 
@@ -717,7 +761,8 @@ def test_pointing_at_a_point_of_the_figure_tells_what_it_is(desktop):
     assert tip.is_visible()
     assert tip.inner_text().split("\n") == [
         f"{row['method']} ({row['score']}), key dim {row['key_dim']}",
-        f"perplexity {row['perplexity']:.2f}, {row['nats_over_uncut']:+.3f} nats over uncut",
+        f"perplexity {row['perplexity']:.2f} per token, {row['word_perplexity']:.2f} per word, 1.250 bits per byte",
+        f"{row['nats_over_uncut']:+.3f} nats per token over uncut",
         "state 0.5 MiB, 75% less",
     ]
     assert desktop.locator("tr.lit").get_attribute("data-point") == "pareto-point-3"

@@ -26,6 +26,7 @@ from slimstate.evaluation.sweep_grid import COMPRESSIONS
 from slimstate.models.devices import RunOptions
 from slimstate.records.evaluation import EvaluationRecord, Measure
 from slimstate.records.sweep import Row, SweepRecord, Uncut
+from slimstate.report.numbers import fixed, perplexity
 from slimstate.selectors import SELECTORS
 
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
@@ -36,6 +37,12 @@ TaskFolder = Annotated[
     Path | None, typer.Option(help="Folder with TASK.jsonl or TASK.parquet to use in place of hub datasets.")
 ]
 Limit = Annotated[int | None, typer.Option(help="Documents per task.")]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens that tasks show a model at once; by default what its config names (the paper's code: 10000)."
+    ),
+]
 
 
 def evaluate(
@@ -46,13 +53,19 @@ def evaluate(
     documents: Documents = None,
     tasks: Tasks = None,
     recall: Annotated[
-        bool, typer.Option("--recall", help="The six recall tasks: DROP, FDA, NQ, SQuAD, SWDE, TriviaQA.")
+        bool,
+        typer.Option(
+            "--recall",
+            help="The six recall tasks: DROP, FDA, NQ, SQuAD, SWDE, TriviaQA. How their prompts differ from"
+            " prefix-linear-attention's: docs/EXPERIMENTS.md.",
+        ),
     ] = False,
     associative: Annotated[
         bool, typer.Option("--associative", help="Also recall of random pairs placed in --text; needs no download.")
     ] = False,
     task_data: TaskFolder = None,
     limit: Limit = None,
+    max_length: MaxLength = None,
     baseline: Annotated[str | None, typer.Option(help="A second model to put beside this one.")] = None,
     seed: Seed = 0,
     device: Device = None,
@@ -72,7 +85,13 @@ def evaluate(
         associative=associative,
         baseline=baseline,
         options=EvalOptions(
-            length=length, max_tokens=max_tokens, documents=documents, task_data=task_data, limit=limit, seed=seed
+            length=length,
+            max_tokens=max_tokens,
+            documents=documents,
+            task_data=task_data,
+            limit=limit,
+            max_length=max_length,
+            seed=seed,
         ),
         run=RunOptions(device=device, dtype=dtype),
         out=out,
@@ -92,8 +111,8 @@ def print_evaluation(record: EvaluationRecord) -> None:
     console = printer()
     if record.perplexity is not None:
         windows = f"{record.windows} windows of {record.length} tokens"
-        per_word = "" if record.word_perplexity is None else f", {_fixed(record.word_perplexity, 3)} per word"
-        console.print(f"perplexity {_fixed(record.perplexity, 3)} per token{per_word} ({windows})")
+        per_word = f"{perplexity(record.word_perplexity, 3)} per word"
+        console.print(f"perplexity {perplexity(record.perplexity, 3)} per token, {per_word} ({windows})")
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
         console.print(f"{record.nats_per_token:.4f} nats per token, {per_byte}: {record.counts}")
     if record.baseline is not None:
@@ -183,6 +202,7 @@ def sweep(
     tasks: Tasks = None,
     task_data: TaskFolder = None,
     limit: Limit = None,
+    max_length: MaxLength = None,
     max_loss: Annotated[float, typer.Option(help="Nats per token that a recommended cut may cost.")] = 0.1,
     seed: Seed = 0,
     rrqr_f: Annotated[float, typer.Option("--rrqr-f", help="As for prune.")] = 1.5,
@@ -217,6 +237,7 @@ def sweep(
             tasks=tasks,
             task_data=task_data,
             limit=limit,
+            max_length=max_length,
             max_loss=max_loss,
             f=rrqr_f,
             keep_norm_eps=keep_norm_eps,
@@ -251,16 +272,12 @@ def print_sweep(record: SweepRecord, out: Path) -> None:
 
 def _in_units(measured: Row | Uncut) -> list[str]:
     """Perplexity per token and per word, bits per byte, and one metric of each task."""
-    text = (_fixed(measured.perplexity, 2), _fixed(measured.word_perplexity, 2), _fixed(measured.bits_per_byte, 4))
+    text = (perplexity(measured.perplexity), perplexity(measured.word_perplexity), fixed(measured.bits_per_byte, 4))
     return [*text, *(_number(measure.value) for measure in _tasks(measured))]
 
 
 def _tasks(measured: Row | Uncut) -> list[Measure]:
     return [] if measured.lm_eval is None else list(measured.lm_eval.chief_measures())
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:,.{digits}f}" if value < 1e9 else f"{value:.3g}"
 
 
 def report(

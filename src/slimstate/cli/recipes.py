@@ -1,16 +1,22 @@
-"""A recipe: one table or figure of the paper as a list of commands, at the paper's scale and at a small one.
+"""A recipe: tables and figures of the paper as a list of commands, at the paper's scale and at a small one.
 
     title = "…"
     about = "…"
-    [paper]                      # values for the names in braces; [small] holds those that differ
-    methods = ["grad", "drrqr"]
+    reproduces = ["tab:mixer_scaling"]   # the labels that these have in the paper's source
+    [paper]                              # values for the names in braces; [small] holds those that differ
+    models = ["A", {model = "B", key_dims = [179, 153]}]
+    key_dims = [89, 76]
     [[steps]]
-    run = "prune {model} --method {method} --out {out}/{method}"
-    each = {method = "methods"}  # once for every member of that list
+    run = "prune {model} --key-dim {key_dim} --out {out}/{model:name}-{key_dim}"
+    each = {model = "models", key_dim = "key_dims"}   # for every member of the first list every one of the second
+
+A member of a list may be a table: its entries are names then, in place of the values of all, and the lists that come
+after it in `each` may be among them. Above A is cut to 89 and 76, B to 179 and 153.
 
 `{out}` is where the results go, `{root}` the folder above the recipe's, `{built}` where other recipes put theirs. A
 word `{*name}` becomes all words of a list, and for a value that is a path `{name:name}` is its last part. `only` keeps
-a step to one scale. Steps that are done are remembered, so that a recipe goes on where it was stopped.
+a step to one scale. Another value for a list names its members with commas, a table by any text in it or the end of
+one: `models=B`. Steps that are done are remembered, so that a recipe goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -66,18 +72,23 @@ class Recipe:
     about: str
     values: Mapping[str, Mapping[str, Any]]
     steps: tuple[Step, ...]
+    reproduces: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
         try:
             with path.open("rb") as file:
                 data = tomllib.load(file)
-            odd = data.keys() - {"title", "about", "steps", *SCALES}
+            odd = data.keys() - {"title", "about", "reproduces", "steps", *SCALES}
             if odd:
                 raise ValueError(f"{sorted(odd)[0]} is no part of a recipe")
             steps = tuple(Step(**entry) for entry in data["steps"])
             values = {scale: dict(data[scale]) for scale in SCALES}
-            return cls(path=path, title=data["title"], about=data["about"].strip(), values=values, steps=steps)
+            labels = tuple(map(str, data.get("reproduces", ())))
+            return cls(
+                path=path, title=data["title"], about=data["about"].strip(), values=values, steps=steps,
+                reproduces=labels,
+            )  # fmt: skip
         except OSError as error:
             raise DataError(f"cannot read recipe {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -87,30 +98,35 @@ class Recipe:
         """Every command in its order, as words; `changes` replace values of the recipe."""
         known = self._values(scale, out, changes or {})
         return [
-            words
+            self._words(step, names)
             for step in self.steps
             if step.only in (None, scale)
-            for members in product(*(self._members(known, name) for name in step.each.values()))
-            for words in self._words(step, {**known, **dict(zip(step.each, members, strict=True))})
+            for names in self._combinations(known, list(step.each.items()))
         ]
+
+    def _combinations(self, known: Mapping[str, Any], each: Sequence[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
+        """All names with their values, once for every member of the lists."""
+        if not each:
+            yield known
+            return
+        (name, listed), *others = each
+        if not isinstance(known.get(listed), list):
+            raise DataError(f"{self.path}: {listed} is no list of values")
+        for member in known[listed]:
+            entries = member if isinstance(member, Mapping) else {name: member}
+            yield from self._combinations({**known, **entries}, others)
 
     def _values(self, scale: str, out: Path, changes: Mapping[str, str]) -> dict[str, Any]:
         values = {**self.values["paper"], **(self.values["small"] if scale == "small" else {})}
         for name, text in changes.items():
             if name not in values:
                 raise PlanError(f"{self.path} has no value {name}; there are {', '.join(values)}")
-            listed = isinstance(values[name], list)
-            values[name] = [part.strip() for part in text.split(",") if part.strip()] if listed else text
+            values[name] = _members(values[name], text) if isinstance(values[name], list) else text
         root = self.path.absolute().parent.parent
         places = {"out": out, "root": root, "built": root / "build" / "recipes"}
         return {**{name: _filled(value, places) for name, value in values.items()}, **places}
 
-    def _members(self, known: Mapping[str, Any], name: str) -> Sequence[Any]:
-        if not isinstance(known.get(name), list):
-            raise DataError(f"{self.path}: {name} is no list of values")
-        return list(known[name])
-
-    def _words(self, step: Step, known: Mapping[str, Any]) -> Iterator[list[str]]:
+    def _words(self, step: Step, known: Mapping[str, Any]) -> list[str]:
         try:
             words: list[str] = []
             for word in shlex.split(step.run):
@@ -118,9 +134,17 @@ class Recipe:
                     words += map(str, known[word[2:-1]])
                 else:
                     words.append(_filled(word, known))
-            yield words
+            return words
         except (KeyError, ValueError, IndexError) as error:
             raise DataError(f"{self.path}: step {step.run!r}: {type(error).__name__} {error}") from error
+
+
+def _members(listed: Sequence[Any], text: str) -> list[Any]:
+    """The members that a text names, with commas between them; a table by any of its texts, or the end of a path."""
+    tables = [member for member in listed if isinstance(member, Mapping)]
+    texts = [(value, table) for table in tables for value in table.values() if isinstance(value, str)]
+    named = {**{Path(value).name: table for value, table in texts}, **dict(texts)}
+    return [named.get(part.strip(), part.strip()) for part in text.split(",") if part.strip()]
 
 
 class _Names(Formatter):
@@ -136,6 +160,8 @@ class _Names(Formatter):
 def _filled(value: Any, known: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_filled(member, known) for member in value]
+    if isinstance(value, Mapping):
+        return {name: _filled(entry, known) for name, entry in value.items()}
     return _Names().vformat(value, (), dict(known)) if isinstance(value, str) else value
 
 

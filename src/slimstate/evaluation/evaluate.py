@@ -90,7 +90,7 @@ def evaluate(
         "text": text, "length": options.length if text else None, "max_tokens": options.max_tokens,
         "documents": options.documents, "tasks": tasks,
         "recall": recall, "associative": associative, "task_data": options.task_data, "limit": options.limit,
-        "baseline": baseline, "seed": options.seed, **vars(run), "out": out,
+        "max_length": options.max_length, "baseline": baseline, "seed": options.seed, **vars(run), "out": out,
     }  # fmt: skip
     record = EvaluationRecord(
         **vars(results[0]),
@@ -140,6 +140,7 @@ def measure(checkpoint: Checkpoint, name: str, programme: Programme, run: RunOpt
             data=options.task_folder,
             limit=options.limit,
             seed=options.seed,
+            max_length=options.max_length,
             reporter=reporter,
         )
         found = replace(found, lm_eval=scores)

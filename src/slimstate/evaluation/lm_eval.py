@@ -52,12 +52,14 @@ def run_tasks(
     data: Path | None = None,
     limit: int | None = None,
     seed: int = 0,
+    max_length: int | None = None,
     reporter: Reporter = SILENT,
 ) -> LmEval:
     """The metrics of every task and their averages.
 
     `data` is a folder of local files in place of hub datasets: TASK.jsonl or TASK.parquet, or a folder TASK with a
-    file for each split. `limit` keeps the first documents of each task.
+    file for each split. `limit` keeps the first documents of each task. `max_length` are the most tokens that the model
+    sees at once, by default those that its config names; recall prompts have their own length.
     """
     check_limit(limit)
     names = resolve(names)
@@ -70,13 +72,15 @@ def run_tasks(
             _try_documents(loaded[source.task], source, limit)
         recall = {name: task for name, task in loaded.items() if name in RECALL}
         others = {name: task for name, task in loaded.items() if name not in RECALL}
-        scores = _evaluate(runtime, others, limit, seed)
-        scores |= _evaluate(runtime, recall, limit, seed, max_length=_longest(recall))
+        scores = _evaluate(runtime, others, limit, seed, max_length)
+        scores |= _evaluate(runtime, recall, limit, seed, _longest(recall))
     tasks = {
         source.task: replace(scores[source.task], data=TaskData(path=source.place, digest=source.digest))
         for source in found
     }
-    return LmEval(tasks=tasks, averages=averages(tasks), seed=seed, limit=limit, lm_eval=version("lm_eval"))
+    return LmEval(
+        tasks=tasks, averages=averages(tasks), seed=seed, limit=limit, max_length=max_length, lm_eval=version("lm_eval")
+    )
 
 
 def averages(tasks: Mapping[str, TaskScores]) -> dict[str, float]:

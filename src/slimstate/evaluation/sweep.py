@@ -38,6 +38,7 @@ from slimstate.records.base import command, versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.parts import Predicted
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
+from slimstate.report.numbers import fixed, perplexity
 from slimstate.report.tables import write_tables
 from slimstate.selectors import Request
 from slimstate.system import distributed
@@ -192,6 +193,7 @@ def _prepare(
         keep_norm_eps=options.keep_norm_eps,
         tasks={source.task: TaskData(path=source.place, digest=source.digest) for source in found},
         limit=options.limit,
+        max_length=options.max_length,
     )
     return _Study(
         checkpoint=checkpoint, candidates=tuple(grid.candidates(key_dims)), needs=needs, calibration=calibration,
@@ -208,9 +210,9 @@ def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | 
         **covering(rows, study.checkpoint.mixers[0].axis.width),
         **(calibrated if calibration.data is not None else {}), "text": text, "text_length": options.text_length,
         "max_tokens": options.max_tokens, "documents": options.documents, "tasks": options.tasks,
-        "task_data": options.task_data, "limit": options.limit, "max_loss": options.max_loss,
-        "seed": calibration.seed, "rrqr_f": options.f, "keep_norm_eps": options.keep_norm_eps, **vars(study.run),
-        "out": out,
+        "task_data": options.task_data, "limit": options.limit, "max_length": options.max_length,
+        "max_loss": options.max_loss, "seed": calibration.seed, "rrqr_f": options.f,
+        "keep_norm_eps": options.keep_norm_eps, **vars(study.run), "out": out,
     }  # fmt: skip
     return command("sweep", [model], asked)
 
@@ -317,7 +319,14 @@ class _Judge:
         if not settings.tasks:
             return None
         names, seed = tuple(settings.tasks), self.study.calibration.seed
-        return run_tasks(self.runtime, names, data=options.task_folder, limit=options.limit, seed=seed)
+        return run_tasks(
+            self.runtime,
+            names,
+            data=options.task_folder,
+            limit=options.limit,
+            seed=seed,
+            max_length=options.max_length,
+        )
 
 
 def _condition_numbers(plan: Plan) -> list[float]:
@@ -333,12 +342,11 @@ def _finite(value: float) -> float | None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
-    per_word = "" if row.word_perplexity is None else f"{row.word_perplexity:.2f}"
-    per_byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
+    units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
     numbers = (f"{row.nats_over_uncut:+.3f}", f"{row.rank_utilisation:.3f}", kappa)
     tasks = () if row.lm_eval is None else tuple(map(_told, row.lm_eval.chief_measures()))
     what = (row.method, row.score, f"{row.compression:.4g}", str(row.key_dim))
-    return *what, f"{row.perplexity:.2f}", per_word, per_byte, *numbers, *tasks
+    return *what, *units, *numbers, *tasks
 
 
 def _told(measure: Measure) -> str:

@@ -77,13 +77,19 @@ def resolve(names: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """Documents of tasks: the first `limit` of each, from files in the folder `task_data` in place of hub datasets."""
+    """Documents of tasks: the first `limit` of each, from files in the folder `task_data` in place of hub datasets.
+
+    `max_length` are the most tokens that they show a model at once, by default those that its config names.
+    """
 
     task_data: str | Path | None = None
     limit: int | None = None
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         check_limit(self.limit)
+        if self.max_length is not None and self.max_length < 2:
+            raise DataError(f"`max_length` {self.max_length}: at least 2 tokens are needed")
 
     @property
     def task_folder(self) -> Path | None:

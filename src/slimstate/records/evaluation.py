@@ -74,6 +74,7 @@ class LmEval:
     tasks: Annotated[Mapping[str, TaskScores], NAMED]
     seed: int | None = None
     limit: Count | None = None
+    max_length: Count | None = None  # tokens at once, where it was not left to the model's config
     lm_eval: str | None = None  # its version
 
     def measures(self) -> Iterator[Measure]:

@@ -29,6 +29,7 @@ class SweepSettings:
     keep_norm_eps: bool = False
     tasks: Mapping[str, TaskData] = field(default_factory=dict)  # by name, with where their documents are from
     limit: Count | None = None
+    max_length: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from slimstate.records.evaluation import EvaluationRecord, Measure, Result
 from slimstate.records.folder import Found
 from slimstate.report import plots
 from slimstate.report.markup import Html, element, joined, variable
-from slimstate.report.numbers import UNKNOWN, fixed, percent, plural
+from slimstate.report.numbers import UNKNOWN, fixed, percent, perplexity, plural
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
 
@@ -87,7 +87,8 @@ def number_cell(measure: Measure | None) -> Cell:
     if measure is None or measure.value is None:
         return Cell(shown=UNKNOWN, value="", numeric=True)
     error = element("small", f" ± {fixed(measure.error, digits(measure))}") if measure.error is not None else None
-    return Cell(shown=joined([fixed(measure.value, digits(measure)), error]), value=measure.value, numeric=True)
+    told = perplexity(measure.value, digits(measure))
+    return Cell(shown=joined([told, error]), value=measure.value, numeric=True)
 
 
 def share_cell(share: float | None) -> Cell:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 UNKNOWN = "–"
 ARROW = " → "
+HUGE = 1e6  # above it decimals say nothing
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
     return UNKNOWN if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
+
+
+def perplexity(value: float | None, digits: int = 2) -> str:
+    """Which may be of any size where a model predicts nothing, above all per word."""
+    return fixed(value, digits) if value is None or value < HUGE else f"{value:.3g}"
 
 
 def signed(value: float | None) -> str:

@@ -12,7 +12,7 @@ from slimstate.records.states import TraceRecord
 from slimstate.records.sweep import Row, SweepRecord
 from slimstate.report import plots
 from slimstate.report.markup import Html, element, joined
-from slimstate.report.numbers import ARROW, fixed, mebibytes, percent, plural, signed
+from slimstate.report.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
 from slimstate.report.pieces import code, note
 from slimstate.report.provenance import Provenance
 from slimstate.report.states import comparable, mean_utilisation
@@ -99,8 +99,8 @@ def perplexity_card(sweep: SweepRecord, remark: str, row: Row | None = None) -> 
     metric = perplexity_metric(sweep)
 
     def pair(of: Metric) -> str:
-        after = "" if row is None else f"{ARROW}{fixed(of.of(row))}"
-        return f"{fixed(of.of(sweep.uncut))}{after}"
+        after = "" if row is None else f"{ARROW}{perplexity(of.of(row))}"
+        return f"{perplexity(of.of(sweep.uncut))}{after}"
 
     per_token = "" if metric is PER_TOKEN else f"{pair(PER_TOKEN)} per token, "
     return Card(label=metric.words.capitalize(), value=pair(metric), remark=f"{per_token}{remark}")
@@ -117,8 +117,8 @@ def perplexity_cards(record: EvaluationRecord) -> Iterator[Card]:
         value: float | None = getattr(record, name)
         if value is not None:
             baseline: float | None = getattr(record.baseline, name, None)
-            before = f"{fixed(baseline)}{ARROW}" if baseline else ""
-            yield Card(label=f"Perplexity {unit}", value=f"{before}{fixed(value)}", remark=plots.label_of(record))
+            before = f"{perplexity(baseline)}{ARROW}" if baseline else ""
+            yield Card(label=f"Perplexity {unit}", value=f"{before}{perplexity(value)}", remark=plots.label_of(record))
 
 
 def utilisation_cards(group: Sequence[TraceRecord]) -> Iterator[Card]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slimstate.records.sweep import UNINFORMED, Row, SweepRecord, Uncut
+from slimstate.report.numbers import HUGE
 from slimstate.system.atomic import write_text
 
 NAMES = {
@@ -47,7 +48,7 @@ class Metric:
         return value
 
     def shown(self, value: float | None) -> str:
-        return "--" if value is None else format(value, self.digits)
+        return "--" if value is None else format(value, self.digits if value < HUGE else ".3g")
 
 
 PER_TOKEN = Metric(

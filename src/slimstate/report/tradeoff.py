@@ -8,7 +8,7 @@ from slimstate.records.folder import Found
 from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.report import plots, tables
 from slimstate.report.markup import Html, element, joined
-from slimstate.report.numbers import UNKNOWN, fixed, magnitude, mebibytes, percent, signed
+from slimstate.report.numbers import UNKNOWN, fixed, magnitude, mebibytes, percent, perplexity, signed
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
 COLUMNS = (
@@ -89,9 +89,9 @@ def point_tips(sweep: SweepRecord) -> dict[str, str]:
 
 def perplexities(measured: Row | Uncut) -> str:
     """In the units that are known."""
-    per_word = "" if measured.word_perplexity is None else f", {fixed(measured.word_perplexity)} per word"
+    per_word = "" if measured.word_perplexity is None else f", {perplexity(measured.word_perplexity)} per word"
     per_byte = "" if measured.bits_per_byte is None else f", {fixed(measured.bits_per_byte, 3)} bits per byte"
-    return f"perplexity {fixed(measured.perplexity)} per token{per_word}{per_byte}"
+    return f"perplexity {perplexity(measured.perplexity)} per token{per_word}{per_byte}"
 
 
 def row_table(sweep: SweepRecord, name: str) -> Html:
@@ -117,12 +117,12 @@ def row_table(sweep: SweepRecord, name: str) -> Html:
 
 def task_cells(row: Row, names: Sequence[str]) -> list[Cell]:
     found = tables.task_values(row)
-    return [Cell(shown=fixed(found.get(name), 3), value=found.get(name), numeric=True) for name in names]
+    return [Cell(shown=perplexity(found.get(name), 3), value=found.get(name), numeric=True) for name in names]
 
 
 def task_words(uncut: Uncut) -> Iterator[str]:
     for name, value in tables.task_values(uncut).items():
-        yield f", {name.replace('_', ' ')} {fixed(value, 3)}"
+        yield f", {name.replace('_', ' ')} {perplexity(value, 3)}"
 
 
 def row_cells(row: Row, label: str | None) -> list[Cell]:
@@ -136,8 +136,8 @@ def row_cells(row: Row, label: str | None) -> list[Cell]:
         number(row.compression, percent(row.compression)),
         number(row.key_dim, str(row.key_dim)),
         number(row.state_bytes, mebibytes(row.state_bytes)),
-        number(row.perplexity, fixed(row.perplexity)),
-        number(row.word_perplexity, fixed(row.word_perplexity)),
+        number(row.perplexity, perplexity(row.perplexity)),
+        number(row.word_perplexity, perplexity(row.word_perplexity)),
         number(row.bits_per_byte, fixed(row.bits_per_byte, 4)),
         number(row.nats_over_uncut, signed(row.nats_over_uncut)),
         number(row.rank_utilisation, fixed(row.rank_utilisation, 3)),
