@@ -328,7 +328,10 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, recove
         found = slimstate.evaluate(folder, unseen_text, options=asked)
         assert nats[kind] == pytest.approx(found.nats_per_token, rel=1e-6)
         assert measured.perplexity[kind] == pytest.approx(found.perplexity, rel=1e-6)
+        assert measured.word_perplexity[kind] == pytest.approx(found.word_perplexity, rel=1e-4)
+        assert measured.bits_per_byte[kind] == pytest.approx(found.bits_per_byte, rel=1e-6)
         assert (measured.text, measured.tokens) == (found.text, found.tokens)
+        assert (measured.words, measured.bytes) == (found.words, found.bytes)
     for goal, share in measured.closed.items():
         gap = nats["before"] - nats[goal]
         assert (share is None) == (gap <= LEAST_GAP)
