@@ -66,7 +66,7 @@ def main() -> None:
         )
         before = measured.baseline
         kept = measured.associative_recall.mean, before.associative_recall.mean
-        perplexity = f"perplexity {before.perplexity:.1f} to {measured.perplexity:.1f}"
+        perplexity = f"perplexity per word {before.word_perplexity:.1f} to {measured.word_perplexity:.1f}"
         console.print(f"  {compression:.0%} cut: {perplexity}, names recalled {kept[1]:.0%} to {kept[0]:.0%}")
     step("5. Recover the deep cut a little: a minute of fine-tuning, with the uncut model as its teacher.")
     text = slimstate.TrainingText(data=str(CALIBRATION), eval_text=str(EVALUATION), eval_tokens=TOKENS // 2)
@@ -76,8 +76,10 @@ def main() -> None:
     recovered = slimstate.recover(
         cuts[0.75], OUT / "drrqr-75-recovered", data=text, teacher=MODEL, options=options, reporter=reporter
     )
-    perplexity, gap = recovered.measured.perplexity, recovered.measured.closed["uncut"]
-    change = f"perplexity {perplexity['before']:.1f} to {perplexity['after']:.1f}, uncut {perplexity['uncut']:.1f}"
+    perplexity, gap = recovered.measured.word_perplexity, recovered.measured.closed["uncut"]
+    change = (
+        f"perplexity per word {perplexity['before']:.1f} to {perplexity['after']:.1f}, uncut {perplexity['uncut']:.1f}"
+    )
     console.print(f"  {recovered.tokens:,} tokens: {change}; {gap:.0%} of the gap in nats is closed")
     step("6. The stock class loads the cut model in a fresh process and writes with it.")
     subprocess.run([sys.executable, HERE / "generate.py", cuts[0.5], "The city was founded in"], check=True)

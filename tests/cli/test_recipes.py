@@ -16,9 +16,12 @@ from command import run
 from places import ROOT
 from slimstate.cli import app
 from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
+from slimstate.families import family_of
 from slimstate.models.devices import RunOptions
+from slimstate.models.stock import stock_model
 from slimstate.records.recipe import RecipeRecord
 from slimstate.system.errors import DataError, PlanError, SlimstateError
+from slimstate.training.initial_model import read_config
 from slimstate.training.options import RecoverOptions, TrainerOptions
 from tiny_shapes import SHAPES, SIZES
 
@@ -79,6 +82,21 @@ def test_the_papers_numbers_are_cut_as_it_cuts_and_ours_stands_beside_them(name)
     measured = [option(words, "--tasks") for words in paper_commands(name) if words[0] == "eval"]
     assert {*measured} == {"paper"}
     assert len(measured) == len(prunes) + 4 * (1 if name == "pre-rft" else 2)  # and the uncut models, and the controls
+
+
+@pytest.mark.parametrize("shape", ["delta_net-370m", "delta_net-1.3b", "gated_deltanet-370m", "gated_deltanet-1.3b"])
+def test_the_stock_class_has_the_papers_key_dims(shape):
+    """Configs hold ratios: the key dims come out of them exactly, and the value dim stays."""
+    config = read_config(shape)
+    family = family_of(config)
+    before = family.mixers(config)[0]
+    for key_dim in KEY_DIMS[DELTA_NETS[0] if shape.startswith("delta") else GATED[0]]:
+        resized = family.resize(config, key_dim)
+        mixer, running = family.mixers(resized)[0], stock_model({**resized, "num_hidden_layers": 1})
+        assert (mixer.axis.width, mixer.value_dim) == (key_dim, before.value_dim)
+        layer = running.get_submodule(mixer.path)
+        assert layer.k_proj.weight.shape[0] == key_dim * mixer.axis.heads
+        assert layer.v_proj.weight.shape[0] == before.value_dim * mixer.value_heads
 
 
 def test_the_dry_run_of_recovery_shows_the_papers_key_dims(capsys, monkeypatch):

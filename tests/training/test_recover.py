@@ -330,7 +330,10 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, recove
         found = slimstate.evaluate(folder, unseen_text, options=asked)
         assert nats[kind] == pytest.approx(found.nats_per_token, rel=1e-6)
         assert measured.perplexity[kind] == pytest.approx(found.perplexity, rel=1e-6)
+        assert measured.word_perplexity[kind] == pytest.approx(found.word_perplexity, rel=1e-4)
+        assert measured.bits_per_byte[kind] == pytest.approx(found.bits_per_byte, rel=1e-6)
         assert (measured.text, measured.tokens) == (found.text, found.tokens)
+        assert (measured.words, measured.bytes) == (found.words, found.bytes)
     for goal, share in measured.closed.items():
         gap = nats["before"] - nats[goal]
         assert (share is None) == (gap <= LEAST_GAP)
@@ -411,11 +414,12 @@ def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_measure(recover
         recover(NAME, tmp_path / "third", cache_teacher=tmp_path / "few guesses", cache_top_k=257)
 
 
-@pytest.mark.parametrize("name", tiny.PLAIN)
+@pytest.mark.parametrize("name", [*tiny.PLAIN, "paper"])
 def test_a_kept_adapter_on_the_cut_model_is_the_recovered_one(name, recover, pairs, made, tmp_path):
     from peft import PeftModel
 
-    recover(name, tmp_path / "out", keep_adapter=True)
+    changes = PAPER if name == "paper" else {}
+    recover(name, tmp_path / "out", keep_adapter=True, **changes)
     adapted = PeftModel.from_pretrained(load(pairs[name][1], device="cpu").model, tmp_path / "out" / "adapter")
     recovered = load(tmp_path / "out", device="cpu").model
     torch.testing.assert_close(logits(adapted), logits(recovered), rtol=1e-4, atol=1e-4)
@@ -491,12 +495,12 @@ def stop_at(monkeypatch, step: int) -> None:
     monkeypatch.setattr(StudentTrainer, "training_step", stop)
 
 
-def interrupt(recover, out: Path, step: int = 3, **changes) -> Path:
+def interrupt(recover, out: Path, step: int = 3, name: str = NAME, **changes) -> Path:
     """A recovery that was interrupted; returns the folder of the training."""
     with pytest.MonkeyPatch.context() as patched:
         stop_at(patched, step)
         with pytest.raises(KeyboardInterrupt):
-            recover(NAME, out, **changes)
+            recover(name, out, **changes)
     assert not out.exists()
     return out.with_name(f"{out.name}.training")
 
@@ -508,18 +512,19 @@ def interrupt(recover, out: Path, step: int = 3, **changes) -> Path:
         (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}),
         ("full", {"full": True}, {}),
         ("controlled", {"control": True}, {}),
+        ("paper", PAPER, {}),
     ],
 )
 def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, changes, later, recover, made, tmp_path):
-    part = "control" if kind == "controlled" else "model"
-    folder = interrupt(recover, tmp_path / "out", **changes) / part
+    part, name = "control" if kind == "controlled" else "model", kind if kind == "paper" else NAME
+    folder = interrupt(recover, tmp_path / "out", name=name, **changes) / part
     assert (folder / "checkpoint-2" / WHOLE).exists()
     shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-99")  # as a run that was killed leaves them
     (folder / "checkpoint-99" / WHOLE).unlink()
     (folder / "checkpoint-98").mkdir()
     said = Listener()
     record, expected = (
-        recover(NAME, tmp_path / "out", resume=True, reporter=said, **changes | later),
+        recover(name, tmp_path / "out", resume=True, reporter=said, **changes | later),
         record_of(made[kind]),
     )
     assert f"going on from {folder / 'checkpoint-2'}" in said.lines

@@ -11,7 +11,7 @@ from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
 from slimstate.records.base import command
 from slimstate.records.cut import CutRecord
-from slimstate.records.training import RecoveryRecord, TrainingRecord
+from slimstate.records.training import Measured, RecoveryRecord, TrainingRecord
 
 HEADER = """---
 library_name: transformers
@@ -76,8 +76,8 @@ RECOVERED = (
 {history}
 On {measured:,} tokens that were held out ({text}):
 
-| | nats per token | perplexity |
-|---|---|---|
+| | nats per token | perplexity per token | per word |
+|---|---|---|---|
 {rows}
 {closed}
 Settings, losses and fingerprints are in `slimstate_recovery.json`; this does it again:
@@ -96,7 +96,8 @@ TRAINED = (
 A {model_type} of {parameters:,} parameters, trained by slimstate from `{source}` on {tokens:,} tokens of `{data}`
 ({epochs:.2f} epochs).{sharing}
 
-On {measured:,} tokens that were held out ({text}): {nats:.4f} nats per token, perplexity {perplexity:.2f}.
+On {measured:,} tokens that were held out ({text}): {nats:.4f} nats per token,
+perplexity {perplexity:.2f} per token and {per_word} per word.
 Settings, losses and fingerprints are in `slimstate_training.json`; this does it again:
 
 ```
@@ -168,8 +169,15 @@ def training_card(record: TrainingRecord, config: Config, name: str) -> str:
         text=measured.text,
         nats=measured.nats.after,
         perplexity=measured.perplexity["after"],
+        per_word=_per_word(measured, "after"),
         command=record.command,
     )
+
+
+def _per_word(measured: Measured, stage: str) -> str:
+    """Perplexity per word, which records of 0.1 do not know."""
+    value = measured.word_perplexity.get(stage)
+    return "–" if value is None else f"{value:.{2 if value < 1e6 else 0}f}"
 
 
 def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
@@ -202,7 +210,7 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
         measured=measured.tokens,
         text=measured.text,
         rows="\n".join(
-            f"| {ROWS[key]} | {nats:.4f} | {measured.perplexity[key]:.2f} |"
+            f"| {ROWS[key]} | {nats:.4f} | {measured.perplexity[key]:.2f} | {_per_word(measured, key)} |"
             for key, nats in measured.nats.known().items()
         ),
         closed="".join(

@@ -13,6 +13,7 @@ from rich.table import Table
 from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
 from slimstate.models.devices import RunOptions
 from slimstate.records.training import TrainedRecord
+from slimstate.report.numbers import fixed, perplexity
 from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:
@@ -261,9 +262,12 @@ def _print_preview(preview: Preview) -> None:
 
 def _print_outcome(record: TrainedRecord) -> None:
     console, measured = printer(), record.measured
-    table = Table("", "nats per token", "perplexity", title=f"{measured.tokens:,} tokens: {measured.text}")
+    size = f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes"
+    columns = ("", "nats per token", "perplexity per token", "per word", "bits per byte")
+    table = Table(*columns, title=f"{size}: {measured.text}")
     for name, nats in measured.nats.known().items():
-        table.add_row(ROWS[name], f"{nats:.4f}", f"{measured.perplexity[name]:.2f}")
+        units = (perplexity(measured.perplexity[name]), perplexity(measured.word_perplexity[name]))
+        table.add_row(ROWS[name], f"{nats:.4f}", *units, fixed(measured.bits_per_byte[name], 4))
     console.print(table)
     for goal, share in measured.closed.items():
         if share is not None:

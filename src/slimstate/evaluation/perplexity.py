@@ -82,14 +82,17 @@ class TextSize:
     bytes: int
 
     @classmethod
-    def of(cls, tokenizer: Any, tokens: Tensor) -> TextSize:
-        """Of windows that lie end to end in a text. An end-of-text token counts as a line end, not as a word."""
+    def of(cls, tokenizer: Any, tokens: Tensor, *, apart: bool = False) -> TextSize:
+        """Of windows [N, T] that lie end to end in a text, or `apart`. An end-of-text token is a line end."""
         documents: list[list[int]] = [[]]
-        for token in tokens.flatten().tolist():
-            if token == tokenizer.eos_token_id:
+        for number, window in enumerate(tokens.tolist()):
+            if apart and number:
                 documents.append([])
-            else:
-                documents[-1].append(token)
+            for token in window:
+                if token == tokenizer.eos_token_id:
+                    documents.append([])
+                else:
+                    documents[-1].append(token)
         decoded = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in documents)
         text = "\n".join(decoded)
         return cls(tokens=tokens.numel(), words=len(re.split(r"\s+", text)), bytes=len(text.encode()))

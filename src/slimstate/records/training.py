@@ -50,12 +50,19 @@ class Nats:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the training was worth; `closed` is the share of the gap to the uncut model, or to the control."""
+    """What the training was worth, in the units of `Predicted`: `perplexity` is per token.
+
+    `closed` is the share of the gap to the uncut model, or to the control.
+    """
 
     text: str | None = None
     tokens: Count
+    words: Count | None = None
+    bytes: Count | None = None
     nats: Nats
     perplexity: Mapping[str, float | None] = field(default_factory=dict)
+    word_perplexity: Mapping[str, float | None] = field(default_factory=dict)
+    bits_per_byte: Mapping[str, float | None] = field(default_factory=dict)
     closed: Mapping[str, float | None] = field(default_factory=dict)
 
 

@@ -321,12 +321,17 @@ class Session(Generic[R]):
 
 
 def measured_as(nats: Nats, tokens: Tokens) -> Measured:
-    known = nats.known()
+    known, size = nats.known(), tokens.size
+    in_units = {name: size.predicted(value) for name, value in known.items()}
     return Measured(
         text=tokens.measured_on,
-        tokens=tokens.held_out.numel(),
+        tokens=size.tokens,
+        words=size.words,
+        bytes=size.bytes,
         nats=nats,
         perplexity={name: perplexity_of(value) for name, value in known.items()},
+        word_perplexity={name: found.word_perplexity for name, found in in_units.items()},
+        bits_per_byte={name: found.bits_per_byte for name, found in in_units.items()},
         closed={goal: share_closed(nats, known[goal]) for goal in ("uncut", "control") if goal in known},
     )
 

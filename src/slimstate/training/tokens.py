@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.data.documents import Reading
-from slimstate.evaluation.perplexity import evaluation_windows
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows
 from slimstate.system.errors import DataError
 from slimstate.system.progress import Reporter
 from slimstate.training.options import TrainingText, TrainOptions
@@ -20,10 +20,14 @@ LONGEST_MEASURED = 1024  # tokens of a window of another text
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """The windows of a training; `held_out` [N, T] are measured on, and `measured_on` says where they are from."""
+    """The windows of a training; `held_out` [N, T] are measured on, and `measured_on` says where they are from.
+
+    `size` counts the words and bytes of those.
+    """
 
     corpus: Corpus
     held_out: Tensor
+    size: TextSize
     measured_on: str
 
 
@@ -32,11 +36,14 @@ def read_tokens(text: TrainingText, options: TrainOptions, tokenizer: Any, folde
     if text.eval_text is None:
         corpus = _corpus(text, options, tokenizer, folder, reporter)
         measured_on = f"windows of {text.data} that were not trained on"
-        return Tokens(corpus=corpus, held_out=corpus.held_out_windows, measured_on=measured_on)
+        held_out = corpus.held_out_windows
+        size = TextSize.of(tokenizer, held_out, apart=True)
+        return Tokens(corpus=corpus, held_out=held_out, size=size, measured_on=measured_on)
     length = min(LONGEST_MEASURED, options.length)
     unseen = evaluation_windows(tokenizer, Reading(text.eval_text, text.documents), length, text.eval_tokens).tokens
     corpus = _corpus(text, options, tokenizer, folder, reporter)
-    return Tokens(corpus=corpus, held_out=unseen, measured_on=text.eval_text)
+    size = TextSize.of(tokenizer, unseen)
+    return Tokens(corpus=corpus, held_out=unseen, size=size, measured_on=text.eval_text)
 
 
 def _corpus(text: TrainingText, options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Corpus:
