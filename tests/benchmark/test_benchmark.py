@@ -213,9 +213,11 @@ def test_records_of_0_1_are_read_whole(path):
     found = json.loads(path.read_text())
     record = KINDS[found["bench"]].read(path)
     again = record.to_json()
-    assert {key: again[key] for key in found if key not in ("rows", "largest_batch")} == {
-        key: value for key, value in found.items() if key not in ("rows", "largest_batch")
+    apart = ("rows", "largest_batch", "settings")
+    assert {key: again[key] for key in found if key not in apart} == {
+        key: value for key, value in found.items() if key not in apart
     }
+    assert {key: again["settings"][key] for key in found["settings"]} == found["settings"]
     for name in ("rows", "largest_batch"):
         for old, new in zip(found.get(name, []), again.get(name, []), strict=True):
             assert {key: new[key] for key in old} == old

@@ -208,8 +208,8 @@ def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | 
     asked = {
         **covering(rows, study.checkpoint.mixers[0].axis.width),
         **(calibrated if calibration.data is not None else {}), "text": text, "text_length": options.text_length,
-        "max_tokens": options.max_tokens, "documents": options.documents or calibration.documents, "tasks": options.tasks,
-        "task_data": options.task_data, "limit": options.limit, "max_loss": options.max_loss,
+        "max_tokens": options.max_tokens, "documents": options.documents or calibration.documents,
+        "tasks": options.tasks, "task_data": options.task_data, "limit": options.limit, "max_loss": options.max_loss,
         "seed": calibration.seed, "rrqr_f": options.f, "keep_norm_eps": options.keep_norm_eps, **vars(study.run),
         "out": out,
     }  # fmt: skip
