@@ -126,6 +126,7 @@ def test_heads_and_channels_in_two_dimensions_are_cut_as_if_they_lay_in_one(rota
     assert torch.equal(results[1], results[0].view(2, 3, 7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.PLAIN)
 def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
     """The way the paper's tables can be had without cutting; SiLU(0) = 0 carries the zeros through the convolution."""
@@ -143,6 +144,7 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(SELECTORS))
 @pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
 def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folders, text_file, tmp_path):

@@ -100,6 +100,7 @@ def test_the_gradient_of_a_channel_is_what_its_rows_do_to_the_loss(name, folders
         assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(float(slope.norm()), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN_HYBRIDS)
 def test_a_cut_model_generates_with_a_cache_what_it_predicts_without(name, folders, tmp_path):
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
@@ -153,7 +154,8 @@ import sys
 sys.modules["fla"] = None
 import slimstate
 for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    pruned(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64, device="cpu")
+    calibration = slimstate.Calibration(data=sys.argv[1], samples=2, length=64)
+    slimstate.prune(model, out, method="grad", key_dim=8, calibration=calibration)
 """
 
 

@@ -4,7 +4,14 @@ The verbs of the command are functions here: `inspect`, `prune`, `recover`, `tra
 `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
 """
 
-from slimstate.benchmark import bench_calibrate, bench_decode, bench_mixer, bench_model
+from slimstate.benchmark import (
+    BenchOptions,
+    MixerShape,
+    bench_calibrate,
+    bench_decode,
+    bench_mixer,
+    bench_model,
+)
 from slimstate.evaluation.analyze import AnalysisOptions, analyze
 from slimstate.evaluation.evaluate import EvalOptions, evaluate
 from slimstate.evaluation.sweep import SweepOptions, sweep
@@ -27,11 +34,13 @@ from slimstate.training.recover import preview, recover
 
 __all__ = [
     "AnalysisOptions",
+    "BenchOptions",
     "Budget",
     "Calibration",
     "CutOptions",
     "EvalOptions",
     "LoadOptions",
+    "MixerShape",
     "PretrainOptions",
     "RecoverOptions",
     "Reporter",

@@ -113,6 +113,17 @@ def test_a_mixer_has_the_sizes_it_is_timed_at(model_type, key_dim):
         assert mixer.v_proj.weight.shape == (30, 48)
 
 
+@pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet", "kda"])
+def test_a_mixer_can_be_timed_without_its_output_gate(model_type):
+    """Only the gate goes, and only where the type has one by default."""
+    with_gate, without = (
+        mixer_of(mixer_config(model_type, 8, replace(SMALL, no_gate=no_gate)), CPU, torch.float32)
+        for no_gate in (False, True)
+    )
+    left_out = with_gate.state_dict().keys() - without.state_dict().keys()
+    assert left_out == ({"g_proj.weight"} if model_type == "gated_deltanet" else set())
+
+
 def test_mixers_are_timed_at_every_width_and_mode(tmp_path):
     record = bench_mixer(key_dims=(16, 8), shape=SMALL, options=TWICE, out=tmp_path)
     keys = {(row.model, row.key_dim, row.mode) for row in record.rows}
@@ -125,16 +136,21 @@ def test_mixers_are_timed_at_every_width_and_mode(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [
-        ("delta_net-370m", 0.36, 0.38), ("delta_net-1.3b", 1.3, 1.4), ("delta_net-2.7b", 2.65, 2.75),
-        ("gated_deltanet-370m", 0.36, 0.385), ("gated_deltanet-1.3b", 1.3, 1.4),
+    ("name", "millions", "sizes"),
+    [  # layers, heads, key dim, value dim
+        ("delta_net-370m", 374, (24, 8, 128, 128)), ("delta_net-1.3b", 1366, (24, 16, 128, 128)),
+        ("delta_net-2.7b", 2704, (32, 20, 128, 128)),
+        ("gated_deltanet-370m", 386, (23, 4, 256, 256)),  # as released
+        ("gated_deltanet-1.3b", 1466, (24, 8, 256, 256)),  # m-a-p/1.3B-100B-GatedDeltaNet-pure
+        ("gated_deltanet-370m-wide", 380, (21, 3, 256, 512)), ("gated_deltanet-1.3b-wide", 1387, (21, 6, 256, 512)),
     ],
 )  # fmt: skip
-def test_shipped_configs_have_the_size_in_their_name_and_the_papers_key_dim(name, least, most):
+def test_shipped_configs_have_the_sizes_of_the_models_they_are_named_after(name, millions, sizes):
     config = config_of(name)
     count = sum(weight.numel() for weight in stock_model(config).parameters())
-    assert least * 1e9 < count < most * 1e9
+    assert round(count / 1e6) == millions
+    mixers = family_of(config).mixers(config)
+    assert (len(mixers), mixers[0].axis.heads, mixers[0].axis.width, mixers[0].value_dim) == sizes
     assert width_of(config) == (128 if name.startswith("delta_net") else 256)
     assert name in shipped_configs()
 
@@ -152,11 +168,18 @@ def test_models_are_timed_at_the_size_a_cut_would_have(folders, tmp_path):
     assert ModelRecord.read(tmp_path / "bench-model.json") == record
 
 
+def test_a_model_is_timed_forward_with_the_logits_of_every_token(folders):
+    record = bench_model([str(folders[tiny.PLAIN[0]])], [8], batch=2, length=16, modes=["forward"], options=ONCE)
+    assert [(row.mode, row.graph) for row in record.rows] == [("forward", None)]
+    assert record.rows[0].tokens_per_second == pytest.approx(32 / record.rows[0].time)
+
+
 def test_by_default_a_model_is_timed_at_its_width_a_half_and_a_quarter(folders):
     record = bench_model([str(folders[tiny.PLAIN[1]])], batch=1, length=8, modes=["prefill"], options=ONCE)
     assert [row.key_dim for row in record.rows] == [24, 12, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.PLAIN)
 def test_decoding_moves_the_state_that_inspect_counts(name, folders, tmp_path):
     record = bench_decode([str(folders[name])], [24, 8], batches=[3, 1], options=TWICE, out=tmp_path)
@@ -213,9 +236,9 @@ def test_records_of_0_1_are_read_whole(path):
     found = json.loads(path.read_text())
     record = KINDS[found["bench"]].read(path)
     again = record.to_json()
-    apart = ("rows", "largest_batch", "settings")
-    assert {key: again[key] for key in found if key not in apart} == {
-        key: value for key, value in found.items() if key not in apart
+    parts = ("rows", "largest_batch", "settings")
+    assert {key: again[key] for key in found if key not in parts} == {
+        key: value for key, value in found.items() if key not in parts
     }
     assert {key: again["settings"][key] for key in found["settings"]} == found["settings"]
     for name in ("rows", "largest_batch"):
@@ -259,6 +282,7 @@ def records(folders):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(4))
 def test_the_command_of_a_record_makes_the_same_rows(place, records, capsys, monkeypatch):
     record = records[place]

@@ -46,6 +46,7 @@ def test_documents_are_the_same_in_every_format(kind, packed, tmp_path):
     assert stream(write(tmp_path, f"x.{kind}{packed}")) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.txt", "x.txt.xz", "x.txt.gz"])
 def test_plain_text_is_one_document_whatever_its_size(name, tmp_path):
     text = tiny.text(PIECE * 2 + 1000)

@@ -345,6 +345,7 @@ def test_documents_with_an_answer_of_one_character_are_left_out_where_it_is_look
     assert task.rows == kept
 
 
+@pytest.mark.slow
 def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tmp_path, monkeypatch):
     monkeypatch.setitem(lm_eval.BATCH, "cpu", 3)
     bodies = [tiny.text(length, seed=length).replace("\n", " ").strip() for length in (300, 30, 90)]
@@ -357,6 +358,7 @@ def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tm
         assert together[name].metrics == pytest.approx(record.tasks[name].metrics, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_path):
     """The recall tasks apart, as their `max_length` would change word perplexity."""
     record, seen = run

@@ -19,6 +19,8 @@ from slimstate.records.evaluation import EvaluationRecord, LmEval, Result, TaskS
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.report.plots import label_of, svg, utilisation_curves
 
+pytestmark = pytest.mark.slow
+
 NAME = tiny.PLAIN[0]
 
 
@@ -41,6 +43,7 @@ def analysed(folders, cut, text_file, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_an_analysis_is_records_and_figures(analysed, folders, text_file):
     written = json.loads((analysed / f"trace-{NAME}.json").read_text())
     trace = TraceRecord.from_json(written)
@@ -80,6 +83,7 @@ def test_a_figure_in_a_page_has_its_own_ids_and_the_colours_of_the_page(analysed
     assert label_of(traces[1]) in text
 
 
+@pytest.mark.slow
 def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, capsys, monkeypatch):
     record_file = tmp_path / "evaluation.json"
     code, out, _ = run(
@@ -223,6 +227,7 @@ def other(folders, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, text_file, tmp_path):
     """A hybrid beside a model of one layer: spectra of the heads that both have, and a figure for each name."""
     hybrid = tiny.save(tiny.build(tiny.VARIANTS["delta_net-hybrid"]), tmp_path / "net-1.3B")
@@ -234,6 +239,7 @@ def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, 
     assert {"filters-net-1.3B.png", "filters-net-1.3B-cut.png"} <= {path.name for path in out.iterdir()}
 
 
+@pytest.mark.slow
 def test_an_analysis_keeps_the_plan_of_a_cut_model_for_the_report(analysed, cut):
     made = slimstate.report(analysed)
     assert made.records["plan"] == 1

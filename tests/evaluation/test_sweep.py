@@ -32,6 +32,8 @@ from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.tables import PER_WORD
 from slimstate.system.errors import DataError, PlanError
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = SweepOptions(text_length=96, max_tokens=384)
 SHORT = SweepOptions(text_length=96, max_tokens=192)
 COMPRESSIONS = (0.33, 0.7)

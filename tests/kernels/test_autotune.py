@@ -10,6 +10,8 @@ import pytest
 
 from slimstate.kernels.autotune import leave_out_faulty
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import torch, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget

@@ -277,6 +277,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_gives_the_same_sums_and_gradient():
     """In Triton's interpreter, which needs no GPU."""
     interpreted = os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "error"}

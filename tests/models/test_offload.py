@@ -14,6 +14,8 @@ from slimstate.models.load import load
 from slimstate.models.offload import LoadOptions, load_spread, parse_limits
 from slimstate.system.errors import PlanError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["delta_net-plain", "gated_deltanet-plain", "delta_net-tied"])

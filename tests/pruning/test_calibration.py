@@ -16,7 +16,7 @@ from slimstate.pruning import calibration
 from slimstate.pruning.calibration import calibrate
 from slimstate.system.errors import DataError, ModelError
 
-EVERYTHING = frozenset({"gram", "input", "gradient"})
+EVERYTHING = frozenset({"gram", "moments", "input", "gradient"})
 TOKENS = tiny.token_ids(10, 48)
 
 
@@ -49,7 +49,7 @@ def test_grams_and_norms_are_those_of_the_post_convolution_activations(prepared)
     inputs = []
     layer = runtime.model.get_submodule(mixers[0].path)
     handle = layer.register_forward_pre_hook(lambda *call: inputs.append(call[2]["hidden_states"]), with_kwargs=True)
-    evidence = calibrate(runtime, mixers[:1], TOKENS, frozenset({"gram", "input"}))[0]
+    evidence = calibrate(runtime, mixers[:1], TOKENS, frozenset({"gram", "moments", "input"}))[0]
     handle.remove()
     x = torch.cat(inputs)
     for role, projection, convolution in (("query", "q_proj", "q_conv1d"), ("key", "k_proj", "k_conv1d")):
@@ -59,6 +59,11 @@ def test_grams_and_norms_are_those_of_the_post_convolution_activations(prepared)
         by_head = y.detach().double().unflatten(-1, (2, -1)).flatten(0, 1)
         expected = torch.einsum("nhc,nhd->hcd", by_head, by_head)
         torch.testing.assert_close(getattr(evidence, f"{role}_gram"), expected, rtol=1e-4, atol=1e-4)
+        lengths = by_head.square().sum(-1, keepdim=True).add(1e-6).sqrt()
+        longer = torch.cat([by_head / lengths, torch.ones_like(lengths)], dim=-1)
+        expected = torch.einsum("nhc,nhd->hcd", longer, longer)
+        torch.testing.assert_close(getattr(evidence, f"{role}_moments"), expected, rtol=1e-4, atol=1e-4)
+        assert (expected[:, -1, -1] == TOKENS.numel()).all()
     torch.testing.assert_close(evidence.input_square, x.double().square().sum((0, 1)), rtol=1e-4, atol=1e-4)
 
 
@@ -85,8 +90,9 @@ def test_infinite_activations_name_their_layer_and_head(prepared):
     runtime, mixers = prepared
     with torch.no_grad():
         runtime.model.get_parameter(mixers[1].name_of(mixers[1].key))[mixers[1].axis.width].fill_(torch.inf)
-    with pytest.raises(ModelError, match="layer 1, head 1: NaN or infinite keys"):
-        calibrate(runtime, mixers, TOKENS[:2], frozenset({"gram"}))
+    for need in ("gram", "moments"):
+        with pytest.raises(ModelError, match="layer 1, head 1: NaN or infinite keys"):
+            calibrate(runtime, mixers, TOKENS[:2], frozenset({need}))
 
 
 def test_evidence_survives_its_file_and_refuses_strangers(prepared, tmp_path):
@@ -100,7 +106,7 @@ def test_evidence_survives_its_file_and_refuses_strangers(prepared, tmp_path):
         assert back.evidence[layer].tokens == evidence[layer].tokens
         pairs = zip(back.evidence[layer].tensors(), evidence[layer].tensors(), strict=True)
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
-    assert back.missing(EVERYTHING | {"weight"}) == {"gradient"}
+    assert back.missing(EVERYTHING | {"weight"}) == {"gradient", "moments"}
     back.check(path, "m", "d")
     back.check(path, "m", None)
     with pytest.raises(DataError, match="another model"):

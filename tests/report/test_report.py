@@ -347,6 +347,7 @@ def test_every_section_shows_the_numbers_of_its_records(whole):
         assert words in text.replace("&#x27;", "'"), words
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(whole, tmp_path):
     again = write_report(whole.parent, tmp_path / "again.html")
     assert Path(again.out).read_bytes() == whole.read_bytes()
@@ -412,6 +413,7 @@ def test_a_page_has_the_sections_that_it_has_records_for(tmp_path, unpainted, na
     assert re.findall(r'<a href="#([^"]*)"', page) == [*sections, "reproduce", "records"]
 
 
+@pytest.mark.slow
 def test_whatever_a_record_says_is_escaped(tmp_path):
     evil = '<b onclick="x">$&amp;^_{$</b><script>alert(1)</script>'
     records = everything()
@@ -502,6 +504,7 @@ def with_change(record: Record, path: tuple[Any, ...], change: Any) -> Record:
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sorted({"sweep.json", "trace-slim.json", "evaluation.json", "recovery.json", f"cut/{PLAN}"})
 )
@@ -577,6 +580,7 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path, unpainted):
         write_report(write(tmp_path, {"trace.json": trace()}), tmp_path / "taken")
 
 
+@pytest.mark.slow
 def test_a_big_model_makes_a_page_under_three_megabytes(tmp_path):
     size = {"layers": 24, "heads": 16}
     cuts = [None, cut("l1", 128, 64), cut("drrqr", 128, 64)]
@@ -597,6 +601,7 @@ def test_figures_round_where_things_are_and_not_what_they_say():
     assert not re.search(r' d="[^"]*\d\.\d{3}', drawn)
 
 
+@pytest.mark.slow
 def test_of_many_states_a_share_is_drawn_and_said_to_be_and_all_where_one_is_outside():
     many = trace(layers=20, heads=8)
     states = many["bounds"]["states"]
@@ -618,6 +623,7 @@ def test_the_page_asks_for_nothing_from_elsewhere(whole):
     assert "default-src 'none'" in page
 
 
+@pytest.mark.slow
 def test_making_a_report_needs_neither_torch_nor_transformers(tmp_path):
     """In a fresh process, with the package's own front door left out, since that opens every room."""
     write(tmp_path, {"trace.json": trace(), "evaluation.json": evaluation()})
@@ -823,6 +829,7 @@ def test_a_phone_scrolls_down_only_and_shows_tips_on_a_tap(browser, whole):
     page.close()
 
 
+@pytest.mark.slow
 def test_the_dark_scheme_turns_page_text_and_figures(browser, whole):
     seen = {}
     for scheme in ("light", "dark"):

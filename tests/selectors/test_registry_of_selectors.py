@@ -44,6 +44,5 @@ def test_what_is_listed_must_be_a_selector(package):
 
 
 def test_the_paper_s_order_is_kept():
-    assert list(METHODS) == [
-        "random", "l1", "s-wanda", "grad", "drrqr", "pca", "pca-adversarial", "random-rotation",
-    ]  # fmt: skip
+    paper = ["random", "l1", "s-wanda", "grad", "drrqr", "pca", "pca-adversarial", "random-rotation"]
+    assert [name for name in METHODS if name in paper] == paper

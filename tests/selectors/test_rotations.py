@@ -27,10 +27,12 @@ from slimstate.families import FAMILIES
 from slimstate.kernels.convolution import short_convolution
 from slimstate.models.hooks import hooked, masked
 from slimstate.models.load import load
+from slimstate.pruning.calibration import calibrate
 from slimstate.selectors import ROTATIONS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
 from slimstate.system.errors import PlanError
 
+RELEASED = ("pca-released", "pca-released-adversarial")
 BENT = {"method": "random-rotation", "key_dim": 8}
 STRAIGHT = tiny.Variant(
     "delta_net-straight", "delta_net", {"expand_k": 0.75, "qk_activation": "identity", "use_short_conv": False}
@@ -183,6 +185,68 @@ def test_principal_components_are_the_singular_vectors_of_the_activations(score)
             np.testing.assert_allclose(rows.T @ rows, expected.T @ expected, atol=1e-5)
         lost = (sizes[3:] ** 2).sum() / (sizes**2).sum()
         assert basis.certificate["variance_lost"][head] == pytest.approx(lost, rel=1e-6)
+
+
+@pytest.mark.parametrize("score", ["k", "q", "kq"])
+@pytest.mark.parametrize("name", tiny.PLAIN)
+def test_principal_components_as_released_are_those_of_normalised_centred_activations(name, score, folders):
+    """Against NumPy's covariance of the activations of a running model, each divided by its length."""
+    runtime, mixers = load(folders[name], device="cpu"), Checkpoint.open(folders[name]).mixers
+    seen: dict[tuple[int, str], list[torch.Tensor]] = {}
+
+    def see(mixer, role, x):
+        seen.setdefault((mixer.layer, role), []).append(F.normalize(x.double(), dim=-1).flatten(0, 1))
+        return x
+
+    with hooked(runtime.model, mixers, see):
+        logits(runtime.model)
+    evidence = calibrate(runtime, mixers, tiny.token_ids(), frozenset({"moments"}))
+    cases = [
+        slimstate.selectors.Case(heads=mixer.axis.heads, width=mixer.axis.width, evidence=evidence[mixer.layer])
+        for mixer in mixers
+    ]
+    best, worst = (choose(method, cases, Request(keep=5, score=score)) for method in RELEASED)
+    for place, mixer in enumerate(mixers):
+        roles = {"k": ("key",), "q": ("query",), "kq": ("query", "key")}[score]
+        rows = torch.cat([torch.cat(seen[mixer.layer, role]) for role in roles])
+        for head in range(mixer.axis.heads):
+            values, vectors = np.linalg.eigh(np.cov(rows[:, head].numpy(), rowvar=False))
+            for found, expected in ((best, vectors[:, -5:]), (worst, vectors[:, :5])):
+                kept = found[place].rows[head].double().numpy()
+                np.testing.assert_allclose(kept.T @ kept, expected @ expected.T, atol=2e-4)
+            lost = best[place].certificate["variance_lost"][head]
+            assert lost == pytest.approx(values[:-5].sum() / values.sum(), rel=1e-3)
+
+
+def test_as_released_a_mean_and_lengths_are_no_variance():
+    """Keys that all but share one large mean, some of them a thousand times as long: pca keeps these, this does not."""
+    generator = torch.Generator().manual_seed(3)
+    keys = 0.01 * torch.randn(1, 400, 6, generator=generator, dtype=torch.float64)
+    keys[..., 1] *= 20
+    keys[..., 0] += 1
+    keys[:, ::7] *= 1000
+    longer = F.pad(F.normalize(keys, dim=-1), (0, 1), value=1.0)
+    evidence = slimstate.core.evidence.Evidence(
+        tokens=400, key_gram=keys.mT @ keys, query_gram=keys.mT @ keys, key_moments=longer.mT @ longer
+    )
+    given = slimstate.selectors.Case(heads=1, width=6, evidence=evidence)
+    (plain,), (released,) = (choose(name, [given], Request(keep=1, score="k")) for name in ("pca", RELEASED[0]))
+    assert int(plain.rows[0, 0].abs().argmax()) == 0
+    assert int(released.rows[0, 0].abs().argmax()) == 1
+
+
+def test_evidence_without_moments_is_extended_by_them_and_kept(folders, text_file, tmp_path):
+    """Other methods do not pay for them, and a file written for those is read."""
+    model, text = folders[tiny.PLAIN[0]], {"data": str(text_file), "samples": 4, "length": 64}
+    path = tmp_path / "evidence.safetensors"
+    pruned(model, tmp_path / "a", method="pca", key_dim=8, evidence=path, **text)
+    assert EvidenceFile.open(path).missing(frozenset({"gram", "moments"})) == {"moments"}
+    pruned(model, tmp_path / "b", method=RELEASED[0], key_dim=8, evidence=path, **text)
+    assert EvidenceFile.open(path).missing(frozenset({"gram", "moments"})) == frozenset()
+    pruned(model, tmp_path / "c", method=RELEASED[1], key_dim=8, evidence=path)  # no text: nothing runs
+    rows = {name: Plan.from_json((tmp_path / name / PLAN).read_text()).selections[0].rows for name in "abc"}
+    assert (rows["a"] @ rows["a"].mT - rows["b"] @ rows["a"].mT).abs().max() > 1e-3
+    assert (rows["b"] @ rows["c"].mT).abs().max() < 1e-4  # 8 of 24 best and 8 of 24 worst
 
 
 def test_no_other_directions_keep_more_variance():

@@ -104,6 +104,58 @@ def test_only_adapters_and_convolutions_learn_and_all_of_them_do(name, chosen):
     assert all(p.grad is None for p in adapted.parameters() if not p.requires_grad)
 
 
+PAPER = {"chosen": "q_proj,k_proj,v_proj", "unfreeze": "norms,biases"}
+
+
+def norms_and_biases(model) -> set[str]:
+    """The names of their parameters, told by the shapes: all that are vectors, but for those of decay rates."""
+    vectors = {name for name, parameter in model.named_parameters() if parameter.ndim == 1}
+    return {name for name in vectors if not name.endswith(("A_log", ".D"))}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_norms_and_biases_of_the_whole_model_learn_where_they_are_unfrozen(name):
+    model = tiny.build(tiny.VARIANTS[name])
+    vectors = norms_and_biases(model)
+    assert any(vector.endswith("dt_bias") for vector in vectors) == name.startswith("gated")
+    wanted = adaptation(model, **PAPER)
+    assert {path.rpartition(".")[2] for path in wanted.targets} == {"q_proj", "k_proj", "v_proj"}
+    whole = {vector for vector in wanted.weights(model.config.to_dict()) if vector in vectors}
+    assert whole == vectors
+    adapted = wanted.attach(model)
+    shaken(adapted)
+    found = gradients(adapted)
+    assert [name for name, gradient in found.items() if gradient is None or not gradient.any()] == []
+    stock = {name.removeprefix("base_model.model.").replace(".modules_to_save.default", "") for name in found}
+    assert vectors <= stock
+    assert {n for n in stock if "lora_" not in n and "conv1d" not in n} == vectors
+
+
+@pytest.mark.parametrize("unfreeze", ["norms", "biases", "norms, biases"])
+@pytest.mark.parametrize("name", [*SOME, "delta_net-plain"])
+def test_what_is_unfrozen_is_merged_and_kept_with_the_adapter(name, unfreeze, tmp_path):
+    model = tiny.build(tiny.VARIANTS[name])
+    wanted = adaptation(model, **{**PAPER, "unfreeze": unfreeze})
+    adapted = wanted.attach(model)
+    trained = shaken(adapted)
+    expected = logits(adapted)
+    merged = wanted.merged(tiny.build(tiny.VARIANTS[name]), trained, tmp_path / "adapter")
+    stock = tiny.build(tiny.VARIANTS[name])
+    kinds = {"norms": "norm", "biases": "bias"}
+    chosen = {n for n in norms_and_biases(stock) if any(kinds[kind.strip()] in n for kind in unfreeze.split(","))}
+    before = {n: parameter.clone() for n, parameter in stock.named_parameters()}
+    assert not stock.load_state_dict(merged, strict=False).unexpected_keys
+    changed = {n for n, parameter in stock.named_parameters() if not torch.equal(parameter, before[n])}
+    assert changed == {*wanted.weights(stock.config.to_dict())}
+    assert {n for n in changed if before[n].ndim == 1} == chosen
+    torch.testing.assert_close(logits(stock), expected, rtol=1e-4, atol=1e-4)
+
+    from peft import PeftModel
+
+    kept = PeftModel.from_pretrained(tiny.build(tiny.VARIANTS[name]), tmp_path / "adapter")
+    torch.testing.assert_close(logits(kept), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["delta_net-hybrid", "gated_deltanet-hybrid"])
 def test_of_many_layers_the_softmax_ones_stay_as_they_are(name):
     model = tiny.build(tiny.VARIANTS[name], **LONG)
@@ -221,6 +273,9 @@ def test_the_output_head_is_never_adapted(name):
     ("options", "message"),
     [
         ({"full": True, "chosen": "q_proj"}, "leave out `lora_targets`"),
+        ({"full": True, "unfreeze": "norms"}, "leave out `lora_targets` and `unfreeze`"),
+        ({"unfreeze": "norm"}, "`unfreeze` norm: there are norms, biases"),
+        ({"unfreeze": " ,"}, "`unfreeze` names nothing"),
         ({"rank": 0}, "rank 0 and alpha 32"),
         ({"alpha": 0}, "rank 16 and alpha 0"),
     ],
@@ -230,10 +285,11 @@ def test_settings_that_train_nothing_are_refused(options, message):
         adaptation(tiny.build(tiny.VARIANTS["delta_net-plain"]), **options)
 
 
+@pytest.mark.parametrize("options", [{"chosen": ALL_LINEAR}, PAPER])
 @pytest.mark.parametrize("name", ["delta_net-plain", "gated_deltanet-plain"])
-def test_of_a_bfloat16_model_what_is_trained_is_float32(name):
+def test_of_a_bfloat16_model_what_is_trained_is_float32(name, options):
     model = tiny.build(tiny.VARIANTS[name]).to(torch.bfloat16)
-    adapted = adaptation(model, ALL_LINEAR).attach(model)
+    adapted = adaptation(model, **options).attach(model)
     assert {parameter.dtype for parameter in trainable(adapted).values()} == {torch.float32}
     rest = {parameter.dtype for parameter in adapted.parameters() if not parameter.requires_grad}
     assert rest == {torch.bfloat16}

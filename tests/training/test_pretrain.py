@@ -36,6 +36,8 @@ from slimstate.training.initial_model import (
 from tiny_shapes import SHAPES, SIZES
 from training_calls import train
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"steps": 6, "length": 32, "batch_size": 4, "lr": 1e-2, "min_lr": 1e-3, "save_every": 2, "report_to": "none"}
 KINDS = ["delta_net", "gated_deltanet", "head", "all"]
 

@@ -24,6 +24,8 @@ from slimstate.records.training import TRAINING as TRAINED
 from slimstate.training.trainer import WHOLE
 from tiny_shapes import SHAPES, SIZES
 
+pytestmark = pytest.mark.slow
+
 NAME, GATED = tiny.PLAIN
 SCRIPT = TESTS / "training_commands.py"
 TRAINING = {"steps": 8, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}

@@ -41,16 +41,20 @@ from slimstate.records.schema import read, written
 from slimstate.records.training import RECOVERY, CorpusText, RecoveryRecord
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.system.progress import SILENT
-from slimstate.training import session, teacher
+from slimstate.training import options, session, teacher
 from slimstate.training.lora import trainable
 from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
+from slimstate.training.recover import Preview
 from slimstate.training.session import LEAST_GAP
 from slimstate.training.trainer import WHOLE, StudentTrainer
+
+pytestmark = pytest.mark.slow
 
 NAME, GATED = tiny.PLAIN
 TIED = ("delta_net-tied", "gated_deltanet-tied")
 ALONE = {"teacher": None, "no_teacher": True}
 BRIEF = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2}
+PAPER = {"lora_targets": "q_proj,k_proj,v_proj", "unfreeze": "norms,biases"}
 SHORT = {**BRIEF, "save_every": 2, "report_to": "none"}
 WITHOUT_PEFT = "import runpy, sys; sys.modules['peft'] = None; sys.argv.pop(0); runpy.run_path(sys.argv[0])"
 
@@ -92,7 +96,8 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
     root = tmp_path_factory.mktemp("pairs")
     uncut = {name: tiny.save(confident(name), root / name, "100KB") for name in (NAME, GATED, *TIED)}
     uncut["bfloat16"] = tiny.save(confident(NAME).to(torch.bfloat16), root / "bfloat16", "100KB")
-    return {name: (folder, cut(folder, root / f"{name}-cut")) for name, folder in uncut.items()}
+    found = {name: (folder, cut(folder, root / f"{name}-cut")) for name, folder in uncut.items()}
+    return {**found, "paper": found[GATED]}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +123,8 @@ def made(pairs, recover, tmp_path_factory) -> dict[str, Path]:
     """Recoveries of every kind; a fresh process in which PEFT cannot be imported has left its logits in each."""
     root = tmp_path_factory.mktemp("made")
     folders = {kind: root / kind for kind in (NAME, GATED, "bfloat16", "full", *TIED, "alone", "controlled", "twice")}
+    folders["paper"] = root / "paper"
+    recover("paper", folders["paper"], **PAPER)
     for name in (NAME, GATED, "bfloat16"):
         recover(name, folders[name])
     recover(NAME, folders["full"], full=True)
@@ -138,7 +145,7 @@ def made(pairs, recover, tmp_path_factory) -> dict[str, Path]:
     return folders
 
 
-RECOVERED = (NAME, GATED, "bfloat16", "full", *TIED, "alone", "controlled", "twice", "control")
+RECOVERED = (NAME, GATED, "bfloat16", "full", *TIED, "alone", "controlled", "twice", "control", "paper")
 
 
 def source_of(kind: str, pairs, made) -> Path:
@@ -190,10 +197,17 @@ def test_only_what_is_trained_changes(kind, pairs, made):
         name: list(file.tensors) for name, file in after.files.items()
     }
     assert {info.dtype for info in after.tensors.values()} == {"BF16" if kind == "bfloat16" else "F32"}
-    parts = {f"{mixer.path}.{part}" for mixer in before.mixers for part in (*mixer.projections, *mixer.convolutions)}
+    projections = [
+        f"{mixer.path}.{part}"
+        for mixer in before.mixers
+        for part in mixer.projections
+        if kind != "paper" or part in ("q_proj", "k_proj", "v_proj")
+    ]
+    parts = {*projections, *(f"{mixer.path}.{part}" for mixer in before.mixers for part in mixer.convolutions)}
     everything = kind in ("full", *TIED)
     for name in before.tensors:
-        trained = everything or name.rpartition(".")[0] in parts
+        unfrozen = kind == "paper" and ("norm" in name or "bias" in name)
+        trained = everything or unfrozen or name.rpartition(".")[0] in parts
         assert torch.equal(before.read(name), after.read(name)) != trained, name
     same = files_of(source) - before.files.keys() - {"config.json", "README.md", RECOVERY, "notes"}
     for name in same:
@@ -230,12 +244,12 @@ def test_a_cut_after_a_recovery_keeps_both_in_the_history(made):
     assert (history_of(made["cut again"])["width"], history_of(made["cut again"])["key_dim"]) == (8, 6)
     assert json.loads((made["cut again"] / PLAN).read_text())["parent"]["key_dim"] == 8
     assert history_of(made["control"]).keys() == {"recovered"}
-    assert slimstate.inspect(made["control"])["already_cut"] is None
-    assert slimstate.inspect(made["twice"])["already_cut"]["key_dim"] == 8
+    assert slimstate.inspect(made["control"]).already_cut is None
+    assert slimstate.inspect(made["twice"]).already_cut.key_dim == 8
     (earlier,) = history_of(made["cut control"])["history"]
     assert earlier == history_of(made["control"])
     assert json.loads((made["cut control"] / PLAN).read_text())["parent"] is None
-    assert slimstate.inspect(made["cut control"])["already_cut"]["width"] == 24
+    assert slimstate.inspect(made["cut control"]).already_cut.width == 24
 
 
 def test_every_card_says_what_was_done(made, pairs):
@@ -846,6 +860,7 @@ def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(recover, place
         (GATED, {}, GATED),
         (NAME, {"lora_targets": "all-linear"}, None),
         (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None),
+        (GATED, PAPER, "paper"),
         (NAME, {"full": True}, "full"),
         (TIED[1], {"full": True}, TIED[1]),
     ],
@@ -854,7 +869,9 @@ def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, k
     preview = training_calls.preview(pairs[name][1], teacher=pairs[name][0], **{**BRIEF, **changes})
     assert list(tmp_path.iterdir()) == []
     checkpoint, full = Checkpoint.open(pairs[name][1]), "full" in changes
-    adaptation = RecoverOptions(full=full, lora_targets=changes.get("lora_targets")).adaptation(checkpoint)
+    chosen = {name: changes.get(name) for name in ("lora_targets", "unfreeze")}
+    adaptation = RecoverOptions(full=full, **chosen).adaptation(checkpoint)
+    assert preview.unfrozen == (*adaptation.norms, *adaptation.biases)
     assert (preview.targets, preview.convolutions) == (adaptation.targets, adaptation.convolutions)
     assert (preview.targets == ()) == full
     assert (preview.parameters, preview.out) == (checkpoint.parameters, None)
@@ -874,6 +891,56 @@ def test_a_dry_run_needs_neither_text_nor_a_place(pairs, capsys, monkeypatch):
     assert "all weights are trained" in run(capsys, monkeypatch, *given, "--full")[1]
     code, out, _ = run(capsys, monkeypatch, *given, "--json")
     assert json.loads(out) == slimstate.preview(pairs[NAME][1], teacher=pairs[NAME][0]).to_json()
+
+
+def test_the_papers_recovery_is_what_it_says_and_what_its_code_trains():
+    found = RecoverOptions.paper()
+    assert found.samples == 32_000
+    assert (found.batch_size, found.length, found.warm_up, found.lr, found.min_lr) == (16, 2048, 0.05, 1e-4, 1e-5)
+    assert (found.lora_rank, found.lora_alpha, found.no_teacher) == (16, 32, False)
+    assert (found.lora_targets, found.unfreeze) == (PAPER["lora_targets"], PAPER["unfreeze"])
+
+
+def test_a_preset_sets_defaults_and_what_is_given_beside_it_counts(pairs, capsys, monkeypatch):
+    """Also where what is given is the usual default."""
+
+    def asked(*options: object) -> Preview:
+        given = ["recover", pairs[GATED][1], "--teacher", pairs[GATED][0], "--dry-run", "--json", *options]
+        code, out, err = run(capsys, monkeypatch, *given)
+        assert (code, err) == (0, "")
+        return read(Preview, json.loads(out))
+
+    paper = asked("--preset", "paper")
+    assert paper == slimstate.preview(pairs[GATED][1], teacher=pairs[GATED][0], options=RecoverOptions.paper())
+    assert {name.rpartition(".")[2] for name in paper.targets} == {"q_proj", "k_proj", "v_proj"}
+    assert {name.rpartition(".")[2] for name in paper.unfrozen} == {
+        "attn_norm",
+        "mlp_norm",
+        "o_norm",
+        "norm",
+        "dt_bias",
+    }
+    assert asked().unfrozen == ()
+    mine = asked("--preset", "paper", "--lora-targets", "q_proj", "--lr", "3e-4", "--lora-rank", "16")
+    assert (mine.settings.lora_targets, mine.settings.lr, mine.settings.lora_rank) == ("q_proj", 3e-4, 16)
+    assert (mine.settings.unfreeze, mine.steps) == ("norms,biases", 2000)
+    monkeypatch.setitem(options.PRESETS, "paper", lambda: RecoverOptions(lora_rank=5, steps=7))
+    assert asked("--preset", "paper").settings.lora_rank == 5
+    assert asked("--preset", "paper", "--lora-rank", "16").settings.lora_rank == 16
+    assert asked("--preset", "paper", "--tokens", "327680").steps == 10
+    assert asked("--preset", "paper", "--full").settings.full
+    code, _, err = run(capsys, monkeypatch, "recover", pairs[GATED][1], "--preset", "mine", "--dry-run")
+    assert (code, err) == (2, "slimstate: unknown --preset 'mine'; there are paper\n")
+
+
+def test_a_dry_run_and_the_card_name_norms_and_biases(pairs, made, capsys, monkeypatch):
+    given = ["recover", pairs[GATED][1], "--teacher", pairs[GATED][0], "--preset", "paper", "--dry-run"]
+    lines = run(capsys, monkeypatch, *given)[1].split()
+    assert {"model.layers.0.attn.o_norm", "model.norm", "model.layers.1.attn.dt_bias"} <= {*lines}
+    assert "norms and biases unfrozen" in (made["paper"] / "README.md").read_text()
+    record = record_of(made["paper"])
+    assert record.settings.adaptation.unfrozen == ("attn_norm", "dt_bias", "mlp_norm", "norm", "o_norm")
+    assert f"--lora-targets {PAPER['lora_targets']} --unfreeze {PAPER['unfreeze']}" in record.command
 
 
 def test_the_command_that_is_recorded_does_it_again(made, tmp_path, capsys, monkeypatch):
@@ -910,6 +977,7 @@ def test_the_command_and_the_function_have_the_same_options_and_defaults(verb, o
     ours = {name: each.default for name, each in inspect.signature(getattr(commands, verb)).parameters.items()}
     assert ours.pop("as_json") is False
     if verb == "recover":
+        assert (ours.pop("context"), ours.pop("preset")) == (inspect.Parameter.empty, None)  # which sets the others
         assert (ours.pop("dry_run"), ours.pop("out"), ours.pop("data")) == (False, None, None)  # a dry run needs none
         del theirs["out"], theirs["data"]
     else:

@@ -24,6 +24,8 @@ from slimstate.training.lora import trainable
 from slimstate.training.options import RecoverOptions
 from slimstate.training.shared_filters import SharedFilters, expand, share
 
+pytestmark = pytest.mark.slow
+
 NAMES = [*tiny.PLAIN, "gated_deltanet-grouped-values"]
 KINDS = ["head", "all"]
 SHORT = {"steps": 3, "length": 32, "batch_size": 4, "lr": 1e-2, "report_to": "none", "no_teacher": True}
@@ -112,6 +114,7 @@ def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["full", "cut", "rotated", "recovered", "again"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_filters_stay_shared_in_files_as_the_stock_class_has_them(kind, step, made):

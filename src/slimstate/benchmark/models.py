@@ -1,4 +1,4 @@
-"""Whole models: a prefill, and a training step with its optimizer."""
+"""Whole models: a prefill, a forward pass, and a training step with its optimizer."""
 
 from __future__ import annotations
 
@@ -76,6 +76,8 @@ def _measure(bench: Bench, settings: ModelSettings, row: ModelRow) -> ModelRow:
     rounds = bench.options.rounds
     if row.mode == "prefill":
         row = timed_as_graph(_prefill(model, ids), bench.device, rounds=rounds, say=bench.reporter.say).fill(row)
+    elif row.mode == "forward":
+        row = timed(_forward(model, ids), bench.device, rounds=rounds).fill(row)
     else:
         row = timed(_train(model, ids), bench.device, rounds=rounds).fill(row)
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -88,6 +90,16 @@ def _prefill(model: Any, ids: torch.Tensor) -> Callable[[], object]:
     def work() -> None:
         with torch.inference_mode():
             model(input_ids=ids, use_cache=True, logits_to_keep=1)
+
+    return work
+
+
+def _forward(model: Any, ids: torch.Tensor) -> Callable[[], object]:
+    """The logits of every token, kernel by kernel."""
+
+    def work() -> None:
+        with torch.inference_mode():
+            model(input_ids=ids, use_cache=False)
 
     return work
 

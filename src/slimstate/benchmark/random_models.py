@@ -42,6 +42,8 @@ def mixer_config(model_type: str, key_dim: int, shape: MixerShape) -> JsonObject
         "model_type": model_type, "hidden_size": shape.hidden, "num_heads": shape.heads, "num_hidden_layers": 1,
         "intermediate_size": 16, "vocab_size": 16, **sizes,
     }  # fmt: skip
+    if shape.no_gate and family.defaults.get("use_gate"):
+        config["use_gate"] = False
     return dict(family_of(config).resize(config, key_dim, corrected=False))
 
 

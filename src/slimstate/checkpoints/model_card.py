@@ -192,6 +192,7 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     if not adaptation.full:
         parts = f"LoRA of rank {settings.lora_rank} on {', '.join(adaptation.targets)}"
         parts += "; convolutions trained whole" if adaptation.convolutions else ""
+        parts += f"; {settings.unfreeze.replace(',', ' and ')} unfrozen" if settings.unfreeze else ""
     past = [*done.get("history", ()), {**done, "recovered": done["recovered"][:-1]}]
     lines = [line for entry in past for line in _done(entry, "")]
     return _with_loading(config["model_type"], RECOVERED).format(

@@ -37,6 +37,10 @@ def mixer(
     hidden: Annotated[int, typer.Option(help="Hidden size.")] = 2048,
     heads: Annotated[int, typer.Option(help="Heads.")] = 16,
     value_dim: Annotated[int, typer.Option(help="Value dim of each head.")] = 128,
+    no_gate: Annotated[
+        bool,
+        typer.Option("--no-gate", help="Leave out the output gate of layers that have one, as the paper's code does."),
+    ] = False,
     modes: Annotated[str, typer.Option(help="forward; train: forward and backward.")] = "forward,train",
     rounds: Rounds = 20,
     jobs: Jobs = 0,
@@ -45,13 +49,16 @@ def mixer(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """One linear-attention layer by itself; the defaults are the paper's setting. On a CPU take small sizes."""
+    """One linear-attention layer by itself, in the sizes that the paper names. On a CPU take small ones.
+
+    The paper's released code has 4096 tokens and --no-gate (recipes/throughput.toml).
+    """
     from slimstate.benchmark import BenchOptions, MixerShape, bench_mixer
 
     record = bench_mixer(
         listed(models, "--models", str),
         listed(key_dims, "--key-dims", int),
-        shape=MixerShape(batch=batch, length=length, hidden=hidden, heads=heads, value_dim=value_dim),
+        shape=MixerShape(batch=batch, length=length, hidden=hidden, heads=heads, value_dim=value_dim, no_gate=no_gate),
         modes=listed(modes, "--modes", str),
         options=BenchOptions(rounds=rounds, jobs=jobs),
         run=RunOptions(device=device, dtype=dtype),
@@ -67,7 +74,9 @@ def model(
     key_dims: KeyDims = None,
     batch: Batch = 8,
     length: Length = 2048,
-    modes: Annotated[str, typer.Option(help="prefill; train: loss, gradient and AdamW.")] = "prefill,train",
+    modes: Annotated[
+        str, typer.Option(help="prefill; forward: logits of every token; train: loss, gradient and AdamW.")
+    ] = "prefill,train",
     rounds: Rounds = 10,
     jobs: Jobs = 0,
     device: Device = None,
@@ -75,7 +84,7 @@ def model(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Whole models: a prefill, and a training step. Random weights, but for a folder at its own key dim."""
+    """Whole models: a prefill, a forward pass, a training step. Random weights, but for a folder at its own key dim."""
     from slimstate.benchmark import BenchOptions, bench_model
 
     record = bench_model(

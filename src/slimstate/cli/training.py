@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -16,6 +17,7 @@ from slimstate.report.numbers import fixed, perplexity
 from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:
+    from slimstate.training.options import RecoverOptions
     from slimstate.training.recover import Preview
 
 P = TypeVar("P", "Preview", TrainedRecord)
@@ -43,6 +45,7 @@ WarmUp = Annotated[float, typer.Option(help="The share of steps in which the lea
 
 
 def recover(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="CUT", help="The folder of a cut model, or a hub id.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder for the recovered model; it appears only when whole.")
@@ -64,6 +67,13 @@ def recover(
     control_out: Annotated[
         Path | None, typer.Option(help="Another folder for the control; one made with the same settings is used again.")
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="paper: the paper's recovery of DeltaNet and Gated DeltaNet, and where its text is silent what its"
+            " released code trains (adapters on q, k and v, norms and biases unfrozen). Options given beside it count."
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; 2000 by default.")] = None,
     tokens: Tokens = None,
     length: Length = 2048,
@@ -84,6 +94,9 @@ def recover(
     ] = None,
     lora_rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 16,
     lora_alpha: Annotated[int, typer.Option(help="Scale of the adapters, over their rank.")] = 32,
+    unfreeze: Annotated[
+        str | None, typer.Option(help="Train norms, biases, or both (norms,biases) of the whole model too.")
+    ] = None,
     cache_teacher: Annotated[
         Path | None, typer.Option(help="Folder to keep the teacher's best guesses in, for this and other recoveries.")
     ] = None,
@@ -109,11 +122,13 @@ def recover(
     from slimstate.training import options as values
     from slimstate.training import recover as verb
 
-    options = values.RecoverOptions(
-        steps=steps, tokens=tokens, length=length, batch_size=batch_size, lr=lr, min_lr=min_lr, warm_up=warm_up,
-        seed=seed, kd_weight=kd_weight, temperature=temperature, no_teacher=no_teacher, cache_teacher=cache_teacher,
-        cache_top_k=cache_top_k, full=full, lora_targets=lora_targets, lora_rank=lora_rank, lora_alpha=lora_alpha,
-    )  # fmt: skip
+    flags = {
+        "steps": steps, "tokens": tokens, "length": length, "batch_size": batch_size, "lr": lr, "min_lr": min_lr,
+        "warm_up": warm_up, "seed": seed, "kd_weight": kd_weight, "temperature": temperature, "no_teacher": no_teacher,
+        "cache_teacher": cache_teacher, "cache_top_k": cache_top_k, "full": full, "lora_targets": lora_targets,
+        "lora_rank": lora_rank, "lora_alpha": lora_alpha, "unfreeze": unfreeze,
+    }  # fmt: skip
+    options = _preset(preset, {name: value for name, value in flags.items() if _was_given(context, name)})
     where, reporter = RunOptions(device=device, dtype=dtype), TerminalReporter()
     if dry_run:
         preview = verb.preview(model, teacher=teacher, control=control, options=options, run=where, reporter=reporter)
@@ -139,6 +154,24 @@ def recover(
         reporter=reporter,
     )  # fmt: skip
     _print(record, as_json, _print_outcome)
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has the option, and it is not its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _preset(name: str | None, given: Mapping[str, object]) -> RecoverOptions:
+    """The options of a preset, or the usual ones, but for those that were given."""
+    from slimstate.training.options import RecoverOptions, preset_named
+
+    base = RecoverOptions() if name is None else preset_named(name)
+    if "tokens" in given and "steps" not in given:
+        given = {**given, "steps": None}
+    if given.get("full"):
+        given = {"lora_targets": None, "unfreeze": None, **given}
+    return replace(base, **given)  # type: ignore[arg-type]
 
 
 def train(
@@ -215,7 +248,8 @@ def _print(result: P, as_json: bool, in_words: Callable[[P], None]) -> None:
 
 def _print_preview(preview: Preview) -> None:
     console = printer()
-    for title, names in (("adapters on", preview.targets), ("trained whole", preview.convolutions)):
+    whole = (*preview.convolutions, *preview.unfrozen)
+    for title, names in (("adapters on", preview.targets), ("trained whole", whole)):
         if names:
             console.print(f"{title}:")
         for name in names:

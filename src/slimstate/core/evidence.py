@@ -18,9 +18,11 @@ from torch import Tensor
 from slimstate.system.atomic import staged_file
 from slimstate.system.errors import DataError, OutputError
 
-Need = Literal["weight", "gram", "input", "gradient"]  # what a method may ask for; weights are read, the rest collected
+# what a method may ask for; weights are read, the rest collected
+Need = Literal["weight", "gram", "moments", "input", "gradient"]
 FIELDS: dict[str, tuple[str, ...]] = {
     "gram": ("query_gram", "key_gram"),
+    "moments": ("query_moments", "key_moments"),
     "input": ("input_square",),
     "gradient": ("query_gradient", "key_gradient"),
 }
@@ -31,14 +33,18 @@ FORMAT = "1"
 class Evidence:
     """Sums over calibration tokens for one mixer. Sums merge: across batches, processes and machines.
 
-    query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. input_square [input size]: sum
-    of squares of the mixer's input. query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed
-    language-model loss by the projection weights. What a method does not need is None.
+    query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. query_moments, key_moments
+    [H, D + 1, D + 1]: the same of activations divided by their length, with a one behind each: the last row is their
+    sum, and its last entry their number. input_square [input size]: sum of squares of the mixer's input.
+    query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed language-model loss by the
+    projection weights. What a method does not need is None.
     """
 
     tokens: int
     query_gram: Tensor | None = None
     key_gram: Tensor | None = None
+    query_moments: Tensor | None = None
+    key_moments: Tensor | None = None
     input_square: Tensor | None = None
     query_gradient: Tensor | None = None
     key_gradient: Tensor | None = None

@@ -11,11 +11,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.core.evidence import Evidence, Need
 from slimstate.core.layout import Mixer
 from slimstate.kernels.distillation import distilled_loss
+from slimstate.kernels.fla_calls import unit
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.hooks import Role, hooked
 from slimstate.models.load import Runtime, states_before_head
@@ -31,9 +33,11 @@ class Sums:
         heads, width, size = mixer.axis.heads, mixer.axis.width, mixer.input_size
         self.tokens, self.device = 0, device
         self.tensors: dict[str, Tensor] = {}
-        if "gram" in needs:
-            for role in ("query", "key"):
-                self.tensors[f"{role}_gram"] = torch.zeros(heads, width, width, dtype=torch.float64, device=device)
+        for need, side in (("gram", width), ("moments", width + 1)):
+            if need in needs:
+                for role in ("query", "key"):
+                    shape = heads, side, side
+                    self.tensors[f"{role}_{need}"] = torch.zeros(shape, dtype=torch.float64, device=device)
         if "input" in needs:
             self.tensors["input_square"] = torch.zeros(size, dtype=torch.float64, device=device)
         if "gradient" in needs:
@@ -44,7 +48,11 @@ class Sums:
     def add_activations(self, role: Role, x: Tensor) -> None:
         """x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
         by_head = x.detach().transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
-        self.tensors[f"{role}_gram"] += (by_head.mT @ by_head).sum(0).to(self.device)
+        if f"{role}_gram" in self.tensors:
+            self.tensors[f"{role}_gram"] += (by_head.mT @ by_head).sum(0).to(self.device)
+        if f"{role}_moments" in self.tensors:
+            lengthened = F.pad(unit(by_head), (0, 1), value=1.0)
+            self.tensors[f"{role}_moments"] += (lengthened.mT @ lengthened).sum(0).to(self.device)
 
     def add_input(self, x: Tensor) -> None:
         """x [..., input size]"""
@@ -106,7 +114,7 @@ def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: 
         sums[mixer.layer].add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     with ExitStack() as stack:
-        if "gram" in needs:
+        if {"gram", "moments"} & needs:
             stack.enter_context(hooked(model, mixers, see))
         if "input" in needs:
             for mixer in mixers:
@@ -144,7 +152,9 @@ def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
         for name, tensor in sums[mixer.layer].tensors.items():
             bad = ~tensor.isfinite()
             if bool(bad.any()):
-                what = {"query_gram": "queries", "key_gram": "keys", "input_square": "inputs"}.get(name, "gradients")
+                role, _, kind = name.partition("_")
+                seen = {"query": "queries", "key": "keys", "input": "inputs"}[role]
+                what = "gradients" if kind == "gradient" else seen
                 head = "" if name == "input_square" else f", head {int(bad.nonzero()[0, 0])}"
                 return f"layer {mixer.layer}{head}: NaN or infinite {what} while calibrating"
     return None

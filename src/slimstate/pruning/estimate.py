@@ -27,7 +27,7 @@ from slimstate.selectors import ROTATIONS, Selector, selector_named
 from slimstate.system.progress import SILENT, Reporter
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
-TIMES_FORWARD = {"gram": 1.25, "input": 1.05, "gradient": 3.2}  # of a calibration that needs it
+TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": 3.2}  # of a calibration that needs it
 FORWARD_COPIES = {"cuda": 15, "cpu": 30}  # of the hidden states of a pass, alive at once
 BACKWARD_COPIES = {"cuda": 18, "cpu": 40}  # of them, kept for each layer until its gradient is taken
 INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla

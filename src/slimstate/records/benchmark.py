@@ -147,13 +147,17 @@ class Subjects:
 
 @dataclass(frozen=True, kw_only=True)
 class MixerShape:
-    """The sizes of a layer and of what flows through it; by default those of the paper."""
+    """The sizes of a layer and of what flows through it; by default those of the paper.
+
+    With `no_gate` a layer goes without its output gate, where its type has one by default.
+    """
 
     batch: Whole = 32
     length: Whole = 2048
     hidden: Whole = 2048
     heads: Whole = 16
     value_dim: Whole = 128
+    no_gate: bool = False
 
     def __post_init__(self) -> None:
         check_positive(
@@ -176,7 +180,10 @@ class MixerSettings(MixerShape, Subjects):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Subjects):
+    """A prefill keeps the states and the logits of the last token; a forward pass gives the logits of every token."""
+
     MODES: ClassVar[tuple[str, ...]] = ("prefill", "train")
+    KNOWN: ClassVar[tuple[str, ...]] = (*MODES, "forward")
 
     batch: Whole = 8
     length: Whole = 2048
@@ -184,7 +191,7 @@ class ModelSettings(Subjects):
 
     def __post_init__(self) -> None:
         check_positive(batch=self.batch, length=self.length)
-        check_modes(self.modes, self.MODES)
+        check_modes(self.modes, self.KNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)

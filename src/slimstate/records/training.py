@@ -81,13 +81,17 @@ class LogEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationSettings:
-    """What was trained: all weights, or adapters on `targets` and the `convolutions` whole, by their last names."""
+    """What was trained: all weights, or adapters on `targets` and the `convolutions` whole, by their last names.
+
+    `unfrozen` are norms and biases that were trained as well.
+    """
 
     full: bool
     lora_rank: Count | None = None
     lora_alpha: Count | None = None
     targets: tuple[str, ...] = ()
     convolutions: tuple[str, ...] = ()
+    unfrozen: tuple[str, ...] = ()
     modules: Count | None = None
 
 
@@ -116,6 +120,7 @@ class RecoverySettings(TrainSettings):
     lora_targets: str | None = None
     lora_rank: Count | None = None
     lora_alpha: Count | None = None
+    unfreeze: str | None = None
     top_k: Count | None = None
 
 

@@ -34,7 +34,9 @@ def outcome_table(records: Sequence[RecoveryRecord]) -> Html:
 
 def outcome_cells(record: RecoveryRecord) -> list[Cell]:
     nats, closed = record.measured.nats, record.measured.closed
-    trained = "all weights" if record.settings.adaptation.full else "adapters, convolutions"
+    settings = record.settings
+    parts = ("adapters", "convolutions", *([settings.unfreeze.replace(",", ", ")] if settings.unfreeze else []))
+    trained = "all weights" if settings.adaptation.full else ", ".join(parts)
     return [
         Cell(shown=plots.label_of(record)),
         Cell(shown=f"{record.tokens:,}", value=record.tokens, numeric=True),

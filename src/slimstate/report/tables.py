@@ -19,7 +19,8 @@ from slimstate.system.atomic import write_text
 
 NAMES = {
     "random": "Rand", "l1": "L1", "s-wanda": "S-Wanda", "grad": "Grad", "drrqr": "DRRQR", "pca": "PCA (prop.)",
-    "pca-adversarial": "PCA (adv.)", "random-rotation": "Rand. rotation",
+    "pca-adversarial": "PCA (adv.)", "pca-released": "PCA (released)",
+    "pca-released-adversarial": "PCA (released, adv.)", "random-rotation": "Rand. rotation",
 }  # fmt: skip
 SCORES = {"kq": "K, Q", "k": "K", "q": "Q"}
 FIELDS = (

@@ -4,6 +4,11 @@ G [H, D, D] is the Gram matrix of the keys, of the queries, or of both, over all
 uncentred covariance. The K eigenvectors of its largest eigenvalues keep the most of the variance that K directions can
 keep, which the certificate names as the share that is lost. Queries and keys are those that enter the state, behind
 convolution and activation; what a cut rotates are the projections before them.
+
+There are two kinds of them. `pca` is by the paper's text, the sum of k k', uncentred, of keys as they leave the
+activation: the text does not say whether they are normalised. `pca-released` is by the paper's released code: keys
+divided by their length, as they enter the delta rule, and centred, the sum of (k - m) (k - m)'. The mean m is used for
+nothing else. Of keys and queries together all rows are pooled, with one mean; the code takes keys, `score` k.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from slimstate.core.evidence import Evidence
 from slimstate.core.plan import Basis
 from slimstate.selectors.contract import Case, Request, Selector, scored
 
@@ -40,14 +46,27 @@ def random_directions(heads: int, keep: int, width: int, generator: torch.Genera
     return (q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)).mT
 
 
-def components(*, least: bool) -> Callable[[Iterable[Case], Request], list[Basis]]:
+def uncentred(evidence: Evidence, score: str) -> Tensor:
+    """G of the activations as they are."""
+    return torch.stack(scored(score, evidence.query_gram, evidence.key_gram)).sum(0)
+
+
+def centred(evidence: Evidence, score: str) -> Tensor:
+    """G of the normalised activations, less what their mean makes of it: G - s s' / N, of their sum s."""
+    moments = torch.stack(scored(score, evidence.query_moments, evidence.key_moments)).sum(0)
+    total, count = moments[:, -1:, :-1], moments[:, -1:, -1:]
+    return moments[:, :-1, :-1] - total.mT @ total / count
+
+
+def components(
+    spread: Callable[[Evidence, str], Tensor], *, least: bool
+) -> Callable[[Iterable[Case], Request], list[Basis]]:
     def choose(cases: Iterable[Case], request: Request) -> list[Basis]:
         bases = []
         for case in cases:
             if case.evidence is None:
                 raise ValueError("principal components without Gram matrices")
-            gram = torch.stack(scored(request.score, case.evidence.query_gram, case.evidence.key_gram)).sum(0)
-            rows, lost = principal_directions(gram, request.keep, least=least)
+            rows, lost = principal_directions(spread(case.evidence, request.score), request.keep, least=least)
             bases.append(Basis(rows=rows.float().cpu(), certificate={"variance_lost": lost.tolist()}))
         return bases
 
@@ -64,7 +83,7 @@ SELECTORS = (
         name="pca",
         summary="principal components: a rotation, not a choice of channels",
         needs=frozenset({"gram"}),
-        choose=components(least=False),
+        choose=components(uncentred, least=False),
         rotates=True,
         order=60,
     ),
@@ -72,9 +91,25 @@ SELECTORS = (
         name="pca-adversarial",
         summary="the components of least variance, the control of pca",
         needs=frozenset({"gram"}),
-        choose=components(least=True),
+        choose=components(uncentred, least=True),
         rotates=True,
         order=70,
+    ),
+    Selector(
+        name="pca-released",
+        summary="pca as the paper's code has it, of normalised and centred activations",
+        needs=frozenset({"moments"}),
+        choose=components(centred, least=False),
+        rotates=True,
+        order=72,
+    ),
+    Selector(
+        name="pca-released-adversarial",
+        summary="its control",
+        needs=frozenset({"moments"}),
+        choose=components(centred, least=True),
+        rotates=True,
+        order=74,
     ),
     Selector(
         name="random-rotation",

@@ -1,12 +1,13 @@
 """What of a model is trained: low-rank adapters on projections and the convolutions whole, or everything.
 
 Adapters are PEFT's. The convolutions are small and not linear maps, so PEFT trains copies of them (`modules_to_save`);
-an adapter that is kept therefore holds them too.
+an adapter that is kept therefore holds them too. So it does norms and biases, where those are unfrozen; biases that
+are no part of a module of their own are trained where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from slimstate.system.errors import PlanError
 from slimstate.training.shared_filters import expand, share
 
 ALL_LINEAR = "all-linear"
+WITHIN_PEFT, ADAPTER_WEIGHTS = "base_model.model.", "adapter_model.safetensors"
+UNFREEZABLE = ("norms", "biases")
 NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear maps of which fla only reads the weight
 
 
@@ -29,11 +32,14 @@ NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear maps of w
 class Adaptation:
     """The modules that get an adapter and those trained whole, by their full names; with `full`, all weights.
 
-    Filters that the `shared` mixers train as one stay one.
+    Filters that the `shared` mixers train as one stay one. `norms` are modules that are trained whole too, wherever in
+    the model they are; `biases` are parameters, those of modules that are trained whole left out.
     """
 
     targets: tuple[str, ...]
     convolutions: tuple[str, ...]
+    norms: tuple[str, ...] = ()
+    biases: tuple[str, ...] = ()
     rank: int = 16
     alpha: int = 32
     full: bool = False
@@ -50,28 +56,42 @@ class Adaptation:
         rank: int = 16,
         alpha: int = 32,
         full: bool = False,
+        unfreeze: str | None = None,
     ) -> Adaptation:
-        """The projections and convolutions of the mixers, or the linear maps whose names end as `chosen` says."""
+        """The projections and convolutions of the mixers, or the linear maps whose names end as `chosen` says.
+
+        `unfreeze` adds all norms of the model, all its biases, or both.
+        """
         shared = tuple(mixer for mixer in mixers if mixer.sharing is not None)
         if full:
-            if chosen is not None:
-                raise PlanError("`full` trains all weights: leave out `lora_targets`")
+            if chosen is not None or unfreeze is not None:
+                raise PlanError("`full` trains all weights: leave out `lora_targets` and `unfreeze`")
             return cls(targets=(), convolutions=(), full=True, shared=shared, library=family_of(config).library)
         if rank < 1 or alpha <= 0:
             raise PlanError(f"LoRA of rank {rank} and alpha {alpha}: both must be at least 1")
         named = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections)
         targets = named if chosen is None else _matching(config, mixers, chosen)
         convolutions = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.convolutions)
-        library = family_of(config).library
-        return cls(targets=targets, convolutions=convolutions, rank=rank, alpha=alpha, shared=shared, library=library)
+        norms, biases = _unfrozen(config, convolutions, unfrozen_kinds(unfreeze))
+        return cls(
+            targets=targets, convolutions=convolutions, norms=norms, biases=biases, rank=rank, alpha=alpha,
+            shared=shared, library=family_of(config).library,
+        )  # fmt: skip
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The modules of which PEFT trains copies."""
+        return (*self.convolutions, *self.norms)
 
     def weights(self, config: Config) -> tuple[str, ...]:
         """The parameters that training changes, as the running model names them; without those that are tied."""
-        if not self.full:
-            return tuple(f"{name}.weight" for name in (*self.targets, *self.convolutions))
         model = stock_model(config)
-        tied = tied_weights(model)
-        return tuple(name for name, _ in model.named_parameters() if name not in tied)
+        names = [name for name, _ in model.named_parameters()]
+        if self.full:
+            tied = tied_weights(model)
+            return tuple(name for name in names if name not in tied)
+        single, whole = {*(f"{name}.weight" for name in self.targets), *self.biases}, {*self.whole}
+        return tuple(name for name in names if name in single or name.rpartition(".")[0] in whole)
 
     def attach(self, model: Any) -> Any:
         """The model with only these parts left to train, those in float32."""
@@ -91,13 +111,21 @@ class Adaptation:
                     lora_alpha=self.alpha,
                     lora_dropout=0.0,
                     target_modules=list(self.targets),
-                    modules_to_save=list(self.convolutions) or None,
+                    modules_to_save=list(self.whole) or None,
                 ),
             )
+            for _, bias in self._biases_of(adapted):
+                bias.requires_grad_(True)
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
         return adapted
+
+    def _biases_of(self, adapted: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """The biases to train, as an adapted model names them."""
+        for name, parameter in adapted.named_parameters():
+            if name.removeprefix(WITHIN_PEFT).replace(".base_layer.", ".") in self.biases:
+                yield name, parameter
 
     def merged(self, model: Any, trained: Mapping[str, Tensor], keep: Path | None = None) -> dict[str, Tensor]:
         """The weights of `model` that training changed, as the stock class names them; `keep` also gets the adapter."""
@@ -111,10 +139,16 @@ class Adaptation:
             return dict(adapted.state_dict())
         if keep is not None:
             adapted.save_pretrained(keep)
+            if self.biases:
+                _add_tensors(keep / ADAPTER_WEIGHTS, dict(self._biases_of(adapted)))
         merged = adapted.merge_and_unload(safe_merge=True)
         expand(merged)
-        parts = (*self.targets, *self.convolutions)
-        return {name: tensor for name, tensor in merged.state_dict().items() if name.rpartition(".")[0] in parts}
+        parts = {*self.targets, *self.whole}
+        return {
+            name: tensor
+            for name, tensor in merged.state_dict().items()
+            if name in self.biases or name.rpartition(".")[0] in parts
+        }
 
     def describe(self) -> AdaptationSettings:
         """What it does, without a list of every layer."""
@@ -126,12 +160,53 @@ class Adaptation:
             lora_alpha=self.alpha,
             targets=_last_names(self.targets),
             convolutions=_last_names(self.convolutions),
+            unfrozen=_last_names((*self.norms, *self.biases)),
             modules=len(self.targets),
         )
 
 
+def _add_tensors(path: Path, more: Mapping[str, Tensor]) -> None:
+    """Write some more tensors into a file of PEFT's, which loads whatever has the name of a parameter."""
+    from safetensors.torch import load_file, save_file
+
+    held = load_file(path)
+    save_file({**held, **{name: tensor.detach().contiguous() for name, tensor in more.items()}}, path, {"format": "pt"})
+
+
 def _last_names(parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({part.rpartition(".")[2] for part in parts}))
+
+
+def unfrozen_kinds(unfreeze: str | None) -> tuple[str, ...]:
+    """The kinds of parameters that a comma list names."""
+    kinds = tuple(kind for kind in map(str.strip, (unfreeze or "").split(",")) if kind)
+    for kind in kinds:
+        if kind not in UNFREEZABLE:
+            raise PlanError(f"`unfreeze` {kind}: there are {', '.join(UNFREEZABLE)}")
+    if unfreeze is not None and not kinds:
+        raise PlanError(f"`unfreeze` names nothing: there are {', '.join(UNFREEZABLE)}")
+    return kinds
+
+
+def _unfrozen(
+    config: Config, convolutions: Sequence[str], kinds: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All norms of a model that have weights, and the names of all its biases outside of convolutions and norms."""
+    if not kinds:
+        return (), ()
+    model = stock_model(config)
+    norms = tuple(
+        name
+        for name, part in model.named_modules()
+        if "norms" in kinds and "norm" in type(part).__name__.lower() and part._parameters
+    )
+    within = {*convolutions, *norms}
+    biases = tuple(
+        name
+        for name, _ in model.named_parameters()
+        if "biases" in kinds and "bias" in name and name.rpartition(".")[0] not in within
+    )
+    return norms, biases
 
 
 def _unfuse(model: nn.Module, targets: Sequence[str]) -> None:

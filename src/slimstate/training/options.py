@@ -7,7 +7,7 @@ says what is trained and measured on; `TrainerOptions` changes how a training is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from slimstate.models.devices import RunOptions
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.json_files import JsonObject
-from slimstate.training.lora import Adaptation
+from slimstate.training.lora import Adaptation, unfrozen_kinds
 
 ONLY_ONCE = ("resume", "force")  # of one run, and no part of the command that does it again
 
@@ -143,14 +143,17 @@ class PretrainOptions(TrainOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverOptions(TrainOptions):
-    """What decides the result of a recovery. The defaults are the paper's, where it says.
+    """What decides the result of a recovery.
+
+    The defaults are the paper's, where it says, but for the adapters: it names no targets, and here every projection of
+    the mixers has one. `RecoverOptions.paper()` is the paper's recovery with what its released code trains.
 
     The teacher weighs `kd_weight` beside the cross entropy. With `cache_teacher`, a folder, only its `cache_top_k` best
     guesses for each token count, and they are kept there.
     """
 
     DEFAULT_STEPS: ClassVar[int] = 2000
-    WAY_OUT: ClassVar[str] = "leave out `full`, and choose `lora_targets` without it"
+    WAY_OUT: ClassVar[str] = "leave out `full` and `unfreeze`, and choose `lora_targets` without it"
     PACKAGES: ClassVar[tuple[str, ...]] = ("peft", "accelerate")
     NO_SETTINGS: ClassVar[tuple[str, ...]] = ("tokens", "no_teacher", "cache_teacher", "cache_top_k")
 
@@ -167,9 +170,32 @@ class RecoverOptions(TrainOptions):
     lora_targets: str | None = None
     lora_rank: int = 16
     lora_alpha: int = 32
+    unfreeze: str | None = None
+
+    @classmethod
+    def paper(cls) -> RecoverOptions:
+        """The paper's recovery: its numbers, and where its text is silent what its released code trains.
+
+        (L634) is a line of the paper's source. The convolutions are always trained whole (L634), as the code does.
+        """
+        return cls(
+            steps=2000,  # 32k samples (L634) in batches of 16
+            batch_size=16,  # L634
+            length=2048,  # L634
+            lr=1e-4,  # L634
+            min_lr=1e-5,  # L634
+            warm_up=0.05,  # L634
+            lora_rank=16,  # L634; 32 in the released code
+            lora_alpha=32,  # L634; 64 in the released code
+            lora_targets="q_proj,k_proj,v_proj",  # released code
+            unfreeze="norms,biases",  # released code
+            kd_weight=1.0,  # ours: the paper distils from the original model (L634) and names no weight
+            temperature=2.0,  # ours: nor a temperature
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        unfrozen_kinds(self.unfreeze)
         if not 0 < self.temperature < math.inf or not 0 <= self.kd_weight < math.inf:
             raise PlanError(
                 f"`temperature` {self.temperature:g} must be positive, `kd_weight` {self.kd_weight:g} not negative"
@@ -190,7 +216,18 @@ class RecoverOptions(TrainOptions):
             rank=self.lora_rank,
             alpha=self.lora_alpha,
             full=self.full,
+            unfreeze=self.unfreeze,
         )
+
+
+PRESETS: Mapping[str, Callable[[], RecoverOptions]] = {"paper": RecoverOptions.paper}
+
+
+def preset_named(name: str) -> RecoverOptions:
+    """The options of a recovery that somebody else has made."""
+    if name not in PRESETS:
+        raise PlanError(f"unknown `preset` {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]()
 
 
 @dataclass(frozen=True, kw_only=True)

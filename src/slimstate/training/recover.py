@@ -94,6 +94,7 @@ class Preview:
     teacher: str | None
     targets: tuple[str, ...]
     convolutions: tuple[str, ...]
+    unfrozen: tuple[str, ...]
     trained_parameters: int
     parameters: int
     steps: int
@@ -119,17 +120,18 @@ def preview(
     student = Checkpoint.open(model)
     uncut = _find_teacher(student, teacher, options, control, reporter)
     adaptation = options.adaptation(student)
-    tensors = stock_model(student.config).state_dict()
-    sizes = {name.rpartition(".")[0]: tensor.shape for name, tensor in tensors.items() if name.endswith(".weight")}
-    adapted = sum(adaptation.rank * sum(sizes[name]) for name in adaptation.targets)
-    whole = sum(sizes[name].numel() for name in adaptation.convolutions)
+    sizes = {name: tensor.shape for name, tensor in stock_model(student.config).state_dict().items()}
+    adapted = {f"{name}.weight" for name in adaptation.targets}
+    low_rank = sum(adaptation.rank * sum(sizes[name]) for name in adapted)
+    whole = sum(sizes[name].numel() for name in adaptation.weights(student.config) if name not in adapted)
     settings = {**options.settings(run), "adaptation": written(adaptation.describe())}
     return Preview(
         model=student.source,
         teacher=None if uncut is None else uncut.source,
         targets=adaptation.targets,
         convolutions=adaptation.convolutions,
-        trained_parameters=student.parameters if adaptation.full else adapted + whole,
+        unfrozen=(*adaptation.norms, *adaptation.biases),
+        trained_parameters=student.parameters if adaptation.full else low_rank + whole,
         parameters=student.parameters,
         steps=options.total_steps,
         tokens=options.total_tokens,
