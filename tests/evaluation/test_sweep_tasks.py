@@ -24,6 +24,7 @@ from slimstate.records.sweep import SweepRecord
 from slimstate.system.errors import DataError
 
 pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.slow
 
 MODEL, TEXT = ROOT / "demo" / "model", ROOT / "demo" / "evaluation.txt"
 COMMAND = "import slimstate; slimstate.prepare_fla(); from lm_eval.__main__ import cli_evaluate; cli_evaluate()"

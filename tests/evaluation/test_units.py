@@ -59,6 +59,7 @@ def test_a_perplexity_that_no_record_holds_is_not_told():
     assert TextSize(tokens=1, words=1, bytes=1).predicted(LARGEST).word_perplexity < LIMIT
 
 
+@pytest.mark.slow
 def test_eval_tells_three_units_that_agree_by_the_counts_it_tells(folders, text_file, tmp_path, capsys, monkeypatch):
     words = ("eval", folders[NAME], "--text", text_file, "--length", "64", "--max-tokens", "512")
     code, out, _ = run(capsys, monkeypatch, *words, "--json")
@@ -76,6 +77,7 @@ def test_eval_tells_three_units_that_agree_by_the_counts_it_tells(folders, text_
     assert f"512 tokens, {found['words']} words, 512 bytes" in out
 
 
+@pytest.mark.slow
 def test_sweep_prints_all_units_and_what_they_rest_on(folders, text_file, tmp_path, capsys, monkeypatch):
     code, out, err = run(
         capsys, monkeypatch, "sweep", folders[NAME], "--text", text_file, "--methods", "l1", "--key-dims", "13",
@@ -109,6 +111,7 @@ def test_every_verb_that_reads_text_is_told_what_a_document_is(verb, capsys, mon
     assert "--documents" in out
 
 
+@pytest.mark.slow
 def test_what_documents_are_reaches_the_text_and_the_record(folders, tmp_path, capsys, monkeypatch):
     """A line of text is a document, and an end-of-text token stands after each: fewer characters fit into windows."""
     text = tmp_path / "text.txt"
