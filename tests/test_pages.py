@@ -58,11 +58,8 @@ def test_both_columns_of_the_norm_epsilon_are_those_of_the_sweeps(words, name, c
 def test_gated_models_are_those_of_the_record():
     table = table_after(PERFORMANCE, "bench-model-gated.json")
     record = ModelRecord.read(RECORDS / "bench-model-gated.json")
-    for title, model in (
-        ("Gated DeltaNet 370M", "gated_deltanet-370m"),
-        ("Gated DeltaNet 1.3B", "gated_deltanet-1.3b"),
-    ):
-        rows = {row.key_dim: row for row in record.rows if row.model == model}
+    for size in ("370M", "1.3B"):
+        rows = {row.key_dim: row for row in record.rows if row.model == f"gated_deltanet-{size.lower()}"}
         expected = [f"{1000 * rows[256].seconds:.1f}"]
         for key_dim in (128, 64, 32):
             expected += [f"{rows[key_dim].speedup:.2f}x", f"{rows[key_dim].memory_ratio:.2f}"]
