@@ -230,3 +230,14 @@ def test_texts_have_the_digests_that_0_1_gave_them(name, drawn, whole, tmp_path)
         write_rows(path, [tiny.text(3000, seed) for seed in range(4)])
     assert sample_windows(TOKENIZER, str(path), samples=8, length=100, seed=1).digest == f"sha256:{drawn}"
     assert evaluation_windows(TOKENIZER, str(path), 128).digest == f"sha256:{whole}"
+
+
+def test_plans_and_evidence_say_how_documents_were_told_apart_only_where_it_is_unusual(tmp_path):
+    """So that a cut of today on a text of yesterday is the same to the byte."""
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 200)
+    usual = Calibration(data=str(text), samples=2, length=16).windows(TOKENIZER)
+    assert list(usual.provenance()) == ["data", "samples", "length", "seed", "digest"]
+    lines = Calibration(data=str(text), samples=2, length=16, documents="lines").windows(TOKENIZER)
+    assert lines.provenance() == lines.describe()
+    assert lines.provenance()["documents"] == "lines"

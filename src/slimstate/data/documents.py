@@ -36,13 +36,15 @@ def check_documents(documents: str | None) -> None:
 class Reading:
     """A text, and how its documents are told apart: as asked for, or as each source of it suggests.
 
-    Once some of it was read, `documents` says how that was done; several names where its sources differ.
+    Once some of it was read, `documents` says how that was done; several names where its sources differ. It is `usual`
+    where every file of text was one document and every row was one.
     """
 
     def __init__(self, source: str, documents: str | None = None) -> None:
         check_documents(documents)
         self.source, self._asked = source, documents
         self._found: dict[str, None] = {}
+        self.usual = True
 
     @classmethod
     def of(cls, text: str | Reading) -> Reading:
@@ -56,6 +58,7 @@ class Reading:
         for source in sources(self.source):
             documents, texts = _told_apart(source, self._asked)
             self._found[documents] = None
+            self.usual = self.usual and documents == ("rows" if source.rows else "file")
             yield from _pieces(documents, texts)
 
     def batches(self, first: int) -> Iterator[list[Piece]]:

@@ -23,18 +23,19 @@ from slimstate.system.json_files import JsonObject
 class Windows:
     """`tokens` [samples, length], where they came from, and a digest that changes when any token does.
 
-    `documents` says how those of the text were told apart.
+    `documents` says how those of the text were told apart, `usual` that each file or row was one.
     """
 
     tokens: Tensor
     source: str
     seed: int
     documents: str | None = None
+    usual: bool = False
 
     @classmethod
     def of(cls, text: Reading, tokens: Tensor, seed: int = 0) -> Windows:
         """Windows of a text that was read."""
-        return cls(tokens=tokens, source=text.source, seed=seed, documents=text.documents)
+        return cls(tokens=tokens, source=text.source, seed=seed, documents=text.documents, usual=text.usual)
 
     @property
     def digest(self) -> str:
@@ -44,6 +45,10 @@ class Windows:
         samples, length = self.tokens.shape
         return {"data": self.source, "documents": self.documents, "samples": samples, "length": length,
                 "seed": self.seed, "digest": self.digest}  # fmt: skip
+
+    def provenance(self) -> JsonObject:
+        """The same for plans and evidence, as they always had it: how documents were told apart only where unusual."""
+        return {name: value for name, value in self.describe().items() if name != "documents" or not self.usual}
 
 
 def sample_windows(

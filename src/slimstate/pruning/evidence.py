@@ -102,7 +102,9 @@ class Gathering:
         evidence = calibrate(runtime, checkpoint.mixers, self.windows.tokens, needs, reporter)
         with reporter.waiting("reading the weights for their fingerprint"):
             fingerprint = hashing()
-        return EvidenceFile(model=fingerprint, calibration=self.windows.describe(), evidence=evidence), runtime.kernels
+        return EvidenceFile(
+            model=fingerprint, calibration=self.windows.provenance(), evidence=evidence
+        ), runtime.kernels
 
 
 @contextmanager
