@@ -22,12 +22,11 @@ from harness import arguments  # noqa: E402
 import tiny  # noqa: E402
 from slimstate.benchmark.timing import device_name  # noqa: E402
 from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
-from slimstate.core.evidence import Evidence  # noqa: E402
+from slimstate.core.evidence import Evidence, Need  # noqa: E402
 from slimstate.models.devices import pick_device  # noqa: E402
 from slimstate.models.load import load  # noqa: E402
 from slimstate.pruning.calibration import calibrate  # noqa: E402
 from slimstate.records.base import versions  # noqa: E402
-from slimstate.selectors import Need  # noqa: E402
 
 FORWARD: frozenset[Need] = frozenset({"gram", "input"})
 BACKWARD: frozenset[Need] = frozenset({"gradient"})  # apart: other kernels run where there are gradients
