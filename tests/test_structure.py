@@ -32,10 +32,11 @@ ALLOWED = {
     "checkpoints": ("system", "core", "families", "records"),
     "models": (*BELOW_MODELS, "kernels"),
     "serving": (*BELOW_MODELS, "models"),
-    "pruning": BELOW_PRUNING,
-    "evaluation": (*BELOW_PRUNING, "pruning", "report"),
-    "training": (*BELOW_PRUNING, "pruning", "report", "evaluation"),
-    "benchmark": (*BELOW_PRUNING, "pruning", "report", "evaluation", "training"),
+    "reconstruction": BELOW_PRUNING,
+    "pruning": (*BELOW_PRUNING, "reconstruction"),
+    "evaluation": (*BELOW_PRUNING, "reconstruction", "pruning", "report"),
+    "training": (*BELOW_PRUNING, "reconstruction", "pruning", "report", "evaluation"),
+    "benchmark": (*BELOW_PRUNING, "reconstruction", "pruning", "report", "evaluation", "training"),
 }
 ALLOWED["cli"] = tuple(ALLOWED)
 MODULES = {path: path.relative_to(ROOT.parent) for path in sorted(ROOT.rglob("*.py"))}

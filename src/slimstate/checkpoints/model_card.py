@@ -11,6 +11,7 @@ from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
 from slimstate.records.base import command
 from slimstate.records.cut import CutRecord
+from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.training import Measured, RecoveryRecord, TrainingRecord
 
 HEADER = """---
@@ -106,6 +107,20 @@ Settings, losses and fingerprints are in `slimstate_training.json`; this does it
 """
     + LOADING
 )
+RECONSTRUCTED = """
+## Reconstructed
+
+Every cut layer was trained to give what the layer of `{teacher}` gives: {steps} steps of {batch} windows, of
+{samples} x {length} tokens of `{data}`. The squared error behind each mixer, relative to what the mixer adds, on
+{held_out} windows that were held out:
+
+| layer | cut | reconstructed |
+|---|---|---|
+{rows}
+
+    {command}
+"""
+
 ROWS = {
     "before": "before the fine-tuning",
     "after": "**this model**",
@@ -218,6 +233,25 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
             for goal, share in measured.closed.items()
             if share is not None
         ),
+        command=record.command,
+    )
+
+
+def reconstruction_section(record: ReconstructionRecord) -> str:
+    """What the card of a model says of its reconstruction, behind all else."""
+    settings, text = record.settings, record.calibration
+    rows = "\n".join(
+        f"| {layer.layer} | {layer.held_out_before:.4f} | {layer.held_out_after:.4f} |" for layer in record.layers
+    )
+    return RECONSTRUCTED.format(
+        teacher=record.teacher.model,
+        steps=settings.steps,
+        batch=settings.batch,
+        samples=settings.samples,
+        length=settings.length,
+        data=text.data,
+        held_out=record.held_out,
+        rows=rows,
         command=record.command,
     )
 

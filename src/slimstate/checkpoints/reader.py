@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,12 +77,17 @@ class Checkpoint:
         entry = self.config.get("slimstate")
         return entry if entry is not None and "key_dim" in entry else None
 
+    @property
+    def roots(self) -> tuple[str, str]:
+        """How the names of the running model and of the files begin where they differ."""
+        return _roots(self.mixers[0])
+
     def stored_names(self, name: str) -> tuple[str, ...]:
         """The tensors that make up the parameter `name` of the running model; none where the files do not have it."""
         for mixer in self.mixers:
             if parts := mixer.stored_parts(name):
                 return parts
-        running, stored = _roots(self.mixers[0])
+        running, stored = self.roots
         renamed = stored + name.removeprefix(running) if name.startswith(running) else name
         return tuple(known for known in (name, renamed) if known in self.tensors)[:1]
 
@@ -108,6 +114,17 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         return next(file for file in self.files.values() if name in file.tensors).read(name)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Tell the system that these tensors will soon be read, so that it reads them ahead where it can."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        wanted = set(names)
+        for file in self.files.values():
+            if inside := [info for name, info in file.tensors.items() if name in wanted]:
+                with file.path.open("rb") as opened:
+                    for info in inside:
+                        os.posix_fadvise(opened.fileno(), info.start, info.size, os.POSIX_FADV_WILLNEED)
 
     def read_rows(self, mixer: Mixer, slot: Slot) -> Tensor:
         """The rows of a projection by channel: [H, D, input size]."""

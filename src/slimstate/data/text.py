@@ -52,19 +52,27 @@ class Windows:
 
 
 def sample_windows(
-    tokenizer: Any, text: str | Reading, *, samples: int = 128, length: int = 2048, seed: int = 0
-) -> Windows:
-    """`samples` windows drawn by `seed` from the first 4 x `samples` of the text."""
+    tokenizer: Any, text: str | Reading, *, samples: int = 128, length: int = 2048, seed: int = 0,
+    fewest: int | None = None,
+) -> Windows:  # fmt: skip
+    """`samples` windows drawn by `seed` from the first 4 x `samples` of the text; with `fewest`, as many as it has.
+
+    `fewest` is then the least that is enough.
+    """
     if samples < 1 or length < 2:
         raise DataError(f"{samples} samples of {length} tokens: at least 1 of 2 are needed")
     reading = Reading.of(text)
     pool = list(windows(tokenizer, reading, length, most=4 * samples))
     whole = [window for window in pool if len(window) == length]
+    if fewest is not None and fewest <= len(whole) < samples:
+        samples = len(whole)
     if len(whole) < samples:
+        samples = samples if fewest is None else fewest
+        way = f"use `samples` {max(1, len(whole))}, " if fewest is None else "give "
         found = sum(len(window) for window in pool)
         raise DataError(
             f"{reading.source} has {found:,} tokens; {samples} samples of {length} need {samples * length:,}: "
-            f"use `samples` {max(1, len(whole))}, a shorter `length`, or more text"
+            f"{way}a shorter `length`, or more text"
         )
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))[:samples]
     tokens = torch.stack([whole[i] for i in order.tolist()])

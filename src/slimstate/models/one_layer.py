@@ -1,0 +1,226 @@
+"""A stock model of which one layer at a time has weights: for models of any size, layer after layer.
+
+The stock class itself runs, so that every layer gets the masks, rotary embeddings and multipliers that the model gives
+it. The layers before the one that is wanted pass hidden states on, and the run ends behind it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.families import family_of
+from slimstate.families.contract import Config
+from slimstate.models.prepare import prepare
+from slimstate.models.stock import quiet_transformers, refusals, stock_model
+from slimstate.system.errors import ModelError
+
+
+class _Behind(Exception):  # noqa: N818 - the way out of a run, and no error
+    """The run has come to where it ends, with what the layer gave, or what would enter it."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+
+class OneLayerModel:
+    """The stock model of a config, without weights but those that `holding` gives to one of its layers."""
+
+    def __init__(self, checkpoint: Checkpoint, config: Config, device: torch.device, dtype: torch.dtype) -> None:
+        """Of a config that names its layers as the checkpoint does; weights are kept in `dtype`."""
+        self._device, self._dtype = device, dtype
+        self._roots = checkpoint.roots
+        prepare(family_of(config).model_type)
+        with _default_dtype(dtype), _parameters_without_memory():
+            self.model = stock_model(config, device).eval()
+        self.model.requires_grad_(False)
+        running = checkpoint.mixers[0].path.split(".")
+        self._list = ".".join(running[: next(place for place, part in enumerate(running) if part.isdigit())])
+        self._current = 0
+        self._given: Tensor | None = None
+        self._beside: tuple[Any, ...] | None = None
+        layers = self.model.get_submodule(self._list)
+        self.layers = len(layers)
+        for number, layer in enumerate(layers):
+            layer.forward = partial(self._enter, number, layer.forward)
+
+    def place_of(self, layer: int) -> str:
+        """The layer in the running model: "model.layers.0"."""
+        return f"{self._list}.{layer}"
+
+    def stored_names(self, checkpoint: Checkpoint, layer: int) -> list[str]:
+        """The tensors in the files that make up a layer, those of others that it shares among them."""
+        wanted = {layer, *self._shared_with(layer)}
+        prefixes = tuple(f"{self._stored(self.place_of(number))}." for number in wanted)
+        return [name for name in checkpoint.tensors if name.startswith(prefixes)]
+
+    def _shared_with(self, layer: int) -> set[int]:
+        """Layers whose weights are this one's, too."""
+        own, tied = f"{self.place_of(layer)}.", getattr(self.model, "all_tied_weights_keys", None) or {}
+        sources = {source for name, source in tied.items() if name.startswith(own)}
+        return {int(source.removeprefix(f"{self._list}.").split(".")[0]) for source in sources}
+
+    def _stored(self, name: str) -> str:
+        running, stored = self._roots
+        return stored + name.removeprefix(running) if name.startswith(running) else name
+
+    def _running(self, name: str) -> str:
+        running, stored = self._roots
+        return running + name.removeprefix(stored) if name.startswith(stored) else name
+
+    def converted(self, layer: int, stored: Mapping[str, Tensor], part: str | None = None) -> dict[str, Tensor]:
+        """The tensors of a layer, or of a `part` of it by its place, as the running model names, joins and keeps them.
+
+        The stock class loads them, as it would load the whole model.
+        """
+        places = [part] if part else [self.place_of(number) for number in (layer, *self._shared_with(layer))]
+        stock = type(self.model)
+
+        class Part(stock):  # type: ignore[misc, valid-type]
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+                _keep_only(self, places)
+
+        Part.__name__ = stock.__name__
+        with warnings.catch_warnings(), refusals():
+            warnings.simplefilter("ignore")
+            quiet_transformers()
+            model, report = Part.from_pretrained(
+                None,
+                config=self.model.config,
+                state_dict={self._running(name): tensor for name, tensor in stored.items()},
+                dtype=self._dtype,
+                output_loading_info=True,
+            )
+        if wrong := [*report["missing_keys"], *report["mismatched_keys"]]:
+            raise ModelError(f"the stock class does not load {len(wrong)} tensors of layer {layer}, such as {wrong[0]}")
+        own = f"{part or self.place_of(layer)}."
+        return {name: tensor for name, tensor in model.state_dict().items() if name.startswith(own)}
+
+    @contextmanager
+    def holding(self, layer: int, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """While open, a layer has these weights, by their names in the running model."""
+        place = self.place_of(layer)
+        module = self.model.get_submodule(place)
+        on_device = {name.removeprefix(f"{place}."): tensor.to(self._device) for name, tensor in weights.items()}
+        module.load_state_dict(on_device, assign=True)
+        module.requires_grad_(False)
+        try:
+            yield module
+        finally:
+            for owner in module.modules():
+                for name, weight in owner.named_parameters(recurse=False):
+                    setattr(owner, name, _without_memory(weight))
+
+    def first_states(self, embedded: Tensor) -> Tensor:
+        """What enters the first layer, from what the embedding gives."""
+        return self._run(-1, None, embedded)
+
+    def run(self, layer: int, states: Tensor, embedded: Tensor) -> Tensor:
+        """What a layer makes of the hidden states that enter it."""
+        return self._run(layer, states, embedded)
+
+    def _run(self, layer: int, states: Tensor | None, embedded: Tensor) -> Tensor:
+        self._current, self._given = layer, states
+        try:
+            self.model.base_model(inputs_embeds=embedded, use_cache=False)
+        except _Behind as reached:
+            output = reached.output
+        else:
+            raise AssertionError(f"the model ran past layer {layer}")
+        finally:
+            self._given = None
+        if isinstance(output, tuple):
+            self._beside = output[1:]
+            output = output[0]
+        found: Tensor = output
+        return found
+
+    def _enter(self, number: int, forward: Any, *args: Any, **options: Any) -> Any:
+        """In place of the forward of every layer."""
+        hidden = args[0] if args else options["hidden_states"]
+        if self._current < 0:
+            raise _Behind(hidden)
+        if number < self._current:
+            return hidden if self._beside is None else (hidden, *self._beside)
+        if args:
+            args = (self._given, *args[1:])
+        else:
+            options["hidden_states"] = self._given
+        raise _Behind(forward(*args, **options))
+
+    def embedding_name(self) -> str:
+        """The weight of the embedding in the files."""
+        embedding = self.model.get_input_embeddings()
+        return (
+            self._stored(next(name for name, module in self.model.named_modules() if module is embedding)) + ".weight"
+        )
+
+    def embedded(self, weight: Tensor, ids: Tensor) -> Tensor:
+        """What the embedding with this weight makes of tokens."""
+        module = self.model.get_input_embeddings()
+        module.load_state_dict({"weight": weight.to(self._dtype)}, assign=True)
+        try:
+            with torch.no_grad():
+                rows: Tensor = module(ids).to(self._device)
+            return rows
+        finally:
+            module.weight = _without_memory(module.weight)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _without_memory(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Modules that are made while this is open have buffers with contents, and parameters with none."""
+    register = nn.Module.register_parameter
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, None if parameter is None else _without_memory(parameter))
+
+    nn.Module.register_parameter = registered  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _keep_only(model: Any, places: list[str]) -> None:
+    """Take everything out of a model that is neither in one of these places nor on the way there."""
+    for name, module in list(model.named_modules()):
+        inside = any(name == place or name.startswith(f"{place}.") for place in places)
+        above = not name or any(place.startswith(f"{name}.") for place in places)
+        if inside or isinstance(module, nn.ModuleList):
+            continue
+        if above:
+            module._parameters.clear()
+        else:
+            module._modules.clear()
+            module._parameters.clear()
+            module._buffers.clear()
+            module.__class__ = nn.Module if isinstance(module, (nn.Embedding, nn.Linear)) else module.__class__
+    kept = set(dict(model.named_parameters()))
+    for owner in (model, model.base_model):
+        tied = getattr(owner, "all_tied_weights_keys", None)
+        if tied:
+            owner.all_tied_weights_keys = {name: source for name, source in tied.items() if {name, source} <= kept}

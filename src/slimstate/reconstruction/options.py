@@ -1,0 +1,69 @@
+"""What a reconstruction can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from slimstate.data.documents import Reading, check_documents
+from slimstate.data.text import Windows, sample_windows
+from slimstate.records.reconstruction import ReconstructionSettings
+from slimstate.system.errors import PlanError
+
+FEWEST = 10  # windows, of which one is held out
+HELD_OUT = 0.1  # of the windows, which are never trained on
+STEPS = {"cuda": 400, "cpu": 60}
+BATCH = {"cuda": 16, "cpu": 4}
+SAMPLES = {"cuda": 512, "cpu": 128}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconstructOptions:
+    """How every cut layer is trained: `steps` of Adam over `batch` windows each, of `samples` windows of the text.
+
+    What is None depends on the device: less on a CPU, and no more windows than the text has. `length` tokens make a
+    window, `seed` draws them. `documents` says how those of the text are told apart, by default as it suggests: lines,
+    blank, file or rows.
+    """
+
+    steps: int | None = None
+    batch: int | None = None
+    samples: int | None = None
+    length: int = 1024
+    learning_rate: float = 1e-3
+    seed: int = 0
+    documents: str | None = None
+
+    def __post_init__(self) -> None:
+        check_documents(self.documents)
+        for name in ("steps", "batch", "samples"):
+            value = getattr(self, name)
+            if value is not None and value < (0 if name == "steps" else 1):
+                raise PlanError(f"`{name}` {value}: at least {0 if name == 'steps' else 1} is needed")
+        if self.length < 2:
+            raise PlanError(f"`length` {self.length}: windows of at least 2 tokens are needed")
+        if not 0 < self.learning_rate < 1:
+            raise PlanError(f"`learning_rate` {self.learning_rate}: it must lie between 0 and 1")
+
+    def windows(self, tokenizer: Any, text: str, device: str) -> Windows:
+        """The tokens to train on, drawn from a text."""
+        samples = SAMPLES[device] if self.samples is None else self.samples
+        reading, fewest = Reading(text, self.documents), min(FEWEST, samples) if self.samples is None else None
+        if samples < 2:
+            raise PlanError(f"`samples` {samples}: one window is held out, and at least one more is needed")
+        return sample_windows(tokenizer, reading, samples=samples, length=self.length, seed=self.seed, fewest=fewest)
+
+    def on(self, device: str, windows: Windows) -> ReconstructionSettings:
+        """With what the device and the text decide."""
+        return ReconstructionSettings(
+            steps=STEPS[device] if self.steps is None else self.steps,
+            batch=BATCH[device] if self.batch is None else self.batch,
+            samples=len(windows.tokens),
+            length=self.length,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+        )
+
+    def changed(self) -> dict[str, object]:
+        """What is not as usual, by name."""
+        return {item.name: given for item in fields(self) if (given := getattr(self, item.name)) != item.default}

@@ -1,0 +1,243 @@
+"""Reconstruct a cut model from the uncut one and a text, layer by layer, and write a plain checkpoint again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slimstate.checkpoints.model_card import reconstruction_section
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.safetensors_io import Change
+from slimstate.checkpoints.writer import CARD, check_output, write_checkpoint
+from slimstate.data.text import Windows
+from slimstate.families import loader_of
+from slimstate.families.contract import Config
+from slimstate.models.load import load_tokenizer
+from slimstate.models.offload import LoadOptions
+from slimstate.models.prepare import describe_kernels
+from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.run_folder import RunFolder, TrainedTensors, run_folder_of
+from slimstate.reconstruction.walk import CutModel, Walk
+from slimstate.records.base import command, versions
+from slimstate.records.parts import Cut, Text
+from slimstate.records.reconstruction import LayerErrors, ReconstructionRecord, ReconstructionSettings
+from slimstate.records.schema import read, written
+from slimstate.records.training import Teacher
+from slimstate.system import distributed
+from slimstate.system.errors import ModelError, PlanError
+from slimstate.system.json_files import JsonObject
+from slimstate.system.progress import SILENT, Reporter
+
+
+def reconstruct(
+    model: str | Path,
+    out: str | Path,
+    *,
+    data: str | Path,
+    teacher: str | Path | None = None,
+    options: ReconstructOptions = ReconstructOptions(),
+    run: LoadOptions = LoadOptions(),
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> ReconstructionRecord:
+    """Train every cut layer of a model on a text to give what the uncut `teacher` gave, and write it to `out`.
+
+    The teacher is by default the model it was cut from. Interrupted, the same call goes on at the layer it was in.
+    Several processes share the windows, and the main one writes; all return when it has.
+    """
+    started = time.perf_counter()
+    distributed.join(run.place)
+    cut = Checkpoint.open(model)
+    check_output(cut, Path(out), force)
+    uncut = find_teacher(cut, teacher, reporter)
+    check_output(uncut, Path(out), force)
+    job = Job(
+        cut=StoredCut(cut), teacher=uncut, out=Path(out), given={"model": cut.fingerprint, "data": str(data)},
+        options=options, run=run, force=force, reporter=reporter,
+    )  # fmt: skip
+    windows = job.read_windows(str(data))
+    layers = job.walk(windows)
+    told = {"teacher": teacher, "data": data, "out": out, **options.changed(), "device": run.device, "dtype": run.dtype}
+    record = job.record(cut, windows, layers, command("reconstruct", [model], told), time.perf_counter() - started)
+    job.write(cut, StoredChange(None, job.trained()), cut.config, {}, _card(cut), record)
+    return record
+
+
+def find_teacher(cut: Checkpoint, given: str | Path | None, reporter: Reporter) -> Checkpoint:
+    """The model that a cut was made of: the one given, or the one that the cut names; any other is refused."""
+    if cut.cut is None:
+        raise ModelError(f"{cut.source} was not cut: there is nothing to reconstruct")
+    if given is None:
+        given = cut.cut["base_model"]
+        if not Path(given).is_dir():
+            raise PlanError("give the uncut model with `teacher`")
+        reporter.say(f"teacher: {given}, which the model was cut from")
+    teacher = Checkpoint.open(given)
+    if teacher.family.model_type != cut.family.model_type:
+        raise ModelError(f"{given} is a {teacher.family.model_type}, the cut model a {cut.family.model_type}")
+    ancestors = [entry.get("base_fingerprint") for entry in (cut.cut, *cut.cut.get("history", ()))]
+    with reporter.waiting("reading the weights for their fingerprint"):
+        if teacher.fingerprint not in ancestors:
+            raise ModelError(f"{cut.source} was not cut from {given}, but from {cut.cut['base_model']}")
+    return teacher
+
+
+@dataclass(frozen=True)
+class StoredCut:
+    """A cut model that lies in files."""
+
+    checkpoint: Checkpoint
+
+    def config(self) -> Config:
+        return self.checkpoint.config
+
+    def layer(self, number: int, uncut: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: self._same(name, tensor) for name, tensor in uncut.items()}
+
+    def _same(self, name: str, uncut: Tensor) -> Tensor:
+        tensor = self.checkpoint.read(name)
+        return uncut if tensor.shape == uncut.shape and torch.equal(tensor, uncut) else tensor
+
+    def embedding(self, name: str) -> Tensor:
+        return self.checkpoint.read(name)
+
+
+@dataclass(frozen=True)
+class StoredChange:
+    """Trained tensors in place of those that a cut, if any, makes."""
+
+    cut: Change | None
+    trained: TrainedTensors
+
+    def touches(self, name: str) -> bool:
+        return name in self.trained or (self.cut is not None and self.cut.touches(name))
+
+    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
+        return list(shape) if self.cut is None else self.cut.shape(name, shape)
+
+    def apply(self, name: str, tensor: Tensor) -> Tensor:
+        if name in self.trained:
+            return self.trained.read(name).to(tensor.dtype)
+        assert self.cut is not None
+        return self.cut.apply(name, tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One reconstruction: who teaches whom, and where the result goes; `given` tells it from others in that place."""
+
+    cut: CutModel
+    teacher: Checkpoint
+    out: Path
+    given: Mapping[str, object]
+    options: ReconstructOptions
+    run: LoadOptions
+    force: bool
+    reporter: Reporter
+
+    def read_windows(self, data: str) -> Windows:
+        with self.reporter.waiting(f"reading {data}"):
+            return self.options.windows(load_tokenizer(self.teacher.folder), data, self.run.place.type)
+
+    def settings(self, windows: Windows) -> ReconstructionSettings:
+        return self.options.on(self.run.place.type, windows)
+
+    def walk(self, windows: Windows) -> tuple[LayerErrors, ...]:
+        """Train every layer, and keep what comes of it in the run folder."""
+        settings = self.settings(windows)
+        begun_with = {
+            "teacher": self.teacher.fingerprint,
+            "tokens": windows.digest,
+            "dtype": self.run.precision_name,
+            **self.given,
+            **dict(written(settings)),
+        }
+        folder = RunFolder.begin(self.out, begun_with, self.force, self.reporter)
+        self.reporter.say(
+            f"reconstructing {len(self.teacher.mixers)} layers: {settings.steps} steps of {settings.batch} windows each"
+            f" of {settings.samples} x {settings.length} tokens"
+        )
+        walk = Walk(
+            self.teacher, self.cut, windows.tokens, settings, run=self.run, folder=folder, reporter=self.reporter
+        )
+        layers = []
+        for errors in walk.layers():
+            kept = "" if errors.step else "; the weights of the cut stay"
+            self.reporter.say(
+                f"layer {errors.layer}: error {errors.held_out_before:.4f} to {errors.held_out_after:.4f}{kept}"
+            )
+            layers.append(errors)
+        return tuple(layers)
+
+    def trained(self) -> TrainedTensors:
+        return RunFolder(run_folder_of(self.out)).trained()
+
+    def record(
+        self, model: Checkpoint, windows: Windows, layers: tuple[LayerErrors, ...], again: str, seconds: float
+    ) -> ReconstructionRecord:
+        mixer, config = self.teacher.mixers[0], self.cut.config()
+        after = model.family.mixers(config)[0]
+        settings = self.settings(windows)
+        entry = config.get("slimstate")
+        return ReconstructionRecord(
+            name=self.out.name,
+            model=model.source,
+            fingerprint=model.fingerprint,
+            model_type=model.family.model_type,
+            key_dim=after.axis.width,
+            value_dim=mixer.value_dim,
+            cut=None if entry is None else read(Cut, entry),
+            loader=loader_of(model.family.model_type),
+            command=again,
+            versions=versions(),
+            kernels=describe_kernels(self.run.place, self.run.precision, model.family.library),
+            seed=settings.seed,
+            seconds=seconds,
+            teacher=Teacher(model=self.teacher.source, fingerprint=self.teacher.fingerprint),
+            settings=settings,
+            calibration=read(Text, windows.describe()),
+            held_out=max(1, round(len(windows.tokens) * 0.1)),
+            layers=layers,
+            trained_parameters=self.trained().elements,
+            processes=distributed.count(),
+            out=str(self.out),
+        )
+
+    def write(
+        self,
+        base: Checkpoint,
+        change: Change,
+        config: Config,
+        documents: Mapping[str, str],
+        card: str,
+        record: ReconstructionRecord,
+    ) -> list[str]:
+        """The folder, whole or not at all; then the run folder goes. Returns the files that were left out."""
+        texts = {
+            **documents,
+            record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
+            CARD: card + reconstruction_section(record),
+        }
+        left_out = distributed.from_main(
+            lambda: write_checkpoint(
+                base, change, _config_after(config, record), texts, self.out, force=self.force, reporter=self.reporter
+            )
+        )
+        RunFolder(run_folder_of(self.out)).remove()
+        return left_out
+
+
+def _card(checkpoint: Checkpoint) -> str:
+    path = checkpoint.folder / CARD
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _config_after(config: Config, record: ReconstructionRecord) -> JsonObject:
+    earlier = dict(config.get("slimstate") or {})
+    return {**config, "slimstate": {**earlier, record.ENTRIES: [*earlier.get(record.ENTRIES, []), record.entry()]}}

@@ -1,0 +1,76 @@
+"""The hidden states of many windows, on the device, in host memory or on disk.
+
+Of several processes each holds those of its own windows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from slimstate.models.offload import parse_limits
+
+SHARE = 0.5  # of what is free on a device or in host memory
+UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Bytes that hidden states may take on the device and in host memory; the rest goes to disk."""
+
+    device: torch.device
+    on_device: int
+    in_host: int
+
+    @classmethod
+    def of(cls, device: torch.device, max_memory: str | None) -> Room:
+        """By limits such as "0=40GiB,cpu=100GiB", or by what is free."""
+        limits = parse_limits(max_memory)
+        if limits is not None:
+            sizes = {place: _bytes(size) for place, size in limits.items()}
+            mine = sizes.get(str(device.index or 0), 0) if device.type == "cuda" else 0
+            return cls(device=device, on_device=mine, in_host=sizes.get("cpu", 0))
+        free = int(SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
+        return cls(device=device, on_device=free, in_host=int(SHARE * psutil.virtual_memory().available))
+
+    def place(self, size: int) -> str:
+        """Where so many bytes go."""
+        if size <= self.on_device:
+            return "device"
+        return "host" if size <= self.in_host else "disk"
+
+
+def _bytes(size: str) -> int:
+    text = size.strip().upper()
+    unit = next((unit for unit in UNITS if text.endswith(unit)), "")
+    return int(float(text.removesuffix(unit)) * UNITS.get(unit, 1))
+
+
+class HiddenStates:
+    """States [windows, length, size] in float32: read and written by the numbers of windows."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device, place: str, folder: Path) -> None:
+        self.device, self.place = device, place
+        if place == "disk":
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".states-") as file:
+                # the file has no name as soon as it is mapped, so that it goes with the process
+                count = torch.Size(shape).numel()
+                file.truncate(4 * count)
+                self._data = torch.from_file(file.name, shared=True, size=count, dtype=torch.float32).view(shape)
+        else:
+            self._data = torch.empty(shape, device=device if place == "device" else "cpu", dtype=torch.float32)
+
+    @property
+    def bytes(self) -> int:
+        return self._data.numel() * 4
+
+    def __getitem__(self, windows: Tensor) -> Tensor:
+        return self._data[windows.to(self._data.device)].to(self.device)
+
+    def __setitem__(self, windows: Tensor, states: Tensor) -> None:
+        self._data[windows.to(self._data.device)] = states.detach().to(self._data.device, torch.float32)

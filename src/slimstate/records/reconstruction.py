@@ -1,0 +1,80 @@
+"""What a reconstruction gave: the error of every cut layer before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from slimstate.records.base import Record
+from slimstate.records.parts import Model, Origin, Text
+from slimstate.records.schema import Count, Whole, written
+from slimstate.records.training import Teacher
+from slimstate.system.json_files import JsonObject
+
+RECONSTRUCTION = "slimstate_reconstruction.json"  # beside the weights of a reconstructed model
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerErrors:
+    """Of one layer: the squared error behind its mixer, relative to what the mixer adds to the residual stream.
+
+    Before and after, on the windows that were trained on and on those held out; `step` is the one whose weights were
+    kept, 0 where those of the cut were.
+    """
+
+    layer: Count
+    before: float
+    after: float
+    held_out_before: float
+    held_out_after: float
+    step: Count
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconstructionSettings:
+    """Windows of the text, and steps of Adam over batches of them for every layer."""
+
+    steps: Count
+    batch: Whole
+    samples: Whole
+    length: Whole
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconstructionRecord(Record, Model, Origin):
+    """The model is the cut one as it was before."""
+
+    KIND: ClassVar[str] = "reconstruction"
+    FILE: ClassVar[str] = RECONSTRUCTION
+    ENTRIES: ClassVar[str] = "reconstructed"
+
+    teacher: Teacher
+    settings: ReconstructionSettings
+    calibration: Text
+    held_out: Count  # of the windows
+    layers: tuple[LayerErrors, ...]
+    trained_parameters: Count | None = None
+    processes: Whole | None = None
+    out: str | None = None
+
+    @property
+    def error_before(self) -> float:
+        """The mean over layers, on windows that were held out."""
+        return sum(layer.held_out_before for layer in self.layers) / max(1, len(self.layers))
+
+    @property
+    def error_after(self) -> float:
+        return sum(layer.held_out_after for layer in self.layers) / max(1, len(self.layers))
+
+    def entry(self) -> JsonObject:
+        """What the config of the model says of this."""
+        return {
+            "version": self.versions.get("slimstate"),
+            "teacher": self.teacher.model,
+            "teacher_fingerprint": self.teacher.fingerprint,
+            "settings": written(self.settings),
+            "calibration": written(self.calibration),
+        }
