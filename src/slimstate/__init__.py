@@ -1,7 +1,7 @@
 """slimstate makes the recurrent state of trained linear-attention language models smaller.
 
-The verbs of the command are functions here: `inspect`, `prune`, `recover`, `train`, `evaluate`, `analyze`, `sweep`,
-`report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
+The verbs of the command are functions here: `inspect`, `prune`, `reconstruct`, `recover`, `train`, `evaluate`,
+`analyze`, `sweep`, `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
 """
 
 from slimstate.benchmark import (
@@ -24,6 +24,8 @@ from slimstate.pruning.estimate import estimate
 from slimstate.pruning.inspect import inspect
 from slimstate.pruning.options import Calibration, CutOptions
 from slimstate.pruning.prune import apply_plan, make_plan, prune
+from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.reconstruct import reconstruct
 from slimstate.report import write_report as report
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
@@ -42,6 +44,7 @@ __all__ = [
     "LoadOptions",
     "MixerShape",
     "PretrainOptions",
+    "ReconstructOptions",
     "RecoverOptions",
     "Reporter",
     "RunOptions",
@@ -65,6 +68,7 @@ __all__ = [
     "prepare_fla",
     "preview",
     "prune",
+    "reconstruct",
     "recover",
     "report",
     "sweep",

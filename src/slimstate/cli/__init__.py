@@ -14,6 +14,7 @@ from slimstate.cli.benchmarking import bench
 from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.flags import as_flags, flags_of
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
+from slimstate.cli.reconstructing import reconstruct
 from slimstate.cli.running import run
 from slimstate.cli.training import recover, train
 from slimstate.system.errors import SlimstateError
@@ -28,6 +29,7 @@ app.command()(prune)
 app.command(name="eval")(evaluate)
 app.command()(analyze)
 app.command()(sweep)
+app.command()(reconstruct)
 app.command()(recover)
 app.command()(train)
 app.command()(report)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slimstate.cli.reconstructing import BATCH, LENGTH, RATE, SAMPLES, STEPS, show_reconstruction
 from slimstate.cli.terminal import (
     Device,
     Documents,
@@ -138,6 +139,15 @@ def prune(
     apply: Annotated[
         Path | None, typer.Option(help="Repeat the cut of this slimstate_plan.json; no calibration.")
     ] = None,
+    reconstruct: Annotated[
+        bool,
+        typer.Option("--reconstruct", help="Train every cut layer on the text to give what it gave before."),
+    ] = False,
+    reconstruct_steps: Annotated[int | None, typer.Option(help=STEPS)] = None,
+    reconstruct_batch: Annotated[int | None, typer.Option(help=BATCH)] = None,
+    reconstruct_samples: Annotated[int | None, typer.Option(help=SAMPLES)] = None,
+    reconstruct_length: Annotated[int, typer.Option(help=LENGTH)] = 1024,
+    reconstruct_learning_rate: Annotated[float, typer.Option(help=RATE)] = 1e-3,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Choose channels, write nothing.")] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate time and memory, load nothing, write nothing.")
@@ -153,6 +163,7 @@ def prune(
     from slimstate.pruning.options import Calibration, CutOptions
     from slimstate.pruning.prune import apply_plan
     from slimstate.pruning.prune import prune as cut
+    from slimstate.reconstruction.options import ReconstructOptions
 
     reporter = TerminalReporter()
     budget = budget_of(state_mb, sequences, memory_gb, state_dtype)
@@ -164,6 +175,8 @@ def prune(
             raise PlanError(
                 "--apply has its plan already and loads no model: there is nothing for --plan-only to estimate"
             )
+        if reconstruct:
+            raise PlanError("--apply makes a cut that is known; reconstruct it afterwards with slimstate reconstruct")
         if any(x is not None for x in (compression, key_dim, budget)):
             raise PlanError(
                 "--apply has its plan, which says how much is kept: leave out --compression, --key-dim and budgets"
@@ -174,7 +187,16 @@ def prune(
         data=data, documents=documents, samples=samples, length=length, seed=seed, evidence=evidence
     )
     load = LoadOptions(device=device, dtype=dtype, device_map=device_map, max_memory=max_memory)
-    options = CutOptions(score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force)
+    rebuilding = ReconstructOptions(
+        steps=reconstruct_steps, batch=reconstruct_batch, samples=reconstruct_samples, length=reconstruct_length,
+        learning_rate=reconstruct_learning_rate, seed=seed,
+    )  # fmt: skip
+    if not reconstruct and rebuilding != ReconstructOptions(seed=seed):
+        raise PlanError("how to reconstruct is said, and that it is to be done is not: give --reconstruct")
+    options = CutOptions(
+        score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force,
+        reconstruct=rebuilding if reconstruct else None,
+    )  # fmt: skip
     if plan_only:
         planned = estimate(
             model, key_dim=key_dim, compression=compression, budget=budget, method=method, calibration=calibration,
@@ -217,6 +239,8 @@ def _show(record: CutRecord, as_json: bool) -> None:
         console.print(line)
     if record.left_out:
         console.print(f"left out, because they hold other weights: {', '.join(record.left_out)}", markup=False)
+    if record.reconstruction is not None:
+        show_reconstruction(record.reconstruction)
     console.print(f"written to {record.out}" if record.out else "dry run: nothing was written", markup=False)
 
 

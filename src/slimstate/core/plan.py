@@ -127,9 +127,7 @@ class Plan:
         plain = {
             item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("selections", "parent")
         }
-        layers = {
-            str(layer): {**_written(selection), **selection.certificate} for layer, selection in self.selections.items()
-        }
+        layers = {str(layer): written_choice(selection) for layer, selection in self.selections.items()}
         certificate = {"compression": self.compression, "certificate": self.summary()}
         whole = {"format": self.FORMAT, **plain, **certificate, "layers": layers, "parent": self.parent}
         return json.dumps(whole, indent=1, default=dict)
@@ -141,11 +139,16 @@ class Plan:
             if data["format"] != cls.FORMAT:
                 raise PlanError(f"a plan of format {data['format']}; this version reads format {cls.FORMAT}")
             names = {item.name for item in fields(cls)} - {"selections", "correction"}
-            selections = {int(layer): _choice(entry) for layer, entry in data["layers"].items()}
+            selections = {int(layer): read_choice(entry) for layer, entry in data["layers"].items()}
             correction = str(data.get("correction", ""))
             return cls(selections=selections, correction=correction, **{name: data[name] for name in names})
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise PlanError(f"not a slimstate plan: {type(error).__name__} {error}") from error
+
+
+def written_choice(choice: Choice) -> dict[str, Any]:
+    """What is kept, with its certificate, as a plan has it for a layer."""
+    return {**_written(choice), **choice.certificate}
 
 
 def _written(choice: Choice) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def _written(choice: Choice) -> dict[str, Any]:
     return {"basis": {"shape": list(choice.rows.shape), "float32": base64.b64encode(data).decode()}}
 
 
-def _choice(entry: dict[str, Any]) -> Choice:
+def read_choice(entry: dict[str, Any]) -> Choice:
     certificate = {name: values for name, values in entry.items() if name not in ("keep", "basis")}
     if "basis" not in entry:
         return Selection(keep=torch.tensor(entry["keep"], dtype=torch.long), certificate=certificate)

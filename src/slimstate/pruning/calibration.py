@@ -84,7 +84,7 @@ def calibrate(
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
     batches = distributed.share(tokens.split(batch))
-    with _watched(runtime.model, mixers, sums, needs):
+    with watched(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
             ids = windows.to(runtime.device, torch.long)
             if "gradient" in needs:
@@ -94,17 +94,17 @@ def calibrate(
                     runtime.model.base_model(input_ids=ids, use_cache=False)
             for entry in sums.values():
                 entry.tokens += ids.numel()
-            if number == 0 and _complaint(mixers, sums) is not None:
+            if number == 0 and complaint_about(mixers, sums) is not None:
                 break  # the sum takes it to all processes, and they stop alike
     for entry in sums.values():
         entry.add_other_processes()
-    if (complaint := _complaint(mixers, sums)) is not None:
+    if (complaint := complaint_about(mixers, sums)) is not None:
         raise ModelError(complaint)
     return {layer: entry.evidence() for layer, entry in sums.items()}
 
 
 @contextmanager
-def _watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
+def watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
     def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
         if role != "key-like":
             sums[mixer.layer].add_activations(role, x)
@@ -146,7 +146,7 @@ def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: T
         entry.tensors[f"{role}_gradient"] += gradient.float().to(entry.device)
 
 
-def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
+def complaint_about(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
     """Where the first sum that is not finite is, if there is one."""
     for mixer in mixers:
         for name, tensor in sums[mixer.layer].tensors.items():

@@ -18,9 +18,9 @@ from slimstate.core.surgery import outline
 from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import Budget
+from slimstate.pruning.description import tell_speed
 from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration
-from slimstate.pruning.prune import tell_speed
 from slimstate.records.cut import DeviceSpeed, EstimateRecord
 from slimstate.records.speed import SpeedOfCut
 from slimstate.selectors import ROTATIONS, Selector, selector_named

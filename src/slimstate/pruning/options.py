@@ -8,6 +8,7 @@ from typing import Any
 
 from slimstate.data.documents import Reading, check_documents
 from slimstate.data.text import Windows, sample_windows
+from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.selectors import Request
 
 
@@ -55,7 +56,8 @@ class CutOptions:
 
     `score` judges by keys and queries ("kq"), keys ("k") or queries ("q"); `f` is the exchange threshold of drrqr.
     With `keep_norm_eps` the norm epsilon stays as it is, though the key dim sets the query scale. `force` replaces an
-    output folder that exists, once the new one is whole.
+    output folder that exists, once the new one is whole. With `reconstruct` every cut layer is trained on the
+    calibration text to give what it gave before.
     """
 
     score: str = "kq"
@@ -63,6 +65,7 @@ class CutOptions:
     f: float = 1.5
     keep_norm_eps: bool = False
     force: bool = False
+    reconstruct: ReconstructOptions | None = None
 
     def __post_init__(self) -> None:
         self.request(1)

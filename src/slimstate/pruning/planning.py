@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import Evidence, EvidenceFile, Need
+from slimstate.core.layout import Mixer
 from slimstate.core.plan import PLAN, Basis, Choice, Plan
 from slimstate.core.surgery import check_choice
 from slimstate.families import loader_of
@@ -18,7 +19,7 @@ from slimstate.records.base import versions
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Request, choose, selector_named
 from slimstate.system import threads
 from slimstate.system.errors import PlanError
-from slimstate.system.json_files import plain
+from slimstate.system.json_files import JsonObject, plain
 from slimstate.system.progress import SILENT, Reporter
 
 
@@ -35,14 +36,30 @@ def choose_channels(
     selector = selector_named(method)
     check_rotatable(checkpoint, method)
     evidence = {} if gathered is None else gathered.evidence
-    cases = reporter.track(_cases(checkpoint, selector.needs, evidence), "choosing", len(checkpoint.mixers))
-    selections = choose(method, cases, request)
+    mixers = checkpoint.mixers
+    tracked = reporter.track(cases(checkpoint, mixers, selector.needs, evidence), "choosing", len(mixers))
+    selections = choose(method, tracked, request)
+    layers = [mixer.layer for mixer in mixers]
+    with threads.one_for_each_core() as pool:  # an eigenvalue problem for every head
+        certified = pool.map(certify, selections, map(evidence.get, layers))
+        chosen = dict(zip(layers, certified, strict=True))
+    calibration = None if gathered is None else dict(gathered.calibration)
+    return plan_of(checkpoint, method, request, chosen, calibration, corrected=corrected, reporter=reporter)
+
+
+def plan_of(
+    checkpoint: Checkpoint,
+    method: str,
+    request: Request,
+    chosen: Mapping[int, Choice],
+    calibration: JsonObject | None,
+    *,
+    corrected: bool = True,
+    reporter: Reporter = SILENT,
+) -> Plan:
+    """What was chosen for every layer, with all it takes to repeat and to judge it."""
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
-    layers = [mixer.layer for mixer in checkpoint.mixers]
-    with threads.one_for_each_core() as pool:  # an eigenvalue problem for every head
-        certified = pool.map(_certified, selections, map(evidence.get, layers))
-        chosen = dict(zip(layers, certified, strict=True))
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
     corrected = corrected and correction.possible
     return Plan(
@@ -53,13 +70,13 @@ def choose_channels(
         score=request.score,
         seed=request.seed,
         corrected=corrected,
-        options={name: getattr(request, name) for name in selector.options},
+        options={name: getattr(request, name) for name in selector_named(method).options},
         model={
             "source": checkpoint.source,
             "fingerprint": fingerprint,
             "loader": loader_of(checkpoint.family.model_type).to_json(),
         },
-        calibration=None if gathered is None else dict(gathered.calibration),
+        calibration=calibration,
         versions=versions(),
         selections=chosen,
         parent=checkpoint.plan,
@@ -74,8 +91,11 @@ def check_rotatable(checkpoint: Checkpoint, method: str) -> None:
         raise PlanError(f"{method} rotates the channels, which those of {model_type} cannot be; use one of {others}")
 
 
-def _cases(checkpoint: Checkpoint, needs: frozenset[Need], evidence: Mapping[int, Evidence]) -> Iterator[Case]:
-    for mixer in checkpoint.mixers:
+def cases(
+    checkpoint: Checkpoint, mixers: Iterable[Mixer], needs: frozenset[Need], evidence: Mapping[int, Evidence]
+) -> Iterator[Case]:
+    """What a selector gets to see of these mixers."""
+    for mixer in mixers:
         weights = (
             [checkpoint.read_rows(mixer, slot) for slot in (mixer.query, mixer.key)]
             if "weight" in needs
@@ -90,7 +110,7 @@ def _cases(checkpoint: Checkpoint, needs: frozenset[Need], evidence: Mapping[int
         )
 
 
-def _certified(selection: Choice, evidence: Evidence | None) -> Choice:
+def certify(selection: Choice, evidence: Evidence | None) -> Choice:
     """With the condition number of the keys before and after, where their Gram matrix is known."""
     if evidence is None or evidence.key_gram is None:
         return selection

@@ -7,7 +7,7 @@ meanwhile. `prune` does both, `make_plan` the first and `apply_plan` the second.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,23 +18,20 @@ from slimstate.checkpoints.writer import CARD, CheckpointWriter, check_output, n
 from slimstate.core.plan import PLAN, Plan
 from slimstate.core.surgery import Cutter, outline
 from slimstate.data.text import Windows
-from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.offload import LoadOptions
-from slimstate.models.stock import stock_differences
-from slimstate.pruning.budget import Budget, state_bytes
+from slimstate.pruning.budget import Budget
+from slimstate.pruning.description import check_stock_shapes, cut_config, describe, tell_speed
 from slimstate.pruning.evidence import Gathering, read_windows
-from slimstate.pruning.inspect import parameters_after
 from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration, CutOptions
 from slimstate.pruning.planning import check_rotatable, choose_channels, read_plan
-from slimstate.records.cut import CutRecord, Parameters, StateBytes
-from slimstate.records.speed import SpeedOfCut
+from slimstate.pruning.reconstructing import Reconstructing, chosen_on_the_way
+from slimstate.records.base import command
+from slimstate.records.cut import CutRecord
 from slimstate.selectors import ROTATIONS, selector_named
 from slimstate.serving.model_card import serving_lines
-from slimstate.serving.widths import speed_of_cut
 from slimstate.system import distributed
-from slimstate.system.errors import ModelError
-from slimstate.system.json_files import JsonObject
+from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
 
@@ -62,6 +59,8 @@ def prune(
     checkpoint = opened(model, out, options.force, reporter)
     target = Target(key_dim=key_dim, compression=compression, budget=budget)
     choice = Choosing.prepare(checkpoint, target, method, Calibration.of(calibration), options, run, reporter)
+    if options.reconstruct is not None and out is not None:
+        return choice.reconstructed(Path(out), started)
     with cutting(checkpoint, choice.key_dim, out, options.force, choice.line, reporter) as cut:
         plan, kernels = choice.plan(meanwhile=cut.copy)
         return cut.finish(plan, kernels, started)
@@ -152,7 +151,10 @@ class Choosing:
         key_dim, line = target.resolve(checkpoint.mixers, whole=method in ROTATIONS)
         selector = selector_named(method)
         check_rotatable(checkpoint, method)
-        windows = read_windows(checkpoint, selector, calibration, reporter)
+        on_the_way = options.reconstruct is not None and chosen_on_the_way(method, calibration.evidence)
+        if options.reconstruct is not None and calibration.data is None:
+            raise PlanError("a reconstruction is trained on text: give it with `calibration`")
+        windows = None if on_the_way else read_windows(checkpoint, selector, calibration, reporter)
         line = f"{line} (a key dim would set it exactly)" if "rounded" in line else line
         return cls(
             checkpoint=checkpoint, key_dim=key_dim, line=line, method=method, options=options,
@@ -171,6 +173,36 @@ class Choosing:
             corrected=not self.options.keep_norm_eps, reporter=self.reporter,
         )  # fmt: skip
         return plan, kernels
+
+    def reconstructed(self, out: Path, started: float) -> CutRecord:
+        """Cut and reconstruct; the channels are chosen on the way where they can be."""
+        check_stock_shapes(self.checkpoint, self.key_dim, self.reporter)
+        self.reporter.say(self.line)
+        tell_speed(self.checkpoint, self.key_dim, self.reporter)
+        options, data = self.options, self.calibration.data
+        assert options.reconstruct is not None
+        assert data is not None
+        plan = None
+        if not chosen_on_the_way(self.method, self.calibration.evidence):
+            plan, _ = self.plan(meanwhile=lambda: None)
+        told = {
+            "key_dim": self.key_dim, "method": self.method, "data": data, "reconstruct": True, "score": options.score,
+            "keep_norm_eps": options.keep_norm_eps, "out": out, "device": self.run.device, "dtype": self.run.dtype,
+            "documents": self.calibration.documents, "seed": options.seed or None,
+            **{f"reconstruct_{name}": given for name, given in options.reconstruct.changed().items() if name != "seed"},
+        }  # fmt: skip
+        return Reconstructing(
+            checkpoint=self.checkpoint,
+            out=out,
+            data=data,
+            method=self.method,
+            request=options.request(self.key_dim, self.run.place.type),
+            corrected=not options.keep_norm_eps and self.checkpoint.family.correction(self.checkpoint.config).possible,
+            options=replace(options.reconstruct, documents=self.calibration.documents),
+            run=self.run,
+            force=options.force,
+            reporter=self.reporter,
+        ).finish(plan, command("prune", [self.checkpoint.source], told), started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,81 +261,3 @@ def cutting(
             writer = new_checkpoint(checkpoint, outline(checkpoint.mixers, key_dim), target, force=force)
             distributed.from_main(lambda: begun.append(stack.enter_context(writer)))
         yield Cutting(checkpoint=checkpoint, out=target, writer=begun[0] if begun else None, reporter=reporter)
-
-
-def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> SpeedOfCut | None:
-    """Say and return what the key dim does to the speed of a layer, where that was measured."""
-    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0].axis.width, key_dim)
-    if speed is not None:
-        reporter.say(speed.advice)
-    return speed
-
-
-def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
-    """Every tensor the stock class would make of the config is there, in that shape, and will be after the cut."""
-    with reporter.waiting("comparing the tensors with the stock class"):
-        shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
-        for name, shape, expected in stock_differences(checkpoint.config, shapes):
-            if shape is None:
-                raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config asks for")
-            raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
-        cut = outline(checkpoint.mixers, key_dim)
-        after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
-        for name, shape, expected in stock_differences(checkpoint.family.resize(checkpoint.config, key_dim), after):
-            raise AssertionError(f"{name} would be {shape} where the stock class makes {expected}")
-
-
-def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
-    """The config of the cut model, with what was done under the key `slimstate`."""
-    config = dict(checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected))
-    previous = checkpoint.config.get("slimstate")
-    config["slimstate"] = {
-        "version": plan.versions.get("slimstate"),
-        "base_model": plan.model["source"],
-        "base_fingerprint": plan.model["fingerprint"],
-        "method": plan.method,
-        "score": plan.score,
-        "width": plan.width,
-        "key_dim": plan.key_dim,
-        "corrected": plan.corrected,
-        "correction": plan.correction,
-        **_lasting(previous),
-        "history": [] if previous is None else [*previous.get("history", []), _without_history(previous)],
-    }
-    return config
-
-
-def _lasting(previous: Mapping[str, object] | None) -> JsonObject:
-    """What is true of a model after a cut as before it: which channels share a filter."""
-    return {name: value for name, value in (previous or {}).items() if name == SHARED_FILTERS}
-
-
-def _without_history(entry: Mapping[str, object]) -> JsonObject:
-    return {key: value for key, value in entry.items() if key != "history"}
-
-
-def describe(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutRecord:
-    """What the cut changes, in numbers; nothing is written yet."""
-    mixers = checkpoint.mixers
-    return CutRecord(
-        model=checkpoint.source,
-        model_type=plan.model_type,
-        method=plan.method,
-        score=plan.score,
-        width=plan.width,
-        key_dim=plan.key_dim,
-        compression=plan.compression,
-        corrected=plan.corrected,
-        noncommuting=(mixers[0].noncommuting or ()) if plan.method in ROTATIONS else None,
-        correction=plan.correction,
-        state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
-        parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),
-        speed=speed_of_cut(plan.model_type, plan.width, plan.key_dim),
-        calibration=plan.calibration,
-        certificate=plan.summary(),
-        versions=plan.versions,
-        kernels=kernels,
-        out=None,
-        seconds=0.0,
-        plan=plan,
-    )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FEED_FORWARD = re.compile(r"mlp|moe|feedforward", re.IGNORECASE)
+FEED_FORWARD = re.compile("(mlp|moe|moeblock|feedforward)$", re.IGNORECASE)  # ends the name of a class
 NORM = re.compile("norm", re.IGNORECASE)
 
 

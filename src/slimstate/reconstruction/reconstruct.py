@@ -23,7 +23,7 @@ from slimstate.models.offload import LoadOptions
 from slimstate.models.prepare import describe_kernels
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.run_folder import RunFolder, TrainedTensors, run_folder_of
-from slimstate.reconstruction.walk import CutModel, Walk
+from slimstate.reconstruction.walk import CutModel, Walk, Watch
 from slimstate.records.base import command, versions
 from slimstate.records.parts import Cut, Text
 from slimstate.records.reconstruction import LayerErrors, ReconstructionRecord, ReconstructionSettings
@@ -64,7 +64,8 @@ def reconstruct(
     windows = job.read_windows(str(data))
     layers = job.walk(windows)
     told = {"teacher": teacher, "data": data, "out": out, **options.changed(), "device": run.device, "dtype": run.dtype}
-    record = job.record(cut, windows, layers, command("reconstruct", [model], told), time.perf_counter() - started)
+    again, seconds = command("reconstruct", [model], told), time.perf_counter() - started
+    record = job.record(cut, cut.config, windows, layers, again, seconds)
     job.write(cut, StoredChange(None, job.trained()), cut.config, {}, _card(cut), record)
     return record
 
@@ -97,7 +98,7 @@ class StoredCut:
     def config(self) -> Config:
         return self.checkpoint.config
 
-    def layer(self, number: int, uncut: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def layer(self, number: int, uncut: Mapping[str, Tensor], watch: Watch) -> Mapping[str, Tensor]:
         return {name: self._same(name, tensor) for name, tensor in uncut.items()}
 
     def _same(self, name: str, uncut: Tensor) -> Tensor:
@@ -179,9 +180,16 @@ class Job:
         return RunFolder(run_folder_of(self.out)).trained()
 
     def record(
-        self, model: Checkpoint, windows: Windows, layers: tuple[LayerErrors, ...], again: str, seconds: float
+        self,
+        model: Checkpoint,
+        config: Config,
+        windows: Windows,
+        layers: tuple[LayerErrors, ...],
+        again: str,
+        seconds: float,
     ) -> ReconstructionRecord:
-        mixer, config = self.teacher.mixers[0], self.cut.config()
+        """`model` is what was reconstructed, or what was cut and reconstructed, to a model of this config."""
+        mixer = self.teacher.mixers[0]
         after = model.family.mixers(config)[0]
         settings = self.settings(windows)
         entry = config.get("slimstate")

@@ -6,10 +6,10 @@ Two streams of hidden states go along, x of the uncut model and x' of the cut on
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -32,26 +32,31 @@ from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 from slimstate.system.progress import Reporter
 
+# run a layer over all windows, inside of what is made for the model, such as hooks
+Watch = Callable[[Callable[[nn.Module], AbstractContextManager[object]]], None]
+
 
 class CutModel(Protocol):
     """The cut model that is reconstructed, as tensors that its files have or will have."""
 
     def config(self) -> Config: ...
 
-    def layer(self, number: int, uncut: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The tensors of a layer, from those of the uncut one; what is the same is the same object."""
+    def layer(self, number: int, uncut: Mapping[str, Tensor], watch: Watch) -> Mapping[str, Tensor]:
+        """The tensors of a layer, from those of the uncut one; what is the same is the same object.
+
+        `watch` runs the uncut layer over what enters it in the cut model.
+        """
 
     def embedding(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer of both models while it is in memory: `stored` are the cut one's tensors as its files have them."""
+    """One layer of the cut model while it is in memory: its weights, and its tensors as the files have them."""
 
     number: int
     mixer: Mixer | None
-    uncut: Mapping[str, Tensor]
-    cut: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
     stored: Mapping[str, Tensor]
 
 
@@ -113,37 +118,38 @@ class Walk:
     def layers(self) -> Iterator[LayerErrors]:
         """Walk; gives the errors of every layer that has a mixer, once its weights are kept."""
         for number in range(self.uncut_model.layers):
-            layer = self._read(number)
-            self._expect(number + 1)
-            with (
-                self.uncut_model.holding(number, layer.uncut),
-                self.cut_model.holding(number, layer.cut),
-            ):
-                if layer.mixer is not None:
-                    yield self._reconstruct(layer, layer.mixer)
-                if number + 1 < self.uncut_model.layers:
-                    self._advance(number)
+            before = {name: self.teacher.read(name) for name in self.uncut_model.stored_names(self.teacher, number)}
+            uncut = self.uncut_model.converted(number, before)
+            with self.uncut_model.holding(number, uncut):
+                layer = self._cut(number, before, uncut)
+                del before, uncut
+                self._expect(number + 1)
+                with self.cut_model.holding(number, layer.weights):
+                    if layer.mixer is not None:
+                        yield self._reconstruct(layer, layer.mixer)
+                    if number + 1 < self.uncut_model.layers:
+                        self._advance(number)
 
-    def _read(self, number: int) -> Layer:
-        teacher, mixer = self.teacher, self.mixers.get(number)
-        before = {name: teacher.read(name) for name in self.uncut_model.stored_names(teacher, number)}
-        uncut = self.uncut_model.converted(number, before)
-        if mixer is None:
-            stored = self.cut.layer(number, before)
-            same = all(stored[name] is tensor for name, tensor in before.items())
-            cut = uncut if same else self.cut_model.converted(number, stored)
-            return Layer(number=number, mixer=None, uncut=uncut, cut=cut, stored=stored)
-        stored = self.cut.layer(number, before)
-        if (found := self.folder.found(number)) is not None:
-            stored = {**stored, **found[1]}
-        inside = f"{mixer.place_in_files}."
+    def _cut(self, number: int, before: Mapping[str, Tensor], uncut: Mapping[str, Tensor]) -> Layer:
+        """The cut layer, as an earlier run left it where there was one; it shares all weights that did not change."""
+        mixer, found = self.mixers.get(number), self.folder.found(number)
+        stored = dict(self.cut.layer(number, before, partial(self._watch, number)))
+        stored |= {} if found is None else found[1]
         changed = [name for name, tensor in stored.items() if tensor is not before.get(name)]
-        if all(name.startswith(inside) for name in changed):
+        inside = None if mixer is None else f"{mixer.place_in_files}."
+        weights = uncut
+        if mixer is not None and inside is not None and all(name.startswith(inside) for name in changed):
             own = {name: tensor for name, tensor in stored.items() if name.startswith(inside)}
-            cut = {**uncut, **self.cut_model.converted(number, own, part=mixer.path)}
-        else:
-            cut = self.cut_model.converted(number, stored)
-        return Layer(number=number, mixer=mixer, uncut=uncut, cut=cut, stored=stored)
+            weights = {**uncut, **self.cut_model.converted(number, own, part=mixer.path)}
+        elif changed:
+            weights = self.cut_model.converted(number, stored)
+        return Layer(number=number, mixer=mixer, weights=weights, stored=stored)
+
+    def _watch(self, number: int, watching: Callable[[nn.Module], AbstractContextManager[object]]) -> None:
+        with torch.no_grad(), self.computing(), watching(self.uncut_model.model):
+            for piece in self.pieces(self.here):
+                states = self.streams.cut[_local(piece)]
+                self.uncut_model.run(number, states, self.embedding.of_windows(piece))
 
     def _expect(self, number: int) -> None:
         """Have the system read the next layer from the disk while this one is trained."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from slimstate.core.plan import Plan
 from slimstate.records.base import Record
 from slimstate.records.parts import Cut
+from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.speed import SpeedOfCut, SpeedsBelow
 
 
@@ -55,6 +56,7 @@ class CutRecord(Record):
     out: str | None
     left_out: tuple[str, ...] = ()
     seconds: float
+    reconstruction: ReconstructionRecord | None = None
     plan: Plan = field(metadata={"json": None}, repr=False)
 
 

@@ -45,7 +45,7 @@ class ReconstructionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ReconstructionRecord(Record, Model, Origin):
-    """The model is the cut one as it was before."""
+    """The model is the cut one as it was before, or the uncut one where it was cut and reconstructed at once."""
 
     KIND: ClassVar[str] = "reconstruction"
     FILE: ClassVar[str] = RECONSTRUCTION

@@ -1,0 +1,76 @@
+"""The verb that wins back what a cut costs, layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
+from slimstate.records.reconstruction import ReconstructionRecord
+
+STEPS = "Training steps for every layer; by default 400 on a GPU and 60 on a CPU."
+BATCH = "Windows in a step; by default 16 on a GPU and 4 on a CPU."
+SAMPLES = "Windows of the text; by default up to 512 on a GPU and 128 on a CPU. A tenth is held out."
+LENGTH = "Tokens in a window."
+RATE = "Learning rate of Adam at its highest."
+
+
+def reconstruct(
+    model: Annotated[str, typer.Argument(help="Folder of a model that slimstate cut.")],
+    out: Annotated[Path, typer.Option(help="Folder for the reconstructed model; it appears only when it is whole.")],
+    data: Annotated[str, typer.Option(help=Text.format("train on"))],
+    teacher: Annotated[
+        str | None, typer.Option(help="The uncut model; by default the one that the cut was made from.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help=STEPS)] = None,
+    batch: Annotated[int | None, typer.Option(help=BATCH)] = None,
+    samples: Annotated[int | None, typer.Option(help=SAMPLES)] = None,
+    length: Annotated[int, typer.Option(help=LENGTH)] = 1024,
+    learning_rate: Annotated[float, typer.Option(help=RATE)] = 1e-3,
+    documents: Documents = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(help="Most that hidden states take, such as 0=40GiB,cpu=100GiB; what is more lies on disk."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing output folder, once the new one is whole.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train each cut layer to give what the uncut one gave, on text alone, with one layer in memory at a time.
+
+    Interrupted, the same command goes on at the layer it was in.
+    """
+    from slimstate.models.offload import LoadOptions
+    from slimstate.reconstruction.options import ReconstructOptions
+    from slimstate.reconstruction.reconstruct import reconstruct as rebuild
+
+    options = ReconstructOptions(
+        steps=steps, batch=batch, samples=samples, length=length, learning_rate=learning_rate, seed=seed,
+        documents=documents,
+    )  # fmt: skip
+    run = LoadOptions(
+        device=device, dtype=dtype, device_map=None if max_memory is None else "auto", max_memory=max_memory
+    )
+    record = rebuild(
+        model, out, data=data, teacher=teacher, options=options, run=run, force=force, reporter=TerminalReporter()
+    )
+    if as_json:
+        print_json(record.to_json())
+        return
+    show_reconstruction(record)
+    printer().print(f"written to {record.out}", markup=False)
+
+
+def show_reconstruction(record: ReconstructionRecord) -> None:
+    """What it came to, in a line or two."""
+    kept = sum(not layer.step for layer in record.layers)
+    printer().print(
+        f"reconstructed {len(record.layers) - kept} of {len(record.layers)} layers; their mean error on"
+        f" {record.held_out} windows that were held out: {record.error_before:.4f} to {record.error_after:.4f}"
+    )

@@ -1,0 +1,139 @@
+"""Choose, cut and reconstruct in one walk over the layers, with one of them in memory.
+
+The channels of a layer are chosen from what really enters it after the layers before it were cut. Where a method looks
+at gradients of the whole model, at weights alone, or at evidence from a file, its plan is made before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from slimstate.checkpoints.model_card import cut_card
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.evidence import Evidence
+from slimstate.core.layout import Mixer
+from slimstate.core.plan import PLAN, Choice, Plan, read_choice, written_choice
+from slimstate.core.surgery import Cutter
+from slimstate.families.contract import Config
+from slimstate.models.offload import LoadOptions
+from slimstate.pruning.calibration import Sums, complaint_about, watched
+from slimstate.pruning.description import cut_config, describe
+from slimstate.pruning.planning import cases, certify, plan_of
+from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.reconstruct import Job, StoredChange
+from slimstate.reconstruction.run_folder import run_folder_of
+from slimstate.reconstruction.walk import Watch
+from slimstate.records.cut import CutRecord
+from slimstate.selectors import Request, choose, selector_named
+from slimstate.serving.model_card import serving_lines
+from slimstate.system import distributed
+from slimstate.system.errors import ModelError
+from slimstate.system.json_files import read_json, write_json
+from slimstate.system.progress import Reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOnTheWay:
+    """A cut whose channels are known, or are chosen layer by layer; `chosen` fills with what every mixer keeps."""
+
+    checkpoint: Checkpoint
+    method: str
+    request: Request
+    corrected: bool
+    run: LoadOptions
+    folder: Path
+    chosen: dict[int, Choice] = field(default_factory=dict)
+
+    def config(self) -> Config:
+        return self.checkpoint.family.resize(self.checkpoint.config, self.request.keep, corrected=self.corrected)
+
+    def embedding(self, name: str) -> Tensor:
+        return self.checkpoint.read(name)
+
+    def layer(self, number: int, uncut: Mapping[str, Tensor], watch: Watch) -> Mapping[str, Tensor]:
+        mixer = next((mixer for mixer in self.checkpoint.mixers if mixer.layer == number), None)
+        if mixer is None:
+            return uncut
+        if number not in self.chosen:
+            self.chosen[number] = self._choose(mixer, watch)
+        cutter = Cutter([mixer], {number: self.chosen[number]}, corrected=self.corrected)
+        return {name: cutter.apply(name, tensor) for name, tensor in uncut.items()}
+
+    def _choose(self, mixer: Mixer, watch: Watch) -> Choice:
+        """As an earlier run chose, or from the evidence that the layer now gives."""
+        kept = self.folder / f"layer-{mixer.layer}.choice.json"
+        if kept.is_file():
+            return read_choice(read_json(kept))
+        evidence = self._evidence(mixer, watch)
+        case = cases(self.checkpoint, [mixer], selector_named(self.method).needs, {mixer.layer: evidence})
+        choice = certify(choose(self.method, case, self.request)[0], evidence)
+        distributed.from_main(lambda: write_json(kept, written_choice(choice)))
+        return choice
+
+    def _evidence(self, mixer: Mixer, watch: Watch) -> Evidence:
+        needs = selector_named(self.method).needs - {"weight"}
+        sums = {mixer.layer: Sums(mixer, self.run.place, needs)}
+        watch(lambda model: watched(model, [mixer], sums, needs))
+        sums[mixer.layer].add_other_processes()
+        if (complaint := complaint_about([mixer], sums)) is not None:
+            raise ModelError(complaint)
+        return sums[mixer.layer].evidence()
+
+
+def chosen_on_the_way(method: str, evidence: Path | None) -> bool:
+    """Whether the channels can be chosen while the layers go by."""
+    selector = selector_named(method)
+    return selector.calibrated and "gradient" not in selector.needs and evidence is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstructing:
+    """A cut with reconstruction, from a plan that is there or by a method that chooses on the way."""
+
+    checkpoint: Checkpoint
+    out: Path
+    data: str
+    method: str
+    request: Request
+    corrected: bool
+    options: ReconstructOptions
+    run: LoadOptions
+    force: bool
+    reporter: Reporter
+
+    def finish(self, plan: Plan | None, again: str, started: float) -> CutRecord:
+        """Walk over the layers, and write what comes of them; returns the record of the cut."""
+        distributed.join(self.run.place)
+        cut = CutOnTheWay(
+            checkpoint=self.checkpoint, method=self.method, request=self.request, corrected=self.corrected,
+            run=self.run, folder=run_folder_of(self.out), chosen={} if plan is None else dict(plan.selections),
+        )  # fmt: skip
+        given = {
+            "method": self.method, "key_dim": self.request.keep, "score": self.request.score, "f": self.request.f,
+            "corrected": self.corrected, "plan": None if plan is None else plan.to_json(), "data": self.data,
+        }  # fmt: skip
+        job = Job(
+            cut=cut, teacher=self.checkpoint, out=self.out, given=given, options=self.options, run=self.run,
+            force=self.force, reporter=self.reporter,
+        )  # fmt: skip
+        windows = job.read_windows(self.data)
+        layers = job.walk(windows)
+        if plan is None:
+            plan = plan_of(
+                self.checkpoint, self.method, self.request, cut.chosen, windows.provenance(),
+                corrected=self.corrected, reporter=self.reporter,
+            )  # fmt: skip
+        config = cut_config(self.checkpoint, plan)
+        reconstruction = job.record(self.checkpoint, config, windows, layers, again, time.perf_counter() - started)
+        record = replace(describe(self.checkpoint, plan, reconstruction.kernels), reconstruction=reconstruction)
+        card = cut_card(plan, self.out.name, record, config["slimstate"]["history"])
+        card += serving_lines(plan.model_type, plan.key_dim)
+        change = StoredChange(Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected), job.trained())
+        left_out = job.write(self.checkpoint, change, config, {PLAN: plan.to_json() + "\n"}, card, reconstruction)
+        seconds = time.perf_counter() - started
+        return replace(record, out=str(self.out), left_out=tuple(left_out), seconds=seconds)

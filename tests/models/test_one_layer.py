@@ -1,0 +1,35 @@
+"""A stock model of which one layer at a time has weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tiny
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.models.load import load
+from slimstate.models.one_layer import OneLayerModel
+
+
+@pytest.mark.parametrize("name", sorted(tiny.EVERY_PLAIN))
+def test_layer_after_layer_gives_what_the_whole_model_gives_to_the_last_bit(name, folders):
+    """With renamed, joined and shared tensors, masks, rotary embeddings and multipliers, whatever the family has."""
+    checkpoint, whole, ids = Checkpoint.open(folders[name]), load(folders[name], device="cpu").model, tiny.token_ids()
+    model = OneLayerModel(checkpoint, checkpoint.config, torch.device("cpu"), torch.float32)
+    expected: dict[int, torch.Tensor] = {}
+    for number in range(model.layers):
+        whole.get_submodule(model.place_of(number)).register_forward_hook(
+            lambda _, __, output, number=number: expected.__setitem__(
+                number, output[0] if isinstance(output, tuple) else output
+            )
+        )
+    with torch.no_grad():
+        whole.base_model(input_ids=ids, use_cache=False)
+        embedded = model.embedded(checkpoint.read(model.embedding_name()), ids)
+        states = model.first_states(embedded)
+        for number in range(model.layers):
+            stored = {name: checkpoint.read(name) for name in model.stored_names(checkpoint, number)}
+            with model.holding(number, model.converted(number, stored)):
+                states = model.run(number, states, embedded)
+            assert torch.equal(states, expected[number])
+            assert all(weight.is_meta for weight in model.model.parameters())

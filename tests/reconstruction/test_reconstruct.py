@@ -1,0 +1,172 @@
+"""Cut layers that are trained to give what the uncut ones gave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import slimstate
+import tiny
+from cutting import pruned
+from places import TESTS
+from slimstate import Calibration, CutOptions, ReconstructOptions
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.plan import PLAN, Plan
+from slimstate.reconstruction import fit, walk
+from slimstate.records.reconstruction import RECONSTRUCTION, ReconstructionRecord
+from slimstate.system.errors import SlimstateError
+
+QUICK = ReconstructOptions(steps=4, batch=2, samples=6, length=32, learning_rate=3e-3)
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+@pytest.fixture(scope="module")
+def rebuilt(folders, text_file, tmp_path_factory):
+    """Every family cut at random and reconstructed; then run by the stock class in fresh processes."""
+    root = tmp_path_factory.mktemp("rebuilt")
+    made = {}
+    for name in tiny.EVERY_PLAIN:
+        cut, out = root / f"{name}-cut", root / f"{name}-rebuilt"
+        pruned(folders[name], cut, method="random", key_dim=8)
+        record = slimstate.reconstruct(cut, out, data=text_file, options=QUICK)
+        made[name] = cut, out, record
+    torch.save(tiny.token_ids(), root / "ids.pt")
+    for kind, names in (((), tiny.OF_FLA), (("--without-fla",), tiny.OF_TRANSFORMERS)):
+        outs = [str(out) for name, (_, out, _) in made.items() if name in names]
+        subprocess.run([sys.executable, str(TESTS / "reload_stock.py"), *kind, str(root / "ids.pt"), *outs], check=True)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
+def test_the_error_of_every_layer_falls_and_the_stock_class_loads_the_result(name, rebuilt):
+    _, out, record = rebuilt[name]
+    assert [layer.layer for layer in record.layers] == [mixer.layer for mixer in Checkpoint.open(out).mixers]
+    for layer in record.layers:
+        assert layer.step > 0
+        assert layer.held_out_after < layer.held_out_before
+    assert list(out.glob("logits*.pt"))
+    assert ReconstructionRecord.read(out / RECONSTRUCTION) == record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
+def test_tensors_that_are_not_the_mixers_or_its_norms_are_the_same_bytes(name, rebuilt):
+    cut, out, _ = rebuilt[name]
+    before, after = tensors_of(cut), tensors_of(out)
+    assert before.keys() == after.keys()
+    mixers = Checkpoint.open(cut).mixers
+    places = tuple(f"{mixer.place_in_files}." for mixer in mixers)
+    changed = {key for key, tensor in after.items() if not torch.equal(tensor, before[key])}
+    assert any(key.startswith(places) for key in changed)
+    norms = {key for key in changed if not key.startswith(places)}
+    assert all("norm" in key for key in norms)
+    assert len(norms) <= len(mixers) * 2  # a weight and a bias
+    for key in after:
+        assert after[key].dtype == before[key].dtype
+
+
+@pytest.mark.parametrize("name", ["delta_net-plain", "qwen3_next-plain"])
+def test_choosing_cutting_and_reconstructing_in_one_walk(name, folders, text_file, tmp_path):
+    record = slimstate.prune(
+        folders[name], tmp_path / "out", key_dim=8, calibration=Calibration(data=str(text_file)),
+        options=CutOptions(reconstruct=QUICK),
+    )  # fmt: skip
+    assert record.reconstruction is not None
+    assert record.reconstruction.error_after < record.reconstruction.error_before
+    plan = Plan.from_json((tmp_path / "out" / PLAN).read_text())
+    assert plan.key_dim == 8
+    assert plan.method == "drrqr"
+    assert "rho" in plan.summary()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["slimstate"]["reconstructed"][0]["settings"]["steps"] == 4
+    assert not list(tmp_path.glob("*.reconstruction"))
+    assert "## Reconstructed" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_training_does_not_improve_keeps_the_weights_of_the_cut(folders, text_file, tmp_path, monkeypatch):
+    """With no step at all, and with steps up the gradient."""
+    monkeypatch.setattr(fit, "_rate", lambda number, steps: -1.0)
+    cut = tmp_path / "cut"
+    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    for number, options in enumerate((ReconstructOptions(steps=0, samples=6, length=32), QUICK)):
+        record = slimstate.reconstruct(cut, tmp_path / f"out{number}", data=text_file, options=options)
+        assert all(layer.step == 0 for layer in record.layers)
+        for key, tensor in tensors_of(tmp_path / f"out{number}").items():
+            assert torch.equal(tensor, tensors_of(cut)[key])
+
+
+def test_a_run_that_was_stopped_goes_on_at_its_layer_with_the_same_bytes(folders, text_file, tmp_path, monkeypatch):
+    model = folders["gated_deltanet-plain"]
+    whole = {"calibration": Calibration(data=str(text_file)), "key_dim": 8, "options": CutOptions(reconstruct=QUICK)}
+    slimstate.prune(model, tmp_path / "whole", **whole)
+
+    fitted = []
+
+    def stopping(task, settings, layer, step):
+        if layer == 1 and not fitted:
+            fitted.append(layer)
+            raise KeyboardInterrupt
+        return original(task, settings, layer, step)
+
+    original = walk.fit
+    monkeypatch.setattr(walk, "fit", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        slimstate.prune(model, tmp_path / "stopped", **whole)
+    assert not (tmp_path / "stopped").exists()
+    with pytest.raises(SlimstateError, match="other settings"):
+        slimstate.prune(model, tmp_path / "stopped", **{**whole, "key_dim": 4})
+    slimstate.prune(model, tmp_path / "stopped", **whole)
+    for path in sorted((tmp_path / "whole").glob("*.safetensors")):
+        assert path.read_bytes() == (tmp_path / "stopped" / path.name).read_bytes()
+    assert (tmp_path / "whole" / PLAN).read_text() == (tmp_path / "stopped" / PLAN).read_text()
+
+
+def test_hidden_states_on_disk_give_the_same_bytes(folders, text_file, tmp_path):
+    cut = tmp_path / "cut"
+    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    for place, run in (("host", {}), ("disk", {"device_map": "auto", "max_memory": "cpu=1KB"})):
+        slimstate.reconstruct(cut, tmp_path / place, data=text_file, options=QUICK, run=slimstate.LoadOptions(**run))
+    for path in sorted((tmp_path / "host").glob("*.safetensors")):
+        assert path.read_bytes() == (tmp_path / "disk" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"teacher": "other"}, "was not cut from"),
+        ({"teacher": "nowhere"}, "no model at"),
+        ({"model": "uncut"}, "was not cut: there is nothing to reconstruct"),
+        ({"data": "short"}, "10 samples of 32 need 320"),
+    ],
+)
+def test_bad_input_is_one_line(change, words, folders, text_file, tmp_path):
+    cut, short = tmp_path / "cut", tmp_path / "short.txt"
+    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    short.write_text("a few words")
+    places = {
+        "other": folders["delta_net-gate"],
+        "nowhere": tmp_path / "nowhere",
+        "uncut": folders["delta_net-plain"],
+        "short": short,
+    }
+    given = {"model": cut, "data": text_file, "teacher": folders["delta_net-plain"]}
+    given |= {key: places[value] for key, value in change.items()}
+    with pytest.raises(SlimstateError, match=words):
+        slimstate.reconstruct(
+            given["model"], tmp_path / "out", data=given["data"], teacher=given["teacher"],
+            options=ReconstructOptions(steps=1, length=32),
+        )  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "short.txt"]
