@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
 from slimstate.kernels.fla_calls import CallOptions, before_first, call, per_value_head
 from slimstate.kernels.patches import in_place_of
 
@@ -30,11 +31,27 @@ def recurrence(
     return torch.stack(outputs, dim=1), state
 
 
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    *,
+    scale: float,
+    state: Tensor | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same function, C tokens at a time."""
+    inputs = Inputs(q=per_value_head(q, v), k=per_value_head(k, v), v=v, g=g)
+    return chunk_scan(inputs, state, Rule(scale=scale, chunk=chunk))
+
+
 def gated_linear_attention(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """As fla's layers call it; some functions of fla have the decay as g, others as gk."""
-    return call(recurrence, CallOptions.read(options), q=q, k=k, v=v, g=gk if g is None else g)
+    form = recurrence if q.shape[1] == 1 else chunked
+    return call(form, CallOptions.read(options), q=q, k=k, v=v, g=gk if g is None else g)
 
 
 PATCHES = in_place_of("fla.layers.gla", ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"), gated_linear_attention)

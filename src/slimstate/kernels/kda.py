@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
 from slimstate.kernels.fla_calls import CallOptions, before_first, call, per_value_head, wide
 from slimstate.kernels.patches import in_place_of
 
@@ -34,12 +35,29 @@ def recurrence(
     return torch.stack(outputs, dim=1), state
 
 
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor,
+    *,
+    scale: float,
+    state: Tensor | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same function, C tokens at a time."""
+    inputs = Inputs(q=per_value_head(q, v), k=per_value_head(k, v), v=v, g=g, beta=beta)
+    return chunk_scan(inputs, state, Rule(scale=scale, chunk=chunk))
+
+
 def kimi_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """As fla's layers call it."""
     known = CallOptions.read(options)
-    return call(recurrence, known, q=q, k=k, v=v, beta=known.strength(beta), g=_decay(g, known))
+    form = recurrence if q.shape[1] == 1 else chunked
+    return call(form, known, q=q, k=k, v=v, beta=known.strength(beta), g=_decay(g, known))
 
 
 def _decay(g: Tensor, options: CallOptions) -> Tensor:

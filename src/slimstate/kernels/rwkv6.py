@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
 from slimstate.kernels.fla_calls import CallOptions, Packing, before_first, call, wide
 from slimstate.kernels.patches import Patch, in_place_of
 
@@ -28,13 +29,33 @@ def recurrence(
     for t in range(q.shape[1]):
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
         state = decay[:, t] * state + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
-    newest = (q * bonus * k).sum(-1, keepdim=True) * v
-    return (torch.stack(outputs, dim=1) + newest) * scale, state
+    return (torch.stack(outputs, dim=1) + _newest(q, k, v, bonus)) * scale, state
+
+
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    *,
+    bonus: Tensor,
+    scale: float,
+    state: Tensor | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same function, C tokens at a time; the newest token is none of the state that is read."""
+    o, last = chunk_scan(Inputs(q=q, k=k, v=v, g=w), state, Rule(scale=scale, late=False, chunk=chunk))
+    return o + _newest(q, k, v, bonus) * scale, last
+
+
+def _newest(q: Tensor, k: Tensor, v: Tensor, bonus: Tensor) -> Tensor:
+    return (q * bonus * k).sum(-1, keepdim=True) * v
 
 
 def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
     """As fla's layers call it."""
-    return call(partial(recurrence, bonus=wide(u)), CallOptions.read(options), q=r, k=k, v=v, w=w)
+    form = recurrence if r.shape[1] == 1 else chunked
+    return call(partial(form, bonus=wide(u)), CallOptions.read(options), q=r, k=k, v=v, w=w)
 
 
 def token_shift(x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:

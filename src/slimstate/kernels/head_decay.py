@@ -1,0 +1,84 @@
+"""Decays of a whole head, or none, within chunks: products of queries and keys times a matrix of decays.
+
+M chunks of C tokens, R readers (the queries, and what looks up what is erased), K key dim. Decays are logarithms g
+[M, C, 1], cumulated b; from the writing at s to a reading at t it is e^{b_t - b_s}, an exponent that is never positive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slimstate.kernels.chunks import lower, product, sum_to_end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decayed:
+    """What the scan of chunks takes: everything inside a chunk, and what leads into and out of it."""
+
+    # what each reader gets of each token of its chunk [M, R, C, C]: 0 above the diagonal, and on it for erasing
+    scores: Tensor
+    # the readers as they see the state before the chunk [M, R, C, K]
+    readers: Tensor
+    # the keys as the state after the chunk has them [M, C, K]
+    keys: Tensor
+    # what is left of the state before the chunk at its end [M, 1 or K, 1]; None is all
+    fade: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayedGradient:
+    """The gradient of a loss by each of those."""
+
+    scores: Tensor
+    readers: Tensor
+    keys: Tensor
+    fade: Tensor | None
+
+
+class HeadDecay:
+    """One decay for all channels; with `early` the second reader sees the state before the decay of its own token."""
+
+    def __init__(self, readers: Tensor, keys: Tensor, g: Tensor | None, *, early: bool = False) -> None:
+        self.given, self.keys, self.g = readers, keys, g
+        size = keys.shape[-2]
+        products = product(readers.flatten(1, 2), keys.mT).view(*readers.shape[:3], size)
+        masks = [lower(size, -place, keys.device) for place in range(readers.shape[1])]
+        if g is None:
+            self.between = torch.stack(masks).to(keys.dtype)
+            self.decayed = Decayed(scores=products * self.between, readers=readers, keys=keys, fade=None)
+            return
+        # differences of large sums: a token of e^-50 would leave few digits for those after it in float32
+        total = g.double().cumsum(-2)
+        seen = [total, total - g if early else total][: readers.shape[1]]
+        between = [(end - total.mT).to(g).masked_fill_(~mask, -torch.inf) for end, mask in zip(seen, masks, strict=True)]
+        last = total[:, -1:]
+        self.between = torch.stack(between, 1).exp_()
+        self.begun, self.left = torch.stack(seen, 1).to(g).exp(), (last - total).to(g).exp()
+        self.early = early
+        self.decayed = Decayed(
+            scores=products * self.between, readers=readers * self.begun, keys=keys * self.left, fade=last.to(g).exp()
+        )
+
+    def backward(self, by: DecayedGradient) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The gradient by readers, keys and g."""
+        inside = (by.scores * self.between).flatten(1, 2)
+        readers = product(inside, self.keys).view_as(self.given)
+        keys = product(inside.mT, self.given.flatten(1, 2))
+        if self.g is None:
+            return readers + by.readers, keys + by.keys, None
+        assert by.fade is not None
+        assert self.decayed.fade is not None
+        gained, lost = by.readers * self.begun, by.keys * self.left
+        # a token's own weight has no decay: what its row and its column sum would cancel is left out
+        weights = (by.scores * self.decayed.scores).tril(-1)
+        read = weights.sum(-1, keepdim=True) + (gained * self.given).sum(-1, keepdim=True)
+        kept = (lost * self.keys).sum(-1, keepdim=True)
+        end = kept.sum(-2, keepdim=True) + by.fade * self.decayed.fade
+        at_once = read.sum(1) - weights.sum((1, 2)).unsqueeze(-1) - kept
+        g = sum_to_end(at_once) + end
+        if self.early:
+            g = g - read[:, 1]
+        return readers + gained, keys + lost, g
