@@ -18,6 +18,7 @@ from typing import Any
 
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
+from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.records.training import RECOVERY, TRAINING
 from slimstate.system import atomic, threads
 from slimstate.system.errors import OutputError
@@ -27,7 +28,8 @@ from slimstate.system.progress import SILENT, Reporter
 CARD = "README.md"
 BASE_CARD = "README.base.md"
 ADAPTER, LOGS = "adapter", "runs"
-OF_A_TRAINING = (RECOVERY, TRAINING, ADAPTER, LOGS)  # of the weights they lie beside, and of no others made from them
+# of the weights they lie beside, and of no others made from them
+OF_A_TRAINING = (RECONSTRUCTION, RECOVERY, TRAINING, ADAPTER, LOGS)
 WRITERS = 2  # threads, each of which holds a tensor that changes, or a piece of one; more slow a running model
 
 
@@ -162,7 +164,7 @@ def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
 def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
     """Everything that is not a weight; what is written anew is copied first and replaced later."""
     left_out = []
-    trained = not {"recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
+    trained = not {"reconstructed", "recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
     for path in sorted(checkpoint.folder.rglob("*")):
         name = path.relative_to(checkpoint.folder)
         if path.is_dir() or any(part in (".git", ".cache", "__pycache__") for part in name.parts):

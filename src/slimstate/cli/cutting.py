@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slimstate.cli.reconstructing import BATCH, LENGTH, RATE, SAMPLES, STEPS, show_reconstruction
+from slimstate.cli.reconstructing import BATCH, LENGTH, RATE, SAMPLES, STEPS, reconstruction, show_reconstruction
 from slimstate.cli.terminal import (
     Device,
     Documents,
@@ -163,7 +163,6 @@ def prune(
     from slimstate.pruning.options import Calibration, CutOptions
     from slimstate.pruning.prune import apply_plan
     from slimstate.pruning.prune import prune as cut
-    from slimstate.reconstruction.options import ReconstructOptions
 
     reporter = TerminalReporter()
     budget = budget_of(state_mb, sequences, memory_gb, state_dtype)
@@ -187,15 +186,12 @@ def prune(
         data=data, documents=documents, samples=samples, length=length, seed=seed, evidence=evidence
     )
     load = LoadOptions(device=device, dtype=dtype, device_map=device_map, max_memory=max_memory)
-    rebuilding = ReconstructOptions(
-        steps=reconstruct_steps, batch=reconstruct_batch, samples=reconstruct_samples, length=reconstruct_length,
-        learning_rate=reconstruct_learning_rate, seed=seed,
-    )  # fmt: skip
-    if not reconstruct and rebuilding != ReconstructOptions(seed=seed):
-        raise PlanError("how to reconstruct is said, and that it is to be done is not: give --reconstruct")
     options = CutOptions(
         score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force,
-        reconstruct=rebuilding if reconstruct else None,
+        reconstruct=reconstruction(
+            reconstruct, steps=reconstruct_steps, batch=reconstruct_batch, samples=reconstruct_samples,
+            length=reconstruct_length, learning_rate=reconstruct_learning_rate, seed=seed,
+        ),
     )  # fmt: skip
     if plan_only:
         planned = estimate(

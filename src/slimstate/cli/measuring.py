@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from slimstate.cli.reconstructing import BATCH, LENGTH, RATE, SAMPLES, STEPS, reconstruction
 from slimstate.cli.terminal import (
     Device,
     Documents,
@@ -209,6 +210,14 @@ def sweep(
     keep_norm_eps: Annotated[
         bool, typer.Option("--keep-norm-eps", help="Judge cuts that leave norm_eps alone, as prune with this flag.")
     ] = False,
+    reconstruct: Annotated[
+        bool, typer.Option("--reconstruct", help="Judge every cut as it is after a reconstruction on --data.")
+    ] = False,
+    reconstruct_steps: Annotated[int | None, typer.Option(help=STEPS)] = None,
+    reconstruct_batch: Annotated[int | None, typer.Option(help=BATCH)] = None,
+    reconstruct_samples: Annotated[int | None, typer.Option(help=SAMPLES)] = None,
+    reconstruct_length: Annotated[int, typer.Option(help=LENGTH)] = 1024,
+    reconstruct_learning_rate: Annotated[float, typer.Option(help=RATE)] = 1e-3,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
@@ -241,6 +250,15 @@ def sweep(
             max_loss=max_loss,
             f=rrqr_f,
             keep_norm_eps=keep_norm_eps,
+            reconstruct=reconstruction(
+                reconstruct,
+                steps=reconstruct_steps,
+                batch=reconstruct_batch,
+                samples=reconstruct_samples,
+                length=reconstruct_length,
+                learning_rate=reconstruct_learning_rate,
+                seed=seed,
+            ),
         ),
         run=RunOptions(device=device, dtype=dtype),
         reporter=TerminalReporter(),
@@ -264,6 +282,8 @@ def print_sweep(record: SweepRecord, out: Path) -> None:
     told = ", ".join(f"{value} {name}" for name, value in zip(named, _in_units(uncut), strict=True))
     console.print(f"uncut: {told}; {mebibytes(uncut.state_bytes)} of state per sequence in fp32")
     console.print(f"measured on {uncut.counts}")
+    if record.settings.reconstruct is not None:
+        console.print("every cut was reconstructed before it was measured")
     if (chosen := record.recommended) is not None:
         console.print(f"{'recommended: ' if chosen.within else ''}{chosen.reason}")
         console.print(f"  {chosen.command}", markup=False)

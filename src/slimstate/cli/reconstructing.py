@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
 from slimstate.records.reconstruction import ReconstructionRecord
+from slimstate.system.errors import PlanError
+
+if TYPE_CHECKING:
+    from slimstate.reconstruction.options import ReconstructOptions
 
 STEPS = "Training steps for every layer; by default 400 on a GPU and 60 on a CPU."
 BATCH = "Windows in a step; by default 16 on a GPU and 4 on a CPU."
@@ -65,6 +69,16 @@ def reconstruct(
         return
     show_reconstruction(record)
     printer().print(f"written to {record.out}", markup=False)
+
+
+def reconstruction(wanted: bool, *, seed: int, **given: Any) -> ReconstructOptions | None:
+    """The options of a reconstruction that another verb makes; to say how without that it is wanted is refused."""
+    from slimstate.reconstruction.options import ReconstructOptions
+
+    options = ReconstructOptions(seed=seed, **given)
+    if not wanted and options != ReconstructOptions(seed=seed):
+        raise PlanError("how to reconstruct is said, and that it is to be done is not: give --reconstruct")
+    return options if wanted else None
 
 
 def show_reconstruction(record: ReconstructionRecord) -> None:

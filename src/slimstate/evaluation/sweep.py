@@ -11,7 +11,9 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
@@ -22,21 +24,32 @@ from slimstate.evaluation.compare import text_of
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, mean_nats, perplexity_of
 from slimstate.evaluation.state_traces import FinalUtilisation
+from slimstate.evaluation.sweep_candidates import Candidates, Running
 from slimstate.evaluation.sweep_grid import Candidate, SweepGrid, as_asked, covering, still_to_do
-from slimstate.evaluation.sweep_results import EVIDENCE, SWEEP, earlier_sweep, in_all_units, recommend
+from slimstate.evaluation.sweep_results import (
+    CANDIDATES,
+    EVIDENCE,
+    SWEEP,
+    earlier_sweep,
+    in_all_units,
+    recommend,
+    reconstruction_flags,
+)
 from slimstate.evaluation.task_sources import TaskOptions, resolve, sources
 from slimstate.families import loader_of
 from slimstate.models.devices import RunOptions
-from slimstate.models.hooks import masked, observed
+from slimstate.models.hooks import observed
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import state_bytes
 from slimstate.pruning.evidence import Gathering
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import check_rotatable, choose_channels
+from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.base import command, versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.parts import Predicted
+from slimstate.records.reconstruction import ReconstructionSettings
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.numbers import fixed, perplexity
 from slimstate.report.tables import write_tables
@@ -59,7 +72,8 @@ class SweepOptions(TaskOptions):
 
     Windows of `text_length` of the first `max_tokens` tokens of the text judge it, and `tasks`, names of lm-eval with
     commas between them; `documents` says how those of the text are told apart, by default as it suggests: lines, blank,
-    file or rows. `f` is that of strong RRQR; with `keep_norm_eps` cuts leave the norm epsilon alone.
+    file or rows. `f` is that of strong RRQR; with `keep_norm_eps` cuts leave the norm epsilon alone. With `reconstruct`
+    every candidate is judged as it is after a reconstruction.
     """
 
     text_length: int = 1024
@@ -69,6 +83,7 @@ class SweepOptions(TaskOptions):
     max_loss: float = 0.1
     f: float = 1.5
     keep_norm_eps: bool = False
+    reconstruct: ReconstructOptions | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,6 +189,10 @@ def _prepare(
     """Refuse what cannot be done, and read both texts and the fingerprint."""
     for method in grid.methods:
         check_rotatable(checkpoint, method)
+    if options.reconstruct is not None and calibration.data is None:
+        raise PlanError("`reconstruct` trains on text: give it with `calibration`")
+    if options.reconstruct is not None and distributed.count() > 1:
+        raise PlanError("a sweep with `reconstruct` is made by one process")
     key_dims = grid.resolve(checkpoint.mixers[0].axis.width, reporter)
     needs = grid.needs(calibration.data is not None)
     found = sources(resolve(options.tasks), options.task_folder) if options.tasks else ()
@@ -194,12 +213,23 @@ def _prepare(
         tasks={source.task: TaskData(path=source.place, digest=source.digest) for source in found},
         limit=options.limit,
         max_length=options.max_length,
+        reconstruct=_settings(options.reconstruct, tokenizer, calibration, run),
     )
     return _Study(
         checkpoint=checkpoint, candidates=tuple(grid.candidates(key_dims)), needs=needs, calibration=calibration,
         calibration_windows=drawn, windows=windows, size=TextSize.of(tokenizer, windows.tokens),
         options=options, run=run, settings=settings,
     )  # fmt: skip
+
+
+def _settings(
+    options: ReconstructOptions | None, tokenizer: Any, calibration: Calibration, run: RunOptions
+) -> ReconstructionSettings | None:
+    """What every reconstruction will be made with, once its text was found to be enough."""
+    if options is None:
+        return None
+    place, data = run.place.type, str(calibration.data)
+    return options.on(place, replace(options, documents=calibration.documents).windows(tokenizer, data, place))
 
 
 def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | Path, out: str | Path) -> str:
@@ -212,7 +242,7 @@ def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | 
         "max_tokens": options.max_tokens, "documents": options.documents or calibration.documents,
         "tasks": options.tasks, "task_data": options.task_data, "limit": options.limit,
         "max_length": options.max_length, "max_loss": options.max_loss, "seed": calibration.seed, "rrqr_f": options.f,
-        "keep_norm_eps": options.keep_norm_eps, **vars(study.run), "out": out,
+        "keep_norm_eps": options.keep_norm_eps, **reconstruction_flags(study.settings), **vars(study.run), "out": out,
     }  # fmt: skip
     return command("sweep", [model], asked)
 
@@ -237,7 +267,7 @@ def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
         runtime=runtime,
     )
     evidence, _ = gathering.gather(study.checkpoint, study.needs, reporter)
-    judge = _Judge(study=study, runtime=runtime, evidence=evidence, reporter=reporter)
+    judge = _Judge(study=study, runtime=runtime, evidence=evidence, folder=path.parent, reporter=reporter)
 
     def judged() -> SweepRecord:
         with reporter.table((*COLUMNS, *study.settings.tasks)) as table:
@@ -269,24 +299,41 @@ class _Measured(Predicted):
 
 @dataclass(frozen=True, kw_only=True)
 class _Judge:
-    """Measures a model as it is and under masks, always on the same windows."""
+    """Measures a model as it is, and what the candidates make of it, always on the same windows."""
 
     study: _Study
     runtime: Runtime
     evidence: EvidenceFile | None
+    folder: Path
     reporter: Reporter
 
     def uncut(self) -> Uncut:
-        return Uncut(**vars(self._measure(self.study.checkpoint.mixers[0].axis.width, "uncut")))
+        mixers = self.study.checkpoint.mixers
+        return Uncut(**vars(self._measure((self.runtime, mixers), mixers[0].axis.width, "uncut")))
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        study, checkpoint = self.study, self.study.checkpoint
+        options, documents = study.options.reconstruct, study.calibration.documents
+        return Candidates(
+            checkpoint=checkpoint,
+            runtime=self.runtime,
+            rescaled=study.options.keep_norm_eps or not checkpoint.family.correction(checkpoint.config).possible,
+            reconstruct=None if options is None else replace(options, documents=documents),
+            data=study.calibration.data,
+            run=study.run,
+            folder=self.folder / CANDIDATES,
+            reporter=self.reporter,
+        )
 
     def row(self, candidate: Candidate, uncut: Uncut) -> Row:
         assert uncut.nats_per_token is not None, "of a sweep that can go on"
         checkpoint = self.study.checkpoint
         request = candidate.request(self.study.calibration.seed, self.study.options.f)
-        plan = choose_channels(checkpoint, candidate.method, request, self.evidence)
-        rescaled = self.study.options.keep_norm_eps or not checkpoint.family.correction(checkpoint.config).possible
-        with masked(self.runtime.model, checkpoint.mixers, plan.selections, rescaled=rescaled):
-            found = self._measure(candidate.key_dim, " ".join(map(str, candidate.key)))
+        corrected = not self.study.options.keep_norm_eps
+        plan = choose_channels(checkpoint, candidate.method, request, self.evidence, corrected=corrected)
+        with self.candidates.running(plan, request) as running:
+            found = self._measure(running, candidate.key_dim, " ".join(map(str, candidate.key)))
         kappas = _condition_numbers(plan)
         return Row(
             method=candidate.method,
@@ -298,29 +345,29 @@ class _Judge:
             kappa_worst=_finite(max(kappas)) if kappas else None,
         )
 
-    def _measure(self, key_dim: int, label: str) -> _Measured:
-        mixers = self.study.checkpoint.mixers
+    def _measure(self, running: Running, key_dim: int, label: str) -> _Measured:
+        runtime, mixers = running
         states = FinalUtilisation(key_dim, STATES_OF)
-        with observed(self.runtime.model, mixers, states.see):
-            nats = mean_nats(self.runtime, self.study.windows.tokens, self.reporter, label)
+        with observed(runtime.model, mixers, states.see):
+            nats = mean_nats(runtime, self.study.windows.tokens, self.reporter, label)
         return _Measured(
             key_dim=key_dim,
-            state_bytes=state_bytes(mixers, key_dim)["fp32"],
+            state_bytes=state_bytes(self.study.checkpoint.mixers, key_dim)["fp32"],
             perplexity=perplexity_of(nats),
             nats_per_token=nats,
             rank_utilisation=states.mean,
-            lm_eval=self._tasks(),
+            lm_eval=self._tasks(runtime),
             **vars(self.study.size.predicted(nats)),
         )
 
-    def _tasks(self) -> LmEval | None:
-        """What `evaluate` finds for the tasks, of the model under whatever masks it has now."""
+    def _tasks(self, runtime: Runtime) -> LmEval | None:
+        """What `evaluate` finds for the tasks, of a model under whatever masks it has now."""
         settings, options = self.study.settings, self.study.options
         if not settings.tasks:
             return None
         names, seed = tuple(settings.tasks), self.study.calibration.seed
         return run_tasks(
-            self.runtime,
+            runtime,
             names,
             data=options.task_folder,
             limit=options.limit,

@@ -16,7 +16,7 @@ from slimstate.records.sweep import Recommended, Row, SweepRecord, SweepSettings
 from slimstate.system.errors import DataError
 from slimstate.system.json_files import read_json
 
-SWEEP, EVIDENCE = "sweep.json", "evidence.safetensors"
+SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
 WAY_OUT = "choose another `out` or remove it"
 
 
@@ -91,7 +91,10 @@ def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) ->
         "rrqr_f": record.settings.f,
         "keep_norm_eps": record.settings.keep_norm_eps,
         "evidence": folder / EVIDENCE if record.settings.calibration else None,
+        **reconstruction_flags(record.settings),
     }
+    if record.settings.reconstruct is not None and record.settings.calibration is not None:
+        options["data"] = record.settings.calibration.data
     return Recommended(
         row=record.rows.index(chosen),
         within=bool(within),
@@ -99,6 +102,14 @@ def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) ->
         reason=reason,
         command=command("prune", [model], options),
     )
+
+
+def reconstruction_flags(settings: SweepSettings) -> dict[str, object]:
+    """What makes a cut, or another sweep, reconstruct as this one did."""
+    if settings.reconstruct is None:
+        return {}
+    told = {f"reconstruct_{name}": value for name, value in vars(settings.reconstruct).items() if name != "seed"}
+    return {"reconstruct": True, **told}
 
 
 def _loss(row: Row) -> float:

@@ -25,8 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from slimstate.kernels.channel_decay import SUB, ChannelDecay
 from slimstate.kernels.chunks import in_chunks, in_time, product
-from slimstate.kernels.head_decay import Decayed, DecayedGradient, HeadDecay
-
+from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
 
 CHUNK = 64
 
@@ -166,8 +165,10 @@ class _Chunks:
     def backward(self, kept: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient by q, k, v, g, beta, erase and the state."""
         output, last = self._split(by_output).flatten(0, 1), by_last.flatten(0, 1)
-        one, found = self._added_backward(kept[0], output, last) if self.beta is None else self._erasing_backward(
-            kept, output, last
+        one, found = (
+            self._added_backward(kept[0], output, last)
+            if self.beta is None
+            else self._erasing_backward(kept, output, last)
         )
         readers, keys, g = self.decay.backward(one)
         v, beta, first = found

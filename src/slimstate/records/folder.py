@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from slimstate.core.file_names import PLAN
 from slimstate.records.base import Record
 from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.reconstruction import RECONSTRUCTION, ReconstructionRecord
 from slimstate.records.schema import Misfit
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
     from slimstate.records.plan import PlanRecord
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
-TYPES: Mapping[str, type[Record]] = {
-    kind.KIND: kind for kind in (SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, RecoveryRecord)
-}
-KINDS = ("sweep", "trace", "filters", "evaluation", "plan", "recovery")
+OF_JSON = (SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, ReconstructionRecord, RecoveryRecord)
+TYPES: Mapping[str, type[Record]] = {kind.KIND: kind for kind in OF_JSON}
+KINDS = ("sweep", "trace", "filters", "evaluation", "plan", "reconstruction", "recovery")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,7 @@ class Records:
     filters: tuple[Found[FiltersRecord], ...] = ()
     evaluation: tuple[Found[EvaluationRecord], ...] = ()
     plan: tuple[Found[PlanRecord], ...] = ()
+    reconstruction: tuple[Found[ReconstructionRecord], ...] = ()
     recovery: tuple[Found[RecoveryRecord], ...] = ()
     skipped: tuple[str, ...] = ()
 
@@ -77,7 +78,7 @@ def read_records(folder: Path) -> Records:
 def _candidates(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*.json")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and (path.name in (PLAN, RECOVERY) or not (path.parent / "config.json").exists()):
+        if not hidden and (path.name in (PLAN, RECOVERY, RECONSTRUCTION) or not (path.parent / "config.json").exists()):
             yield path
 
 

@@ -10,6 +10,7 @@ from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
 from slimstate.records.evaluation import LmEval, TaskData
 from slimstate.records.parts import Origin, Predicted, Text
+from slimstate.records.reconstruction import ReconstructionSettings
 from slimstate.records.schema import FILLED, Count, Positive, Whole
 
 UNINFORMED = ("random", "random-rotation")  # methods that look at nothing: keys and queries are the same to them
@@ -30,6 +31,7 @@ class SweepSettings:
     tasks: Mapping[str, TaskData] = field(default_factory=dict)  # by name, with where their documents are from
     limit: Count | None = None
     max_length: Count | None = None
+    reconstruct: ReconstructionSettings | None = None  # where cuts were judged after a reconstruction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WrittenReport", "write_report"]
 PAGE = "report.html"
-MAKERS = "`slimstate sweep`, `analyze`, `eval` with `out`, `prune` and `recover` make them"
+MAKERS = "`slimstate sweep`, `analyze`, `eval` with `out`, `prune`, `reconstruct` and `recover` make them"
 
 
 @dataclass(frozen=True, kw_only=True)

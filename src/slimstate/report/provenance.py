@@ -15,6 +15,7 @@ from slimstate.records.base import command
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import Found, Records
 from slimstate.records.parts import Text
+from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import CorpusText, RecoveryRecord
@@ -22,7 +23,7 @@ from slimstate.records.training import CorpusText, RecoveryRecord
 if TYPE_CHECKING:
     from slimstate.records.plan import PlanRecord
 
-OfModel: TypeAlias = RecoveryRecord | TraceRecord | FiltersRecord | EvaluationRecord
+OfModel: TypeAlias = ReconstructionRecord | RecoveryRecord | TraceRecord | FiltersRecord | EvaluationRecord
 Digested: TypeAlias = Text | CorpusText | EvaluationRecord
 
 
@@ -48,6 +49,7 @@ def provenances(records: Records) -> list[Provenance]:
     return [
         *map(of_sweep, records.sweep),
         *map(of_plan, records.plan),
+        *(of_model(found, found.record.calibration) for found in records.reconstruction),
         *(of_model(found, found.record.corpus, found.record.settings.seed) for found in records.recovery),
         *(of_model(found, found.record.text) for found in records.trace),
         *(of_model(found, found.record.text) for found in records.filters),

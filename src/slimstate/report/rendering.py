@@ -10,6 +10,7 @@ from slimstate.report.evaluation import evaluation_section
 from slimstate.report.page import page
 from slimstate.report.pieces import Section
 from slimstate.report.provenance import provenances
+from slimstate.report.reconstruction import reconstruction_section
 from slimstate.report.recovery import recovery_section
 from slimstate.report.reproduce import footer, reproduce_section
 from slimstate.report.states import filter_section, state_section
@@ -24,6 +25,7 @@ def render(records: Records, folder: Path) -> str:
         tradeoff_section(records.sweep),
         state_section(records.trace),
         filter_section(records.filters),
+        reconstruction_section(records.reconstruction),
         recovery_section(records.recovery),
         evaluation_section(records.evaluation),
         reproduce_section(sources, next(iter(records.plan), None)),

@@ -10,7 +10,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise SlimstateError("figures need matplotlib: pip install 'slimstate[report]'") from error
 
-from slimstate.report.plots.results import loss_curves, pareto, recall_curves
+from slimstate.report.plots.results import layer_errors, loss_curves, pareto, recall_curves
 from slimstate.report.plots.states import (
     STATES_DRAWN,
     draw_analysis,
@@ -32,6 +32,7 @@ __all__ = [
     "filter_maps",
     "find_head",
     "label_of",
+    "layer_errors",
     "loss_curves",
     "new_figure",
     "ordered_spectra",

@@ -1,4 +1,4 @@
-"""Figures of what was measured: perplexity against the state, recall, the loss of a recovery."""
+"""Figures of what was measured: perplexity against the state, recall, the errors of layers, the loss of a recovery."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from slimstate.records.evaluation import Result
+from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.records.training import RecoveryRecord
 from slimstate.report.plots.style import (
@@ -96,6 +97,23 @@ def recall_curves(results: Sequence[Result]) -> Figure:
     axes.set_ylim(0, 1)
     axes.set(xlabel="key-value pairs in the text", ylabel="recalled", title="Associative recall")
     axes.legend()
+    return figure
+
+
+@styled
+def layer_errors(reconstructions: Sequence[ReconstructionRecord]) -> Figure:
+    """The error of every layer on windows that were held out: a ring for the cut, a dot for what it became."""
+    figure, axes = new_figure(7, 3.6)
+    for record, shade in zip(reconstructions, colours_of(reconstructions), strict=True):
+        layers = [layer.layer for layer in record.layers]
+        before = [layer.held_out_before for layer in record.layers]
+        after = [layer.held_out_after for layer in record.layers]
+        axes.vlines(layers, after, before, color=shade, linewidth=1.2, alpha=0.5)
+        axes.plot(layers, before, "o", color=shade, markerfacecolor="none", markersize=5)
+        axes.plot(layers, after, "o", color=shade, markersize=5, label=literal(label_of(record)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="layer", ylabel="relative squared error", title="Reconstruction", ylim=(0, None))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 
 
