@@ -28,6 +28,7 @@ from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
 from slimstate.pruning.options import Calibration
+from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.tables import PER_WORD
 from slimstate.system.errors import DataError, PlanError
@@ -374,3 +375,28 @@ def test_tables_say_what_the_rows_say(measured_sweeps):
     assert ablation["Grad"] == [PER_WORD.shown(row.word_perplexity) for row in (joint["grad"], by_keys)]
     assert "Rand" not in (out / "ablation.tex").read_text()
     assert (out / "pareto.png").stat().st_size > 10_000
+
+
+def test_a_sweep_with_reconstruction_judges_what_the_recommended_command_makes(folders, text_file, tmp_path):
+    """Stopped after a row it goes on; the row is the perplexity of the model that `prune --reconstruct` writes."""
+    model = folders["delta_net-plain"]
+    rebuilt = ReconstructOptions(steps=3, batch=2, samples=6, length=32, learning_rate=3e-3)
+    options = replace(SHORT, reconstruct=rebuilt)
+    grid = SweepGrid(methods=("drrqr",), key_dims=(8,))
+    given = {"text": text_file, "calibration": calibration(text_file), "grid": grid}
+    record = verb(model, tmp_path / "sweep", **given, options=options)
+    plain = verb(model, tmp_path / "plain", **given, options=SHORT)
+    assert record.rows[0].nats_per_token != plain.rows[0].nats_per_token
+    assert "--reconstruct" in record.recommended.command
+    assert "--reconstruct-steps 3" in record.recommended.command
+    assert not (tmp_path / "sweep" / "candidates").exists()
+    evidence = Calibration(
+        data=str(text_file), evidence=tmp_path / "sweep" / "evidence.safetensors", samples=4, length=64
+    )
+    slimstate.prune(
+        model, tmp_path / "cut", key_dim=8, calibration=evidence, options=slimstate.CutOptions(reconstruct=rebuilt)
+    )
+    measured = slimstate.evaluate(tmp_path / "cut", text_file, options=EvalOptions(length=96, max_tokens=192))
+    assert measured.nats_per_token == pytest.approx(record.rows[0].nats_per_token, abs=1e-6)
+    with pytest.raises(DataError, match="another reconstruct"):
+        verb(model, tmp_path / "sweep", **given, options=SHORT)

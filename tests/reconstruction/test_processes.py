@@ -1,0 +1,85 @@
+"""However often a reconstruction is killed, and by how many processes it is made, it is the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cutting import pruned
+from launching import PATIENCE, free_port, options
+
+pytestmark = pytest.mark.slow
+
+NAME = "gated_deltanet-plain"
+SETTINGS = {"steps": 6, "batch": 3, "samples": 10, "length": 32, "learning_rate": 3e-3, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def cut(folders, tmp_path_factory) -> tuple[Path, Path]:
+    out = tmp_path_factory.mktemp("cut") / "cut"
+    pruned(folders[NAME], out, method="l1", key_dim=8)
+    return folders[NAME], out
+
+
+def command(cut: tuple[Path, Path], text: Path, out: Path) -> list[str]:
+    given = {"teacher": cut[0], "data": text, "out": out, **SETTINGS}
+    return ["-m", "slimstate", "reconstruct", str(cut[1]), *options(**given)]
+
+
+def start(words: list[str], launcher: tuple[str, ...] = ()) -> subprocess.Popen:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, *launcher, *words], env=environment, **silent)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+@pytest.fixture(scope="module")
+def alone(cut, text_file, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "out"
+    assert start(command(cut, text_file, out)).wait(PATIENCE) == 0
+    return out
+
+
+def test_killed_at_random_moments_it_goes_on_to_the_same_bytes(cut, alone, text_file, tmp_path):
+    """Each time it is killed a while after it has begun with its first layer, or after a layer was done."""
+    out, chance = tmp_path / "out", random.Random(3)
+    folder = tmp_path / "out.reconstruction"
+    for done in (0, 1):
+        process = start(command(cut, text_file, out))
+        until = time.monotonic() + PATIENCE
+        while len(list(folder.glob("layer-*.json"))) < done or not folder.exists():
+            assert time.monotonic() < until
+            if process.poll() is not None:
+                break
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not out.exists() or (out / "config.json").exists()
+    if not out.exists():
+        assert start(command(cut, text_file, out)).wait(PATIENCE) == 0
+    for path in sorted(alone.glob("*.safetensors")):
+        assert path.read_bytes() == (out / path.name).read_bytes()
+    assert not folder.exists()
+
+
+def test_two_processes_share_the_windows_and_come_to_the_same_weights(cut, alone, text_file, tmp_path):
+    out = tmp_path / "out"
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port())
+    assert start(command(cut, text_file, out), launcher).wait(PATIENCE) == 0
+    one, two = weights(alone), weights(out)
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], atol=2e-4), name
