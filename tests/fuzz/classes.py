@@ -17,9 +17,10 @@ from pathlib import Path
 from random import Random
 
 import torch
+from safetensors.torch import load_file, save_file
+
 from fuzz.mutations import STRANGE, changed, changed_bytes, changed_header, changed_json, joined, split
 from fuzz.subjects import CALIBRATION, MODELS
-from safetensors.torch import load_file, save_file
 
 OUT = "work/out"
 INDEX = "model.safetensors.index.json"
@@ -76,11 +77,32 @@ def config(random: Random, seeds: Path, here: Path) -> Case:
 
 
 NAMES = (
-    "dtype", "torch_dtype", "attn_implementation", "_attn_implementation", "experts_implementation", "auto_map",
-    "quantization_config", "configuration_files", "transformers_weights", "norm_eps", "rms_norm_eps", "slimstate",
-    "num_hidden_layers", "num_heads", "vocab_size", "fusion_config", "per_layer_config", "attn", "layer_types",
-    "text_config", "tie_word_embeddings", "tokenizer_class", "id2label", "rope_parameters", "kernel_config",
-)  # fmt: skip
+    "dtype",
+    "torch_dtype",
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "auto_map",
+    "quantization_config",
+    "configuration_files",
+    "transformers_weights",
+    "norm_eps",
+    "rms_norm_eps",
+    "slimstate",
+    "num_hidden_layers",
+    "num_heads",
+    "vocab_size",
+    "fusion_config",
+    "per_layer_config",
+    "attn",
+    "layer_types",
+    "text_config",
+    "tie_word_embeddings",
+    "tokenizer_class",
+    "id2label",
+    "rope_parameters",
+    "kernel_config",
+)
 
 
 def header(random: Random, seeds: Path, here: Path) -> Case:
@@ -98,9 +120,23 @@ def index(random: Random, seeds: Path, here: Path) -> Case:
     names = sorted(set(data["weight_map"].values()))
     old = random.choice(names)
     new = random.choice(
-        ("../outside/other.safetensors", str(here / "outside" / "other.safetensors"), f"./{old}", f"x/../{old}", "", ".",
-         f"../model/{old}", "config.json", f"{old}\x00", "sub/" + old, "~/x", names[0], f"{old}/", "link.safetensors")
-    )  # fmt: skip
+        (
+            "../outside/other.safetensors",
+            str(here / "outside" / "other.safetensors"),
+            f"./{old}",
+            f"x/../{old}",
+            "",
+            ".",
+            f"../model/{old}",
+            "config.json",
+            f"{old}\x00",
+            "sub/" + old,
+            "~/x",
+            names[0],
+            f"{old}/",
+            "link.safetensors",
+        )
+    )
     data["weight_map"] = {name: new if file == old else file for name, file in data["weight_map"].items()}
     path.write_text(json.dumps(data))
     if random.random() < 0.5:
@@ -113,9 +149,21 @@ def files(random: Random, seeds: Path, here: Path) -> Case:
     """Links, special files, and files that have no business beside a model."""
     model = with_model(random, seeds, here)
     target = model / random.choice(
-        ("vocab.txt", "notes/x", "generation_config.json", "tokenizer.json", "merges.txt", "adapter_config.json", "x.py",
-         "config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json", "model.safetensors")
-    )  # fmt: skip
+        (
+            "vocab.txt",
+            "notes/x",
+            "generation_config.json",
+            "tokenizer.json",
+            "merges.txt",
+            "adapter_config.json",
+            "x.py",
+            "config.json",
+            "special_tokens_map.json",
+            "chat_template.jinja",
+            "added_tokens.json",
+            "model.safetensors",
+        )
+    )
     target.unlink(missing_ok=True)
     kind = random.randrange(5)
     if kind == 0:
@@ -167,9 +215,16 @@ def spoil(random: Random, tensors: dict[str, torch.Tensor], name: str) -> None:
     at = random.randrange(len(flat))
     flat[at] = random.choice((torch.nan, torch.inf, -torch.inf, 1e30, -1.0))
     choices = (
-        flat.view(tensor.shape), torch.zeros_like(tensor), noise.to(tensor.dtype), -tensor, tensor * 1e30, tensor[:1].clone(),
-        tensor.flatten(), tensor.to(random.choice((torch.float16, torch.int64, torch.float64, torch.bool))), None,
-    )  # fmt: skip
+        flat.view(tensor.shape),
+        torch.zeros_like(tensor),
+        noise.to(tensor.dtype),
+        -tensor,
+        tensor * 1e30,
+        tensor[:1].clone(),
+        tensor.flatten(),
+        tensor.to(random.choice((torch.float16, torch.int64, torch.float64, torch.bool))),
+        None,
+    )
     chosen = random.choice(choices)
     if chosen is None:
         del tensors[name]
@@ -242,9 +297,28 @@ def recipe(random: Random, seeds: Path, here: Path) -> Case:
         data = changed_bytes(random, content.encode())
     else:
         new = random.choice(
-            ("{out.x}", "each = 5", 'run = ""', 'run = "run recipe.toml"', "{", "}", "{0}", "{*models}", "{model!r}", "[]",
-             '"', "only = 5", "steps = 3", "title = 1", "{out[x]}", "{model:>9999999999}", "[[steps]]\n", "= {}", "\x00")
-        )  # fmt: skip
+            (
+                "{out.x}",
+                "each = 5",
+                'run = ""',
+                'run = "run recipe.toml"',
+                "{",
+                "}",
+                "{0}",
+                "{*models}",
+                "{model!r}",
+                "[]",
+                '"',
+                "only = 5",
+                "steps = 3",
+                "title = 1",
+                "{out[x]}",
+                "{model:>9999999999}",
+                "[[steps]]\n",
+                "= {}",
+                "\x00",
+            )
+        )
         lines = content.split("\n")
         at = random.randrange(len(lines))
         cut = random.randrange(len(lines[at]) + 1)
@@ -265,10 +339,34 @@ def arguments(random: Random, seeds: Path, here: Path) -> Case:
         ["report", "records", "--out", "work/out"],
     )
     words = list(random.choice(valid))
-    flags = ("--force", "--json", "--compression", "--seed", "--dtype", "--device", "--documents", "--score", "--rrqr-f",
-             "--max-memory", "--device-map", "--evidence", "--apply", "--plan-only", "--dry-run", "--tasks", "--out")  # fmt: skip
+    flags = (
+        "--force",
+        "--json",
+        "--compression",
+        "--seed",
+        "--dtype",
+        "--device",
+        "--documents",
+        "--score",
+        "--rrqr-f",
+        "--max-memory",
+        "--device-map",
+        "--evidence",
+        "--apply",
+        "--plan-only",
+        "--dry-run",
+        "--tasks",
+        "--out",
+    )
     values = [str(value) for value in STRANGE if isinstance(value, (str, int, float)) and "\x00" not in str(value)]
-    values = [value.encode("utf-8", "replace").decode() for value in values] + ["work/out/x/y", "./", "work", "-", "--", "text"]
+    values = [value.encode("utf-8", "replace").decode() for value in values] + [
+        "work/out/x/y",
+        "./",
+        "work",
+        "-",
+        "--",
+        "text",
+    ]
     for _ in range(random.choice((1, 1, 2, 3))):
         at = random.randrange(1, len(words) + 1)
         kind = random.randrange(4)

@@ -11,12 +11,61 @@ from typing import Any
 
 NEST = "@nest@"  # stands for more brackets than JSON readers like; json.dumps could not write them
 STRANGE: tuple[Any, ...] = (
-    None, True, False, -1, 0, 1, 2, 3, 7, 2**31, 2**63, 10**7, 10**30, -(10**30), 0.5, -0.0, 1e-300, 1e308,
-    math.inf, -math.inf, math.nan, "", " ", "0", "-1", "auto", "nan", "x" * 50_000, "\ud800", "a\nb", "a\x00b", "é\u202e",
-    "../victim", "/dev/zero", "../../outside/other.safetensors", "owner/kernel", "owner/kernel@main:f", "cuda", "float32",
-    "{out.x}", "`x`", "![i](x)", "</script><script>", "~nobody/x", [], {}, [[]], [None], {"": None}, {"a": {"b": 1}},
-    [1, 2, 3], ["x"] * 3, [0] * 5000, NEST,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    2**31,
+    2**63,
+    10**7,
+    10**30,
+    -(10**30),
+    0.5,
+    -0.0,
+    1e-300,
+    1e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+    "",
+    " ",
+    "0",
+    "-1",
+    "auto",
+    "nan",
+    "x" * 50_000,
+    "\ud800",
+    "a\nb",
+    "a\x00b",
+    "é\u202e",
+    "../victim",
+    "/dev/zero",
+    "../../outside/other.safetensors",
+    "owner/kernel",
+    "owner/kernel@main:f",
+    "cuda",
+    "float32",
+    "{out.x}",
+    "`x`",
+    "![i](x)",
+    "</script><script>",
+    "~nobody/x",
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    {"a": {"b": 1}},
+    [1, 2, 3],
+    ["x"] * 3,
+    [0] * 5000,
+    NEST,
+)
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
@@ -50,7 +99,9 @@ def changed(random: Random, tree: Any) -> Any:
         elif kind == 4:
             del holder[key]
         elif kind == 5 and isinstance(value, (int, float)) and not isinstance(value, bool):
-            holder[key] = random.choice((value + 1, value - 1, -value, value * 2, value * 1000, float(value), str(value)))
+            holder[key] = random.choice(
+                (value + 1, value - 1, -value, value * 2, value * 1000, float(value), str(value))
+            )
         elif kind == 6 and isinstance(holder, dict):
             holder[random.choice(("extra", "../x", "", "__class__", "0", str(key) + "s"))] = holder.pop(key)
         else:
@@ -71,7 +122,18 @@ def changed_json(random: Random, data: bytes) -> bytes:
         return changed_bytes(random, data)
     if kind == 1:
         return random.choice(
-            (b"", b"[]", b"null", b"0", b'"x"', b"{}", b"\xef\xbb\xbf" + data, data + data, b"[" * 100_000, b'{"a":' * 3000)
+            (
+                b"",
+                b"[]",
+                b"null",
+                b"0",
+                b'"x"',
+                b"{}",
+                b"\xef\xbb\xbf" + data,
+                data + data,
+                b"[" * 100_000,
+                b'{"a":' * 3000,
+            )
         )
     if kind == 2:
         text = data.decode()
@@ -133,8 +195,12 @@ def changed_header(random: Random, data: bytes) -> bytes:
         lambda: shift(random.choice((-4, 4, 2**40, -(2**40)))),
         grow,
         unknown,
-        lambda: entry.update(shape=random.choice(([], [-1], [0], [2**62, 4], [1.5], "x", [True], entry["shape"][::-1]))),
-        lambda: header.update(__metadata__=random.choice(([], {}, {"a": 1}, "x", None, {"format": ["pt"]}, {"f": NEST}))),
+        lambda: entry.update(
+            shape=random.choice(([], [-1], [0], [2**62, 4], [1.5], "x", [True], entry["shape"][::-1]))
+        ),
+        lambda: header.update(
+            __metadata__=random.choice(([], {}, {"a": 1}, "x", None, {"format": ["pt"]}, {"f": NEST}))
+        ),
         lambda: header.update({random.choice(("", "../x", "a" * 5000, "\ud800", one + "x")): header.pop(one)}),
         lambda: header.pop(one),
         lambda: header.update(extra={"dtype": "F32", "shape": [0], "data_offsets": entry["data_offsets"][:1] * 2}),

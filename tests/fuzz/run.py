@@ -25,16 +25,13 @@ os.environ.update(
 )
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-import torch
+import torch  # noqa: E402
 
-torch.set_num_threads(1)
-
-from fuzz.classes import CLASSES, Case
-from fuzz.subjects import make
-from fuzz.verdicts import SECONDS, Ended, complaint, inventory, misfit, touched
-
-from slimstate import cli
-from slimstate.models.prepare import prepare_fla
+from fuzz.classes import CLASSES, Case  # noqa: E402
+from fuzz.subjects import make  # noqa: E402
+from fuzz.verdicts import SECONDS, Ended, complaint, inventory, misfit, touched  # noqa: E402
+from slimstate import cli  # noqa: E402
+from slimstate.models.prepare import prepare_fla  # noqa: E402
 
 PATIENCE = 4 * SECONDS  # of wall; other work may share the machine
 MEMORY = 24 * 2**30  # of addresses
@@ -90,7 +87,7 @@ def waited(process: int, began: float, patience: float) -> tuple[int, float, boo
 
 def begin(name: str, seed: int, seeds: Path, root: Path) -> Running:
     """Make a case's folder and start its command in it."""
-    kind, _, number = name.partition(":")
+    kind = name.partition(":")[0]
     folder = root / name.replace(":", "-")
     for inner in ("work", "outside", "tmp", "text"):
         (folder / inner).mkdir(parents=True)
@@ -150,11 +147,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--classes", default=",".join(CLASSES))
-    parser.add_argument("--only", help="CLASS:NUMBER")
+    parser.add_argument("--only", help="CLASS:NUMBER, and more of them with commas")
     parser.add_argument("--keep", type=Path, help="a folder that keeps what the cases were made of")
     given = parser.parse_args()
     chosen = given.classes.split(",")
-    names = [given.only] if given.only else [f"{chosen[i % len(chosen)]}:{i // len(chosen)}" for i in range(given.cases)]
+    names = [f"{chosen[i % len(chosen)]}:{i // len(chosen)}" for i in range(given.cases)]
+    names = names if given.only is None else given.only.split(",")
+    torch.set_num_threads(1)
     prepare_fla()
     with tempfile.TemporaryDirectory(prefix="slimstate-fuzz-") as scratch:
         root = given.keep or Path(scratch)

@@ -73,7 +73,9 @@ class Checkpoint:
         """The mixers of this model; every slot was found with the size the config says."""
         mixers = described_mixers(self.config)
         if len(mixers) > len(self.tensors):
-            raise ModelError(f"config.json describes {len(mixers):,} layers, and the files hold {len(self.tensors):,} tensors")
+            raise ModelError(
+                f"config.json describes {len(mixers):,} layers, and the files hold {len(self.tensors):,} tensors"
+            )
         check_shapes(self.tensors, mixers, named(self.folder))
         return mixers
 

@@ -193,7 +193,7 @@ def _info(entry: object, base: int, where: str) -> TensorInfo:
     """One entry of a header, with every number a count and as many bytes as its shape takes."""
     found = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (found.get(name) for name in ("dtype", "shape", "data_offsets"))
-    if not (_counts(shape) and _counts(offsets)):
+    if not isinstance(shape, list) or not isinstance(offsets, list) or not _counts(shape + offsets):
         raise ModelError(f"{where} is not described by a dtype, a shape and two offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ModelError(f"{where} is of dtype {quoted(dtype)}, which is none of safetensors")
@@ -205,8 +205,8 @@ def _info(entry: object, base: int, where: str) -> TensorInfo:
     return info
 
 
-def _counts(numbers: object) -> bool:
-    return isinstance(numbers, list) and all(type(each) is int and 0 <= each < 2**63 for each in numbers)
+def _counts(numbers: list[object]) -> bool:
+    return all(type(each) is int and 0 <= each < 2**63 for each in numbers)
 
 
 class Change(Protocol):

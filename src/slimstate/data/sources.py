@@ -12,7 +12,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ from slimstate.system.json_files import is_unicode
 
 BLOCK = 2**18  # characters of plain text that are read at once
 FORMATS = (".txt", ".jsonl", ".parquet")
-COMPRESSIONS = {".xz": lzma.open, ".gz": gzip.open}
+COMPRESSIONS: dict[str, Callable[[IO[bytes]], Any]] = {".xz": lzma.open, ".gz": gzip.open}
 MOST_PACKED, SURELY = 200, 2**26  # times its size that a file may unpack to, and bytes that any may
 
 
@@ -159,7 +159,9 @@ def _from_hub(name: str) -> Iterator[str]:
         for row in load_dataset(repository, config or None, split=split or "train", streaming=True):
             yield _unified(str(row["text"]))
     except Exception as error:
-        raise DataError(f"no file {named(name)}, and no dataset of that name can be had: {hub.reason(error)}") from error
+        raise DataError(
+            f"no file {named(name)}, and no dataset of that name can be had: {hub.reason(error)}"
+        ) from error
 
 
 def _unified(text: str) -> str:

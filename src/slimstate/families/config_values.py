@@ -75,9 +75,9 @@ def _name_objection(known: tuple[str, ...], value: Any) -> str | None:
 
 
 def _number_objection(name: str, value: Any) -> str | None:
+    if isinstance(value, list) and name.endswith(("layers", "layer_types", "block_type")) and len(value) > MOST_LAYERS:
+        return f"lists {len(value):,} layers; {MOST_LAYERS:,} can be meant"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        if isinstance(value, list) and name.endswith(("layers", "layer_types", "block_type")) and len(value) > MOST_LAYERS:
-            return f"lists {len(value):,} layers; {MOST_LAYERS:,} can be meant"
         return None
     if isinstance(value, int) and abs(value) > LARGEST:
         return f"is {quoted(value)}, which is beyond all sizes"

@@ -11,14 +11,16 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import Evidence, EvidenceFile, Need
-from slimstate.core.plan import PLAN, Basis, Choice, Plan
+from slimstate.core.plan import MOST_OF_A_PLAN, PLAN, Basis, Choice, Plan
 from slimstate.core.surgery import check_choice
 from slimstate.families import loader_of
 from slimstate.records.base import versions
+from slimstate.records.plan import PlanRecord
+from slimstate.records.schema import Misfit
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Request, choose, selector_named
 from slimstate.system import threads
-from slimstate.system.errors import PlanError
-from slimstate.system.json_files import plain
+from slimstate.system.errors import PlanError, named, quoted
+from slimstate.system.json_files import plain, read_json
 from slimstate.system.progress import SILENT, Reporter
 
 
@@ -115,22 +117,24 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
     """A plan from a file or from the folder of a cut model; it must be for this very model."""
     path = path / PLAN if path.is_dir() else path
     try:
-        plan = Plan.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read plan {path}: {error}") from error
-    if plan.model["fingerprint"] != checkpoint.fingerprint:
-        raise PlanError(
-            f"{path} is a plan for another model: {plan.model['source']}, {plan.model['fingerprint'][:19]}…"
-        )
+        plan = PlanRecord.from_json(read_json(path, PlanError, MOST_OF_A_PLAN)).plan
+    except Misfit as error:
+        raise PlanError(f"{named(path)} is not a slimstate plan: {error}") from error
+    if (other := plan.model.get("fingerprint")) != checkpoint.fingerprint:
+        source = quoted(plan.model["source"])
+        raise PlanError(f"{named(path)} is a plan for another model: {source}, {str(other)[:19]}…")
+    if plan.model_type != checkpoint.family.model_type:
+        raise PlanError(f"{named(path)} is a plan for a {quoted(plan.model_type)}: this is another")
     layers = {mixer.layer for mixer in checkpoint.mixers}
     if plan.selections.keys() != layers:
-        raise PlanError(f"{path} covers layers {sorted(plan.selections)}, the model has {sorted(layers)}")
+        covered = quoted(sorted(plan.selections))
+        raise PlanError(f"{named(path)} covers layers {covered}, the model has {quoted(sorted(layers))}")
     for mixer in checkpoint.mixers:
         choice = plan.selections[mixer.layer]
         check_choice(mixer, choice)
         if (choice.kept, mixer.axis.width) != (plan.key_dim, plan.width):
             raise PlanError(
-                f"{path} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"
+                f"{named(path)} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"
                 f" {mixer.axis.width} channels of layer {mixer.layer}"
             )
     return plan

@@ -25,17 +25,27 @@ def read_json(path: Path, error: type[SlimstateError] = ModelError, most: int = 
     return parse_json(read_bytes(path, error, most), named(path), error)
 
 
+def read_any(path: Path, error: type[SlimstateError], most: int) -> Any:
+    """What JSON there is in a file that may hold anything; the file itself is "it" in what is raised."""
+    return _parsed(read_bytes(path, error, most), "it", error)
+
+
 def parse_json(
     data: bytes | str, where: str, error: type[SlimstateError] = ModelError, *, names_once: bool = False
 ) -> JsonObject:
     """The same of what was read from `where`; with `names_once`, no object may have a name twice."""
+    found = _parsed(data, where, error, names_once=names_once)
+    if not isinstance(found, dict):
+        raise error(f"{where} is not a JSON object")
+    return found
+
+
+def _parsed(data: bytes | str, where: str, error: type[SlimstateError], *, names_once: bool = False) -> Any:
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         found = json.loads(text, object_pairs_hook=_once if names_once else None)
     except (ValueError, RecursionError) as reason:
         raise error(f"{where} is not JSON: {reason_of(reason)}") from reason
-    if not isinstance(found, dict):
-        raise error(f"{where} is not a JSON object")
     if (words := _strangeness(found)) is not None:
         raise error(f"{where} {words}")
     return found
@@ -49,7 +59,7 @@ def _once(pairs: list[tuple[str, Any]]) -> JsonObject:
     return found
 
 
-def _strangeness(tree: JsonObject) -> str | None:
+def _strangeness(tree: Any) -> str | None:
     """What no file of ours or of a model has, though it is JSON."""
     level: list[Any] = [tree]
     for _ in range(DEEPEST):
