@@ -181,7 +181,7 @@ def files(random: Random, seeds: Path, here: Path) -> Case:
 
 def plan(random: Random, seeds: Path, here: Path) -> Case:
     shutil.copytree(seeds / MODELS[0], here / "model")
-    shutil.copyfile(seeds / "plan.json", here / "plan.json")
+    shutil.copyfile(seeds / random.choice(("plan.json", "calibrated.json")), here / "plan.json")
     rewrite(here / "plan.json", changed_json, random)
     return Case(words=("prune", "model", "--apply", "plan.json", "--out", OUT), model="model")
 

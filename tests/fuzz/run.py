@@ -131,6 +131,7 @@ def _differs(source: Path, out: Path) -> str | None:
     said = out.parent / "difference"
 
     def compare() -> None:
+        tempfile.tempdir = str(out.parent)
         found = misfit(source, out)
         print(found or "", file=sys.stderr)
 

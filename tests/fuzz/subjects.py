@@ -48,7 +48,8 @@ def make(root: Path) -> None:
     quiet("prune", model, "--out", root / "cut", "--method", "drrqr", "--key-dim", 8, *calibrated,
           "--evidence", root / "evidence.safetensors")  # fmt: skip
     quiet("prune", model, "--out", root / "random", "--method", "random", "--key-dim", 8)
-    shutil.copyfile(root / "random" / "slimstate_plan.json", root / "plan.json")
+    for name, model_cut in (("plan.json", "random"), ("calibrated.json", "cut")):
+        shutil.copyfile(root / model_cut / "slimstate_plan.json", root / name)
     records = root / "records"
     records.mkdir()
     for path in sorted((TESTS / "records" / "v0_1").rglob("*.json")):

@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
 import torch
 
+from tiny_model import tokenizer
+
+INDEX = "model.safetensors.index.json"
 CODES, LONGEST, SECONDS = (0, 2, 3), 500, 10.0
 
 
@@ -73,6 +78,18 @@ def touched(before: dict[str, str], after: dict[str, str], out: str | None) -> s
     return None
 
 
+def bare(folder: Path) -> Path:
+    """The weights and the config of a model, with a tokenizer that loads."""
+    place = Path(tempfile.mkdtemp())
+    tokenizer().save_pretrained(place)
+    for name in ("config.json", *(path.name for path in folder.glob("*.safetensors"))):
+        shutil.copyfile(folder / name, place / name)
+    if (folder / INDEX).exists():
+        index = json.loads((folder / INDEX).read_text())
+        (place / INDEX).write_text(json.dumps({"metadata": {}, **index}))
+    return place
+
+
 def misfit(source: Path, out: Path) -> str | None:
     """How a written model differs from its source with the dropped channels masked; None where it does not."""
     from slimstate.checkpoints.reader import Checkpoint
@@ -90,6 +107,7 @@ def misfit(source: Path, out: Path) -> str | None:
         return f"unloadable: {error}"
     plan = Plan.from_json((out / PLAN).read_text())
     ids = torch.randint(0, 200, (1, 40), generator=torch.Generator().manual_seed(0))
+    source, out = bare(source), bare(out)
     checkpoint, runtime = Checkpoint.open(source), load(source, device="cpu")
     with torch.inference_mode():
         with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):

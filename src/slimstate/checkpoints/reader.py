@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -47,8 +48,9 @@ class Checkpoint:
     def open(cls, source: str | Path) -> Checkpoint:
         """A folder, or a hub id, which is downloaded. Every file in it is a regular one that belongs there."""
         folder = locate(source)
-        others = files_inside(folder, ModelError)
-        if any(path.name == ADAPTER_CONFIG and path.parent == folder for path in others):
+        for _ in files_inside(folder, ModelError):
+            pass
+        if os.path.lexists(folder / ADAPTER_CONFIG):
             raise ModelError(
                 f"{named(folder)} has an {ADAPTER_CONFIG}, by which other weights are loaded over its own:"
                 " merge the adapter into the weights first, or take the file away"

@@ -14,6 +14,7 @@ from slimstate.core.evidence import Evidence, EvidenceFile, Need
 from slimstate.core.plan import MOST_OF_A_PLAN, PLAN, Basis, Choice, Plan
 from slimstate.core.surgery import check_choice
 from slimstate.families import loader_of
+from slimstate.families.contract import LARGEST_EPSILON
 from slimstate.records.base import versions
 from slimstate.records.plan import PlanRecord
 from slimstate.records.schema import Misfit
@@ -47,6 +48,7 @@ def choose_channels(
         chosen = dict(zip(layers, certified, strict=True))
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
     corrected = corrected and correction.possible
+    epsilon = check_epsilon(checkpoint, request.keep, corrected)
     return Plan(
         model_type=checkpoint.family.model_type,
         width=width,
@@ -65,8 +67,23 @@ def choose_channels(
         versions=versions(),
         selections=chosen,
         parent=checkpoint.plan,
-        correction=correction.describe(width, request.keep, corrected, rotated=method in ROTATIONS),
+        correction=correction.describe(width, request.keep, corrected, rotated=method in ROTATIONS, epsilon=epsilon),
     )
+
+
+def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> float | None:
+    """The norm epsilon of a corrected cut; refused where it is so large that the other norms would feel it."""
+    before = checkpoint.family.epsilon(checkpoint.config) if corrected else None
+    if before is None:
+        return None
+    after = before * checkpoint.mixers[0].axis.width / key_dim
+    if after > LARGEST_EPSILON:
+        field = checkpoint.family.correction(checkpoint.config).epsilon
+        raise PlanError(
+            f"{field} {before:g} would become {after:.2g} to make up for the query scale, and all norms share it:"
+            f" above {LARGEST_EPSILON:g} that is felt; keep more channels, or leave it as it is with `corrected`"
+        )
+    return after
 
 
 def check_rotatable(checkpoint: Checkpoint, method: str) -> None:
@@ -125,6 +142,7 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
         raise PlanError(f"{named(path)} is a plan for another model: {source}, {str(other)[:19]}…")
     if plan.model_type != checkpoint.family.model_type:
         raise PlanError(f"{named(path)} is a plan for a {quoted(plan.model_type)}: this is another")
+    check_epsilon(checkpoint, plan.key_dim, plan.corrected)
     layers = {mixer.layer for mixer in checkpoint.mixers}
     if plan.selections.keys() != layers:
         covered = quoted(sorted(plan.selections))

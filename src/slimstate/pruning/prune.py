@@ -26,7 +26,7 @@ from slimstate.pruning.evidence import Gathering, read_windows
 from slimstate.pruning.inspect import parameters_after
 from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration, CutOptions
-from slimstate.pruning.planning import check_rotatable, choose_channels, read_plan
+from slimstate.pruning.planning import check_epsilon, check_rotatable, choose_channels, read_plan
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
 from slimstate.records.speed import SpeedOfCut
 from slimstate.selectors import ROTATIONS, selector_named
@@ -152,6 +152,7 @@ class Choosing:
         key_dim, line = target.resolve(checkpoint.mixers, whole=method in ROTATIONS)
         selector = selector_named(method)
         check_rotatable(checkpoint, method)
+        check_epsilon(checkpoint, key_dim, corrected=not options.keep_norm_eps)
         windows = read_windows(checkpoint, selector, calibration, reporter)
         line = f"{line} (a key dim would set it exactly)" if "rounded" in line else line
         return cls(
