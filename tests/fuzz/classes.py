@@ -48,6 +48,44 @@ def any_verb(random: Random) -> Case:
         Case(words=("inspect", "model"), out=None),
         Case(words=("eval", "model", "--text", "text/plain.txt", "--length", "64", "--max-tokens", "256"), out=None),
         Case(words=("prune", "model", "--method", "l1", "--compression", "0.5", "--dry-run"), out=None),
+        Case(words=("prune", "model", "--key-dim", "8", "--plan-only"), out=None),
+        Case(words=("analyze", "model", "--text", "text/plain.txt", "--length", "64", "--skip", "16", "--out", OUT)),
+        Case(
+            words=(
+                "sweep",
+                "model",
+                "--text",
+                "text/plain.txt",
+                "--text-length",
+                "64",
+                "--max-tokens",
+                "256",
+                "--out",
+                OUT,
+                "--methods",
+                "l1,random",
+                "--key-dims",
+                "8",
+            )
+        ),
+        Case(
+            words=(
+                "train",
+                "model/config.json",
+                "--data",
+                "text/plain.txt",
+                "--tokenizer",
+                "model",
+                "--steps",
+                "1",
+                "--length",
+                "64",
+                "--batch-size",
+                "1",
+                "--out",
+                OUT,
+            )
+        ),
     )
     return prune(random) if random.random() < 0.7 else random.choice(others)
 

@@ -235,7 +235,9 @@ def _hub_errors(repository: str, online: bool) -> Iterator[None]:
 def described_mixers(config: Config) -> tuple[Mixer, ...]:
     """The mixers that a config describes, none of them looked up in the weights."""
     try:
-        mixers = family_of(config).mixers(config)
+        family = family_of(config)
+        mixers = family.mixers(config)
+        family.epsilon(config), family.softmax_layers(config), family.logit_factor(config)  # asked for later
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelError(f"config.json cannot be understood: {reason_of(error)}") from error
     if not mixers:
