@@ -55,6 +55,8 @@ STRANGE: tuple[Any, ...] = (
     "![i](x)",
     "</script><script>",
     "~nobody/x",
+    "[/x]",
+    "\x1b[31m",
     [],
     {},
     [[]],

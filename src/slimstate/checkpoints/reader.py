@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from slimstate.core.plan import MOST_OF_A_PLAN, PLAN
 from slimstate.families import Config, Family, family_of
 from slimstate.families.config_values import check_values
 from slimstate.records.parts import Done
+from slimstate.records.plan import PlanRecord
 from slimstate.records.schema import Misfit, read
 from slimstate.system import hub
 from slimstate.system.errors import ModelError, SlimstateError, named, quoted, reason_of
@@ -87,7 +89,12 @@ class Checkpoint:
         path = self.folder / PLAN
         if self.config.get("slimstate") is None or not path.is_file():
             return None
-        return read_json(path, most=MOST_OF_A_PLAN)
+        written = read_json(path, most=MOST_OF_A_PLAN)
+        try:
+            PlanRecord.from_json(written)
+        except Misfit as error:
+            raise ModelError(f"{named(path)} is not the plan of a cut: {error}") from error
+        return written
 
     @property
     def cut(self) -> JsonObject | None:
@@ -256,6 +263,8 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
             if len(shape) <= slot.dim + slot.by_head:
                 raise ModelError(f"{where}: {name} has {len(shape)} dimensions, and its rows lie along another")
             rows = slot.rows_in(shape)
+            if slot in (mixer.query, mixer.key) and math.prod(shape) != shape[slot.dim] * mixer.input_size:
+                raise ModelError(f"{where}: {name} is {list(shape)} where the config says {mixer.input_size} inputs")
             if rows < needed:
                 raise ModelError(f"{where}: {name} has {rows} rows where the config needs {needed}")
             if rows > needed and any(slot.parameter in parts for _, parts in mixer.joined):

@@ -33,7 +33,7 @@ REFUSED = {
     "fusion_config": "it asks for other layers than those of the stock class",
     "per_layer_config": "its layers differ in size",
 }
-MOST_LAYERS, MOST_LABELS, MOST_MEMBERS, LARGEST = 4096, 2**16, 2**17, 2**40
+MOST_LAYERS, MOST_LABELS, MOST_MEMBERS, LARGEST = 1024, 2**16, 2**17, 2**40
 LARGEST_EPSILON = 1.0
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.checkpoints.reader import read_config
-from slimstate.families import family_of, logit_factor
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.families import logit_factor
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.prepare import describe_kernels, prepare
 from slimstate.models.stock import quiet_transformers, stock_class, text_settings
 from slimstate.system.errors import ModelError, SlimstateError, named, reason_of
-from slimstate.system.input_files import place_inside
+from slimstate.system.input_files import files_inside, place_inside
 from slimstate.system.json_files import read_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -41,7 +41,9 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     """The stock model class on the device, in evaluation mode, with its tokenizer."""
     where = pick_device(device)
     precision = pick_dtype(dtype, where)
-    family = family_of(read_config(folder / "config.json"))
+    checkpoint = Checkpoint.open(folder)
+    family = checkpoint.family
+    check_described(checkpoint)
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
     quiet_transformers()
@@ -68,6 +70,14 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
         dtype=precision,
         kernels=describe_kernels(where, precision, family.library),
     )
+
+
+def check_described(checkpoint: Checkpoint) -> None:
+    """The files hold what the config describes, as far as headers tell: what they lack, a library would make up."""
+    hidden, vocabulary = checkpoint.mixers[0].input_size, checkpoint.config.get("vocab_size", 0)
+    if isinstance(vocabulary, int) and vocabulary * hidden > checkpoint.parameters:
+        held = f"{checkpoint.parameters:,} numbers that the files hold"
+        raise ModelError(f"config.json: embeddings of {vocabulary:,} tokens are more than the {held}")
 
 
 def states_before_head(model: Any, ids: Tensor) -> Tensor:
@@ -113,6 +123,8 @@ def load_tokenizer(folder: Path | str) -> Any:
 
     quiet_transformers()
     if Path(folder).is_dir():
+        for _ in files_inside(Path(folder), ModelError):
+            pass
         check_tokenizer_config(Path(folder))
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -20,6 +20,7 @@ from slimstate.system.errors import SlimstateError, named, quoted
 TICK = 0.05  # seconds in which two writes may leave a file with the same times
 MOST_ENTRIES = 100_000  # of a model folder
 CACHED = ("models--", "datasets--")  # how folders of repositories begin in the hub's cache
+SHARED = ".huggingface-shared-blobs"
 SKIPPED = (".git", ".cache", "__pycache__")
 
 
@@ -121,10 +122,16 @@ def check_inside(folder: Path, path: Path, error: type[SlimstateError]) -> None:
 
 
 def _blobs(root: Path) -> Iterator[Path]:
-    """Where the hub's cache keeps the files of a snapshot: `models--owner--name/snapshots/REVISION` links to there."""
+    """Where the hub's cache keeps the files of a snapshot: `models--owner--name/snapshots/REVISION` links to there.
+
+    Files that several repositories have may lie beside these, in one place that its client marks.
+    """
     for place in (root, *root.parents):
-        if place.parent.name == "snapshots" and place.parent.parent.name.startswith(CACHED):
-            yield place.parent.parent / "blobs"
+        repository = place.parent.parent
+        if place.parent.name == "snapshots" and repository.name.startswith(CACHED):
+            yield repository / "blobs"
+            if (repository.parent / "blobs" / SHARED).is_file():
+                yield repository.parent / "blobs"
 
 
 def files_inside(folder: Path, error: type[SlimstateError]) -> Iterator[Path]:
@@ -137,6 +144,8 @@ def files_inside(folder: Path, error: type[SlimstateError]) -> Iterator[Path]:
             found += 1
             if found > MOST_ENTRIES:
                 raise error(f"{named(folder)} holds more than {MOST_ENTRIES:,} files: that is no model folder")
+            if not name.isprintable():
+                raise error(f"{named(folder)} holds a file whose name is not printable text: {quoted(name)!a}")
             check_inside(folder, path, error)
         for name in sorted(names):
             path = Path(place) / name
