@@ -1,12 +1,13 @@
 # make demo: sweep, cut and look into the bundled model; ends with a report.
 # make quick: all checks that are fast, for while you work.   make test: all checks.
+# make fuzz-quick: some hundred commands on damaged input.    make fuzz CASES=4000 SEED=7: as many as you like.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 EXTRAS ?= eval,recover,report,dev
 
-.PHONY: install demo quick test lint format clean
+.PHONY: install demo quick test fuzz-quick fuzz lint format clean
 
 install: $(READY)
 
@@ -24,6 +25,14 @@ quick: $(READY) lint
 
 test: $(READY) lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+fuzz-quick: $(READY)
+	$(BIN)/python tests/fuzz/run.py --cases 240 --seed 0
+
+CASES ?= 4000
+SEED  ?= 1
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
 
 lint: $(READY)
 	$(BIN)/ruff check .

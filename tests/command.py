@@ -16,3 +16,13 @@ def run(capsys, monkeypatch, *arguments: object) -> tuple[int, str, str]:
         cli.main()
     captured = capsys.readouterr()
     return stop.value.code or 0, captured.out, captured.err
+
+
+def quiet(*arguments: object) -> None:
+    """The command in this process, where it must end well."""
+    sys.argv = ["slimstate", *map(str, arguments)]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        if stop.code:
+            raise RuntimeError(f"{sys.argv}: exit code {stop.code}") from stop

@@ -88,7 +88,7 @@ def test_a_plan_for_another_model_is_refused(folders, tmp_path):
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(PlanError, match="not a slimstate plan"):
         pruned(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
-    with pytest.raises(PlanError, match="cannot read plan"):
+    with pytest.raises(PlanError, match=r"cannot read .*missing\.json: No such file"):
         pruned(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
     assert not (tmp_path / "other").exists()
 
@@ -150,8 +150,8 @@ def test_what_stays_is_written_while_the_model_runs(folders, text_file, tmp_path
         assert not (partial / "config.json").exists()
         ends = time.monotonic() + 60
         while missing and time.monotonic() < ends:
-            found = {name: file for file in map(TensorFile.open, map(partial.joinpath, seen)) for name in file.tensors}
-            missing[:] = [name for name in missing if not torch.equal(found[name].read(name), original.read(name))]
+            found = {name: each for shard in seen for name, each in load_file(partial / shard).items()}
+            missing[:] = [name for name in missing if not torch.equal(found[name], original.read(name))]
         return calibrate(runtime, *rest)
 
     calibrate = gathering.calibrate
@@ -263,7 +263,7 @@ def test_a_plan_that_contradicts_itself_is_refused(folders, tmp_path):
         plan = json.loads(text)
         change(plan)
         (tmp_path / "plan.json").write_text(json.dumps(plan))
-        with pytest.raises(PlanError, match="says key dim"):
+        with pytest.raises(PlanError, match=r"says key dim|key_dim is (not a whole number|above)"):
             pruned(folders[NAME], tmp_path / "again", apply=tmp_path / "plan.json")
     assert not (tmp_path / "again").exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +16,8 @@ from slimstate.records.cut import CutRecord
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.training import Measured, RecoveryRecord, TrainingRecord
 
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+MARKUP = re.compile(r"[\\`*\[\]<>]|(?<!\w)_|_(?!\w)")
 HEADER = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -31,7 +35,7 @@ The stock class loads it, with no custom code:
 
 ```python
 {code}
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained({literal})
 ```
 
 {on_a_cpu}
@@ -48,7 +52,7 @@ TEMPLATE = (
     + """
 # {name}: key dim {key_dim} instead of {width}
 
-Cut by slimstate from `{source}`: every head of every linear-attention layer keeps {key_dim} of its {width}
+Cut by slimstate from {source}: every head of every linear-attention layer keeps {key_dim} of its {width}
 key/query {kept}. Nothing was retrained, and no other weight was changed.{correction}
 
 | | before | after |
@@ -57,12 +61,10 @@ key/query {kept}. Nothing was retrained, and no other weight was changed.{correc
 | recurrent state per sequence (fp32) | {before} | {after} |
 | parameters | {parameters_before:,} | {parameters_after:,} |
 {speed}
-Method: `{method}` (score `{score}`, seed {seed}). {calibration}What every head keeps, the options and the
+Method: {method} (score {score}, seed {seed}). {calibration}What every head keeps, the options and the
 fingerprint of the base model are in `slimstate_plan.json`; this repeats the cut:
 
-```
 {command}
-```
 {history}"""
     + LOADING
 )
@@ -72,7 +74,7 @@ RECOVERED = (
     + """
 # {name}: {title}
 
-`{source}` fine-tuned by slimstate with {teaching}, on {tokens:,} tokens of `{data}`
+{source} fine-tuned by slimstate with {teaching}, on {tokens:,} tokens of {data}
 ({epochs:.2f} epochs; {parts}).
 {history}
 On {measured:,} tokens that were held out ({text}):
@@ -83,9 +85,7 @@ On {measured:,} tokens that were held out ({text}):
 {closed}
 Settings, losses and fingerprints are in `slimstate_recovery.json`; this does it again:
 
-```
 {command}
-```
 """
     + LOADING
 )
@@ -94,16 +94,14 @@ TRAINED = (
     + """
 # {name}
 
-A {model_type} of {parameters:,} parameters, trained by slimstate from `{source}` on {tokens:,} tokens of `{data}`
+A {model_type} of {parameters:,} parameters, trained by slimstate from {source} on {tokens:,} tokens of {data}
 ({epochs:.2f} epochs).{sharing}
 
 On {measured:,} tokens that were held out ({text}): {nats:.4f} nats per token,
 perplexity {perplexity:.2f} per token and {per_word} per word.
 Settings, losses and fingerprints are in `slimstate_training.json`; this does it again:
 
-```
 {command}
-```
 """
     + LOADING
 )
@@ -138,17 +136,17 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
     source = str(plan.model["source"])
     calibration = ""
     if plan.calibration is not None:
-        about = plan.calibration
-        calibration = f"Calibrated on {about['samples']} windows of {about['length']} tokens. "
+        samples, length = (plan.calibration.get(name) for name in ("samples", "length"))
+        calibration = f"Calibrated on {samples} windows of {length} tokens. " if samples and length else ""
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
     rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
-    correction = f" The query scale that comes with the key dim: {plan.correction}."
+    correction = f" The query scale that comes with the key dim: {prose(plan.correction)}."
     return _with_loading(plan.model_type, TEMPLATE).format(
         base=_base_line(source),
-        name=name,
+        **_titled(name),
         correction=correction if plan.correction else "",
         model_type=plan.model_type,
-        source=source,
+        source=code(source),
         key_dim=plan.key_dim,
         kept="directions (the projections were turned by a rotation first)" if rotated else "channels",
         width=plan.width,
@@ -157,11 +155,11 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
         parameters_before=record.parameters.before,
         parameters_after=record.parameters.after,
         speed="" if record.speed is None else f"\nSpeed: {record.speed.speedup:.2f}x ({record.speed.source}).\n",
-        method=plan.method,
-        score=plan.score,
+        method=code(plan.method),
+        score=code(plan.score),
         seed=plan.seed,
         calibration=calibration,
-        command=command("prune", [source], {"apply": PLAN, "out": "DIR"}),
+        command=fenced(command("prune", [source], {"apply": PLAN, "out": "DIR"})),
         history=earlier + "\n" if earlier else "",
     )
 
@@ -172,20 +170,20 @@ def training_card(record: TrainingRecord, config: Config, name: str) -> str:
     whose = {"head": "the channels of each head share", "all": "all channels of a layer share"}
     return _with_loading(config["model_type"], TRAINED).format(
         base="",
-        name=name,
+        **_titled(name),
         model_type=config["model_type"],
         parameters=record.parameters,
-        source=record.model,
+        source=code(record.model),
         tokens=record.tokens,
-        data=None if record.corpus is None else record.corpus.data,
+        data=code(None if record.corpus is None else record.corpus.data),
         epochs=record.epochs,
         sharing=f" In its convolutions {whose[shared]} one filter, stored for every channel." if shared else "",
         measured=measured.tokens,
-        text=measured.text,
+        text=prose(measured.text),
         nats=measured.nats.after,
         perplexity=measured.perplexity["after"],
         per_word=_per_word(measured, "after"),
-        command=record.command,
+        command=fenced(record.command),
     )
 
 
@@ -203,7 +201,7 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     teaching, parts = "cross entropy", "all weights"
     if teacher is not None:
         how = f"temperature {settings.temperature:g}, weight {settings.kd_weight:g}"
-        teaching += f" and distillation from `{teacher.model}` ({how})"
+        teaching += f" and distillation from {code(teacher.model)} ({how})"
     if not adaptation.full:
         parts = f"LoRA of rank {settings.lora_rank} on {', '.join(adaptation.targets)}"
         parts += "; convolutions trained whole" if adaptation.convolutions else ""
@@ -213,17 +211,17 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     return _with_loading(config["model_type"], RECOVERED).format(
         base=_base_line(str(done.get("base_model", record.model))),
         model_type=config["model_type"],
-        name=name,
+        **_titled(name),
         title=f"key dim {done['key_dim']} instead of {done['width']}, recovered" if cut else "fine-tuned, not cut",
-        source=record.model,
+        source=code(record.model),
         teaching=teaching,
         tokens=record.tokens,
-        data=None if record.corpus is None else record.corpus.data,
+        data=code(None if record.corpus is None else record.corpus.data),
         epochs=record.epochs,
         parts=parts,
         history="".join(f"\n{line}\n" for line in lines),
         measured=measured.tokens,
-        text=measured.text,
+        text=prose(measured.text),
         rows="\n".join(
             f"| {ROWS[key]} | {nats:.4f} | {measured.perplexity[key]:.2f} | {_per_word(measured, key)} |"
             for key, nats in measured.nats.known().items()
@@ -233,7 +231,7 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
             for goal, share in measured.closed.items()
             if share is not None
         ),
-        command=record.command,
+        command=fenced(record.command),
     )
 
 
@@ -258,7 +256,7 @@ def reconstruction_section(record: ReconstructionRecord) -> str:
 
 def _with_loading(model_type: str, template: str) -> str:
     """The template with what loading takes for models of this type; more braces are yet to be filled."""
-    page = template.replace("{code}", loader_of(model_type).loading_code('"{name}"', "AutoTokenizer"))
+    page = template.replace("{code}", loader_of(model_type).loading_code("{literal}", "AutoTokenizer"))
     return page.replace("{on_a_cpu}", ON_A_CPU[FAMILIES[model_type].library])
 
 
@@ -266,7 +264,7 @@ def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:
     """What an entry of a model's history says was done, in words."""
     after = f" {when}" if when else ""
     if "key_dim" in entry:
-        yield f"Cut{after}: key dim {entry['width']} to {entry['key_dim']} by `{entry['method']}`."
+        yield f"Cut{after}: key dim {entry['width']} to {entry['key_dim']} by {code(entry['method'])}."
     for training in entry.get("trained", ()):
         yield f"Trained{after} on {training['tokens']:,} tokens."
     for recovery in entry.get("recovered", ()):
@@ -274,5 +272,39 @@ def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:
 
 
 def _base_line(source: str) -> str:
-    hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
-    return f"base_model: {source}\n" if hub_id else ""
+    return f"base_model: {source}\n" if HUB_ID.fullmatch(source) else ""
+
+
+def _titled(name: str) -> dict[str, str]:
+    """The name of a model as a heading has it, and as Python does."""
+    return {"name": prose(name), "literal": json.dumps(name, ensure_ascii=not name.isprintable())}
+
+
+def plain_line(value: object) -> str:
+    """Anything as one line that shows all of its characters."""
+    text = str(value)
+    return text if text.isprintable() else "".join(x if x.isprintable() else ascii(x)[1:-1] for x in text)
+
+
+def prose(value: object) -> str:
+    """Anything as text of a Markdown page, with what Markdown and HTML would take for their own marked as text."""
+    return MARKUP.sub(r"\\\g<0>", plain_line(value))
+
+
+def code(value: object) -> str:
+    """Anything as code in a line: in more backquotes than it has side by side itself."""
+    text = plain_line(value)
+    marks = "`" * (_longest_run(text) + 1)
+    space = " " if text[:1] == "`" or text[-1:] == "`" else ""
+    return f"{marks}{space}{text}{space}{marks}"
+
+
+def fenced(value: object) -> str:
+    """Anything as a block of code of one line."""
+    text = plain_line(value)
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)

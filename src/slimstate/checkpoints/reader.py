@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +15,22 @@ from pathlib import Path
 
 from torch import Tensor
 
-from slimstate.checkpoints.safetensors_io import TensorFile, TensorInfo
+from slimstate.checkpoints.safetensors_io import Digests, TensorFile, TensorInfo
 from slimstate.core.layout import Mixer, Slot
-from slimstate.core.plan import PLAN
+from slimstate.core.plan import MOST_OF_A_PLAN, PLAN
 from slimstate.families import Config, Family, family_of
+from slimstate.families.config_values import check_values
+from slimstate.records.parts import Done
+from slimstate.records.plan import PlanRecord
+from slimstate.records.schema import Misfit, read
 from slimstate.system import hub
-from slimstate.system.errors import ModelError, SlimstateError
+from slimstate.system.errors import ModelError, SlimstateError, named, quoted, reason_of
+from slimstate.system.input_files import files_inside, place_inside
 from slimstate.system.json_files import JsonObject, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 # weights in other formats would be stale beside the cut ones
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
 READERS, PIECE = 4, 4 * 2**20  # threads that digest files, and bytes at once: small pieces slow a running model
@@ -41,13 +48,20 @@ class Checkpoint:
 
     @classmethod
     def open(cls, source: str | Path) -> Checkpoint:
-        """A folder, or a hub id, which is downloaded."""
+        """A folder, or a hub id, which is downloaded. Every file in it is a regular one that belongs there."""
         folder = locate(source)
-        config = read_json(folder / "config.json")
-        family_of(config)
-        index = read_json(folder / INDEX) if (folder / INDEX).exists() else None
+        for _ in files_inside(folder, ModelError):
+            pass
+        if os.path.lexists(folder / ADAPTER_CONFIG):
+            raise ModelError(
+                f"{named(folder)} has an {ADAPTER_CONFIG}, by which other weights are loaded over its own:"
+                " merge the adapter into the weights first, or take the file away"
+            )
+        config = read_config(folder / "config.json")
+        index = _read_index(folder)
         names = _shard_names(folder, index)
         files = {name: TensorFile.open(folder / name) for name in names}
+        _check_index(folder, index, files)
         return cls(source=str(source), folder=folder, config=config, files=files, index=index)
 
     @cached_property
@@ -62,14 +76,25 @@ class Checkpoint:
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixers of this model; every slot was found with the size the config says."""
         mixers = described_mixers(self.config)
-        check_shapes(self.tensors, mixers, str(self.folder))
+        if len(mixers) > len(self.tensors):
+            raise ModelError(
+                f"config.json describes {len(mixers):,} layers, and the files hold {len(self.tensors):,} tensors"
+            )
+        check_shapes(self.tensors, mixers, named(self.folder))
         return mixers
 
     @cached_property
     def plan(self) -> JsonObject | None:
         """The plan that this model was cut by, where it was cut."""
         path = self.folder / PLAN
-        return read_json(path) if self.config.get("slimstate") is not None and path.is_file() else None
+        if self.config.get("slimstate") is None or not path.is_file():
+            return None
+        written = read_json(path, most=MOST_OF_A_PLAN)
+        try:
+            PlanRecord.from_json(written)
+        except Misfit as error:
+            raise ModelError(f"{named(path)} is not the plan of a cut: {error}") from error
+        return written
 
     @property
     def cut(self) -> JsonObject | None:
@@ -105,12 +130,25 @@ class Checkpoint:
         return sum(info.elements for info in self.tensors.values())
 
     @cached_property
+    def digests(self) -> Mapping[str, Digests]:
+        """Of every byte of the weights, by file."""
+        with ThreadPoolExecutor(READERS) as pool:
+            names = sorted(self.files)
+            return dict(zip(names, pool.map(lambda name: self.files[name].digests(PIECE), names), strict=True))
+
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of the config and of every byte of the weights."""
-        with ThreadPoolExecutor(READERS) as pool:
-            digests = list(pool.map(lambda name: _digest(self.folder / name), sorted(self.files)))
+        digests = [self.digests[name].file for name in sorted(self.files)]
         whole = json.dumps([self.config, sorted(self.files), digests], sort_keys=True)
         return "sha256:" + hashlib.sha256(whole.encode()).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """The files are what they were when this was opened, and the config says what it said."""
+        for file in self.files.values():
+            file.check_unchanged()
+        if json.dumps(read_json(self.folder / "config.json")) != json.dumps(self.config):
+            raise ModelError(f"{named(self.folder / 'config.json')} changed while the model was read")
 
     def read(self, name: str) -> Tensor:
         return next(file for file in self.files.values() if name in file.tensors).read(name)
@@ -149,13 +187,13 @@ def locate(source: str | Path) -> Path:
     """The folder of a model: as it stands, or downloaded from the hub."""
     path = Path(source).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{path} is not a model folder: it has no config.json")
+        if not (path / "config.json").exists():
+            raise ModelError(f"{named(path)} is not a model folder: it has no config.json")
         return path
     if path.exists():
-        raise ModelError(f"{path} is a file; give the folder of a model")
+        raise ModelError(f"{named(path)} is a file; give the folder of a model")
     if not _looks_like_hub_id(str(source)):
-        raise ModelError(f"no model at {source}")
+        raise ModelError(f"no model at {named(source)}")
     return download(str(source))
 
 
@@ -187,8 +225,7 @@ def open_headers(source: str) -> Checkpoint:
     from huggingface_hub import HfApi, hf_hub_download
 
     with _hub_errors(source, online=True):
-        config = read_json(Path(hf_hub_download(source, "config.json")))
-        family_of(config)
+        config = read_config(Path(hf_hub_download(source, "config.json")))
         remote = HfApi().get_safetensors_metadata(source)
     files = {}
     for name, file in remote.files_metadata.items():
@@ -221,9 +258,11 @@ def _hub_errors(repository: str, online: bool) -> Iterator[None]:
 def described_mixers(config: Config) -> tuple[Mixer, ...]:
     """The mixers that a config describes, none of them looked up in the weights."""
     try:
-        mixers = family_of(config).mixers(config)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelError(f"config.json cannot be understood: {type(error).__name__} {error}") from error
+        family = family_of(config)
+        mixers = family.mixers(config)
+        family.epsilon(config), family.softmax_layers(config), family.logit_factor(config)  # asked for later
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ModelError(f"config.json cannot be understood: {reason_of(error)}") from error
     if not mixers:
         raise ModelError("config.json gives every layer to softmax attention: there is no state to cut")
     return mixers
@@ -236,7 +275,12 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
             name = mixer.name_of(slot)
             if name not in tensors:
                 raise ModelError(f"{where} has no tensor {name}, which its config asks for")
-            rows, needed = slot.rows_in(tensors[name].shape), int(mixer.axis.all_rows(slot).max()) + 1
+            shape, needed = tensors[name].shape, mixer.axis.end(slot)
+            if len(shape) <= slot.dim + slot.by_head:
+                raise ModelError(f"{where}: {name} has {len(shape)} dimensions, and its rows lie along another")
+            rows = slot.rows_in(shape)
+            if slot in (mixer.query, mixer.key) and math.prod(shape) != shape[slot.dim] * mixer.input_size:
+                raise ModelError(f"{where}: {name} is {list(shape)} where the config says {mixer.input_size} inputs")
             if rows < needed:
                 raise ModelError(f"{where}: {name} has {rows} rows where the config needs {needed}")
             if rows > needed and any(slot.parameter in parts for _, parts in mixer.joined):
@@ -246,23 +290,60 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
                 )
 
 
+def read_config(path: Path) -> Config:
+    """The config of a model of a known family, which asks for nothing but what a config may ask for."""
+    config = read_json(path)
+    check_values(config)
+    family_of(config)
+    if (done := config.get("slimstate")) is not None:
+        try:
+            read(Done, done)
+        except Misfit as error:
+            raise ModelError(f"{named(path)}: slimstate does not say what was done to the model: {error}") from error
+    return config
+
+
+def _read_index(folder: Path) -> JsonObject | None:
+    """The index of the shards, where there is one: tensors to files, and something on their sizes."""
+    path = folder / INDEX
+    if not path.exists():
+        return None
+    if (folder / SINGLE).exists():
+        raise ModelError(f"{named(folder)} has {SINGLE} and {INDEX}: libraries differ in which they load; keep one")
+    index = read_json(path)
+    shards, metadata = index.get("weight_map"), index.get("metadata", {})
+    if not isinstance(shards, dict) or not shards:
+        raise ModelError(f"{named(path)} has no weight_map that says which file has which tensor")
+    total = metadata.get("total_parameters", 0) if isinstance(metadata, dict) else None
+    if type(total) is not int:
+        raise ModelError(f"{named(path)} has metadata that are not sizes by name")
+    return index
+
+
 def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
     if index is not None:
-        names = sorted(set(index.get("weight_map", {}).values()))
+        names = sorted({place_inside(folder, name, ModelError) for name in index["weight_map"].values()})
         for name in names:
+            if not name.endswith(".safetensors"):
+                raise ModelError(f"{named(folder)}: shard {quoted(name)} is not a safetensors file")
             if not (folder / name).is_file():
-                raise ModelError(f"{folder}: shard {name} is missing")
+                raise ModelError(f"{named(folder)}: shard {quoted(name)} is missing")
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
     others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
-    found = f"only {', '.join(others[:3])}; save it as safetensors first" if others else "no weights at all"
-    raise ModelError(f"{folder} has no {SINGLE}: {found}")
+    found = f"only {quoted(', '.join(others[:3]))}; save it as safetensors first" if others else "no weights at all"
+    raise ModelError(f"{named(folder)} has no {SINGLE}: {found}")
 
 
-def _digest(path: Path) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(PIECE))
-    with path.open("rb") as file:
-        while size := file.readinto(block):
-            digest.update(block[:size])
-    return digest.hexdigest()
+def _check_index(folder: Path, index: JsonObject | None, files: Mapping[str, TensorFile]) -> None:
+    """Every tensor is in one file, and in the one that the index says."""
+    homes: dict[str, str] = {}
+    for file, opened in files.items():
+        for name in opened.tensors:
+            if name in homes:
+                raise ModelError(f"{named(folder)}: {quoted(name)} is in {quoted(homes[name])} and in {quoted(file)}")
+            homes[name] = file
+    if index is not None and (wrong := index["weight_map"].items() - homes.items()):
+        name, file = min(wrong)
+        raise ModelError(f"{named(folder)}: {quoted(file)} does not hold {quoted(name)}, as the index says")

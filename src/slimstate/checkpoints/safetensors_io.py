@@ -6,20 +6,25 @@ offsets), the data.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
+import safetensors
 import torch
 from torch import Tensor
 
-from slimstate.system.errors import ModelError
-from slimstate.system.json_files import JsonObject
+from slimstate.system.errors import ModelError, named, quoted, reason_of
+from slimstate.system.input_files import Identity, open_regular, unchanged
+from slimstate.system.json_files import JsonObject, parse_json
 
 BLOCK = 16 * 2**20
 DTYPES = {
@@ -36,6 +41,12 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+BITS = {
+    **{name: 8 * dtype.itemsize for name, dtype in DTYPES.items()},
+    **{"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "U16": 16, "U32": 32, "U64": 64, "C64": 64},
+    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
+}
+MOST_HEADER = 100_000_000  # bytes, as the library has it
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -64,39 +75,52 @@ class TensorFile:
     path: Path
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str] | None
+    identity: Identity | None = None  # of the file when its header was read
 
     @classmethod
     def open(cls, path: Path) -> TensorFile:
-        try:
-            total = path.stat().st_size
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                if total < 8 or length > total - 8:
-                    raise ModelError(f"{path} is truncated: {total} bytes, shorter than its own header")
-                header = json.loads(file.read(length))
-        except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise ModelError(f"{path} is not a safetensors file: {error}") from error
-        metadata = header.pop("__metadata__", None)
-        tensors = {name: _info(entry, 8 + length) for name, entry in header.items()}
-        for name, info in tensors.items():
-            if info.dtype in DTYPES and info.size != info.elements * DTYPES[info.dtype].itemsize:
-                shape = list(info.shape)
-                raise ModelError(f"{path}: {name} takes {info.size} bytes, not those of {shape} in {info.dtype}")
-        end = max((info.start + info.size for info in tensors.values()), default=8 + length)
-        if end != total:
-            what = "truncated" if end > total else "longer than its header says"
-            raise ModelError(f"{path} is {what}: {total} bytes where the header describes {end}")
-        ordered = dict(sorted(tensors.items(), key=lambda item: item[1].start))
-        return cls(path=path, tensors=ordered, metadata=metadata)
+        """The file, as the safetensors library would take it; whatever that refuses is refused here with the reason."""
+        with open_regular(path, ModelError) as file:
+            identity = Identity.of(file.fileno())
+            length = int.from_bytes(file.read(8), "little")
+            if identity.size < 8 or length > identity.size - 8:
+                raise ModelError(f"{named(path)} is truncated: {identity.size} bytes, shorter than its own header")
+            if length > MOST_HEADER:
+                raise ModelError(f"{named(path)} is not a safetensors file: its header would have {length:,} bytes")
+            header = read_header(file.read(length), named(path))
+        metadata, tensors = header.pop("__metadata__", None), {}
+        for name, entry in header.items():
+            tensors[name] = _info(entry, 8 + length, f"{named(path)}: {quoted(name)}")
+        ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)))
+        end = 8 + length
+        for name, info in ordered.items():
+            if info.start != end:
+                how = "overlap" if info.start < end else "have a gap before them"
+                raise ModelError(f"{named(path)}: the bytes of {quoted(name)} {how}")
+            end += info.size
+        if end != identity.size:
+            what = "truncated" if end > identity.size else "longer than its header says"
+            raise ModelError(f"{named(path)} is {what}: {identity.size} bytes where the header describes {end}")
+        check_loadable(path)
+        return cls(path=path, tensors=ordered, metadata=metadata, identity=identity)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BufferedReader]:
+        """The file, which must be what it was when it was opened first, before and after it is read."""
+        assert self.identity is not None, "of a hub repository nothing but headers is known"
+        with unchanged(self.path, self.identity, ModelError) as file:
+            yield file
+
+    def check_unchanged(self) -> None:
+        with self._opened():
+            pass
 
     def read(self, name: str) -> Tensor:
         info = self.tensors[name]
         if info.dtype not in DTYPES:
-            raise ModelError(f"{self.path}: {name} is of dtype {info.dtype}, which cannot be cut")
+            raise ModelError(f"{named(self.path)}: {quoted(name)} is of dtype {info.dtype}, which cannot be cut")
         whole = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="cpu")
-        with self.path.open("rb") as file:
+        with self._opened() as file:
             file.seek(info.start)
             self._fill(whole, file)
         return whole
@@ -105,7 +129,7 @@ class TensorFile:
         """The raw bytes of a tensor, a piece at a time, all in the same memory."""
         info = self.tensors[name]
         memory = torch.empty(min(BLOCK, info.size), dtype=torch.uint8, device="cpu")
-        with self.path.open("rb") as file:
+        with self._opened() as file:
             file.seek(info.start)
             for start in range(0, info.size, BLOCK):
                 block = memory[: info.size - start]
@@ -115,12 +139,74 @@ class TensorFile:
     def _fill(self, tensor: Tensor, file: BufferedReader) -> None:
         data = _bytes(tensor)
         if file.readinto(data) < len(data):
-            raise ModelError(f"{self.path} became shorter while it was read")
+            raise ModelError(f"{named(self.path)} became shorter while it was read")
+
+    def digests(self, piece: int) -> Digests:
+        """Of the whole file and of each of its tensors, in one pass over its bytes."""
+        whole, memory = hashlib.sha256(), memoryview(bytearray(piece))
+        sums, position = dict.fromkeys(self.tensors, 0), 0
+        waiting = list(self.tensors.items())[::-1]
+        with self._opened() as file:
+            while size := file.readinto(memory):
+                whole.update(memory[:size])
+                while waiting and waiting[-1][1].start < position + size:
+                    name, info = waiting[-1]
+                    inside = memory[max(0, info.start - position) : min(size, info.start + info.size - position)]
+                    sums[name] = zlib.crc32(inside, sums[name])
+                    if info.start + info.size > position + size:
+                        break
+                    waiting.pop()
+                position += size
+        return Digests(file=whole.hexdigest(), tensors=sums)
 
 
-def _info(entry: JsonObject, base: int) -> TensorInfo:
-    begin, end = entry["data_offsets"]
-    return TensorInfo(dtype=entry["dtype"], shape=tuple(entry["shape"]), start=base + begin, size=end - begin)
+@dataclass(frozen=True, kw_only=True)
+class Digests:
+    """SHA-256 of a file, and a checksum of the bytes of each tensor, by which a copy is compared with it."""
+
+    file: str
+    tensors: Mapping[str, int]
+
+
+def read_header(data: bytes, where: str) -> JsonObject:
+    """The header as JSON: an object from its first byte on, every name once, metadata that are texts by name."""
+    if not data.startswith(b"{"):
+        raise ModelError(f"{where} is not a safetensors file: its header does not begin with a brace")
+    header = parse_json(data, where, names_once=True)
+    metadata = header.get("__metadata__")
+    is_map = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    if metadata is not None and not is_map:
+        raise ModelError(f"{where} is not a safetensors file: its metadata are not texts by name")
+    return header
+
+
+def check_loadable(path: Path) -> None:
+    """The safetensors library takes the file."""
+    try:
+        with safetensors.safe_open(path, framework="pt"):
+            pass
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ModelError(f"{named(path)} is not a safetensors file: {reason_of(error)}") from error
+
+
+def _info(entry: object, base: int, where: str) -> TensorInfo:
+    """One entry of a header, with every number a count and as many bytes as its shape takes."""
+    found = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (found.get(name) for name in ("dtype", "shape", "data_offsets"))
+    if not isinstance(shape, list) or not isinstance(offsets, list) or not _counts(shape + offsets):
+        raise ModelError(f"{where} is not described by a dtype, a shape and two offsets")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise ModelError(f"{where} is of dtype {quoted(dtype)}, which is none of safetensors")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ModelError(f"{where} lies between offsets {quoted(offsets)}")
+    info = TensorInfo(dtype=dtype, shape=tuple(shape), start=base + offsets[0], size=offsets[1] - offsets[0])
+    if 8 * info.size != info.elements * BITS[dtype]:
+        raise ModelError(f"{where} takes {info.size} bytes, not those of {quoted(shape)} in {dtype}")
+    return info
+
+
+def _counts(numbers: list[object]) -> bool:
+    return all(type(each) is int and 0 <= each < 2**63 for each in numbers)
 
 
 class Change(Protocol):
@@ -156,6 +242,7 @@ class Rewriting:
     source: TensorFile
     target: Path
     places: Mapping[str, tuple[int, int]]  # where each tensor begins and ends
+    read: dict[str, int] = field(default_factory=dict)  # a checksum of what was read of each tensor
 
     @classmethod
     def begin(cls, source: TensorFile, target: Path, change: Change) -> Rewriting:
@@ -179,15 +266,19 @@ class Rewriting:
         """Put a tensor that does not change to its place, a piece at a time, as long as it is wanted."""
         with self.target.open("r+b") as file:
             file.seek(self.places[name][0])
+            seen = 0
             for block in self.source.blocks(name):
                 if not wanted():
                     return
                 _check_finite(block, self.source.tensors[name].dtype, name)
+                seen = zlib.crc32(_bytes(block), seen)
                 file.write(_bytes(block))
+        self.read[name] = seen
 
     def put(self, name: str, change: Change) -> None:
         """Put a tensor to its place as the change makes it."""
         tensor, dtype = self.source.read(name), self.source.tensors[name].dtype
+        self.read[name] = zlib.crc32(_bytes(tensor))
         _check_finite(tensor, dtype, name)
         changed = change.apply(name, tensor)
         _check_finite(changed, dtype, name)
@@ -197,6 +288,14 @@ class Rewriting:
         with self.target.open("r+b") as file:
             file.seek(start)
             file.write(data)
+
+    def check(self, expected: Mapping[str, int]) -> None:
+        """What was read are the bytes that had these checksums, and the safetensors library takes what was written."""
+        for name, seen in self.read.items():
+            if seen != expected[name]:
+                raise ModelError(f"{named(self.source.path)} changed while it was read: {quoted(name)} is another")
+        self.source.check_unchanged()
+        check_loadable(self.target)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -210,4 +309,4 @@ def _check_finite(data: Tensor, dtype: str, name: str) -> None:
         return
     values = data.view(DTYPES[dtype])
     if values.numel() and not all(math.isfinite(extreme) for extreme in values.aminmax()):  # a NaN is both of them
-        raise ModelError(f"{name} holds NaN or infinite weights")
+        raise ModelError(f"{quoted(name)} holds NaN or infinite weights")

@@ -21,7 +21,8 @@ from slimstate.checkpoints.safetensors_io import Change, Rewriting
 from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.records.training import RECOVERY, TRAINING
 from slimstate.system import atomic, threads
-from slimstate.system.errors import OutputError
+from slimstate.system.errors import ModelError, OutputError
+from slimstate.system.input_files import files_inside, open_regular
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
@@ -72,6 +73,7 @@ class CheckpointWriter:
         with atomic.writing(self._out):
             self.copy()
             self._write_tensors(change, reporter)
+            self._check()
             if checkpoint.index is not None:
                 _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
             for name, text in documents.items():
@@ -94,6 +96,13 @@ class CheckpointWriter:
         label = f"writing {_bytes_after(self._checkpoint, change) / 2**20:,.0f} MiB"
         for done in reporter.track(as_completed(tasks), label, len(tasks)):
             done.result()
+
+    def _check(self) -> None:
+        """What was read has the digests that make up the fingerprint, and what was written can be loaded."""
+        checkpoint = self._checkpoint
+        for name, file in zip(checkpoint.files, self._files, strict=True):
+            file.check(checkpoint.digests[name].tensors)
+        checkpoint.check_unchanged()
 
     def stop(self) -> None:
         """Let go of whatever is still being written."""
@@ -165,10 +174,8 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
     """Everything that is not a weight; what is written anew is copied first and replaced later."""
     left_out = []
     trained = not {"reconstructed", "recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
-    for path in sorted(checkpoint.folder.rglob("*")):
+    for path in sorted(files_inside(checkpoint.folder, ModelError)):
         name = path.relative_to(checkpoint.folder)
-        if path.is_dir() or any(part in (".git", ".cache", "__pycache__") for part in name.parts):
-            continue
         if str(name) in (*checkpoint.files, INDEX, "config.json") or (trained and name.parts[0] in OF_A_TRAINING):
             continue
         if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
@@ -178,7 +185,8 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
         if str(name) == CARD and checkpoint.config.get("slimstate") is None:
             target = folder / BASE_CARD
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        with open_regular(path, ModelError) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
     return left_out
 
 

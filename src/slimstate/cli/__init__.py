@@ -17,7 +17,7 @@ from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.reconstructing import reconstruct
 from slimstate.cli.running import run
 from slimstate.cli.training import recover, train
-from slimstate.system.errors import SlimstateError
+from slimstate.system.errors import LONGEST_LINE, SlimstateError, quoted
 from slimstate.system.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -68,5 +68,5 @@ def main() -> None:
 
 
 def _complain(message: str, code: int = 2) -> int:
-    print("slimstate: " + " ".join(message.split()), file=sys.stderr)
+    print(f"slimstate: {quoted(message, LONGEST_LINE)}", file=sys.stderr)
     return code

@@ -28,7 +28,7 @@ from slimstate.pruning.budget import Budget
 from slimstate.records.cut import CutRecord, EstimateRecord
 from slimstate.selectors import METHODS as SELECTORS
 from slimstate.serving.engines import rules_of
-from slimstate.system.errors import PlanError
+from slimstate.system.errors import LONGEST_LINE, PlanError, quoted
 
 StateMb = Annotated[
     float | None, typer.Option(help="MiB of recurrent state per sequence: the largest key dim that fits is chosen.")
@@ -54,7 +54,7 @@ def inspect(
     if as_json:
         print_json(record.to_json())
         return
-    console, state = Console(highlight=False), record.state_bytes
+    console, state = Console(highlight=False, markup=False), record.state_bytes
     softmax = f", {record.softmax_layers} softmax layers left alone" if record.softmax_layers else ""
     shared = f" ({record.value_heads} value heads)" if record.value_heads != record.heads else ""
     console.print(f"{record.model}: {record.model_type}, {record.parameters:,} parameters", markup=False)
@@ -234,7 +234,7 @@ def _show(record: CutRecord, as_json: bool) -> None:
     for line in _certificate_lines(record.certificate):
         console.print(line)
     if record.left_out:
-        console.print(f"left out, because they hold other weights: {', '.join(record.left_out)}", markup=False)
+        console.print(f"left out, because they hold other weights: {quoted(', '.join(record.left_out), LONGEST_LINE)}")
     if record.reconstruction is not None:
         show_reconstruction(record.reconstruction)
     console.print(f"written to {record.out}" if record.out else "dry run: nothing was written", markup=False)

@@ -151,4 +151,6 @@ def _console(*, stderr: bool) -> Console:
     """Without a voice, and without bars, where this is not the main process."""
     speaks = distributed.is_main()
     terminal = None if speaks else False
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, quiet=not speaks, force_terminal=terminal)
+    return Console(
+        stderr=stderr, highlight=False, markup=False, soft_wrap=True, quiet=not speaks, force_terminal=terminal
+    )

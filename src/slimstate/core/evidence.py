@@ -6,17 +6,21 @@ The file is safetensors, with the fingerprint of the model and of the tokens it 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
+from slimstate.core.layout import Mixer
 from slimstate.system.atomic import staged_file
-from slimstate.system.errors import DataError, OutputError
+from slimstate.system.errors import DataError, OutputError, named, quoted, reason_of
+from slimstate.system.input_files import open_regular
+from slimstate.system.json_files import JsonObject, parse_json
 
 # what a method may ask for; weights are read, the rest collected
 Need = Literal["weight", "gram", "moments", "input", "gradient"]
@@ -26,7 +30,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "input": ("input_square",),
     "gradient": ("query_gradient", "key_gradient"),
 }
+KNOWN = frozenset(name for names in FIELDS.values() for name in names)
 FORMAT = "1"
+ROUNDING = 1e-6  # of the largest entry: sums of many tokens, on a GPU too, are far closer to what they should be
+MOST_TOKENS = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,28 +112,101 @@ class EvidenceFile:
 
     @classmethod
     def open(cls, path: Path) -> EvidenceFile:
+        with open_regular(path, DataError):
+            pass
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("slimstate_evidence") != FORMAT:
-                    raise DataError(f"{path} is not a slimstate evidence file")
-                about = json.loads(metadata["about"])
+                    raise DataError(f"{named(path)} is not a slimstate evidence file")
+                about = _about(parse_json(metadata["about"], f"{named(path)}: `about`", DataError))
                 layers: dict[int, dict[str, Tensor]] = {}
                 for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
                     layer, _, name = key.partition(".")
+                    if name not in KNOWN:
+                        raise ValueError(f"{quoted(key)} is no evidence of a layer")
                     layers.setdefault(int(layer), {})[name] = file.get_tensor(key)
-        except (OSError, safetensors.SafetensorError, ValueError, KeyError) as error:
-            raise DataError(f"{path} is not a slimstate evidence file: {error}") from error
+            if not layers:
+                raise ValueError("it has no layers")
+        except (OSError, safetensors.SafetensorError, ValueError, LookupError, TypeError) as error:
+            raise DataError(f"{named(path)} is not a slimstate evidence file: {reason_of(error)}") from error
         evidence = {layer: Evidence(tokens=about["tokens"], **entry) for layer, entry in sorted(layers.items())}
         return cls(model=about["model"], calibration=about["calibration"], evidence=evidence)
+
+    def check_fits(self, path: Path, mixers: Sequence[Mixer]) -> None:
+        """Refuse evidence that no calibration of such a model can give, and say what is wrong with it."""
+        layers = [mixer.layer for mixer in mixers]
+        if sorted(self.evidence) != layers:
+            raise DataError(
+                f"{named(path)} is of layers {quoted(sorted(self.evidence))}, the model has {quoted(layers)}"
+            )
+        kinds = {frozenset(name for name, _ in entry.tensors()) for entry in self.evidence.values()}
+        if len(kinds) > 1:
+            raise DataError(f"{named(path)} holds more of some layers than of others: collect it again")
+        for mixer in mixers:
+            for name, tensor in self.evidence[mixer.layer].tensors():
+                if (words := unfit(name, tensor, mixer, self.evidence[mixer.layer].tokens)) is not None:
+                    raise DataError(f"{named(path)}: {name} of layer {mixer.layer} {words}")
 
     def check(self, path: Path, model: str, digest: str | None) -> None:
         """Refuse evidence of another model, or of other tokens where the tokens were given again."""
         if self.model != model:
             seen, here = self.model[:19], model[:19]
-            raise DataError(f"{path} is evidence of another model ({seen}…, this one is {here}…): collect it again")
-        if digest is not None and self.calibration["digest"] != digest:
-            other = self.calibration["data"]
             raise DataError(
-                f"{path} was collected on other tokens ({other}): collect it again or leave out `calibration`"
+                f"{named(path)} is evidence of another model ({quoted(seen)}…, this one is {here}…): collect it again"
             )
+        if digest is not None and self.calibration["digest"] != digest:
+            other = quoted(self.calibration["data"])
+            raise DataError(
+                f"{named(path)} was collected on other tokens ({other}): collect it again or leave out `calibration`"
+            )
+
+
+def _about(found: JsonObject) -> JsonObject:
+    """What an evidence file says of itself, with everything that is asked for later."""
+    calibration = found["calibration"]
+    texts = (found["model"], calibration["data"], calibration["digest"])
+    counts = (found["tokens"], calibration["samples"], calibration["length"])
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("it does not say of which model and text it is")
+    if not all(type(count) is int and 0 < count < MOST_TOKENS for count in counts):
+        raise ValueError("it does not say of how many tokens it is")
+    if counts[0] != counts[1] * counts[2]:
+        raise ValueError(f"it is of {counts[0]} tokens, and of {counts[1]} windows of {counts[2]}")
+    return found
+
+
+def unfit(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | None:
+    """Why a tensor cannot be what calibration sums up for this mixer, in words."""
+    wide = name in FIELDS["gram"] + FIELDS["moments"]
+    side = mixer.axis.width + (name in FIELDS["moments"])
+    gradient = mixer.axis.heads, mixer.axis.width, None
+    shape = (mixer.axis.heads, side, side) if wide else gradient if name in FIELDS["gradient"] else (mixer.input_size,)
+    pairs = zip(shape, tensor.shape, strict=False)
+    fits = len(shape) == tensor.ndim and all(want in (None, size) for want, size in pairs)
+    dtype = torch.float32 if name in FIELDS["gradient"] else torch.float64
+    if not fits or tensor.dtype != dtype:
+        wanted = [size or "…" for size in shape]
+        return f"is {list(tensor.shape)} of {tensor.dtype}, and the model needs {wanted} of {dtype}"
+    if not bool(tensor.isfinite().all()):
+        return "holds NaN or infinite numbers"
+    if not bool(tensor.any()):
+        return f"is zero, though it sums up {tokens:,} tokens"
+    if name == "input_square" and bool((tensor < 0).any()):
+        return "has a sum of squares below zero"
+    return _unfit_gram(tensor, tokens if name in FIELDS["moments"] else None) if wide else None
+
+
+def _unfit_gram(gram: Tensor, tokens: int | None) -> str | None:
+    """A sum of outer products is symmetric and positive semi-definite, to rounding; moments end with a count."""
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    scale = diagonal.abs().amax(1).clamp_min(torch.finfo(gram.dtype).tiny).view(-1, 1, 1)
+    unit = gram / scale
+    if bool((diagonal < 0).any()) or bool(((unit - unit.mT).abs() > ROUNDING).any()):
+        return "is not symmetric with a diagonal of sums of squares"
+    if tokens is not None and not bool(((gram[:, -1, -1] - tokens).abs() <= ROUNDING * tokens).all()):
+        return f"counts other tokens than the {tokens:,} of the file"
+    ridge = ROUNDING * torch.eye(gram.shape[1], dtype=gram.dtype)
+    if bool(torch.linalg.cholesky_ex(unit + ridge).info.any()):
+        return "is not positive semi-definite, as sums of outer products are"
+    return None

@@ -72,6 +72,11 @@ class Axis:
         copies = torch.arange(slot.copies).view(-1, 1, 1) * slot.copy_stride
         return slot.start + copies + heads + channels.unsqueeze(0)
 
+    def end(self, slot: Slot) -> int:
+        """The row behind the last of `slot`: as many it needs at least."""
+        stride = self.width if slot.head_stride is None else slot.head_stride
+        return slot.start + (slot.copies - 1) * slot.copy_stride + (self.heads - 1) * stride + self.width
+
     def all_rows(self, slot: Slot) -> Tensor:
         return self.rows(slot, torch.arange(self.width).expand(self.heads, -1))
 

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Axis
-from slimstate.system.errors import PlanError
+from slimstate.system.errors import PlanError, quoted, reason_of
 
-__all__ = ["PLAN", "Basis", "Choice", "Plan", "Selection"]
+__all__ = ["MOST_OF_A_PLAN", "PLAN", "Basis", "Choice", "Plan", "Selection"]
+
+MOST_OF_A_PLAN = 2**30  # bytes of a file: bases of many wide heads take hundreds of MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +139,13 @@ class Plan:
         try:
             data = json.loads(text)
             if data["format"] != cls.FORMAT:
-                raise PlanError(f"a plan of format {data['format']}; this version reads format {cls.FORMAT}")
+                raise PlanError(f"a plan of format {quoted(data['format'])}; this version reads format {cls.FORMAT}")
             names = {item.name for item in fields(cls)} - {"selections", "correction"}
             selections = {int(layer): read_choice(entry) for layer, entry in data["layers"].items()}
             correction = str(data.get("correction", ""))
             return cls(selections=selections, correction=correction, **{name: data[name] for name in names})
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise PlanError(f"not a slimstate plan: {type(error).__name__} {error}") from error
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+            raise PlanError(f"not a slimstate plan: {reason_of(error)}") from error
 
 
 def written_choice(choice: Choice) -> dict[str, Any]:

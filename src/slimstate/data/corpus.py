@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 from slimstate.data.documents import Reading
 from slimstate.data.text import windows
 from slimstate.system.atomic import staged_file, write_text
-from slimstate.system.errors import DataError, OutputError
-from slimstate.system.json_files import JsonObject
+from slimstate.system.errors import DataError, OutputError, named, reason_of
+from slimstate.system.json_files import JsonObject, read_json
 
 TOKENS = "tokens.int32"
 ABOUT = "tokens.json"
@@ -78,12 +78,12 @@ class Corpus:
     def open(cls, folder: Path) -> Corpus:
         """What `collect` left in a folder."""
         try:
-            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            corpus = cls(path=folder / TOKENS, **about)
-            if corpus.path.stat().st_size != 4 * corpus.count * corpus.length:
-                raise DataError(f"{corpus.path} is not whole: remove {folder} and start again")
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{folder} holds no training tokens: {error}") from error
+            corpus = cls(path=folder / TOKENS, **read_json(folder / ABOUT, DataError))
+            whole = corpus.path.stat().st_size == 4 * corpus.count * corpus.length
+        except (DataError, OSError, ValueError, TypeError) as error:
+            raise DataError(f"{named(folder)} holds no training tokens: {reason_of(error)}") from error
+        if not whole:
+            raise DataError(f"{corpus.path} is not whole: remove {folder} and start again")
         return corpus
 
     @property

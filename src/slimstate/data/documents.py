@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 
-from slimstate.data.sources import Source, sources
+from slimstate.data.sources import Source, longest_line, sources, too_long
 from slimstate.system.errors import DataError
 
 DOCUMENTS = ("lines", "blank", "file", "rows")
@@ -121,14 +121,18 @@ def _in_pieces(texts: Iterable[str]) -> Iterator[Piece]:
 
     Where they end depends on the text alone, and not on the blocks it comes in.
     """
-    held = ""
+    held: list[str] = []
+    length, most = 0, longest_line()
     for block in _blocks(texts, PIECE):
-        held += block
-        cut = held.rfind("\n") + 1
+        cut = block.rfind("\n") + 1
         if cut:
-            yield Piece(text=held[:cut], ends=False)
-            held = held[cut:]
-    yield Piece(text=held, ends=True)
+            yield Piece(text="".join((*held, block[:cut])), ends=False)
+            held, length = [], 0
+        held.append(block[cut:])
+        length += len(block) - cut
+        if length > most:
+            raise too_long("the text")
+    yield Piece(text="".join(held), ends=True)
 
 
 def _blocks(texts: Iterable[str], size: int) -> Iterator[str]:
@@ -149,9 +153,17 @@ def _blocks(texts: Iterable[str], size: int) -> Iterator[str]:
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     """With their line ends; the last of a text may have none."""
-    held = ""
+    held: list[str] = []
+    length, most = 0, longest_line()
     for text in texts:
-        *whole, held = (held + text).split("\n")
-        yield from (f"{line}\n" for line in whole)
-    if held:
-        yield held
+        first, *others = text.split("\n")
+        held.append(first)
+        length += len(first)
+        if others:
+            yield "".join((*held, "\n"))
+            yield from (f"{line}\n" for line in others[:-1])
+            held, length = [others[-1]], len(others[-1])
+        if length > most:
+            raise too_long("the text")
+    if length:
+        yield "".join(held)

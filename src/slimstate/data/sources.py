@@ -1,6 +1,7 @@
 """Where text lies: .txt, .jsonl and .parquet files, .xz or .gz of one, folders of them, `datasets` names.
 
-Line ends are universal: CRLF and CR are read as LF, whatever the source.
+Line ends are universal: CRLF and CR are read as LF, whatever the source. A line, and what a small file unpacks to, have
+bounds, so that no file keeps a machine busy for hours: SLIMSTATE_MAX_LINE_MB sets that of a line.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Iterator
+import os
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from slimstate.system import hub
-from slimstate.system.errors import DataError
+from slimstate.system.errors import DataError, named, quoted, reason_of
+from slimstate.system.input_files import open_regular
+from slimstate.system.json_files import is_unicode
 
 BLOCK = 2**18  # characters of plain text that are read at once
 FORMATS = (".txt", ".jsonl", ".parquet")
-COMPRESSIONS = {".xz": lzma.open, ".gz": gzip.open}
+COMPRESSIONS: dict[str, Callable[[IO[bytes]], Any]] = {".xz": lzma.open, ".gz": gzip.open}
+MOST_PACKED, SURELY = 200, 2**26  # times its size that a file may unpack to, and bytes that any may
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +40,14 @@ def sources(name: str) -> Iterator[Source]:
     """The file, the files of the folder in order, or the dataset of the hub."""
     path = Path(name).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if _format(file) is not None)
+        files = sorted(file for file in path.rglob("*") if _format(file) is not None and not file.is_dir())
         if not files:
-            raise DataError(f"{name} holds no {', '.join(FORMATS)} file")
+            raise DataError(f"{named(name)} holds no {', '.join(FORMATS)} file")
         yield from map(_source, files)
     elif path.is_file():
         yield _source(path)
     elif _format(path) is not None or name.startswith(("/", "./", "../", "~")):
-        raise DataError(f"no data at {name}")
+        raise DataError(f"no data at {named(name)}")
     else:
         yield Source(rows=True, texts=_from_hub(name))
 
@@ -55,20 +61,57 @@ def _format(path: Path) -> str | None:
 def _source(path: Path) -> Source:
     kind = _format(path)
     if kind is None:
-        raise DataError(f"{path}: not one of {', '.join(FORMATS)}, or .xz or .gz of one")
+        raise DataError(f"{named(path)}: not one of {', '.join(FORMATS)}, or .xz or .gz of one")
     return Source(rows=kind != ".txt", texts=_read(path, kind))
+
+
+def longest_line() -> int:
+    """Characters, or bytes, that a line may have."""
+    given = os.environ.get("SLIMSTATE_MAX_LINE_MB", "64")
+    try:
+        return max(1, int(float(given) * 2**20))
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"SLIMSTATE_MAX_LINE_MB is {quoted(given)}: give a number of MiB") from error
+
+
+def too_long(where: str) -> DataError:
+    most = longest_line() / 2**20
+    return DataError(f"{where} has a line of more than {most:g} MiB; SLIMSTATE_MAX_LINE_MB sets what a line may have")
+
+
+class Unpacked(io.RawIOBase):
+    """What a compressed file holds, as long as it is not much more than any text would be packed to."""
+
+    def __init__(self, packed: IO[bytes], path: Path) -> None:
+        self._packed, self._seen = packed, 0
+        self._most = max(SURELY, MOST_PACKED * path.stat().st_size)
+        self._name = named(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, memory: Any) -> int:
+        data = self._packed.read(len(memory))
+        self._seen += len(data)
+        if self._seen > self._most:
+            raise DataError(f"{self._name} unpacks to more than {MOST_PACKED} times its size: that is no text")
+        memory[: len(data)] = data
+        return len(data)
 
 
 def _read(path: Path, kind: str) -> Iterator[str]:
     reader = {".txt": _plain, ".jsonl": _json_lines, ".parquet": _parquet}[kind]
-    opener = COMPRESSIONS.get(path.suffix, open)
+    unpack = COMPRESSIONS.get(path.suffix)
     try:
-        with opener(path, "rb") as file:  # type: ignore[operator]
-            yield from reader(file, path)
+        with open_regular(path, DataError) as file:
+            if unpack is None:
+                yield from reader(file, path)
+            else:
+                yield from reader(io.BufferedReader(Unpacked(unpack(file), path), BLOCK), path)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise DataError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"cannot read {named(path)}: {reason_of(error)}") from error
 
 
 def _plain(file: IO[bytes], path: Path) -> Iterator[str]:
@@ -78,14 +121,19 @@ def _plain(file: IO[bytes], path: Path) -> Iterator[str]:
 
 
 def _json_lines(file: IO[bytes], path: Path) -> Iterator[str]:
-    for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8"), start=1):
+    lines, most = io.TextIOWrapper(file, encoding="utf-8"), longest_line()
+    for number, line in enumerate(iter(lambda: lines.readline(most + 1), ""), start=1):
+        if len(line) > most:
+            raise too_long(f"{named(path)}, line {number},")
         if not line.strip():
             continue
         try:
-            row = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}, line {number}: not a JSON object with a 'text' field") from error
-        yield _unified(str(row))
+            row = str(json.loads(line)["text"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{named(path)}, line {number}: not a JSON object with a 'text' field") from error
+        if not is_unicode(row):
+            raise DataError(f"{named(path)}, line {number}: half of a surrogate pair, which is no text")
+        yield _unified(row)
 
 
 def _parquet(file: IO[bytes], path: Path) -> Iterator[str]:
@@ -97,7 +145,7 @@ def _parquet(file: IO[bytes], path: Path) -> Iterator[str]:
         for batch in table.iter_batches(batch_size=256, columns=["text"]):
             yield from (_unified(str(row)) for row in batch.column(0).to_pylist())
     except (arrow.ArrowException, KeyError, IndexError) as error:
-        raise DataError(f"{path}: not a Parquet file with a 'text' column") from error
+        raise DataError(f"{named(path)}: not a Parquet file with a 'text' column") from error
 
 
 def _from_hub(name: str) -> Iterator[str]:
@@ -105,13 +153,15 @@ def _from_hub(name: str) -> Iterator[str]:
     from datasets import load_dataset
 
     if not hub.reachable():
-        raise DataError(f"no file {name}, and the hub cannot be reached from here for a dataset of that name")
+        raise DataError(f"no file {named(name)}, and the hub cannot be reached from here for a dataset of that name")
     repository, config, split = (*name.split(":", 2), "", "")[:3]
     try:
         for row in load_dataset(repository, config or None, split=split or "train", streaming=True):
             yield _unified(str(row["text"]))
     except Exception as error:
-        raise DataError(f"no file {name}, and no dataset of that name can be had: {hub.reason(error)}") from error
+        raise DataError(
+            f"no file {named(name)}, and no dataset of that name can be had: {hub.reason(error)}"
+        ) from error
 
 
 def _unified(text: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slimstate.data.documents import Reading
-from slimstate.system.errors import DataError
+from slimstate.system.errors import DataError, reason_of
 from slimstate.system.json_files import JsonObject
 
 
@@ -107,9 +107,16 @@ def token_stream(tokenizer: Any, text: str | Reading, *, at_once: int = 0) -> It
     for batch in reading.batches(at_once):
         texts = [piece.text for piece in batch]
         empty = empty and not any(map(str.strip, texts))
-        for piece, ids in zip(
-            batch, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"], strict=True
-        ):
+        for piece, ids in zip(batch, _tokenised(tokenizer, texts), strict=True):
             yield list(ids) + (end if piece.ends else [])
     if empty:
         raise DataError(f"{reading.source} is empty")
+
+
+def _tokenised(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """The tokens of each text; what a tokenizer from a damaged file has against it is told in a line."""
+    try:
+        found: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return found
+    except Exception as error:  # of many kinds, Rust's among them
+        raise DataError(f"the tokenizer of the model fails on the text: {reason_of(error)}") from error

@@ -11,6 +11,7 @@ from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.core.stock_class import StockClass
 
 Config = Mapping[str, Any]
+EXACT_EPSILON, LARGEST_EPSILON = 1e-4, 1e-3  # after a cut: up to the first it is exact, beyond the second not made
 Library = Literal["fla", "transformers"]
 
 
@@ -21,7 +22,8 @@ class Correction:
     Layers scale queries by d_k^-0.5, so a cut multiplies what they read from the state by s = sqrt(width / key dim).
     Behind that stands a norm, and s o / sqrt(s^2 mean(o^2) + s^2 eps) = o / sqrt(mean(o^2) + eps): an `epsilon` (the
     config field) s^2 times as large takes s out. Trained models have mean(o^2) well below eps, so without it the whole
-    layer would come out louder. The other norms share the epsilon but see values of a thousand times its size or more.
+    layer would come out louder. The other norms share the epsilon but see values of a thousand times its size or more:
+    of an epsilon e after the cut, logits are off by about e standard deviations.
     Where only linear maps lie before the state, 1/s is `folded` into the query rows instead.
     """
 
@@ -37,8 +39,13 @@ class Correction:
         """Whether something is changed for it besides the key dim."""
         return self.epsilon is not None or self.folded
 
-    def describe(self, width: int, key_dim: int, done: bool, rotated: bool = False) -> str:
-        """What was done for it, in a sentence; nothing is zeroed where channels were `rotated` first."""
+    def describe(
+        self, width: int, key_dim: int, done: bool, rotated: bool = False, epsilon: float | None = None
+    ) -> str:
+        """What was done for it, in a sentence; nothing is zeroed where channels were `rotated` first.
+
+        A large `epsilon` after the cut is felt by the other norms too, and that is said.
+        """
         if not self.possible:
             return self.why
         if not done:
@@ -46,6 +53,8 @@ class Correction:
         meaning = "" if rotated else ", so that cutting is zeroing"
         if self.folded:
             return f"query weights times {(key_dim / width) ** 0.5:.4g}: {self.why}{meaning}"
+        if epsilon is not None and epsilon > EXACT_EPSILON:
+            meaning = f"; not exact, because the other norms share an epsilon that is now {epsilon:.2g}"
         return f"{self.epsilon} times {width / key_dim:.4g}: {self.why}{meaning}"
 
 
@@ -121,6 +130,10 @@ class Family(ABC):
 
         `corrected` also changes what must change for the layers to give out what they gave with channels zeroed.
         """
+
+    def epsilon(self, config: Config) -> float | None:
+        """The norm epsilon that a cut changes to make up for the query scale, where it changes one."""
+        return None
 
     def refusal(self, config: Config) -> str | None:
         """Why a model with this config cannot be cut, in a line; None where it can."""

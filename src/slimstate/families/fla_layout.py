@@ -93,6 +93,10 @@ class FlaFamily(Family):
         known = self.known(config)
         return self.layer(known, self.sizes(known)).correction
 
+    def epsilon(self, config: Config) -> float | None:
+        field = self.correction(config).epsilon
+        return None if field is None else float(self.known(config)[field])
+
     def known(self, config: Config) -> Config:
         """The config with its defaults."""
         return {**self.defaults, **config}

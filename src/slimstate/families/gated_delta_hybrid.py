@@ -146,6 +146,10 @@ class GatedDeltaHybrid(Family):
     def correction(self, config: Config) -> Correction:
         return self.layout(self.sizes(config)).correction
 
+    def epsilon(self, config: Config) -> float | None:
+        field = self.correction(config).epsilon
+        return None if field is None else float(self.text(config)[field])
+
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
         """The key width is one number for the whole model; the value width is named too, since it may be derived."""
         text, sizes = self.text(config), self.sizes(config)

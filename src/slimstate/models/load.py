@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.families import family_of, logit_factor
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.families import logit_factor
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.prepare import describe_kernels, prepare
 from slimstate.models.stock import quiet_transformers, stock_class, text_settings
-from slimstate.system.errors import ModelError
+from slimstate.system.errors import ModelError, SlimstateError, named, reason_of
+from slimstate.system.input_files import files_inside, place_inside
 from slimstate.system.json_files import read_json
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +41,13 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     """The stock model class on the device, in evaluation mode, with its tokenizer."""
     where = pick_device(device)
     precision = pick_dtype(dtype, where)
-    family = family_of(read_json(folder / "config.json"))
+    checkpoint = Checkpoint.open(folder)
+    family = checkpoint.family
+    check_described(checkpoint)
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
     quiet_transformers()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), loading(folder):
         warnings.simplefilter("ignore")
         settings = config_class.from_pretrained(folder, trust_remote_code=False)
         model, report = model_class.from_pretrained(
@@ -52,14 +60,24 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     if family.library == "fla":  # files of transformers may hold more, such as a vision tower
         wrong += report["unexpected_keys"]
     if wrong:
-        raise ModelError(f"{folder}: the stock class does not load {len(wrong)} tensors, such as {wrong[0]}")
+        raise ModelError(f"{named(folder)}: the stock class does not load {len(wrong)} tensors, such as {wrong[0]}")
+    tokenizer = load_tokenizer(folder)
+    guard_vocabulary(model, tokenizer, where)
     return Runtime(
         model=model.to(where).eval(),
-        tokenizer=load_tokenizer(folder),
+        tokenizer=tokenizer,
         device=where,
         dtype=precision,
         kernels=describe_kernels(where, precision, family.library),
     )
+
+
+def check_described(checkpoint: Checkpoint) -> None:
+    """The files hold what the config describes, as far as headers tell: what they lack, a library would make up."""
+    hidden, vocabulary = checkpoint.mixers[0].input_size, checkpoint.config.get("vocab_size", 0)
+    if isinstance(vocabulary, int) and vocabulary * hidden > checkpoint.parameters:
+        held = f"{checkpoint.parameters:,} numbers that the files hold"
+        raise ModelError(f"config.json: embeddings of {vocabulary:,} tokens are more than the {held}")
 
 
 def states_before_head(model: Any, ids: Tensor) -> Tensor:
@@ -69,12 +87,61 @@ def states_before_head(model: Any, ids: Tensor) -> Tensor:
     return hidden if factor == 1 else hidden * factor
 
 
+@contextmanager
+def loading(folder: Path | str) -> Iterator[None]:
+    """What a library has against the files of a model, as one line."""
+    try:
+        yield
+    except SlimstateError:
+        raise
+    except Exception as error:  # of many kinds: a library's answer to what a stranger wrote
+        raise ModelError(f"{named(folder)} cannot be loaded: {reason_of(error)}") from error
+
+
+def guard_vocabulary(model: Any, tokenizer: Any, device: torch.device) -> None:
+    """Refuse tokens that the model has no embedding of, before it is asked for it.
+
+    A look at the tokens would hold up a GPU, so that it is taken there only where a tokenizer has more tokens.
+    """
+    embeddings = model.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
+
+    def check(_: Any, given: tuple[Any, ...]) -> None:
+        if given and given[0].numel() and int(given[0].max()) >= rows:
+            raise ModelError(
+                f"the tokenizer gives token {int(given[0].max())}, and the model has embeddings of {rows}: it is the"
+                " tokenizer of another model"
+            )
+
+    if device.type == "cpu" or max(tokenizer.get_vocab().values(), default=0) >= rows:
+        embeddings.register_forward_pre_hook(check)
+
+
 def load_tokenizer(folder: Path | str) -> Any:
     """The tokenizer of a folder, or of a hub repository by its name."""
     from transformers import AutoTokenizer
 
     quiet_transformers()
+    if Path(folder).is_dir():
+        for _ in files_inside(Path(folder), ModelError):
+            pass
+        check_tokenizer_config(Path(folder))
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder} has no usable tokenizer: {str(error).splitlines()[0]}") from error
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if len(tokenizer) < 1 or not isinstance(tokenizer.eos_token_id, int | None):
+            raise ValueError("it has no tokens, or an end-of-text token that is none")
+        return tokenizer
+    except Exception as error:
+        raise ModelError(f"{named(folder)} has no usable tokenizer: {reason_of(error)}") from error
+
+
+def check_tokenizer_config(folder: Path) -> None:
+    """What a tokenizer is made from lies beside its config: that names no other files."""
+    path = folder / TOKENIZER_CONFIG
+    if not path.exists():
+        return
+    settings = read_json(path)
+    for name, value in settings.items():
+        if name.endswith(("_file", "_files")) and value is not None:
+            for each in value if isinstance(value, list) else [value]:
+                place_inside(folder, each, ModelError)

@@ -20,7 +20,7 @@ import torch
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.devices import RunOptions
-from slimstate.models.load import Runtime, load, load_tokenizer
+from slimstate.models.load import Runtime, guard_vocabulary, load, load_tokenizer, loading
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import stock_model, tied_weights
 from slimstate.system.errors import ModelError, PlanError
@@ -90,16 +90,18 @@ def load_spread(folder: Path, options: LoadOptions) -> Runtime:
     if set(places.values()) == {"disk"}:
         raise PlanError("not even the embeddings fit into what `device_map` may take: give more with `max_memory`")
     scratch = tempfile.TemporaryDirectory(prefix="slimstate-")
-    with redirect_stderr(io.StringIO()):  # a progress bar
+    with redirect_stderr(io.StringIO()), loading(folder):  # a progress bar
         model = load_checkpoint_and_dispatch(
             model, str(folder), device_map=places, offload_folder=scratch.name, dtype=precision,
             preload_module_classes=blocks,
         )  # fmt: skip
     model.requires_grad_(False)
+    tokenizer = load_tokenizer(folder)
+    guard_vocabulary(model, tokenizer, where)
     placed = Counter(str(place) for place in places.values())
     return Runtime(
         model=model,
-        tokenizer=load_tokenizer(folder),
+        tokenizer=tokenizer,
         device=where,
         dtype=precision,
         kernels=f"{describe_kernels(where, precision, checkpoint.family.library)}; {_in_words(placed)}",

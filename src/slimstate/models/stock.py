@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 
 from slimstate.families import Family, family_of
 from slimstate.models.prepare import prepare
-from slimstate.system.errors import ModelError
+from slimstate.system.errors import ModelError, SlimstateError, reason_of
 
 
 def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
@@ -110,8 +109,10 @@ def refusals() -> Iterator[None]:
     """What a stock class has against a config, as one line."""
     try:
         yield
-    except (ValueError, AssertionError, TypeError, RuntimeError, StrictDataclassError) as error:
-        raise ModelError(f"the stock class refuses this config: {' '.join(str(error).split())}") from error
+    except SlimstateError:
+        raise
+    except Exception as error:  # of many kinds: a library's answer to what a stranger wrote
+        raise ModelError(f"the stock class refuses this config: {reason_of(error)}") from error
 
 
 def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -> Any:

@@ -85,6 +85,7 @@ class Gathering:
         found = EvidenceFile.open(path)
         with reporter.waiting("reading the weights for their fingerprint"):
             found.check(path, checkpoint.fingerprint, None if self.windows is None else self.windows.digest)
+        found.check_fits(path, checkpoint.mixers)
         return found
 
     def _collect(self, checkpoint: Checkpoint, needs: frozenset[Need], reporter: Reporter) -> tuple[EvidenceFile, str]:

@@ -12,14 +12,17 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import Evidence, EvidenceFile, Need
 from slimstate.core.layout import Mixer
-from slimstate.core.plan import PLAN, Basis, Choice, Plan
+from slimstate.core.plan import MOST_OF_A_PLAN, PLAN, Basis, Choice, Plan
 from slimstate.core.surgery import check_choice
 from slimstate.families import loader_of
+from slimstate.families.contract import LARGEST_EPSILON
 from slimstate.records.base import versions
+from slimstate.records.plan import PlanRecord
+from slimstate.records.schema import Misfit
 from slimstate.selectors import ROTATIONS, SELECTORS, Case, Request, choose, selector_named
 from slimstate.system import threads
-from slimstate.system.errors import PlanError
-from slimstate.system.json_files import JsonObject, plain
+from slimstate.system.errors import PlanError, named, quoted
+from slimstate.system.json_files import JsonObject, plain, read_json
 from slimstate.system.progress import SILENT, Reporter
 
 
@@ -62,6 +65,7 @@ def plan_of(
         fingerprint = checkpoint.fingerprint
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
     corrected = corrected and correction.possible
+    epsilon = check_epsilon(checkpoint, request.keep, corrected)
     return Plan(
         model_type=checkpoint.family.model_type,
         width=width,
@@ -80,8 +84,23 @@ def plan_of(
         versions=versions(),
         selections=chosen,
         parent=checkpoint.plan,
-        correction=correction.describe(width, request.keep, corrected, rotated=method in ROTATIONS),
+        correction=correction.describe(width, request.keep, corrected, rotated=method in ROTATIONS, epsilon=epsilon),
     )
+
+
+def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> float | None:
+    """The norm epsilon of a corrected cut; refused where it is so large that the other norms would feel it."""
+    before = checkpoint.family.epsilon(checkpoint.config) if corrected else None
+    if before is None:
+        return None
+    after = before * checkpoint.mixers[0].axis.width / key_dim
+    if after > LARGEST_EPSILON:
+        field = checkpoint.family.correction(checkpoint.config).epsilon
+        raise PlanError(
+            f"{field} {before:g} would become {after:.2g} to make up for the query scale, and all norms share it:"
+            f" above {LARGEST_EPSILON:g} that is felt; keep more channels, or leave it as it is with `corrected`"
+        )
+    return after
 
 
 def check_rotatable(checkpoint: Checkpoint, method: str) -> None:
@@ -135,22 +154,25 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
     """A plan from a file or from the folder of a cut model; it must be for this very model."""
     path = path / PLAN if path.is_dir() else path
     try:
-        plan = Plan.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read plan {path}: {error}") from error
-    if plan.model["fingerprint"] != checkpoint.fingerprint:
-        raise PlanError(
-            f"{path} is a plan for another model: {plan.model['source']}, {plan.model['fingerprint'][:19]}…"
-        )
+        plan = PlanRecord.from_json(read_json(path, PlanError, MOST_OF_A_PLAN)).plan
+    except Misfit as error:
+        raise PlanError(f"{named(path)} is not a slimstate plan: {error}") from error
+    if (other := plan.model.get("fingerprint")) != checkpoint.fingerprint:
+        source = quoted(plan.model["source"])
+        raise PlanError(f"{named(path)} is a plan for another model: {source}, {str(other)[:19]}…")
+    if plan.model_type != checkpoint.family.model_type:
+        raise PlanError(f"{named(path)} is a plan for a {quoted(plan.model_type)}: this is another")
+    check_epsilon(checkpoint, plan.key_dim, plan.corrected)
     layers = {mixer.layer for mixer in checkpoint.mixers}
     if plan.selections.keys() != layers:
-        raise PlanError(f"{path} covers layers {sorted(plan.selections)}, the model has {sorted(layers)}")
+        covered = quoted(sorted(plan.selections))
+        raise PlanError(f"{named(path)} covers layers {covered}, the model has {quoted(sorted(layers))}")
     for mixer in checkpoint.mixers:
         choice = plan.selections[mixer.layer]
         check_choice(mixer, choice)
         if (choice.kept, mixer.axis.width) != (plan.key_dim, plan.width):
             raise PlanError(
-                f"{path} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"
+                f"{named(path)} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"
                 f" {mixer.axis.width} channels of layer {mixer.layer}"
             )
     return plan

@@ -24,7 +24,7 @@ from slimstate.pruning.description import check_stock_shapes, cut_config, descri
 from slimstate.pruning.evidence import Gathering, read_windows
 from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration, CutOptions
-from slimstate.pruning.planning import check_rotatable, choose_channels, read_plan
+from slimstate.pruning.planning import check_epsilon, check_rotatable, choose_channels, read_plan
 from slimstate.pruning.reconstructing import Reconstructing, chosen_on_the_way
 from slimstate.records.base import command
 from slimstate.records.cut import CutRecord
@@ -151,6 +151,7 @@ class Choosing:
         key_dim, line = target.resolve(checkpoint.mixers, whole=method in ROTATIONS)
         selector = selector_named(method)
         check_rotatable(checkpoint, method)
+        check_epsilon(checkpoint, key_dim, corrected=not options.keep_norm_eps)
         on_the_way = options.reconstruct is not None and chosen_on_the_way(method, calibration.evidence)
         if options.reconstruct is not None and calibration.data is None:
             raise PlanError("a reconstruction is trained on text: give it with `calibration`")

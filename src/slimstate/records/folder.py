@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,8 @@ from slimstate.records.schema import Misfit
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY, RecoveryRecord
-from slimstate.system.errors import DataError
+from slimstate.system.errors import DataError, named
+from slimstate.system.json_files import read_any
 
 if TYPE_CHECKING:
     from slimstate.records.plan import PlanRecord
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", bound=Record, covariant=True)
 OF_JSON = (SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, ReconstructionRecord, RecoveryRecord)
 TYPES: Mapping[str, type[Record]] = {kind.KIND: kind for kind in OF_JSON}
+MOST_OF_A_RECORD = 2**30  # bytes: a plan of directions is one
 KINDS = ("sweep", "trace", "filters", "evaluation", "plan", "reconstruction", "recovery")
 
 
@@ -61,17 +62,17 @@ def read_records(folder: Path) -> Records:
     skipped = []
     for path in _candidates(folder):
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            skipped.append(f"{path} was skipped: it is not JSON ({error})")
+            data = read_any(path, DataError, MOST_OF_A_RECORD)
+        except DataError as error:
+            skipped.append(f"{named(path)} was skipped: {error}")
             continue
         kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             continue
         try:
             found[kind].append(Found(path=path, record=_typed(kind, data)))
         except Misfit as error:
-            skipped.append(f"{path} was skipped: as a record of a {kind}, {error}")
+            skipped.append(f"{named(path)} was skipped: as a record of a {kind}, {error}")
     return Records(skipped=tuple(skipped), **{kind: tuple(entries) for kind, entries in found.items()})
 
 

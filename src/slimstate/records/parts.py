@@ -29,6 +29,32 @@ class Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A training of a model, as its config remembers it."""
+
+    tokens: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What was done to a model, as its config says under `slimstate`: a cut, trainings after it, and all before."""
+
+    method: str | None = None
+    key_dim: Whole | None = None
+    width: Whole | None = None
+    base_model: str | None = None
+    base_fingerprint: str | None = None
+    shared_filters: str | None = None
+    trained: tuple[Trained, ...] = ()
+    recovered: tuple[Trained, ...] = ()
+    history: tuple[Done, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.key_dim is not None and (self.width is None or self.method is None):
+            raise ValueError("a cut has a key_dim, a width and a method")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Text:
     """Windows of tokens, and the text they came from."""
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from slimstate.system.errors import SlimstateError
-from slimstate.system.json_files import JsonObject, plain
+from slimstate.system.errors import SlimstateError, quoted
+from slimstate.system.json_files import JsonObject, is_unicode, plain
 
 T = TypeVar("T")
 LIMIT = 1e300  # beyond it arithmetic overflows; also what tells NaN and infinities
@@ -47,7 +47,7 @@ def is_number(value: object) -> bool:
 
 
 def is_text(value: object) -> bool:
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return isinstance(value, str) and is_unicode(value)
 
 
 SIMPLE: dict[object, Check] = {
@@ -78,7 +78,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if origin is Annotated:
         bare, rule = parts[:2]
         if value is not None and bare in SIMPLE and not SIMPLE[bare].holds(value):
-            raise Misfit(f"{place or 'it'} is not {rule.words}")
+            raise Misfit(f"{_at(place)} is not {rule.words}")
         return _checked(rule, _read(bare, value, place), place)
     if origin in (typing.Union, types.UnionType):
         inner = tuple(part for part in parts if part is not type(None))
@@ -87,20 +87,25 @@ def _read(kind: Any, value: Any, place: str) -> Any:
             return None
         return _first_that_fits(inner, value, place)
     if value is None:
-        raise Misfit(f"{place or 'it'} is missing")
+        raise Misfit(f"{_at(place)} is missing")
     if kind in SIMPLE:
         return _checked(SIMPLE[kind], value, place)
     if origin is Literal:
         return _checked(Check(f"one of {', '.join(map(str, parts))}", parts.__contains__), value, place)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise Misfit(f"{place} is not {FILLED.words}")
+            raise Misfit(f"{_at(place)} is not {FILLED.words}")
         return tuple(_read(parts[0], item, f"{place}[{number}]") for number, item in enumerate(value))
     if not isinstance(value, Mapping):
-        raise Misfit(f"{place or 'it'} is not {NAMED.words}")
+        raise Misfit(f"{_at(place)} is not {NAMED.words}")
     if is_dataclass(kind):
         return _read_fields(kind, value, place)
     return {str(name): _read(parts[1], item, f"{place}.{name}") for name, item in value.items()}
+
+
+def _at(place: str) -> str:
+    """A place in a file, whose names may be of any length."""
+    return quoted(place) or "it"
 
 
 def _first_that_fits(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
@@ -112,7 +117,7 @@ def _first_that_fits(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
 
 def _checked(check: Check, value: Any, place: str) -> Any:
     if not check.holds(value):
-        raise Misfit(f"{place or 'it'} is not {check.words}")
+        raise Misfit(f"{_at(place)} is not {check.words}")
     return value
 
 
@@ -127,7 +132,7 @@ def _read_fields(kind: Any, value: Mapping[str, Any], place: str) -> Any:
     try:
         return kind(**found)
     except (ValueError, SlimstateError) as error:  # a value that checks itself
-        raise Misfit(f"{place or 'it'} cannot be: {error}") from error
+        raise Misfit(f"{_at(place)} cannot be: {error}") from error
 
 
 @functools.cache

@@ -3,6 +3,10 @@
 The command prints such an error as one line and exits with its code; everything else is a bug and keeps its traceback.
 """
 
+from __future__ import annotations
+
+LONGEST_QUOTE, LONGEST_LINE = 80, 480  # characters
+
 
 class SlimstateError(Exception):
     """The request or its input is at fault, and nothing was written."""
@@ -30,3 +34,22 @@ class TrainingError(SlimstateError):
     """Training went astray: the loss is no number any more. The last good checkpoint is kept."""
 
     code = 3
+
+
+def quoted(value: object, most: int = LONGEST_QUOTE) -> str:
+    """Something that a file or a caller says, as a line may repeat it: in one line, printable, its middle left out."""
+    text = str(value)
+    if len(text) > most:
+        text = f"{text[: most // 2]} … {text[3 - most // 2 :]}"
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def named(path: object) -> str:
+    """A path in the same way; more of it, so that it can be found."""
+    return quoted(path, 2 * LONGEST_QUOTE)
+
+
+def reason_of(error: BaseException) -> str:
+    """What another library has against something, in a line."""
+    lines = str(error).strip().splitlines()
+    return quoted(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 2 * LONGEST_QUOTE)

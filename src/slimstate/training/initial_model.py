@@ -6,6 +6,7 @@ Training it is then what training any model is.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.reader import described_mixers
+from slimstate.checkpoints.reader import read_config as read_model_config
 from slimstate.data.documents import Reading
 from slimstate.families import family_of
 from slimstate.families.contract import Config
@@ -25,8 +27,8 @@ from slimstate.models.prepare import prepare
 from slimstate.models.stock import stock_class, stock_model
 from slimstate.system import hub
 from slimstate.system.atomic import staged
-from slimstate.system.errors import DataError, ModelError, PlanError
-from slimstate.system.json_files import JsonObject, read_json
+from slimstate.system.errors import DataError, ModelError, PlanError, named
+from slimstate.system.json_files import JsonObject
 from slimstate.training.shared_filters import expand, share
 
 END_OF_TEXT = "<|endoftext|>"
@@ -45,10 +47,10 @@ def read_config(name: str) -> JsonObject:
         return dict(json.loads((files("slimstate.models") / CONFIGS / f"{name}.json").read_text(encoding="utf-8")))
     path = Path(name).expanduser()
     if not path.is_file():
-        raise ModelError(f"no config {name}: give a file, a model folder, or one of {', '.join(shipped_configs())}")
-    config = read_json(path)
-    family_of(config)
-    return config
+        raise ModelError(
+            f"no config {named(name)}: give a file, a model folder, or one of {', '.join(shipped_configs())}"
+        )
+    return dict(read_model_config(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,7 @@ class InitialModel:
                 "pad_token_id": words.eos_token_id if words.pad_token_id is None else words.pad_token_id,
             }
             whole = self._sharing({**self.config, "vocab_size": size, **special})
+            _check_memory(whole)
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 model = stock_model(whole, torch.device("cpu"))
@@ -102,6 +105,15 @@ class InitialModel:
             expand(model)
             model.to(DTYPES[dtype]).save_pretrained(place)
             words.save_pretrained(place)
+
+
+def _check_memory(config: Config) -> None:
+    """Refuse a model that the machine could not hold, before it is drawn."""
+    needed = sum(4 * tensor.numel() for tensor in stock_model(config).parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        sizes = f"{needed / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f}"
+        raise ModelError(f"a model of this config takes {sizes}")
 
 
 def _tokenizer(name: str | None, data: str, vocab_size: int) -> Any:

@@ -1,0 +1,388 @@
+"""Models of strangers: what is not a plain model folder is refused in one line, and nothing outside it is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+
+import slimstate
+import tiny
+from command import run
+from cutting import pruned
+from slimstate.checkpoints.model_card import code, fenced, prose
+from slimstate.checkpoints.reader import INDEX, Checkpoint
+from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
+from slimstate.core.plan import PLAN
+from slimstate.models.load import load
+from slimstate.system.errors import LONGEST_LINE, ModelError, PlanError
+
+NAME, GATED = tiny.PLAIN
+
+
+@pytest.fixture
+def model(folders, tmp_path) -> Path:
+    return Path(shutil.copytree(folders[NAME], tmp_path / "model"))
+
+
+def cut(folder: Path, out: Path | None, **options: Any) -> Any:
+    return pruned(folder, out, **{"method": "l1", "key_dim": 8, **options})
+
+
+def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def refused(model: Path, words: str, **options: Any) -> None:
+    """The cut is refused, and nothing but the model is there before and after."""
+    before = {path: path.lstat().st_mtime_ns for path in model.parent.rglob("*")}
+    with pytest.raises(slimstate.SlimstateError, match=words) as found:
+        cut(model, model.parent / "cut", **options)
+    assert len(str(found.value)) <= LONGEST_LINE
+    assert before == {path: path.lstat().st_mtime_ns for path in model.parent.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    "name", ["../victim/other.safetensors", "{root}/victim/other.safetensors", "./{shard}", "", 5, None]
+)
+def test_an_index_names_files_in_its_folder(name, model):
+    victim = model.parent / "victim"
+    victim.mkdir()
+    index = json.loads((model / INDEX).read_text())
+    shard = index["weight_map"]["lm_head.weight"]
+    shutil.copyfile(model / shard, victim / "other.safetensors")
+    given = name.format(root=model.parent, shard=shard) if isinstance(name, str) else name
+    change_json(model / INDEX, lambda data: data["weight_map"].update({"lm_head.weight": given}))
+    refused(model, "not the name of a file in that folder")
+
+
+def test_an_index_says_where_tensors_are(model):
+    shards = sorted(set(json.loads((model / INDEX).read_text())["weight_map"].values()))
+    change_json(model / INDEX, lambda data: data["weight_map"].update({"lm_head.weight": shards[0]}))
+    refused(model, "does not hold lm_head.weight, as the index says")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weight_map": 5}, "no weight_map"),
+        ({"weight_map": {}}, "no weight_map"),
+        ({"metadata": []}, "metadata that are not sizes"),
+        ({"metadata": {"total_parameters": "x"}}, "metadata that are not sizes"),
+    ],
+)
+def test_an_index_of_wrong_types_is_refused(change, words, model):
+    change_json(model / INDEX, lambda data: data.update(change))
+    refused(model, words)
+
+
+def test_two_sets_of_weights_are_refused(model):
+    """transformers takes the single file, slimstate took the index: what ran was not what was cut."""
+    shutil.copyfile(sorted(model.glob("*.safetensors"))[0], model / "model.safetensors")
+    refused(model, "libraries differ in which they load")
+
+
+def entry(begin: int, end: int, **more: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [(end - begin) // 4], "data_offsets": [begin, end], **more}
+
+
+TWO = {"a": entry(0, 8), "b": entry(8, 16)}
+HEADERS: dict[str, tuple[Any, str]] = {
+    "overlap": ({**TWO, "b": entry(4, 16)}, "the bytes of b overlap"),
+    "alias": ({**TWO, "b": entry(0, 8)}, "the bytes of b overlap"),
+    "gap": ({"a": entry(0, 4), "b": entry(8, 16)}, "the bytes of b have a gap"),
+    "metadata": ({**TWO, "__metadata__": []}, "metadata are not texts by name"),
+    "numbers": ({**TWO, "__metadata__": {"a": 1}}, "metadata are not texts by name"),
+    "dtype": ({**TWO, "b": entry(8, 16, dtype="X32")}, "dtype X32, which is none of safetensors"),
+    "shape": ({**TWO, "b": entry(8, 16, shape=[-1])}, "not described by"),
+    "sizes": ({**TWO, "b": entry(8, 16, shape=[3])}, "takes 8 bytes, not those of"),
+    "number": ({**TWO, "b": 5}, "not described by"),
+    "mark": (b"\xef\xbb\xbf" + json.dumps(TWO).encode(), "does not begin with a brace"),
+    "twice": (json.dumps(TWO).encode().replace(b'"b"', b'"a"'), "a stands there twice"),
+    "nested": (b'{"a":' * 3000, "is not JSON|nested"),
+    "long": ({**TWO, "x" * 50_000: 5}, "not described by"),
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_that_the_library_would_refuse_is_refused(kind, tmp_path):
+    header, words = HEADERS[kind]
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    with pytest.raises(ModelError, match=words) as found:
+        TensorFile.open(path)
+    assert len(str(found.value)) <= LONGEST_LINE
+
+
+def test_a_header_that_the_library_takes_is_taken(tmp_path):
+    tensors = {"a": torch.ones(3, 0), "b": torch.ones(2, dtype=torch.float8_e4m3fn), "c": torch.tensor(1)}
+    tensors |= {"d": torch.ones(3, dtype=torch.uint16), "e": torch.ones(2, 2, dtype=torch.bool)}
+    save_file(tensors, tmp_path / "x.safetensors", {"format": "pt"})
+    found = TensorFile.open(tmp_path / "x.safetensors")
+    assert {name: info.shape for name, info in found.tensors.items()} == {n: tuple(t.shape) for n, t in tensors.items()}
+
+
+def test_what_cannot_be_loaded_never_appears(folders, tmp_path, monkeypatch):
+    put = Rewriting.put
+
+    def spoiling(file: Rewriting, *given: Any) -> None:
+        put(file, *given)
+        with file.target.open("r+b") as target:
+            target.write(b"\xff" * 8)
+
+    monkeypatch.setattr(Rewriting, "put", spoiling)
+    with pytest.raises(ModelError, match=r"not a safetensors file"):
+        cut(folders[NAME], tmp_path / "cut")
+    assert list(tmp_path.iterdir()) == []
+
+
+def overwrite(path: Path) -> None:
+    """Other values of the same shapes."""
+    tensors = {name: tensor + 1 for name, tensor in load_file(path).items()}
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, path, metadata)
+
+
+@pytest.mark.parametrize("moment", ["slimstate.pruning.prune.choose_channels", "slimstate.pruning.prune.cut_config"])
+def test_a_model_that_changes_while_it_is_cut_is_refused(moment, model, monkeypatch):
+    import importlib
+
+    module, _, name = moment.rpartition(".")
+    work = getattr(importlib.import_module(module), name)
+
+    def changing(*given: Any, **options: Any) -> Any:
+        result = work(*given, **options)
+        overwrite(sorted(model.glob("*.safetensors"))[-1])
+        return result
+
+    monkeypatch.setattr(moment, changing)
+    with pytest.raises(ModelError, match=r"changed while it was read"):
+        cut(model, model.parent / "cut")
+    assert [path.name for path in model.parent.iterdir()] == ["model"]
+
+
+def test_other_bytes_are_noticed_though_no_time_tells(model, monkeypatch):
+    """On a file system without times: what was copied is compared with what was fingerprinted."""
+    from slimstate.system.input_files import Identity
+
+    monkeypatch.setattr(Identity, "__eq__", lambda *_: True)
+    checkpoint = Checkpoint.open(model)
+    assert checkpoint.fingerprint
+    for path in model.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
+    monkeypatch.setattr(Checkpoint, "open", lambda _: checkpoint)
+    with pytest.raises(ModelError, match=r"changed while it was read: .* is another"):
+        cut(model, model.parent / "cut")
+
+
+def test_a_config_that_changes_while_a_model_is_cut_is_refused(model, monkeypatch):
+    from slimstate.pruning import prune
+
+    def changing(*given: Any) -> Any:
+        change_json(model / "config.json", lambda data: data.update(hidden_act="relu"))
+        return config(*given)
+
+    config = prune.cut_config
+    monkeypatch.setattr(prune, "cut_config", changing)
+    with pytest.raises(ModelError, match=r"config\.json changed"):
+        cut(model, model.parent / "cut")
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "notes/more", "tokenizer.json", "model-00001-of-00005.safetensors"])
+@pytest.mark.parametrize("target", ["/etc/passwd", "/dev/zero", "../secret", "nowhere", ".."])
+def test_links_that_lead_out_are_refused(name, target, model):
+    (model.parent / "secret").write_text("x")
+    (model / name).unlink(missing_ok=True)
+    (model / name).symlink_to(model.parent / "secret" if target == "../secret" else target)
+    refused(model, "leads out of the model folder|lead nowhere|not a regular file")
+
+
+def test_a_folder_behind_a_link_is_refused(model):
+    (model.parent / "secrets").mkdir()
+    (model / "more").symlink_to(model.parent / "secrets")
+    refused(model, "leads out")
+
+
+def test_pipes_are_not_waited_for(model):
+    os.mkfifo(model / "vocab.txt")
+    refused(model, "not a regular file")
+    (model / "vocab.txt").unlink()
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    refused(model, "not a regular file")
+
+
+def test_a_snapshot_of_the_hub_is_cut_and_its_links_become_files(folders, tmp_path):
+    repository = tmp_path / "models--owner--name"
+    snapshot, blobs = repository / "snapshots" / "abc", repository / "blobs"
+    blobs.mkdir(parents=True)
+    for path in folders[NAME].rglob("*"):
+        if path.is_file():
+            blob, link = blobs / str(len(list(blobs.iterdir()))), snapshot / path.relative_to(folders[NAME])
+            shutil.copyfile(path, blob)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+    cut(snapshot, tmp_path / "cut")
+    assert not any(path.is_symlink() for path in (tmp_path / "cut").rglob("*"))
+    other = tmp_path / "models--owner--other" / "blobs" / "x"
+    other.parent.mkdir(parents=True)
+    other.write_text("of another repository")
+    (snapshot / "vocab.txt").symlink_to(other)
+    with pytest.raises(ModelError, match=r"leads out"):
+        Checkpoint.open(snapshot)
+
+
+CODE = {
+    "attn_implementation": "owner/kernel",
+    "_attn_implementation": "owner/kernel@main:f",
+    "_attn_implementation_internal": {"": "owner/kernel"},
+    "experts_implementation": "owner/experts",
+    "configuration_files": ["config.5.0.0.json"],
+    "transformers_weights": "other.safetensors",
+    "kernel_config": {"x": "owner/kernel"},
+    "dtype": "load",
+    "num_hidden_layers": 10**7,
+    "hidden_size": 10**30,
+    "norm_eps": float("inf"),
+    "slimstate": {"key_dim": 8},
+    "num_labels": 10**9,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "nested"),
+    [(name, nested) for name in CODE for nested in (False, True) if (name, nested) != ("slimstate", True)],
+)
+def test_a_config_asks_for_what_a_config_may_ask_for(name, nested, model):
+    value = {"inner": {name: CODE[name]}} if nested else {name: CODE[name]}
+    change_json(model / "config.json", lambda data: data.update(value))
+    started = time.monotonic()
+    refused(model, f"config.json: .*{name}")
+    assert time.monotonic() - started < 5
+
+
+def test_known_implementations_are_taken(model):
+    change_json(
+        model / "config.json", lambda data: data.update(_attn_implementation="sdpa", torch_dtype="torch.float32")
+    )
+    assert Checkpoint.open(model).mixers
+
+
+def test_an_adapter_beside_the_weights_is_refused(model):
+    (model / "adapter_config.json").write_text("{}")
+    refused(model, r"adapter_config\.json, by which other weights are loaded")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 3000 + "1" + "}" * 3000, '{"a": ' + "[" * 500 + "]" * 500 + "}", '{"\\ud800": 1}', "[]"],
+)
+def test_json_that_nobody_writes_is_refused(text, model):
+    (model / "config.json").write_text(text)
+    refused(model, "config.json (is not JSON|is nested|holds text|is not a JSON object)")
+
+
+def test_a_damaged_tokenizer_is_one_line(model, text_file):
+    for name, text in (
+        ("tokenizer.json", '{"model": 5}'),
+        ("tokenizer.json", "[" * 5000),
+        ("tokenizer_config.json", '{"eos_token": [1]}'),
+        ("tokenizer_config.json", '{"fast_tokenizer_files": ["../../tokenizer.5.0.0.json"]}'),
+    ):
+        kept = (model / name).read_bytes()
+        (model / name).write_text(text)
+        refused(
+            model, "no usable tokenizer|not the name of a file", method="drrqr", data=text_file, samples=2, length=64
+        )
+        (model / name).write_bytes(kept)
+
+
+def test_tokens_beyond_the_vocabulary_are_named(model, text_file):
+    change_json(model / "tokenizer.json", lambda data: data["model"]["vocab"].update(e=40_000))
+    refused(model, "gives token 40000, and the model has embeddings of 258", method="drrqr", data=text_file, samples=2,
+            length=64)  # fmt: skip
+
+
+def test_a_large_norm_epsilon_is_said_and_a_larger_one_refused(folders, tmp_path):
+    model = Path(shutil.copytree(folders[GATED], tmp_path / "model"))
+    change_json(model / "config.json", lambda data: data.update(norm_eps=1e-2))
+    refused(model, "all norms share it: above 0.001 that is felt")
+    assert cut(model, None, keep_norm_eps=True).correction.startswith("not corrected")
+    change_json(model / "config.json", lambda data: data.update(norm_eps=2e-4))
+    assert "not exact, because the other norms share an epsilon that is now 0.0006" in cut(model, None).correction
+    change_json(model / "config.json", lambda data: data.update(norm_eps=1e-5))
+    assert cut(model, None).correction.endswith("so that cutting is zeroing")
+
+
+def test_a_model_card_shows_names_as_text(model):
+    source = model.parent / "a```\n# owned\n![x](evil) `b`"
+    model.rename(source)
+    out = source.parent / "<script>[x](y)*"
+    cut(source, out)
+    card = (out / "README.md").read_text()
+    assert "\n# owned" not in card
+    assert "# \\<script\\>\\[x\\](y)\\*: key dim 8" in card
+    assert "base_model" not in card
+    assert 'from_pretrained("<script>[x](y)*")' in card
+
+
+def test_plain_names_are_left_as_they_are():
+    for text in (
+        "models/delta_net-1.3b",
+        "a cut (0.5)",
+        "norm_eps times 2: makes up for it, so that cutting is zeroing",
+    ):
+        assert prose(text) == text
+        assert code(text) == f"`{text}`"
+        assert fenced(text) == f"```\n{text}\n```"
+    assert code("a``b`") == "``` a``b` ```"
+
+
+def test_what_a_plan_claims_is_read_by_type(model):
+    cut(model, model.parent / "first", method="random")
+    plan = model.parent / "first" / PLAN
+    for change in (
+        {"versions": 5},
+        {"layers": {"0": {"keep": [[0]]}}},
+        {"model": "x"},
+        {"calibration": 5},
+        {"parent": [1]},
+        {"model": {"source": "x" * 50_000, "fingerprint": "y" * 50_000}},
+    ):
+        changed = model.parent / "plan.json"
+        changed.write_text(json.dumps({**json.loads(plan.read_text()), **change}))
+        with pytest.raises(PlanError) as found:
+            pruned(model, model.parent / "again", apply=changed)
+        assert len(str(found.value)) <= LONGEST_LINE
+    certified = json.loads(plan.read_text())
+    certified["layers"]["0"]["rho"] = "x"
+    (model.parent / "plan.json").write_text(json.dumps(certified))
+    with pytest.raises(PlanError, match=r"not a slimstate plan"):
+        pruned(model, model.parent / "again", apply=model.parent / "plan.json")
+
+
+def test_the_command_says_one_line_however_long_the_input(model, capsys, monkeypatch):
+    change_json(model / "config.json", lambda data: data.update(model_type="x" * 50_000))
+    code, _, said = run(capsys, monkeypatch, "inspect", model)
+    assert code == 2
+    assert len(said.splitlines()) == 1
+    assert len(said) <= 500
+
+
+def test_what_loads_is_what_was_opened(folders):
+    """The guard of the vocabulary stays out of the way of an ordinary model."""
+    runtime = load(folders[NAME], device="cpu")
+    assert runtime.model(input_ids=tiny.token_ids()).logits.isfinite().all()

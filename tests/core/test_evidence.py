@@ -1,0 +1,122 @@
+"""Evidence is what calibration can give, or it is refused with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slimstate.core.evidence import Evidence, EvidenceFile
+from slimstate.families import FAMILIES
+from slimstate.system.errors import DataError
+
+MIXERS = FAMILIES["delta_net"].mixers({"hidden_size": 12, "num_heads": 2, "num_hidden_layers": 2})
+CALIBRATION = {"data": "text", "samples": 4, "length": 16, "seed": 0, "digest": "sha256:0"}
+
+
+def evidence(seed: int = 0, dead: int | None = None) -> Evidence:
+    drawn = torch.randn(2, 64, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if dead is not None:
+        drawn[:, :, dead] = 0
+    ones = torch.cat([drawn / drawn.norm(dim=-1, keepdim=True), torch.ones(2, 64, 1)], -1)
+    return Evidence(
+        tokens=64,
+        query_gram=drawn.mT @ drawn,
+        key_gram=drawn.mT @ drawn,
+        query_moments=ones.mT @ ones,
+        key_moments=ones.mT @ ones,
+        input_square=torch.ones(12, dtype=torch.float64),
+        query_gradient=torch.ones(2, 6, 12),
+        key_gradient=torch.ones(2, 6, 12),
+    )
+
+
+def whole(path: Path, **changes: Any) -> EvidenceFile:
+    both = {0: evidence(0), 1: replace(evidence(1), **changes)}
+    file = EvidenceFile(model="sha256:m", calibration=CALIBRATION, evidence=both)
+    file.save(path)
+    return EvidenceFile.open(path)
+
+
+def test_evidence_of_a_calibration_fits(tmp_path):
+    whole(tmp_path / "e").check_fits(tmp_path / "e", MIXERS)
+    dead = evidence(dead=3)
+    EvidenceFile(model="m", calibration=CALIBRATION, evidence={0: dead, 1: dead}).check_fits(tmp_path, MIXERS)
+
+
+def test_few_tokens_give_singular_grams_that_fit(tmp_path):
+    few = torch.randn(2, 2, 6, dtype=torch.float64)
+    one = Evidence(tokens=2, query_gram=few.mT @ few, key_gram=1e12 * few.mT @ few)
+    EvidenceFile(model="m", calibration=CALIBRATION, evidence={0: one, 1: one}).check_fits(tmp_path, MIXERS)
+
+
+def spoiled(value: float, at: tuple[int, ...] = (1, 2, 3)) -> torch.Tensor:
+    gram = evidence().key_gram
+    assert gram is not None
+    gram = gram.clone()
+    gram[at] = value
+    return gram
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "nan": ({"key_gram": spoiled(torch.nan)}, "key_gram of layer 1 holds NaN"),
+    "infinity": ({"query_gram": spoiled(torch.inf)}, "query_gram of layer 1 holds NaN"),
+    "zero": ({"key_gram": torch.zeros(2, 6, 6, dtype=torch.float64)}, "is zero, though it sums up 64 tokens"),
+    "random": ({"key_gram": torch.randn(2, 6, 6, dtype=torch.float64)}, "not symmetric"),
+    "negative": ({"key_gram": spoiled(-1.0, (0, 1, 1))}, "not symmetric with a diagonal of sums of squares"),
+    "indefinite": (
+        {"key_gram": torch.eye(6, dtype=torch.float64).flip(0).expand(2, 6, 6) + 1},
+        "positive semi-definite",
+    ),
+    "count": ({"key_moments": evidence().key_moments * 2}, "counts other tokens than the 64"),  # type: ignore[operator]
+    "shape": ({"key_gram": torch.ones(2, 5, 5, dtype=torch.float64)}, r"is \[2, 5, 5\] .* needs \[2, 6, 6\]"),
+    "dtype": ({"key_gram": torch.ones(2, 6, 6)}, "torch.float32, and the model needs"),
+    "squares": ({"input_square": -torch.ones(12, dtype=torch.float64)}, "sum of squares below zero"),
+    "kinds": ({"key_gram": None}, "more of some layers than of others"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_no_calibration_gives_is_refused(kind, tmp_path):
+    changes, words = WRONG[kind]
+    with pytest.raises(DataError, match=words):
+        whole(tmp_path / "e", **changes).check_fits(tmp_path / "e", MIXERS)
+
+
+def test_a_missing_layer_is_named(tmp_path):
+    file = EvidenceFile(model="m", calibration=CALIBRATION, evidence={1: evidence()})
+    with pytest.raises(DataError, match=r"is of layers \[1\], the model has \[0, 1\]"):
+        file.check_fits(tmp_path, MIXERS)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        [],
+        {"model": "m", "tokens": 64},
+        {"model": 5, "tokens": 64, "calibration": CALIBRATION},
+        {"model": "m", "tokens": 65, "calibration": CALIBRATION},
+        {"model": "m", "tokens": "64", "calibration": CALIBRATION},
+        {"model": "m", "tokens": 64, "calibration": {**CALIBRATION, "digest": None}},
+    ],
+)
+def test_a_file_that_does_not_say_what_it_is_of_is_refused(about, tmp_path):
+    whole(tmp_path / "e")
+    save_file(load_file(tmp_path / "e"), tmp_path / "e", {"slimstate_evidence": "1", "about": json.dumps(about)})
+    with pytest.raises(DataError, match=r"evidence file|is not a JSON object"):
+        EvidenceFile.open(tmp_path / "e")
+
+
+@pytest.mark.parametrize("name", ["x.key_gram", "0.other", "0", "-.key_gram"])
+def test_a_tensor_that_is_no_evidence_is_refused(name, tmp_path):
+    whole(tmp_path / "e")
+    about = json.dumps({"model": "m", "tokens": 64, "calibration": CALIBRATION})
+    save_file({name: torch.ones(1)}, tmp_path / "e", {"slimstate_evidence": "1", "about": about})
+    with pytest.raises(DataError, match=r"not a slimstate evidence file"):
+        EvidenceFile.open(tmp_path / "e")

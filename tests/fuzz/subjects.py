@@ -1,0 +1,61 @@
+"""What the fuzzer damages: small models, and all else that slimstate reads. Made once, copied for every case."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import tiny
+from command import quiet
+from places import TESTS
+
+MODELS = ("delta_net-plain", "gated_deltanet-plain", "linear_attn-plain", "qwen3_next-plain", "mamba2-plain")
+CALIBRATION = ("--samples", "2", "--length", "64")
+RECIPE = """title = "fuzz"
+about = "cuts"
+reproduces = ["tab:none"]
+[paper]
+models = ["model", {model = "model", key_dims = [6]}]
+key_dims = [8]
+[small]
+key_dims = [4]
+[[steps]]
+run = "prune {model} --method l1 --key-dim {key_dim} --out {out}/{model:name}-{key_dim}"
+each = {model = "models", key_dim = "key_dims"}
+only = "paper"
+[[steps]]
+run = "inspect model"
+"""
+
+
+def make(root: Path) -> None:
+    """All subjects as folders of `root`."""
+    text = tiny.text(20_000)
+    for name in MODELS:
+        sharded = {"delta_net-plain": "60KB", "qwen3_next-plain": "200KB"}
+        tiny.save(tiny.build(tiny.VARIANTS[name]), root / name, sharded.get(name, "5GB"))
+    data, model = root / "text", root / MODELS[0]
+    data.mkdir()
+    (data / "plain.txt").write_text(text)
+    rows = "".join(json.dumps({"text": line}) + "\n" for line in text.split("\n"))
+    (data / "rows.jsonl").write_text(rows)
+    (data / "plain.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    (data / "rows.jsonl.xz").write_bytes(lzma.compress(rows.encode()))
+    calibrated = ("--data", data / "plain.txt", *CALIBRATION)
+    quiet("prune", model, "--out", root / "cut", "--method", "drrqr", "--key-dim", 8, *calibrated,
+          "--evidence", root / "evidence.safetensors")  # fmt: skip
+    quiet("prune", model, "--out", root / "random", "--method", "random", "--key-dim", 8)
+    for name, model_cut in (("plan.json", "random"), ("calibrated.json", "cut")):
+        shutil.copyfile(root / model_cut / "slimstate_plan.json", root / name)
+    records = root / "records"
+    records.mkdir()
+    for path in sorted((TESTS / "records" / "v0_1").rglob("*.json")):
+        if path.stat().st_size < 300_000:
+            shutil.copyfile(path, records / f"{path.parent.name}-{path.name}")
+    quiet("eval", root / "cut", "--text", data / "plain.txt", "--length", 64, "--max-tokens", 512, "--baseline", model,
+          "--out", records / "evaluation.json")  # fmt: skip
+    shutil.copyfile(root / "plan.json", records / "slimstate_plan.json")
+    (root / "recipe.toml").write_text(RECIPE)

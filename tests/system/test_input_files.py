@@ -1,0 +1,75 @@
+"""Quotes are short, and names stay where they belong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from slimstate.records.folder import read_records
+from slimstate.system.errors import DataError, ModelError, quoted, reason_of
+from slimstate.system.input_files import open_regular, place_inside, read_bytes
+from slimstate.system.json_files import DEEPEST, read_json
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "sub/a", "ä", "a b", "...", "-x"])
+def test_plain_names_are_taken(name, tmp_path):
+    assert place_inside(tmp_path, name, ModelError) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "/a", "../a", "a/../b", "./a", "a/", "a//b", "a\0", "a\nb", "a\\b", None, 5, ["a"], "link/a"],
+)
+def test_names_that_lead_elsewhere_are_refused(name, tmp_path):
+    (tmp_path / "link").symlink_to("/")
+    with pytest.raises(ModelError, match=r"not the name of a file in that folder|leads out"):
+        place_inside(tmp_path, name, ModelError)
+
+
+def test_quotes_are_one_short_line():
+    for value in ("x" * 10**6, "a\nb\x1b[31m", "\ud800", {"a": "y" * 500}):
+        text = quoted(value)
+        assert len(text) <= 80
+        assert text.isprintable()
+    assert quoted("as it is") == "as it is"
+    assert quoted("a" + "-" * 100 + "z")[0] + quoted("a" + "-" * 100 + "z")[-1] == "az"
+    assert reason_of(ValueError("one\ntwo")) == "ValueError: one"
+    assert reason_of(KeyError()) == "KeyError"
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(DataError, match=r"not a regular file"):
+            open_regular(path, DataError)
+    with pytest.raises(DataError, match=r"No such file"):
+        open_regular(tmp_path / "nothing", DataError)
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "file", DataError, 5) == b"12345"
+    with pytest.raises(DataError, match=r"has 5 bytes, and such files have at most 4"):
+        read_bytes(tmp_path / "file", DataError, 4)
+
+
+def test_json_is_read_up_to_a_depth(tmp_path):
+    for depth, fits in ((DEEPEST - 1, True), (DEEPEST + 1, False)):
+        (tmp_path / "x.json").write_text('{"a":' * depth + "1" + "}" * depth)
+        if fits:
+            assert read_json(tmp_path / "x.json")
+        else:
+            with pytest.raises(ModelError, match=r"is nested more than"):
+                read_json(tmp_path / "x.json")
+
+
+def test_a_pipe_among_records_is_skipped(tmp_path):
+    os.mkfifo(tmp_path / "trace.json")
+    (tmp_path / "deep.json").write_text("[" * 5000)
+    (tmp_path / "kind.json").write_text(json.dumps({"kind": ["sweep"]}))
+    found = read_records(tmp_path)
+    assert found.counts() == {}
+    assert [line.partition(" was skipped: ")[2][:30] for line in found.skipped] == [
+        "it is not JSON: RecursionError",
+        "cannot read " + str(tmp_path)[:18],
+    ]
