@@ -84,7 +84,7 @@ class InitialModel:
 
     def write(self, folder: Path, *, data: str, seed: int, dtype: str) -> None:
         """A folder with the tokenizer, and with weights drawn by `seed`."""
-        with staged(folder, force=True) as place:
+        with staged(folder, force=False) as place:
             words = _tokenizer(self.tokenizer, data, int(self.config.get("vocab_size") or 8192))
             size = int(self.config.get("vocab_size") or len(words))
             if len(words) > size:

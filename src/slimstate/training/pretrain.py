@@ -63,12 +63,10 @@ def train(
     )
     session.check([start] if isinstance(start, Checkpoint) else [], [session.out])
     begun_with = {"model": start.fingerprint if isinstance(start, Checkpoint) else start.config, **given}
-    tokens = session.prepare(lambda: _student(session, start, reporter), begun_with, reporter)
-    student = start if isinstance(start, Checkpoint) else Checkpoint.open(session.folder / INITIAL)
-    reporter.say(f"{config}: {student.parameters:,} parameters")
-    record = session.train(Job(student=student, out=session.out, source=session.model), tokens, reporter=reporter)
-    session.finish()
-    return record
+    with session.prepared(lambda: _student(session, start, reporter), begun_with, reporter) as tokens:
+        student = start if isinstance(start, Checkpoint) else Checkpoint.open(session.folder / INITIAL)
+        reporter.say(f"{config}: {student.parameters:,} parameters")
+        return session.train(Job(student=student, out=session.out, source=session.model), tokens, reporter=reporter)
 
 
 def _start(name: str, tokenizer: str | None, shared_filters: str | None) -> Checkpoint | InitialModel:
