@@ -16,6 +16,7 @@ from typing import IO
 
 from slimstate.system import hub
 from slimstate.system.errors import DataError
+from slimstate.system.paths import expanded
 
 BLOCK = 2**18  # characters of plain text that are read at once
 FORMATS = (".txt", ".jsonl", ".parquet")
@@ -32,7 +33,7 @@ class Source:
 
 def sources(name: str) -> Iterator[Source]:
     """The file, the files of the folder in order, or the dataset of the hub."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _format(file) is not None)
         if not files:

@@ -44,7 +44,7 @@ def staged_files(folder: Path) -> Iterator[Path]:
         if new:
             publish(staging, folder, force=False)
         else:
-            _move({path: folder / path.name for path in sorted(staging.iterdir())})
+            _move({path: folder / path.name for path in sorted(staging.iterdir(), key=_records_first)})
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def writing(out: Path) -> Iterator[None]:
         raise
     except Exception as error:
         if no_room(error):
-            raise OutputError(f"no space left for {out}; nothing was written") from error
+            raise OutputError(f"no space left for {out}; nothing of it was written") from error
         if isinstance(error, OSError):
             raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
         raise
@@ -119,6 +119,11 @@ def publish(staging: Path, out: Path, force: bool) -> None:
         STOP.written(out)
 
 
+def _records_first(path: Path) -> tuple[bool, str]:
+    """By which it is known whose the others are."""
+    return path.suffix != ".json", path.name
+
+
 def _move(files: dict[Path, Path]) -> None:
     """Every file to its place; what is there is replaced."""
     for target in files.values():
@@ -156,7 +161,7 @@ def flush_to_disk(path: Path) -> None:
 def check_kind(path: Path, *, folder: bool) -> None:
     """Refuse what is no plain file or folder: it would be replaced, or written into without end."""
     try:
-        mode = path.lstat().st_mode
+        mode = Path(os.path.abspath(path)).lstat().st_mode  # what lies at x/.. is a folder, whether x is there or not
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
@@ -173,7 +178,9 @@ def check_kind(path: Path, *, folder: bool) -> None:
 def check_place(path: Path, *, folder: bool) -> None:
     """Refuse a place where nothing can be written, before the work that would be lost; nothing is made there yet."""
     check_kind(path, folder=folder)
-    with writing(path):  # a name that is too long, a folder that may not be looked into
+    with writing(path), suppress(FileNotFoundError, NotADirectoryError):
+        leftovers.partial_of(path).lstat()  # its name must not be too long either
+    with writing(path):  # a folder that may not be looked into
         above = next(place for place in (path, *path.absolute().parents) if place.exists())
     if above != path and not above.is_dir():
         raise OutputError(f"cannot write {path}: {above} is a file")

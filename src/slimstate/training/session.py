@@ -128,9 +128,9 @@ class Session(Generic[R]):
         self.trainer.check(self.options, self.run)
         check_place(self.folder, folder=True)
         for out in outs:
-            check_free(out, self.trainer.force)
             for source in sources:
                 check_output(source, out, self.trainer.force)
+            check_free(out, self.trainer.force)
 
     @contextmanager
     def prepared(
