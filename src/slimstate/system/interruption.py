@@ -38,7 +38,8 @@ class Interruption:
         self._written: list[Path] = []
         self._keepers: list[Callable[[], str | None]] = []
         self._restore: Callable[[], None] | None = None
-        os.register_at_fork(after_in_child=self._leave_to_parent)
+        # a signal to a child that comes before it has left ours would be taken for one to us
+        os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=self._leave_to_parent)
 
     @contextmanager
     def unfinished(self, path: Path) -> Iterator[None]:
@@ -165,6 +166,15 @@ class Interruption:
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         for entries in (self._unfinished, self._made, self._keepers, self._written):
             entries.clear()  # type: ignore[attr-defined]
+        _let_through()
+
+
+def _hold_back() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _left_to_the_thread(number: int, frame: FrameType | None) -> None:

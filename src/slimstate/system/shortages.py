@@ -9,7 +9,8 @@ from collections.abc import Iterator
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_A_FULL_DISK = tuple(text for number in NO_ROOM for text in (os.strerror(number), f"(os error {number})"))
 OF_A_FULL_MEMORY = (
-    "can't allocate memory",  # torch, of the CPU
+    "can't allocate memory",  # torch, of the CPU, and so the next
+    "not enough memory",
     "cannot allocate memory",
     "failed to map segment",  # the loader of libraries
     "CUDA out of memory",

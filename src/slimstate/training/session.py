@@ -21,7 +21,7 @@ from torch import Tensor
 from slimstate.checkpoints.ownership import check_free
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
-from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_output, write_checkpoint
+from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, write_checkpoint
 from slimstate.data.corpus import Schedule
 from slimstate.evaluation.perplexity import mean_nats, perplexity_of
 from slimstate.families import loader_of
@@ -129,7 +129,7 @@ class Session(Generic[R]):
         check_place(self.folder, folder=True)
         for out in outs:
             for source in sources:
-                check_output(source, out, self.trainer.force)
+                check_apart(source, out)
             check_free(out, self.trainer.force)
 
     @contextmanager
