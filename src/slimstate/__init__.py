@@ -4,6 +4,13 @@ The verbs of the command are functions here: `inspect`, `prune`, `reconstruct`, 
 `analyze`, `sweep`, `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
 """
 
+import sys
+
+from slimstate.system.interruption import STOP
+
+if sys.argv and sys.argv[0].rpartition("/")[2] in ("-m", "slimstate"):
+    STOP.listen()  # the command is starting: the imports below take seconds, in which it can be stopped too
+
 from slimstate.benchmark import (
     BenchOptions,
     MixerShape,

@@ -121,10 +121,49 @@ def full_disk(*_) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp_path, monkeypatch):
-    out = tmp_path / "cut"
-    out.mkdir()
+def cut_before(folders, out: Path) -> Path:
+    """A folder that slimstate wrote, with something in it that a new one does not have."""
+    cut(folders[NAME], out, key_dim=12)
     (out / "precious").write_text("x")
+    return out
+
+
+def test_force_replaces_only_a_folder_that_slimstate_wrote(folders, tmp_path):
+    """A model of others is none, nor is a folder that merely looks like ours by a name or by its config."""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    shutil.copytree(folders[NAME], tmp_path / "model")
+    shutil.copytree(folders[NAME], tmp_path / "planned")
+    (tmp_path / "planned" / PLAN).write_text("{}")
+    cut(folders[NAME], tmp_path / "tuned", key_dim=12)
+    (tmp_path / "tuned" / PLAN).unlink()  # as `save_pretrained` of a cut model leaves it out
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in ("thesis", "model", "planned", "tuned"):
+        with pytest.raises(OutputError, match=rf"{name} is no model folder that slimstate wrote, and is not replaced"):
+            cut(folders[NAME], tmp_path / name, force=True)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    (tmp_path / "empty").mkdir()
+    cut(folders[NAME], tmp_path / "empty", force=True)
+    cut(folders[NAME], tmp_path / "empty", key_dim=12, force=True)
+    assert Checkpoint.open(tmp_path / "empty").mixers[0].axis.width == 12
+
+
+def test_what_others_put_there_meanwhile_is_not_replaced(folders, tmp_path, monkeypatch):
+    put = Rewriting.put
+
+    def moved_in(*arguments):
+        (tmp_path / "cut").mkdir(exist_ok=True)
+        (tmp_path / "cut" / "precious").write_text("x")
+        return put(*arguments)
+
+    monkeypatch.setattr(Rewriting, "put", moved_in)
+    with pytest.raises(OutputError, match="is no model folder that slimstate wrote"):
+        cut(folders[NAME], tmp_path / "cut", force=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["cut", "precious"]
+
+
+def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(folders, tmp_path, monkeypatch):
+    out = cut_before(folders, tmp_path / "cut")
     with pytest.raises(OutputError, match="exists already"):
         cut(folders[NAME], out)
     with monkeypatch.context() as patched:
@@ -202,8 +241,7 @@ def test_what_a_killed_run_left_behind_is_cleared_or_comes_back(folders, tmp_pat
     for name in names:
         (tmp_path / name).mkdir()
     aside = tmp_path / f"{names[1]}-old"  # killed between the two steps that replace a folder
-    aside.mkdir()
-    (aside / "precious").write_text("x")
+    cut_before(folders, tmp_path / "earlier").rename(aside)
     with pytest.raises(OutputError, match="exists already"):  # the old one is back
         cut(folders[NAME], out)
     assert [path.name for path in tmp_path.iterdir()] == ["cut"]
@@ -213,9 +251,7 @@ def test_what_a_killed_run_left_behind_is_cleared_or_comes_back(folders, tmp_pat
 
 
 def test_a_failed_exchange_gives_the_old_folder_back(folders, tmp_path, monkeypatch):
-    out, rename = tmp_path / "cut", Path.rename
-    out.mkdir()
-    (out / "precious").write_text("x")
+    out, rename = cut_before(folders, tmp_path / "cut"), Path.rename
 
     def interrupted(path, target):
         if ".partial-" in path.name and not path.name.endswith("-old"):

@@ -16,11 +16,12 @@ from command import run
 from places import ROOT
 from slimstate.cli import app
 from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
+from slimstate.cli.running import check_words
 from slimstate.families import family_of
 from slimstate.models.devices import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.records.recipe import RecipeRecord
-from slimstate.system.errors import DataError, PlanError, SlimstateError
+from slimstate.system.errors import DataError, OutputError, PlanError, SlimstateError
 from slimstate.training.initial_model import read_config
 from slimstate.training.options import RecoverOptions, TrainerOptions
 from tiny_shapes import SHAPES, SIZES
@@ -39,7 +40,8 @@ BOTH = {"tab:unified_summary_50", "tab:zs-dn-370M", "tab:zs-dn-13B", "tab:zs-gdn
 DELTA_NETS = ("delta_net-370m", "delta_net-1.3B-100B")
 GATED = ("gated_deltanet-370m", "1.3B-100B-GatedDeltaNet-pure")
 KEY_DIMS = {name: {89, 76, 64, 32} if name in DELTA_NETS else {179, 153, 128, 64} for name in (*DELTA_NETS, *GATED)}
-VERBS = dict(typer.main.get_command(app).commands.items())
+COMMAND = typer.main.get_command(app)
+VERBS = dict(COMMAND.commands.items())
 
 
 def paper_commands(name: str) -> list[list[str]]:
@@ -345,7 +347,7 @@ def test_a_stopped_recipe_goes_on_where_it_was(recipe, tmp_path):
     with pytest.raises(SlimstateError):
         run_recipe(Recipe.read(recipe), execute, out=out)
     assert [words[0] for words in seen] == ["prune", "prune", "eval"]
-    assert seen[0][-1] == "--force"
+    assert not any("--force" in words for words in seen)
     seen.clear()
     record = run_recipe(Recipe.read(recipe), execute, out=out)
     assert [words[0] for words in seen] == ["eval", "report"]
@@ -362,6 +364,36 @@ def test_a_stopped_recipe_goes_on_where_it_was(recipe, tmp_path):
     seen.clear()
     run_recipe(Recipe.read(recipe), execute, out=out, changes={"methods": "l1,grad"})
     assert [words[3] for words in seen if words[0] == "prune"] == ["l1", "grad"]  # --methods is in both commands
+    assert ["--force" in words for words in seen if words[0] == "prune"] == [True, False]
+
+
+@pytest.mark.parametrize("verb", ["prune", "train", "eval"])
+def test_a_recipe_replaces_only_what_it_wrote_itself(verb, recipe, tmp_path):
+    """Stopped in a step, which it then does again; what others have put there is left alone, `--force` or not."""
+    out, seen = tmp_path / "out", []
+    place = out / "result"
+    recipe.write_text(RECIPE.replace('run = "eval {model}"', f'run = "{verb} {{model}} --force --out {{out}}/result"'))
+
+    def execute(words):
+        seen.append(words)
+        if words[0] == verb and words[-1] != "--again" and str(place) in words:
+            place.mkdir(parents=True) if verb != "eval" else place.write_text("mine")
+            raise SlimstateError("stopped after it had written")
+
+    with pytest.raises(SlimstateError, match="stopped after"):
+        run_recipe(Recipe.read(recipe), execute, out=out)
+    for kind in ("folder", "file"):
+        other = tmp_path / kind
+        other.mkdir()
+        (other / "result").mkdir() if kind == "folder" and verb != "eval" else (other / "result").write_text("theirs")
+        with pytest.raises(OutputError, match="result is there, and this recipe did not write it"):
+            run_recipe(Recipe.read(recipe), seen.append, out=other)
+    seen.clear()
+    run_recipe(Recipe.read(recipe), seen.append, out=out)
+    again = next(words for words in seen if str(place) in words)
+    assert again[again.index(str(place)) + 1 :] == {"prune": ["--force"], "train": ["--force", "--resume"]}.get(
+        verb, []
+    )
 
 
 def test_a_recipe_goes_on_from_a_file_of_0_1(recipe, tmp_path):
@@ -389,12 +421,35 @@ def test_a_recipe_goes_on_from_a_file_of_0_1(recipe, tmp_path):
         ("[small]", "[tiny]", "tiny is no part of a recipe"),
         ('run = "report {out}"', 'runs = "report"', "TypeError"),
         ('title = "A toy"', "title = ", "is not a recipe"),
+        ("report {out}", "report {out.x}", "KeyError 'out.x'"),
+        ("report {out}", "report {out.__class__.__init__}", "KeyError"),
+        ("report {out}", "report {out[x]}", "KeyError"),
+        ("report {out}", "report {}", "KeyError '0'"),
+        ("report {out}", "report {out:>99999999999}", "after a colon there is only `name`"),
+        ("report {out}", "report {out!z}", "ValueError"),
+        ("report {out}", "report {*out}", "out is no list of values"),
+        ("report {out}", "report '", "No closing quotation"),
+        ("report {out}", "", "`run` is a command, and not empty"),
+        ("report {out}", "  ", "`run` is a command, and not empty"),
+        ("report {out}", "''", "there is no command"),
+        ("report {out}", "# report", "there is no command #"),
+        ("report {out}", "reprot {out}", "there is no command reprot"),
+        ("report {out}", "report", "Missing argument"),
+        ("report {out}", "bench", "there is no command"),
+        ("report {out}", "report --help", "it only shows help"),
+        ("report {out}", "report {out} --quick", "No such option"),
+        ("report {out}", "run recipes/toy.toml", "a step is one of the other commands"),
+        ('"report {out}"', "5", "`run` is a command"),
+        ('each = {method = "methods"}', "each = 5", "`each` is a table of names of lists, not 5"),
+        ('each = {method = "methods"}', "each = {method = 5}", "`each` is a table of names of lists"),
+        ('model = "{root}/a model"', 'model = "{rot}/a model"', "its values: KeyError 'rot'"),
+        ('model = "{root}/a model"', 'model = "a\\u0000b"', "a word holds the character 0"),
     ],
 )
 def test_a_recipe_that_is_none_is_named(before, after, complaint, recipe):
     recipe.write_text(RECIPE.replace(before, after, 1))
-    with pytest.raises(DataError, match=complaint):
-        Recipe.read(recipe).commands("paper", Path("o"))
+    with pytest.raises((DataError, PlanError), match=complaint):
+        check_words(COMMAND, Recipe.read(recipe).commands("paper", Path("o"))[-1])  # the others are of no verb
 
 
 def test_bad_requests_are_refused(recipe, tmp_path, capsys, monkeypatch):

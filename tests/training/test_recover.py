@@ -648,7 +648,7 @@ def test_a_result_that_could_not_be_written_is_written_later_without_training(
 
 
 def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(recover, made, tmp_path):
-    (tmp_path / "out").mkdir()
+    shutil.copytree(made[NAME], tmp_path / "out")
     (tmp_path / "out" / "precious").write_text("x")
     with pytest.raises(OutputError, match="exists already"):
         recover(NAME, tmp_path / "out")

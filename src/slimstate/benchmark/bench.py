@@ -16,8 +16,9 @@ from slimstate.models.devices import RunOptions
 from slimstate.models.prepare import describe_kernels, prepare_fla
 from slimstate.records.base import command, versions
 from slimstate.records.benchmark import BenchRecord, TimedRow, WidthRow
+from slimstate.records.ownership import check_drawn, check_record
 from slimstate.records.schema import written
-from slimstate.system.atomic import check_place, write_text
+from slimstate.system.atomic import check_place, staged_files, write_text
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
@@ -69,6 +70,8 @@ class Bench:
             import slimstate.report.plots  # noqa: F401  refuses now, not after the work, where matplotlib is missing
 
             check_place(folder, folder=True)
+            check_record(folder / f"bench-{verb}.json")
+            check_drawn(folder, [f"bench-{verb}.*"], beside=f"bench-{verb}.json")
         prepare_fla()
         device, dtype = run.place, run.precision
         kernels = describe_kernels(device, dtype, library)
@@ -106,7 +109,8 @@ class Bench:
             **facts,
         )
         if self.out is not None:
-            _write(record, self.out / f"bench-{self.verb}")
+            with staged_files(self.out) as place:
+                _write(record, place / f"bench-{self.verb}")
         return record
 
 

@@ -27,6 +27,7 @@ from slimstate.system import hub
 from slimstate.system.errors import ModelError, SlimstateError, named, quoted, reason_of
 from slimstate.system.input_files import files_inside, place_inside
 from slimstate.system.json_files import JsonObject, read_json
+from slimstate.system.paths import expanded
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -185,7 +186,7 @@ def _roots(mixer: Mixer) -> tuple[str, str]:
 
 def locate(source: str | Path) -> Path:
     """The folder of a model: as it stands, or downloaded from the hub."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.is_dir():
         if not (path / "config.json").exists():
             raise ModelError(f"{named(path)} is not a model folder: it has no config.json")
@@ -220,7 +221,7 @@ def download(repository: str) -> Path:
 
 def open_headers(source: str) -> Checkpoint:
     """A model by its config and headers alone: of a hub repository nothing else is downloaded."""
-    if Path(source).expanduser().exists() or not _looks_like_hub_id(source) or not hub.reachable():
+    if expanded(source).exists() or not _looks_like_hub_id(source) or not hub.reachable():
         return Checkpoint.open(source)
     from huggingface_hub import HfApi, hf_hub_download
 

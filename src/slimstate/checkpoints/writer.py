@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from slimstate.checkpoints.ownership import check_free
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
 from slimstate.records.reconstruction import RECONSTRUCTION
@@ -82,6 +83,7 @@ class CheckpointWriter:
                 shutil.copytree(other, folder / name, dirs_exist_ok=True)
             # last, because nothing loads a folder without it
             _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+            check_output(checkpoint, self._out, self._force)  # others may have put something there meanwhile
             atomic.publish(folder, self._out, self._force)
         return self._left_out
 
@@ -145,16 +147,16 @@ def write_checkpoint(
 
 def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
     """Refuse an output folder that is taken, or that would swallow the model it is made from."""
+    check_apart(checkpoint, out)
+    check_free(out, force)
+
+
+def check_apart(checkpoint: Checkpoint, out: Path) -> None:
+    """Refuse an output folder that would swallow a model, or lie in it."""
     with atomic.writing(out):  # a name that is too long, a folder that may not be looked into
         model, target = checkpoint.folder.resolve(), out.resolve()
         if target == model or model in target.parents or target in model.parents:
             raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
-        if out.is_symlink():
-            raise OutputError(f"{out} is a link; name the folder itself")
-        if out.exists() and not out.is_dir():
-            raise OutputError(f"{out} is a file")
-        if out.exists() and not force:
-            raise OutputError(f"{out} exists already; choose another place or use `force`")
 
 
 def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:

@@ -6,7 +6,8 @@ Results go to standard output; everything else goes to standard error. Bad input
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
@@ -16,13 +17,15 @@ from slimstate.cli.flags import as_flags, flags_of
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.reconstructing import reconstruct
 from slimstate.cli.running import run
+from slimstate.cli.streams import readable, secure
+from slimstate.cli.terminal import USAGE_ERROR
 from slimstate.cli.training import recover, train
+from slimstate.system import distributed, shortages
 from slimstate.system.errors import LONGEST_LINE, SlimstateError, quoted
+from slimstate.system.interruption import STOP
 from slimstate.system.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-# typer carries its own copy of click in some versions, so the class is taken from where typer raises it
-USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app.command()(inspect)
 app.command()(prune)
@@ -46,27 +49,41 @@ def about(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 
 def main() -> None:
+    secure()
+    STOP.translate, STOP.speaks = _in_flags, distributed.is_main
+    with STOP.listening():
+        code = _outcome()
+    sys.exit(code)
+
+
+def _outcome() -> int:
+    """Do what the command line asks for; returns the exit code."""
     try:
+        readable(sys.argv)
         code = app(standalone_mode=False)
+        sys.stdout.flush()
+        return code or 0
     except SlimstateError as error:
-        code = _complain(as_flags(str(error), flags_of(typer.main.get_command(app))), error.code)
+        return _complain(_in_flags(str(error)), error.code)
     except USAGE_ERROR as error:
         message = error.format_message()
         if message.startswith("Usage:"):  # nothing was asked for: the help, as it is
             print(message, file=sys.stderr)
-            code = 2
-        else:
-            code = _complain(message)
+            return 2
+        return _complain(message)
     except (typer.Abort, KeyboardInterrupt):
-        print(
-            "slimstate: stopped; nothing is half-written, a sweep goes on with the same command, recover and train with"
-            " --resume",
-            file=sys.stderr,
-        )
-        code = 130
-    sys.exit(code)
+        return _complain("stopped; nothing is half-written, and the same command starts again", 130)
+    except Exception as error:
+        if (line := shortages.in_words(error)) is None:
+            raise
+        return _complain(line)
+
+
+def _in_flags(message: str) -> str:
+    return as_flags(message, flags_of(typer.main.get_command(app)))
 
 
 def _complain(message: str, code: int = 2) -> int:
-    print(f"slimstate: {quoted(message, LONGEST_LINE)}", file=sys.stderr)
+    with suppress(OSError):  # nobody can be told
+        print(f"slimstate: {quoted(message, LONGEST_LINE)}", file=sys.stderr, flush=True)
     return code

@@ -25,9 +25,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -35,8 +36,10 @@ from typing import Any
 from slimstate.records.base import versions
 from slimstate.records.recipe import RecipeRecord, StepDone
 from slimstate.system import distributed
-from slimstate.system.atomic import check_place
-from slimstate.system.errors import DataError, PlanError
+from slimstate.system.atomic import check_place, made, writing
+from slimstate.system.errors import DataError, OutputError, PlanError
+from slimstate.system.interruption import STOP
+from slimstate.system.locks import held
 from slimstate.system.progress import SILENT, Reporter
 
 if sys.version_info >= (3, 11):
@@ -46,7 +49,9 @@ else:
 
 SCALES = ("paper", "small")
 PROGRESS = "recipe.json"
-AGAIN = {"prune": ("--force",), "recover": ("--force", "--resume"), "train": ("--force", "--resume")}  # after a stop
+MOST_COMMANDS = 10_000
+RESUMED = ("recover", "train")  # verbs that go on where they were stopped
+REPLACING = ("prune", *RESUMED)  # verbs that write a folder which must not be there
 Execute = Callable[[list[str]], object]
 
 
@@ -59,6 +64,10 @@ class Step:
     only: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.run, str) or not self.run.strip():
+            raise ValueError("`run` is a command, and not empty")
+        if not isinstance(self.each, Mapping) or not all(isinstance(name, str) for name in self.each.values()):
+            raise ValueError(f"`each` is a table of names of lists, not {self.each!r}")
         if self.only not in (None, *SCALES):
             raise ValueError(f"`only` is one of {', '.join(SCALES)}")
 
@@ -85,24 +94,26 @@ class Recipe:
             steps = tuple(Step(**entry) for entry in data["steps"])
             values = {scale: dict(data[scale]) for scale in SCALES}
             labels = tuple(map(str, data.get("reproduces", ())))
-            return cls(
-                path=path, title=data["title"], about=data["about"].strip(), values=values, steps=steps,
-                reproduces=labels,
-            )  # fmt: skip
+            title, about = str(data["title"]), str(data["about"]).strip()
+            return cls(path=path, title=title, about=about, values=values, steps=steps, reproduces=labels)
         except OSError as error:
             raise DataError(f"cannot read recipe {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is not a recipe: {type(error).__name__} {error}") from error
 
     def commands(self, scale: str, out: Path, changes: Mapping[str, str] | None = None) -> list[list[str]]:
         """Every command in its order, as words; `changes` replace values of the recipe."""
         known = self._values(scale, out, changes or {})
-        return [
+        made = (
             self._words(step, names)
             for step in self.steps
             if step.only in (None, scale)
             for names in self._combinations(known, list(step.each.items()))
-        ]
+        )
+        commands = list(islice(made, MOST_COMMANDS + 1))
+        if len(commands) > MOST_COMMANDS:
+            raise DataError(f"{self.path} has more than {MOST_COMMANDS:,} commands")
+        return commands
 
     def _combinations(self, known: Mapping[str, Any], each: Sequence[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
         """All names with their values, once for every member of the lists."""
@@ -124,19 +135,33 @@ class Recipe:
             values[name] = _members(values[name], text) if isinstance(values[name], list) else text
         root = self.path.absolute().parent.parent
         places = {"out": out, "root": root, "built": root / "build" / "recipes"}
-        return {**{name: _filled(value, places) for name, value in values.items()}, **places}
+        with self._named("its values"):
+            return {**{name: _filled(value, places) for name, value in values.items()}, **places}
 
     def _words(self, step: Step, known: Mapping[str, Any]) -> list[str]:
-        try:
-            words: list[str] = []
+        words: list[str] = []
+        with self._named(f"step {step.run!r}"):
             for word in shlex.split(step.run):
                 if word.startswith("{*") and word.endswith("}"):
-                    words += map(str, known[word[2:-1]])
+                    listed = known[word[2:-1]]
+                    if not isinstance(listed, list):
+                        raise ValueError(f"{word[2:-1]} is no list of values")
+                    words += map(str, listed)
                 else:
                     words.append(_filled(word, known))
-            return words
-        except (KeyError, ValueError, IndexError) as error:
-            raise DataError(f"{self.path}: step {step.run!r}: {type(error).__name__} {error}") from error
+            if not words or words[0] == "run":
+                raise ValueError("a step is one of the other commands")
+            if any("\0" in word for word in words):
+                raise ValueError("a word holds the character 0")
+        return words
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """What is wrong with a part of the recipe, in one line."""
+        try:
+            yield
+        except (KeyError, ValueError, IndexError, RecursionError) as error:
+            raise DataError(f"{self.path}: {what}: {type(error).__name__} {error}") from error
 
 
 def _members(listed: Sequence[Any], text: str) -> list[Any]:
@@ -150,11 +175,17 @@ def _members(listed: Sequence[Any], text: str) -> list[Any]:
 class _Names(Formatter):
     """Values by name; lists with commas between their members; with `:name`, the last part of a path."""
 
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        if field_name not in kwargs:  # nor what a value has inside
+            raise KeyError(field_name)
+        return kwargs[field_name], field_name
+
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == "name":
             return Path(str(value)).name
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        return text if not format_spec else super().format_field(value, format_spec)
+        if format_spec:
+            raise ValueError(f"after a colon there is only `name`, not {format_spec}")
+        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _filled(value: Any, known: Mapping[str, Any]) -> Any:
@@ -174,44 +205,94 @@ def run_recipe(
     recipe: Recipe,
     execute: Execute,
     *,
+    accept: Execute = lambda words: None,
     scale: str = "paper",
     out: Path | None = None,
     changes: Mapping[str, str] | None = None,
     reporter: Reporter = SILENT,
 ) -> RecipeRecord:
-    """Run the steps that are not done yet; returns what was done, which `out` also remembers."""
+    """Run the steps that are not done yet; returns what was done, which `out` also remembers.
+
+    What a step wrote is replaced only where this recipe wrote it: it remembers that before a step begins.
+    """
     folder = results_of(recipe.path) if out is None else out
     check_place(folder, folder=True)
     commands = recipe.commands(scale, folder, changes)
-    record = RecipeRecord(
-        recipe=str(recipe.path), title=recipe.title, scale=scale, versions=versions(), out=str(folder),
-        steps=distributed.from_main(lambda: _done(folder / PROGRESS, list(map(shlex.join, commands)))),
-    )  # fmt: skip
-    ran = False  # a report is made again after whatever it reports on
-    for number, words in enumerate(commands, start=1):
-        place, command = f"step {number} of {len(commands)}", shlex.join(words)
-        if record.has(command) and _still_there(words) and ("--out" in words or not ran):
-            reporter.say(f"{place}, done before: slimstate {command}")
-            continue
-        reporter.say(f"{place}: slimstate {command}")
-        started = time.perf_counter()
-        execute([*words, *AGAIN.get(words[0], ())])
-        ran = True
-        record = record.after(StepDone(command=command, seconds=time.perf_counter() - started))
-        distributed.from_main(partial(record.write, folder / PROGRESS))
-    return record
+    for words in commands:
+        accept(words)
+    with ExitStack() as stack:
+        distributed.from_main(lambda: stack.enter_context(_opened(folder)))
+        record = RecipeRecord(
+            recipe=str(recipe.path), title=recipe.title, scale=scale, versions=versions(), out=str(folder),
+            **distributed.from_main(lambda: _earlier(folder / PROGRESS, list(map(shlex.join, commands)))),
+        )  # fmt: skip
+        stack.enter_context(STOP.keeping(lambda: _kept(folder, len(commands))))
+        ran = False  # a report is made again after whatever it reports on
+        for number, words in enumerate(commands, start=1):
+            place, command = f"step {number} of {len(commands)}", shlex.join(words)
+            if record.has(command) and _still_there(words) and (_places(words) or not ran):
+                reporter.say(f"{place}, done before: slimstate {command}")
+                continue
+            reporter.say(f"{place}: slimstate {command}")
+            more = _more_words(words, record.made)
+            record = replace(record, made=tuple(dict.fromkeys([*record.made, *map(str, _places(words))])))
+            distributed.from_main(partial(record.write, folder / PROGRESS))
+            started = time.perf_counter()
+            execute([*words, *more])
+            ran = True
+            record = record.after(StepDone(command=command, seconds=time.perf_counter() - started))
+            distributed.from_main(partial(record.write, folder / PROGRESS))
+        return record
 
 
-def _done(path: Path, commands: Sequence[str]) -> tuple[StepDone, ...]:
-    """Those of the commands that an earlier run finished."""
+@contextmanager
+def _opened(folder: Path) -> Iterator[None]:
+    """The folder of the results, for this process alone; empty it does not stay."""
+    with ExitStack() as stack:
+        with writing(folder):
+            stack.enter_context(made(folder.absolute()))
+            stack.enter_context(held(folder))
+        yield
+
+
+def _kept(folder: Path, steps: int) -> str | None:
+    if not (folder / PROGRESS).exists():
+        return None
+    done = len(RecipeRecord.read(folder / PROGRESS).steps)
+    return f"{done} of {steps} steps are done, in {folder}; the same command goes on"
+
+
+def _more_words(words: Sequence[str], made: Sequence[str]) -> list[str]:
+    """What a step is told besides its words: to replace what this recipe wrote, and to go on after a stop."""
+    force = False
+    for place in _places(words):
+        if place.is_file() or (words[0] in REPLACING and place.exists()):
+            if str(place) not in made:
+                raise OutputError(
+                    f"{place} is there, and this recipe did not write it: move it, or choose another `out`"
+                )
+            force = words[0] in REPLACING
+    return [*["--force"] * force, *["--resume"] * (words[0] in RESUMED)]
+
+
+def _earlier(path: Path, commands: Sequence[str]) -> dict[str, Any]:
+    """Those of the commands that an earlier run finished, and what it has written; files of 0.1 list only commands."""
     if not path.exists():
-        return ()
+        return {}
     try:
-        return RecipeRecord.read(path).keeping(commands)
-    except DataError as error:
+        found = RecipeRecord.read(path)
+        written = [place for step in found.steps for place in _places(shlex.split(step.command))]
+    except (DataError, ValueError) as error:
         raise DataError(f"{path} does not say what was done: {error}; remove it to start anew") from error
+    return {"steps": found.keeping(commands), "made": (*found.made, *map(str, written))}
 
 
 def _still_there(words: Sequence[str]) -> bool:
     """Whether what a finished step wrote is where it wrote it."""
-    return all(Path(place).exists() for option, place in pairwise(words) if option == "--out")
+    return all(place.exists() for place in _places(words))
+
+
+def _places(words: Sequence[str]) -> list[Path]:
+    """Where a step writes."""
+    spelt = [tuple(word.split("=", 1)) for word in words if word.startswith("--out=")]
+    return [Path(place) for option, place in (*pairwise(words), *spelt) if option == "--out"]

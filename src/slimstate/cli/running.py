@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from slimstate.cli.terminal import Json, TerminalReporter, print_json, printer
+from slimstate.cli.terminal import USAGE_ERROR, Json, TerminalReporter, print_json, printer
 from slimstate.system.errors import PlanError
 
 
@@ -23,8 +25,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Reproduce a table or a figure: run a recipe's commands; one that was stopped goes on where it was."""
-    import shlex
-
     from slimstate.cli.recipes import Recipe, results_of, run_recipe
 
     found, scale = Recipe.read(recipe), "small" if small else "paper"
@@ -35,9 +35,11 @@ def run(
         return
     reporter = TerminalReporter()
     reporter.say(f"{found.title} ({scale} scale)")
+    commands = context.find_root().command
     record = run_recipe(
         found,
-        lambda words: context.find_root().command(words, standalone_mode=False),
+        lambda words: commands(words, standalone_mode=False),
+        accept=lambda words: check_words(commands, words),
         scale=scale,
         out=out,
         changes=changes,
@@ -48,6 +50,22 @@ def run(
     else:
         told = f"{len(record.steps)} steps in {record.seconds:,.0f} s; results are in {record.out}"
         printer().print(told, markup=False)
+
+
+def check_words(verb: Any, words: Sequence[str]) -> None:
+    """Refuse a command that the parser refuses, before anything is run."""
+    name, *rest = words
+    while hasattr(verb, "commands"):
+        if name not in verb.commands:
+            raise PlanError(f"step {shlex.join(words)}: there is no command {name}")
+        verb = verb.commands[name]
+        if hasattr(verb, "commands"):
+            name, *rest = rest or ("",)
+    try:
+        verb.make_context(name, list(rest)).close()
+    except (USAGE_ERROR, typer.Exit) as error:
+        why = error.format_message() if hasattr(error, "format_message") else "it only shows help"
+        raise PlanError(f"step {shlex.join(words)}: {why}") from error
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, Group
@@ -31,6 +31,8 @@ from slimstate.system.errors import PlanError
 from slimstate.system.progress import Reporter
 
 T = TypeVar("T")
+# typer carries its own copy of click in some versions, so the class is taken from where typer raises it
+USAGE_ERROR: Any = typer.BadParameter.__base__
 SECONDS_BETWEEN_LINES = 10
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")]

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 
 from slimstate.data.documents import Reading
 from slimstate.data.text import windows
-from slimstate.system.atomic import staged_file, write_text
-from slimstate.system.errors import DataError, OutputError, named, reason_of
+from slimstate.system.atomic import staged_file, write_text, writing
+from slimstate.system.errors import DataError, named, reason_of
 from slimstate.system.json_files import JsonObject, read_json
 
 TOKENS = "tokens.int32"
@@ -48,16 +48,14 @@ class Corpus:
         Of a text with fewer, fewer are held out.
         """
         reading, found, digest = Reading.of(text), 0, hashlib.sha256()
-        try:
-            with staged_file(folder / TOKENS) as partial, partial.open("wb") as file:
-                for window in windows(tokenizer, reading, length, most=samples + held_out):
-                    if len(window) == length:
-                        data = window.numpy().tobytes()
-                        file.write(data)
-                        digest.update(data)
-                        found += 1
-        except OSError as error:
-            raise OutputError(f"cannot write {folder / TOKENS}: {error.strerror or error}") from error
+        path = folder / TOKENS
+        with writing(path), staged_file(path) as partial, partial.open("wb") as file:
+            for window in windows(tokenizer, reading, length, most=samples + held_out):
+                if len(window) == length:
+                    data = window.numpy().tobytes()
+                    file.write(data)
+                    digest.update(data)
+                    found += 1
         if found < samples + held_out:
             held_out = min(held_out, held_out_count(found))
         if found < 1 + held_out:

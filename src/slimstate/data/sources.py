@@ -21,6 +21,7 @@ from slimstate.system import hub
 from slimstate.system.errors import DataError, named, quoted, reason_of
 from slimstate.system.input_files import open_regular
 from slimstate.system.json_files import is_unicode
+from slimstate.system.paths import expanded
 
 BLOCK = 2**18  # characters of plain text that are read at once
 FORMATS = (".txt", ".jsonl", ".parquet")
@@ -38,7 +39,7 @@ class Source:
 
 def sources(name: str) -> Iterator[Source]:
     """The file, the files of the folder in order, or the dataset of the hub."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _format(file) is not None and not file.is_dir())
         if not files:

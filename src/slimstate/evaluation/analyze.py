@@ -18,13 +18,15 @@ from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_s
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load
 from slimstate.records.base import command, versions
+from slimstate.records.ownership import check_drawn, check_record
 from slimstate.records.schema import written
 from slimstate.records.states import Bounds, ByHead, FiltersRecord, Histogram, Numbers, TraceRecord
-from slimstate.system.atomic import check_place
+from slimstate.system.atomic import check_kind, check_place, staged_files
 from slimstate.system.errors import DataError, PlanError
 from slimstate.system.json_files import JsonObject, plain, write_json
 from slimstate.system.progress import SILENT, Reporter
 
+FIGURES = ("utilisation*", "spectra.*", "spectrum.*", "retrieval-error.*", "filters-*")
 READINGS = 4  # times at which the bounds are tested
 
 
@@ -111,30 +113,43 @@ def analyze(
     first = checkpoints[0].mixers
     if options.head is not None:
         find_head([mixer.layer for mixer in first], first[0].value_heads, options.head)
+    _check_folder(folder, names)
     windows = _windows(checkpoints, str(text), options)
     again = command("analyze", models, {"text": text, "out": out, **vars(options), **vars(run)})
     shared = {
         "text": text_of(windows), "every": options.every, "skip": options.skip, "seed": options.seed,
         "versions": versions(), "command": again,
     }  # fmt: skip
-    traces, filters = [], []
+    traces, filters, plans = [], [], {}
     for name, checkpoint in zip(names, checkpoints, strict=True):
         about = {**vars(identity(checkpoint, name)), **shared}
-        trace = _follow(checkpoint, windows, about, options, run, reporter)
-        trace.write(folder / f"trace-{name}.json")
-        traces.append(trace)
+        traces.append(_follow(checkpoint, windows, about, options, run, reporter))
         if (plan := checkpoint.plan) is not None:
-            write_json(folder / f"plan-{name}.json", {"kind": "plan", "folder": checkpoint.source, **plan})
+            plans[name] = {"kind": "plan", "folder": checkpoint.source, **plan}
         if checkpoint.mixers[0].filters:
-            filters.append(filters_record(checkpoint, {**about, "kernels": trace.kernels}))
-            filters[-1].write(folder / f"filters-{name}.json")
-    drawn = draw_analysis(traces, filters, folder, options.head)
+            filters.append(filters_record(checkpoint, {**about, "kernels": traces[-1].kernels}))
+    results: tuple[TraceRecord | FiltersRecord, ...] = (*traces, *filters)
+    with staged_files(folder) as place:
+        for record in results:
+            record.write(place / f"{record.KIND}-{record.name}.json")
+        for name, plan in plans.items():
+            write_json(place / f"plan-{name}.json", plan)
+        drawn = draw_analysis(traces, filters, place, options.head)
     return Analysis(
         out=str(folder),
         models=tuple(map(StateUse.of, traces)),
-        figures=tuple(map(str, drawn)),
+        figures=tuple(str(folder / path.name) for path in drawn),
         seconds=time.perf_counter() - started,
     )
+
+
+def _check_folder(folder: Path, names: Sequence[str]) -> None:
+    """Nobody else has files there by the names that ours will have."""
+    for kind in (TraceRecord.KIND, FiltersRecord.KIND, "plan"):
+        for name in names:
+            check_kind(folder / f"{kind}-{name}.json", folder=False)
+            check_record(folder / f"{kind}-{name}.json")
+    check_drawn(folder, FIGURES, beside=f"{TraceRecord.KIND}-*.json")
 
 
 def _windows(checkpoints: Sequence[Checkpoint], text: str, options: AnalysisOptions) -> Windows:

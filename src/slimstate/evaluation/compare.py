@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -14,6 +13,7 @@ from slimstate.models.load import load_tokenizer
 from slimstate.records.parts import Cut, Model, Text
 from slimstate.records.schema import Misfit, read
 from slimstate.system.errors import DataError, ModelError, PlanError
+from slimstate.system.paths import expanded
 
 
 def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> Mapping[str, Any]:
@@ -53,7 +53,7 @@ def distinct_names(sources: Sequence[str]) -> list[str]:
 
 
 def _parts(source: str) -> tuple[str, ...]:
-    path = Path(source).expanduser()
+    path = expanded(source)
     return path.resolve().parts if path.exists() else tuple(source.split("/"))
 
 

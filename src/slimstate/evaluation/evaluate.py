@@ -19,6 +19,7 @@ from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load
 from slimstate.records.base import command, versions
 from slimstate.records.evaluation import Compared, EvaluationRecord, Result
+from slimstate.records.ownership import check_record
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
@@ -79,6 +80,7 @@ def evaluate(
         raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
     if out is not None:
         check_place(Path(out), folder=False)
+        check_record(Path(out))
     checkpoints = [Checkpoint.open(source) for source in (model, baseline) if source is not None]
     names = distinct_names([checkpoint.source for checkpoint in checkpoints])
     wanted = ",".join(filter(None, (tasks, "recall" if recall else None)))

@@ -48,6 +48,7 @@ from slimstate.pruning.planning import check_rotatable, choose_channels
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.base import command, versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
+from slimstate.records.ownership import check_drawn
 from slimstate.records.parts import Predicted
 from slimstate.records.reconstruction import ReconstructionSettings
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
@@ -55,10 +56,12 @@ from slimstate.report.numbers import fixed, perplexity
 from slimstate.report.tables import write_tables
 from slimstate.selectors import Request
 from slimstate.system import distributed
-from slimstate.system.atomic import check_place
+from slimstate.system.atomic import check_place, staged_files
 from slimstate.system.errors import PlanError
+from slimstate.system.interruption import STOP
 from slimstate.system.progress import SILENT, Reporter
 
+DRAWN = ("sweep.*", "ablation.*", "pareto.*")
 STATES_OF = 2  # windows whose last states tell the utilisation
 COLUMNS = (
     "method", "score", "compression", "key dim", "per token", "per word", "bits per byte", "nats over uncut",
@@ -115,8 +118,10 @@ def sweep(
     grid, options, run = grid or SweepGrid(), options or SweepOptions(), run or RunOptions()
     checkpoint = Checkpoint.open(model)
     check_place(folder, folder=True)
+    check_drawn(folder, DRAWN, beside=SWEEP)
     study = _prepare(checkpoint, str(text), _kept(calibration, folder), grid, options, run, reporter)
-    record = _measure(study, folder / SWEEP, reporter)
+    with STOP.keeping(lambda: _kept_so_far(folder)):
+        record = _measure(study, folder / SWEEP, reporter)
     record = replace(
         record,
         recommended=recommend(record, options.max_loss, folder, str(model)),
@@ -125,12 +130,20 @@ def sweep(
     )
 
     def write() -> None:
-        record.write(folder / SWEEP)
-        write_tables(record, folder)
-        save(pareto(record), folder / "pareto")
+        with staged_files(folder) as place:
+            record.write(place / SWEEP)
+            write_tables(record, place)
+            save(pareto(record), place / "pareto")
 
     distributed.from_main(write)
     return record
+
+
+def _kept_so_far(folder: Path) -> str | None:
+    """What a sweep that is stopped has in its folder."""
+    if not (folder / SWEEP).exists():
+        return f"{folder / EVIDENCE} is kept; the same command goes on" if (folder / EVIDENCE).exists() else None
+    return f"{folder / SWEEP} keeps the rows that were measured; the same command goes on"
 
 
 def _kept(given: str | Path | Calibration | None, folder: Path) -> Calibration:

@@ -19,6 +19,7 @@ from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.options import Calibration
 from slimstate.selectors import Selector
 from slimstate.system import distributed, threads
+from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, PlanError
 from slimstate.system.progress import SILENT, Reporter
 
@@ -27,6 +28,8 @@ def read_windows(
     checkpoint: Checkpoint, selector: Selector, calibration: Calibration, reporter: Reporter = SILENT
 ) -> Windows | None:
     """The calibration tokens; None where no text was given and none is needed."""
+    if calibration.evidence is not None and not calibration.evidence.is_file():
+        check_place(calibration.evidence, folder=False)
     if not selector.calibrated:
         return None
     if calibration.data is None:

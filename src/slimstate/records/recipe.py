@@ -26,6 +26,7 @@ class RecipeRecord(Record):
     scale: str
     versions: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[StepDone, ...] = ()
+    made: tuple[str, ...] = ()  # what steps have written or begun to write
     out: str
 
     @property

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from slimstate.records.folder import Found, Records, read_records
 from slimstate.records.schema import written
 from slimstate.records.training import RECOVERY
-from slimstate.system.atomic import write_text
-from slimstate.system.errors import DataError
+from slimstate.report.markup import GENERATOR
+from slimstate.system.atomic import check_place, write_text, writing
+from slimstate.system.errors import DataError, OutputError
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WrittenReport", "write_report"]
 PAGE = "report.html"
+MOST_HEAD = 4096  # bytes in which a page says who made it
 MAKERS = "`slimstate sweep`, `analyze`, `eval` with `out`, `prune`, `reconstruct` and `recover` make them"
 
 
@@ -46,6 +48,7 @@ def write_report(folder: str | Path, out: str | Path | None = None, *, reporter:
 
     folder = Path(folder)
     target = Path(out) if out is not None else folder / PAGE
+    _check_page(target)
     records = usable_records(folder)
     for line in records.skipped:
         reporter.say(line)
@@ -56,6 +59,17 @@ def write_report(folder: str | Path, out: str | Path | None = None, *, reporter:
         text = render(records, folder)
     write_text(target, text)
     return WrittenReport(out=str(target), records=records.counts(), skipped=records.skipped, bytes=len(text.encode()))
+
+
+def _check_page(path: Path) -> None:
+    """Refuse a place where no page can be written, or to replace a file that is none of ours."""
+    check_place(path, folder=False)
+    if not path.exists():
+        return
+    with writing(path), path.open("rb") as file:
+        ours = GENERATOR.encode() in file.read(MOST_HEAD)
+    if not ours:
+        raise OutputError(f"{path} is no page that slimstate wrote, and is not replaced: choose another place")
 
 
 def usable_records(folder: Path) -> Records:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
+GENERATOR = '<meta name="generator" content="slimstate">'  # by which a page of ours is known
+
 
 class Html(str):
     """Markup, as opposed to text."""

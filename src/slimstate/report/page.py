@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from slimstate.report.markup import Html, element, escaped, joined
+from slimstate.report.markup import GENERATOR, Html, element, escaped, joined
 from slimstate.report.pieces import Section
 
 FOLDER = Path(__file__).parent
@@ -16,7 +16,7 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta name="generator" content="slimstate">
+{generator}
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <link rel="icon" href="data:,">
 <title>{title}</title>
@@ -45,6 +45,7 @@ def page(title: str, head: Html, sections: Sequence[Section], footer: Html) -> s
     )
     text = PAGE.format(
         policy=POLICY,
+        generator=GENERATOR,
         title=escaped(title),
         style=(FOLDER / "page.css").read_text(encoding="utf-8"),
         script=(FOLDER / "page.js").read_text(encoding="utf-8"),

@@ -1,32 +1,50 @@
-"""Folders and files that appear whole or not at all."""
+"""Folders and files that appear whole or not at all. This is the one place that opens outputs."""
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import shutil
-import socket
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from slimstate.system import leftovers
 from slimstate.system.errors import OutputError
+from slimstate.system.interruption import STOP
+from slimstate.system.leftovers import OLD
+from slimstate.system.shortages import no_room
 
-OLD = "-old"  # ends the name of what steps aside
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
-    """A hidden sibling of `path` that takes its place when all went well, so that a reader never sees half of it."""
-    sibling = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield sibling
-        sibling.replace(path)
-    finally:
-        with suppress(OSError):
-            sibling.unlink()
+    """A file elsewhere that takes the place of `path` when all went well, so that a reader never sees half of it."""
+    check_kind(path, folder=False)
+    with partial(path) as folder:
+        yield folder / path.name
+        with writing(path):
+            _move({folder / path.name: path})
+
+
+@contextmanager
+def staged_files(folder: Path) -> Iterator[Path]:
+    """A place for several files, which all go to `folder` when all went well."""
+    check_kind(folder, folder=True)
+    new = not folder.exists()
+    with writing(folder), partial(folder if new else folder / "results") as staging:
+        yield staging
+        if new:
+            publish(staging, folder, force=False)
+        else:
+            _move({path: folder / path.name for path in sorted(staging.iterdir(), key=_records_first)})
 
 
 @contextmanager
@@ -42,34 +60,49 @@ def writing(out: Path) -> Iterator[None]:
     """What the system says when `out` cannot be written, in words."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutputError(f"no space left for {out}; nothing was written") from error
-        raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+    except OutputError:
+        raise
+    except Exception as error:
+        if no_room(error):
+            raise OutputError(f"no space left for {out}; nothing of it was written") from error
+        if isinstance(error, OSError):
+            raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+        raise
 
 
 @contextmanager
 def partial(out: Path) -> Iterator[Path]:
     """A hidden sibling of `out`, empty; unless it is published it vanishes, with the folders that were made for it."""
     out = Path(os.path.abspath(out))
-    staging = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
-    made: list[Path] = []
-    try:
+    staging = leftovers.partial_of(out)
+    with ExitStack() as stack:
         with writing(out):
-            for folder in reversed(out.parents):
-                if not folder.exists():
-                    with suppress(FileExistsError):  # somebody else was faster
-                        folder.mkdir()
-                        made.append(folder)
-            _remove_abandoned(out)
-            _discard(staging)  # of an earlier process that had this one's number
+            stack.enter_context(made(out.parent))
+            leftovers.clear(out.parent)
+            leftovers.discard(staging)  # of an earlier process that had this one's number
+            stack.enter_context(STOP.unfinished(staging))
+            stack.callback(leftovers.discard, staging)
             staging.mkdir()
         yield staging
-    finally:
-        _discard(staging)
-        for folder in reversed(made):
-            with suppress(OSError):  # one that is not empty
-                folder.rmdir()
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """A folder, and those above it; of those that were not there the empty ones go again."""
+    with ExitStack() as stack:
+        for place in (*reversed(folder.parents), folder):
+            if not place.exists():
+                stack.enter_context(STOP.made_for_it(place))
+                stack.callback(remove_empty, place)
+                with suppress(FileExistsError):  # somebody else was faster
+                    place.mkdir()
+        yield
+
+
+def remove_empty(folder: Path) -> None:
+    """Where it is."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def publish(staging: Path, out: Path, force: bool) -> None:
@@ -77,15 +110,28 @@ def publish(staging: Path, out: Path, force: bool) -> None:
     out = Path(os.path.abspath(out))
     for path in staging.rglob("*"):
         flush_to_disk(path)
-    if force and out.exists():
-        _exchange(staging, out)
-    else:
-        staging.rename(out)
+    check_kind(out, folder=True)
+    with STOP.lock:
+        if force and out.exists():
+            _exchange(staging, out)
+        else:
+            staging.rename(out)
+        STOP.written(out)
 
 
-def _discard(staging: Path) -> None:
-    """Remove what was not published, or what it has replaced."""
-    shutil.rmtree(staging, ignore_errors=True)
+def _records_first(path: Path) -> tuple[bool, str]:
+    """By which it is known whose the others are."""
+    return path.suffix != ".json", path.name
+
+
+def _move(files: dict[Path, Path]) -> None:
+    """Every file to its place; what is there is replaced."""
+    for target in files.values():
+        check_kind(target, folder=False)
+    with STOP.lock:
+        for path, target in files.items():
+            path.replace(target)
+            STOP.written(target)
 
 
 def _exchange(new: Path, old: Path) -> None:
@@ -104,28 +150,6 @@ def _exchange(new: Path, old: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove_abandoned(out: Path) -> None:
-    """Staging folders that a killed run of this machine left behind; what it had put aside comes back."""
-    prefix = f".{out.name}.partial-{socket.gethostname()}-"
-    for path in out.parent.glob(f"{prefix}*"):
-        owner = path.name.removeprefix(prefix).removesuffix(OLD)
-        if owner.isdigit() and not _alive(int(owner)):
-            if path.name.endswith(OLD) and not out.exists():
-                path.rename(out)
-            else:
-                _discard(path)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -134,11 +158,30 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_kind(path: Path, *, folder: bool) -> None:
+    """Refuse what is no plain file or folder: it would be replaced, or written into without end."""
+    try:
+        mode = Path(os.path.abspath(path)).lstat().st_mode  # what lies at x/.. is a folder, whether x is there or not
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    wanted = "folder" if folder else "file"
+    if stat.S_ISLNK(mode):
+        raise OutputError(f"{path} is a link; name the {wanted} itself")
+    if (kind := KINDS.get(stat.S_IFMT(mode))) is not None:
+        raise OutputError(f"{path} is {kind}; `out` is a {wanted}")
+    if stat.S_ISDIR(mode) != folder:
+        raise OutputError(f"{path} is a {'file' if folder else 'folder'}; `out` is a {wanted}")
+
+
 def check_place(path: Path, *, folder: bool) -> None:
     """Refuse a place where nothing can be written, before the work that would be lost; nothing is made there yet."""
-    if path.exists() and path.is_dir() != folder:
-        raise OutputError(f"{path} is a {'file' if folder else 'folder'}; `out` is a {'folder' if folder else 'file'}")
-    above = next(place for place in (path, *path.absolute().parents) if place.exists())
+    check_kind(path, folder=folder)
+    with writing(path), suppress(FileNotFoundError, NotADirectoryError):
+        leftovers.partial_of(path).lstat()  # its name must not be too long either
+    with writing(path):  # a folder that may not be looked into
+        above = next(place for place in (path, *path.absolute().parents) if place.exists())
     if above != path and not above.is_dir():
         raise OutputError(f"cannot write {path}: {above} is a file")
     if not os.access(above, os.W_OK):
@@ -147,8 +190,5 @@ def check_place(path: Path, *, folder: bool) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
-    try:
-        with staged_file(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    with writing(path), staged_file(path) as file:
+        file.write_bytes(text.encode("utf-8", "backslashreplace"))  # a name may hold what is no UTF-8

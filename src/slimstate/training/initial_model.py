@@ -24,11 +24,12 @@ from slimstate.families.fla_layout import SHARED_FILTERS, SHARINGS
 from slimstate.models.devices import DTYPES
 from slimstate.models.load import load_tokenizer
 from slimstate.models.prepare import prepare
-from slimstate.models.stock import stock_class, stock_model
+from slimstate.models.stock import quiet_transformers, stock_class, stock_model
 from slimstate.system import hub
 from slimstate.system.atomic import staged
 from slimstate.system.errors import DataError, ModelError, PlanError, named
 from slimstate.system.json_files import JsonObject
+from slimstate.system.paths import expanded
 from slimstate.training.shared_filters import expand, share
 
 END_OF_TEXT = "<|endoftext|>"
@@ -45,7 +46,7 @@ def read_config(name: str) -> JsonObject:
     """A config by the name of a shipped shape, or from a file."""
     if name in shipped_configs():
         return dict(json.loads((files("slimstate.models") / CONFIGS / f"{name}.json").read_text(encoding="utf-8")))
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.is_file():
         raise ModelError(
             f"no config {named(name)}: give a file, a model folder, or one of {', '.join(shipped_configs())}"
@@ -86,7 +87,8 @@ class InitialModel:
 
     def write(self, folder: Path, *, data: str, seed: int, dtype: str) -> None:
         """A folder with the tokenizer, and with weights drawn by `seed`."""
-        with staged(folder, force=True) as place:
+        quiet_transformers()
+        with staged(folder, force=False) as place:
             words = _tokenizer(self.tokenizer, data, int(self.config.get("vocab_size") or 8192))
             size = int(self.config.get("vocab_size") or len(words))
             if len(words) > size:
@@ -119,9 +121,9 @@ def _check_memory(config: Config) -> None:
 def _tokenizer(name: str | None, data: str, vocab_size: int) -> Any:
     if name is None:
         return learnt_tokenizer(data, vocab_size)
-    if not Path(name).expanduser().exists() and not hub.reachable():
+    if not expanded(name).exists() and not hub.reachable():
         raise ModelError(f"no tokenizer at {name}, and the hub cannot be reached from here")
-    return load_tokenizer(Path(name).expanduser() if Path(name).expanduser().exists() else name)
+    return load_tokenizer(expanded(name) if expanded(name).exists() else name)
 
 
 def learnt_tokenizer(data: str, vocab_size: int) -> Any:

@@ -14,6 +14,7 @@ from slimstate.models.devices import RunOptions
 from slimstate.records.training import PretrainSettings, TrainingRecord
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
+from slimstate.system.paths import expanded
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.initial_model import InitialModel, read_config
 from slimstate.training.options import PretrainOptions, TrainerOptions, TrainingText
@@ -63,17 +64,15 @@ def train(
     )
     session.check([start] if isinstance(start, Checkpoint) else [], [session.out])
     begun_with = {"model": start.fingerprint if isinstance(start, Checkpoint) else start.config, **given}
-    tokens = session.prepare(lambda: _student(session, start, reporter), begun_with, reporter)
-    student = start if isinstance(start, Checkpoint) else Checkpoint.open(session.folder / INITIAL)
-    reporter.say(f"{config}: {student.parameters:,} parameters")
-    record = session.train(Job(student=student, out=session.out, source=session.model), tokens, reporter=reporter)
-    session.finish()
-    return record
+    with session.prepared(lambda: _student(session, start, reporter), begun_with, reporter) as tokens:
+        student = start if isinstance(start, Checkpoint) else Checkpoint.open(session.folder / INITIAL)
+        reporter.say(f"{config}: {student.parameters:,} parameters")
+        return session.train(Job(student=student, out=session.out, source=session.model), tokens, reporter=reporter)
 
 
 def _start(name: str, tokenizer: str | None, shared_filters: str | None) -> Checkpoint | InitialModel:
     """What the training begins with: a model, or one that is yet to be made."""
-    if not Path(name).expanduser().is_dir():
+    if not expanded(name).is_dir():
         return InitialModel(config=read_config(name), tokenizer=tokenizer, shared_filters=shared_filters)
     if tokenizer is not None or shared_filters is not None:
         raise PlanError(f"{name} has its tokenizer and its filters: leave out `tokenizer` and `shared_filters`")

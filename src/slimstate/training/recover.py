@@ -19,7 +19,7 @@ from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, difference
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.options import RecoverOptions, TrainerOptions, TrainingText
-from slimstate.training.session import Job, Kind, Session
+from slimstate.training.session import CONTROL, Job, Kind, Session
 from slimstate.training.teacher import Distillation, TeacherCache
 from slimstate.training.tokens import Tokens
 
@@ -76,14 +76,10 @@ def recover(
         "teacher": None if uncut is None else uncut.fingerprint,
         "control": control,
     }
-    if beside is None:
-        tokens, made = session.prepare(lambda: student, begun_with, reporter), None
-    else:
-        tokens = session.prepare(lambda: student, begun_with, reporter, accept=beside.found)
-        made = beside.train(tokens, reporter)
-    record = session.train(Job(student=student, out=session.out), tokens, control=made, reporter=reporter)
-    session.finish()
-    return record
+    accept = {} if beside is None else {"accept": beside.found}
+    with session.prepared(lambda: student, begun_with, reporter, **accept) as tokens:
+        made = None if beside is None else beside.train(tokens, reporter)
+        return session.train(Job(student=student, out=session.out), tokens, control=made, reporter=reporter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +184,7 @@ class _Control:
             reporter.say(f"control: {self.out}, made before with the same settings")
             return found
         reporter.say(f"control: the uncut model gets the same training, into {self.out}")
-        return self.session.train(Job(student=self.uncut, out=self.out, part="control"), tokens, reporter=reporter)
+        return self.session.train(Job(student=self.uncut, out=self.out, part=CONTROL), tokens, reporter=reporter)
 
 
 def _distillation(uncut: Checkpoint | None, options: RecoverOptions, run: RunOptions) -> Distillation | None:

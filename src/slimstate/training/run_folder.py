@@ -1,21 +1,26 @@
-"""Where a training lies that is not finished: a folder beside the one it will become.
+"""Where a training lies that is not finished: a folder beside the one it will become, for one process at a time.
 
 It holds what the training was begun with, its tokens, and the checkpoints of what is trained.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from slimstate.system.errors import OutputError, PlanError, SlimstateError
-from slimstate.system.json_files import difference, read_json, write_json
+from slimstate.system import leftovers
+from slimstate.system.atomic import check_place, made, remove_empty, writing
+from slimstate.system.errors import ModelError, OutputError, PlanError
+from slimstate.system.interruption import STOP
+from slimstate.system.json_files import JsonObject, difference, read_json, write_json
+from slimstate.system.locks import held
 from slimstate.system.progress import Reporter
 from slimstate.training.options import TrainerOptions
 
 SETTINGS = "settings.json"
+WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
+ALWAYS_SET = {"data", "dtype", "length", "lr", "model", "seed", "steps"}  # by which our settings are known
 
 
 def run_folder_of(out: Path) -> Path:
@@ -23,31 +28,77 @@ def run_folder_of(out: Path) -> Path:
 
 
 @contextmanager
-def begun(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions, reporter: Reporter) -> Iterator[None]:
-    """The folder of this training, new or as an earlier run left it. A new one goes where it cannot be prepared."""
-    resumed = _is_resumed(folder, settings, trainer, reporter)
-    try:
+def opened(folder: Path) -> Iterator[None]:
+    """The folder, for this process alone, made where it is not there; empty it does not stay."""
+    check_place(folder, folder=True)
+    with ExitStack() as stack:
+        with writing(folder):
+            stack.enter_context(made(folder))
+            stack.enter_context(held(folder))
+            stack.callback(remove_empty, folder)
+            leftovers.clear(folder)
         yield
-    except SlimstateError:
-        if not resumed:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+
+
+@contextmanager
+def begun(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions, reporter: Reporter) -> Iterator[None]:
+    """What is in the folder is of this training. What is new there goes where it cannot be prepared."""
+    if _is_resumed(folder, settings, trainer, reporter):
+        yield
+        return
+    with STOP.unfinished(folder):
+        try:
+            write_json(folder / SETTINGS, settings)
+            yield
+        except BaseException:
+            empty(folder)
+            raise
+
+
+def empty(folder: Path) -> None:
+    """Remove what is in the folder; it itself stays, for whoever holds it."""
+    for path in folder.iterdir():
+        leftovers.discard(path)
+
+
+def last_whole(folder: Path) -> Path | None:
+    """The latest checkpoint of a training that was written to its end."""
+    marked = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}")]
+    return max(marked, key=step_of, default=None)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def kept(folder: Path, parts: tuple[str, ...]) -> Path | None:
+    """The latest checkpoint in a run folder; `parts` are its trainings, the last of which comes first."""
+    return next((found for part in reversed(parts) if (found := last_whole(folder / part)) is not None), None)
+
+
+def _settings(folder: Path) -> JsonObject | None:
+    """What the training in a folder was begun with; None where no training has begun there."""
+    path = folder / SETTINGS
+    try:
+        found = read_json(path) if path.is_file() else None
+    except ModelError:
+        return None
+    return found if found is not None and found.keys() >= ALWAYS_SET else None
 
 
 def _is_resumed(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions, reporter: Reporter) -> bool:
-    """Whether the folder is of this training, and is gone on with; otherwise it is made, if nothing is in the way."""
-    found = (folder / SETTINGS).is_file()
-    if not found and folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise OutputError(f"{folder} is in the way and is no unfinished training: it has no {SETTINGS}")
-    if not found or (trainer.force and not trainer.resume):
+    """Whether the folder is of this training, and is gone on with; otherwise it is emptied, if it may be."""
+    others = [path for path in folder.iterdir() if not leftovers.is_partial(path)]
+    found = _settings(folder)
+    if found is None and others:
+        raise OutputError(f"{folder} is in the way and is no unfinished training: it has no {SETTINGS} of one")
+    if found is None or (trainer.force and not trainer.resume):
         if trainer.resume:
             reporter.say(f"nothing to resume in {folder}: starting")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        write_json(folder / SETTINGS, settings)
+        empty(folder)
         return False
     if not trainer.resume:
         raise OutputError(f"{folder} holds an unfinished training: `resume` goes on with it, `force` starts anew")
-    if (other := difference(read_json(folder / SETTINGS), settings)) is not None:
+    if (other := difference(found, settings)) is not None:
         raise PlanError(f"{folder} was begun with other settings: {other}")
     return True

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -18,9 +18,10 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from slimstate.checkpoints.ownership import check_free
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
-from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_output, write_checkpoint
+from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, write_checkpoint
 from slimstate.data.corpus import Schedule
 from slimstate.evaluation.perplexity import mean_nats, perplexity_of
 from slimstate.families import loader_of
@@ -44,14 +45,16 @@ from slimstate.records.training import (
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import OutputError
+from slimstate.system.interruption import STOP
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.lora import Adaptation, trainable
 from slimstate.training.options import TrainerOptions, TrainingText, TrainOptions, changed
-from slimstate.training.run_folder import begun, run_folder_of
+from slimstate.training.run_folder import begun, empty, kept, opened, run_folder_of, step_of
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens, read_tokens
 
 R = TypeVar("R", bound=TrainedRecord)
+PARTS = CONTROL, MODEL = "control", "model"  # what is trained in a run folder, in this order
 LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
 
@@ -72,7 +75,7 @@ class Job:
 
     student: Checkpoint
     out: Path
-    part: str = "model"
+    part: str = MODEL
     source: str | None = None  # what the record says it was made from, where that is not the student
 
     @property
@@ -123,36 +126,50 @@ class Session(Generic[R]):
     def check(self, sources: Sequence[Checkpoint], outs: Sequence[Path]) -> None:
         """It can be run here, and every folder that will be written can be, before the work that would be lost."""
         self.trainer.check(self.options, self.run)
-        for out in (self.folder, *outs):
-            check_place(out, folder=True)
+        check_place(self.folder, folder=True)
         for out in outs:
             for source in sources:
-                check_output(source, out, self.trainer.force)
-            if out.exists() and not self.trainer.force:
-                raise OutputError(f"{out} exists already; choose another place or use `force`")
+                check_apart(source, out)
+            check_free(out, self.trainer.force)
 
-    def prepare(
+    @contextmanager
+    def prepared(
         self,
         student: Callable[[], Checkpoint],
         begun_with: Mapping[str, object],
         reporter: Reporter,
         accept: Callable[[Tokens], object] = lambda tokens: None,
-    ) -> Tokens:
+    ) -> Iterator[Tokens]:
         """The tokens of the training, in a run folder that was begun with the same settings or is new.
 
-        `student` is called there, once; `accept` raises where the tokens do not fit what was made before.
+        `student` is called there, once; `accept` raises where the tokens do not fit what was made before. The folder
+        goes when all is done, and where the disk was full before there was a checkpoint.
         """
         text = {"data": self.text.data, "eval_text": self.text.eval_text, "documents": self.text.documents}
         settings = {**self.options.settings(self.run), **begun_with, **text}
+        with ExitStack() as stack:
 
-        def begin() -> Tokens:
-            with begun(self.folder, settings, self.trainer, reporter):
-                tokenizer = load_tokenizer(student().folder)
-                tokens = read_tokens(self.text, self.options, tokenizer, self.folder, reporter)
-                accept(tokens)
-                return tokens
+            def begin() -> Tokens:
+                stack.enter_context(opened(self.folder))
+                with begun(self.folder, settings, self.trainer, reporter):
+                    tokenizer = load_tokenizer(student().folder)
+                    tokens = read_tokens(self.text, self.options, tokenizer, self.folder, reporter)
+                    accept(tokens)
+                    return tokens
 
-        return distributed.from_main(begin)
+            tokens = distributed.from_main(begin)
+            try:
+                with STOP.keeping(self._kept):
+                    yield tokens
+            except OutputError:
+                if distributed.is_main() and kept(self.folder, PARTS) is None:
+                    empty(self.folder)
+                raise
+            distributed.from_main(lambda: empty(self.folder))
+
+    def _kept(self) -> str:
+        last = kept(self.folder, PARTS)
+        return f"{self.folder} keeps {'its tokens' if last is None else last.name}; `resume` goes on with it"
 
     def train(self, job: Job, tokens: Tokens, *, control: R | None = None, reporter: Reporter = SILENT) -> R:
         """Train a model, merge what it learnt, and write it; returns the record.
@@ -176,10 +193,6 @@ class Session(Generic[R]):
             return record
 
         return distributed.from_main(conclude)
-
-    def finish(self) -> None:
-        """Remove the run folder: all that was wanted is written."""
-        distributed.from_main(lambda: shutil.rmtree(self.folder, ignore_errors=True))
 
     def _learn(self, job: Job, adaptation: Adaptation, tokens: Tokens, reporter: Reporter) -> Learned:
         from slimstate.training import trainer
@@ -215,7 +228,7 @@ class Session(Generic[R]):
             resume=resume,
             reporter=reporter,
         )
-        done = options.total_steps - (0 if resume is None else trainer.step_of(resume))
+        done = options.total_steps - (0 if resume is None else step_of(resume))
         speed = done * options.tokens_per_step / (time.perf_counter() - begun_at) if done else None
         return Learned(
             parameters=parameters, size=size, log=log, epochs=schedule.epochs, kernels=kernels, tokens_per_second=speed

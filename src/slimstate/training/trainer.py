@@ -30,12 +30,13 @@ from slimstate.system.atomic import write_text
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.system.json_files import plain
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.shortages import no_room
 from slimstate.training.lora import trainable
 from slimstate.training.options import TrainerOptions, TrainOptions
+from slimstate.training.run_folder import WHOLE, last_whole
 from slimstate.training.teacher import Teacher
 
 HARDLY_ANY = 2**20  # bytes
-WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
 
 
 class Student(nn.Module):
@@ -157,29 +158,19 @@ def _full_disk_in_words(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if shutil.disk_usage(folder).free > HARDLY_ANY:
+        if not no_room(error) and shutil.disk_usage(folder).free > HARDLY_ANY:
             raise
         raise OutputError(f"no space left for {folder}: {_kept(folder)}; free some and go on with `resume`") from error
 
 
-def last_whole(folder: Path) -> Path | None:
-    """The latest checkpoint that was written to its end."""
-    marked = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}")]
-    return max(marked, key=step_of, default=None)
-
-
 def resume_from(folder: Path) -> Path | None:
-    """The same, after checkpoints that a killed run left behind half-written are removed."""
+    """The last whole checkpoint, after those that a killed run left behind half-written are removed."""
     if distributed.is_main():
         for path in folder.glob("checkpoint-*"):
             if not (path / WHOLE).exists():
                 shutil.rmtree(path)
     distributed.wait_for_all()
     return last_whole(folder)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def arguments(options: TrainOptions, trainer: TrainerOptions, run: RunOptions, folder: Path) -> TrainingArguments:

@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from slimstate.records.parts import Model
-from slimstate.system.atomic import staged_file
-from slimstate.system.errors import OutputError
+from slimstate.system.atomic import staged_file, writing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,15 +81,13 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
 def save(figure: Figure, path: Path) -> list[Path]:
     """As PNG and PDF."""
     written = []
-    try:
+    with writing(path):
         for suffix in (".png", ".pdf"):
             metadata = {"CreationDate": None} if suffix == ".pdf" else None
             target = path.with_name(path.name + suffix)  # a model's name may hold dots
             with staged_file(target) as partial:
                 figure.savefig(partial, format=suffix[1:], dpi=170, metadata=metadata)
             written.append(target)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
     return written
 
 

@@ -1,0 +1,13 @@
+"""Names of files as people type them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def expanded(name: str | Path) -> Path:
+    """With the home folder for a ~; that of nobody stands for itself, and is then missed by its name."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)

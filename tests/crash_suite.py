@@ -1,0 +1,441 @@
+"""The command stopped, starved and raced at random moments; `make crash` runs it, and prints a line for each verdict.
+
+Every trial is a process forked from this one, which has imported everything, in a folder of its own. What a verb
+leaves there is compared with what it leaves undisturbed: the files that two undisturbed runs have in common.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TOKENIZERS_PARALLELISM"] = "", "false"
+
+import torch
+
+import tiny
+
+STOPPED = "slimstate: stopped; "
+MOST_SECONDS = 2.0  # from a signal to the end
+LONGEST = 120.0  # that a trial may take at all
+VOLATILE = ("seconds", "tokens_per_second")
+TINY = ("--samples", "4", "--length", "64")
+STEPS = ("--steps", "4", "--save-every", "1", "--batch-size", "4", "--length", "64", "--report-to", "none")
+RECIPE = """
+title = "A toy"
+about = "A cut, its measures and a page"
+[paper]
+key_dims = [12, 8]
+[small]
+[[steps]]
+run = "prune MODEL --key-dim {key_dim} --method l1 --out {out}/cut-{key_dim}"
+each = {key_dim = "key_dims"}
+[[steps]]
+run = "recover {out}/cut-8 --teacher MODEL --data TEXT STEPS --out {out}/recovered"
+[[steps]]
+run = "eval {out}/cut-8 --text TEXT --length 64 --max-tokens 512 --out {out}/evaluation.json"
+[[steps]]
+run = "report {out}"
+"""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command that writes into the folder `out`; `again` is what it is told after a stop."""
+
+    words: tuple[str, ...]
+    again: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A tiny model, its cut, a text and records, which trials read, and the folder in which they write."""
+
+    root: Path
+
+    @property
+    def place(self) -> Path:
+        return self.root / "place"
+
+    def verbs(self) -> dict[str, Verb]:
+        model, cut, text, records = (str(self.root / name) for name in ("model", "cut", "text.txt", "records"))
+        out = str(self.place / "out")
+        data, measured = ("--data", text), ("--text", text, "--length", "64", "--max-tokens", "512")
+        calibrated = ("--key-dim", "8", *data, *TINY)
+        swept = ("--text", text, "--text-length", "64", "--max-tokens", "512", "--methods", "l1,drrqr")
+        return {
+            "prune": Verb(("prune", model, *calibrated, "--out", out)),
+            "sweep": Verb(("sweep", model, *data, *TINY, *swept, "--key-dims", "12,8", "--out", out)),
+            "recover": Verb(("recover", cut, "--teacher", model, *data, *STEPS, "--out", out), ("--resume",)),
+            "train": Verb(("train", str(self.root / "config.json"), *data, *STEPS, "--out", out), ("--resume",)),
+            "run": Verb(("run", str(self.root / "recipe.toml"), "--out", out)),
+            "analyze": Verb(("analyze", model, cut, "--text", text, "--length", "64", "--skip", "16", "--out", out)),
+            "eval": Verb(("eval", cut, *measured, "--out", f"{out}/evaluation.json")),
+            "report": Verb(("report", records, "--out", f"{out}/page.html")),
+        }
+
+    def clear(self) -> None:
+        shutil.rmtree(self.place, ignore_errors=True)
+        self.place.mkdir()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a trial ended: its exit code, what it said, and how long after the signal it lasted."""
+
+    code: int
+    said: str
+    seconds: float
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in self.said.splitlines() if line.startswith("slimstate: ")]
+
+
+@dataclass
+class Suite:
+    stage: Stage
+    seed: int
+    verdicts: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    reference: dict[str, dict[str, str]] = field(default_factory=dict)
+    duration: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+
+    def learn(self, name: str) -> None:
+        """What a verb leaves undisturbed, and how long it takes."""
+        found = []
+        for _ in range(2):
+            self.stage.clear()
+            ended = self.finish(self.start(self.stage.verbs()[name].words))
+            assert ended.code == 0, ended.said
+            found.append(contents(self.stage.place))
+            self.duration[name] = ended.seconds
+        assert found[0].keys() == found[1].keys()
+        self.reference[name] = {path: digest for path, digest in found[0].items() if found[1][path] == digest}
+
+    def start(self, words: tuple[str, ...]) -> tuple[int, Path]:
+        """A process that does a command; what it says goes to a file."""
+        handle, said = tempfile.mkstemp(dir=self.stage.root / "said")
+        child = os.fork()
+        if child == 0:
+            os.dup2(handle, 1)
+            os.dup2(handle, 2)
+            os._exit(command(words))
+        os.close(handle)
+        return child, Path(said)
+
+    def finish(self, started: tuple[int, Path], since: float | None = None) -> Ended:
+        child, said = started
+        since = time.monotonic() if since is None else since
+        while True:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                break
+            if time.monotonic() - since > LONGEST:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return Ended(-1, said.read_text() + "\nit hung", LONGEST)
+            time.sleep(0.002)
+        return Ended(os.waitstatus_to_exitcode(status), said.read_text(), time.monotonic() - since)
+
+    def verdict(self, what: str, wrongs: list[str], said: str) -> None:
+        self.verdicts[f"{what}: {'wrong' if wrongs else 'right'}"] += 1
+        if wrongs:
+            self.failures.append(f"{what}: {'; '.join(wrongs)}\n{said}")
+
+    def kill(self, name: str, number: signal.Signals, moment: float) -> None:
+        """A signal at a moment, and the same command again."""
+        self.stage.clear()
+        started = self.start(self.stage.verbs()[name].words)
+        time.sleep(moment)
+        sent = time.monotonic()
+        os.kill(started[0], number)
+        ended = self.finish(started, sent)
+        wrongs = list(self._after(name, number, ended))
+        wrongs += self.again(name)
+        self.verdict(f"{name} {number.name}", wrongs, f"after {moment:.3f} s, code {ended.code}: {ended.said}")
+
+    def _after(self, name: str, number: signal.Signals, ended: Ended) -> Iterator[str]:
+        expected = -number if number == signal.SIGKILL else 128 + number
+        if ended.code not in (0, expected):
+            yield f"exit code {ended.code}"
+        if "Traceback" in ended.said:
+            yield "a traceback"
+        if number != signal.SIGKILL:
+            if ended.seconds > MOST_SECONDS:
+                yield f"{ended.seconds:.1f} s to the end"
+            if ended.code != 0 and not (len(ended.lines) == 1 and ended.lines[0].startswith(STOPPED)):
+                yield "no line, or more than one"
+            kept = ".training" in ended.said or name == "run"
+            yield from (f"left {path}" for path in leftovers(self.stage.place, run_folders=not kept))
+        for path, digest in contents(self.stage.place).items():
+            whole = self.reference[name].get(path, digest)
+            if name in ("prune", "recover", "train") and ".training" not in path and digest != whole:
+                yield f"{path} is not what it should be"
+
+    def again(self, name: str) -> list[str]:
+        """The same command, told to go on where it must be; it gives what it gives undisturbed."""
+        verb, out = self.stage.verbs()[name], self.stage.place / "out"
+        if verb.words[0] in ("prune", "recover", "train") and out.exists():
+            words = (*verb.words, "--force", *verb.again)
+        else:
+            words = (*verb.words, *verb.again)
+        ended = self.finish(self.start(words))
+        if ended.code != 0:
+            return [f"again: code {ended.code}: {ended.said[-800:]}"]
+        found = contents(self.stage.place)
+        wrongs = [
+            f"again: {path} differs" for path, digest in self.reference[name].items() if found.get(path) != digest
+        ]
+        return wrongs + [f"again: left {path}" for path in leftovers(self.stage.place)]
+
+    def full_disk(self, name: str, share: float) -> None:
+        """On a file system of a size that is too small, perhaps; then on one that is large enough."""
+        self.stage.clear()
+        needed = sum(len_of for len_of in self.sizes(name))
+        size = max(4096, int(share * needed))
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(self.stage.place)]
+        subprocess.run(mount, check=True)
+        try:
+            ended = self.finish(self.start(self.stage.verbs()[name].words))
+            wrongs = [] if ended.code in (0, 2) else [f"exit code {ended.code}"]
+            wrongs += ["a traceback"] * ("Traceback" in ended.said)
+            wrongs += ["no line, or more than one"] * (ended.code != 0 and len(ended.lines) != 1)
+            kept = "checkpoint-" in ended.said or name == "run"
+            wrongs += [f"left {path}" for path in leftovers(self.stage.place, run_folders=not kept)]
+            subprocess.run(["mount", "-o", "remount,size=1g", str(self.stage.place)], check=True)
+            wrongs += self.again(name)
+        finally:
+            subprocess.run(["umount", str(self.stage.place)], check=True)
+        self.verdict(f"{name} full disk", wrongs, f"{size} of {needed} bytes, code {ended.code}: {ended.said}")
+
+    def sizes(self, name: str) -> Iterator[int]:
+        """Of what the verb leaves, and of a training while it runs."""
+        self.again(name)
+        more = 3 if name in ("recover", "train", "run") else 1
+        yield from (more * path.stat().st_size + 4096 for path in self.stage.place.rglob("*"))
+        self.stage.clear()
+
+    def at_once(self, name: str, more: tuple[str, ...], pause: float) -> None:
+        """Twice on one output: both end in words, and what is there then is whole."""
+        self.stage.clear()
+        words = (*self.stage.verbs()[name].words, *more)
+        first = self.start(words)
+        time.sleep(pause)
+        second = self.start(words)
+        ended = [self.finish(first), self.finish(second)]
+        wrongs = [f"exit codes {[one.code for one in ended]}"] * (sorted(one.code for one in ended)[0] != 0)
+        for one in ended:
+            wrongs += [f"exit code {one.code}"] * (one.code not in (0, 2))
+            wrongs += ["a traceback"] * ("Traceback" in one.said)
+            wrongs += ["no line, or more than one"] * (one.code == 2 and len(one.lines) != 1)
+        found = contents(self.stage.place)
+        wrongs += [f"{path} differs" for path, digest in self.reference[name].items() if found.get(path) != digest]
+        wrongs += [f"left {path}" for path in leftovers(self.stage.place)]
+        self.verdict(f"{name} twice", wrongs, "\n".join(one.said for one in ended))
+
+    def changing(self, moment: float) -> None:
+        """A source that is replaced while it is cut: refused, or cut as it was before or after."""
+        self.stage.clear()
+        source, other = self.stage.root / "source", self.stage.root / "other"
+        shutil.rmtree(source, ignore_errors=True)
+        shutil.copytree(self.stage.root / "model", source)
+        words = ["prune", str(source), *self.stage.verbs()["prune"].words[2:]]
+        started = self.start(tuple(words))
+        time.sleep(moment)
+        for path in sorted(other.glob("*.safetensors")):
+            shutil.copyfile(path, source / path.name)
+        ended = self.finish(started)
+        wrongs = [] if ended.code in (0, 2) else [f"exit code {ended.code}"]
+        wrongs += ["a traceback"] * ("Traceback" in ended.said)
+        if ended.code == 0 and not any(self._is_cut_of(whole) for whole in (self.stage.root / "model", other)):
+            wrongs.append("a mixture of two models")
+        wrongs += [f"left {path}" for path in leftovers(self.stage.place)]
+        self.verdict("a source that changes", wrongs, f"after {moment:.3f} s, code {ended.code}: {ended.said}")
+
+    def _is_cut_of(self, model: Path) -> bool:
+        """Whether the plan that lies beside the weights cuts this model into just these weights."""
+        made, twin = self.stage.place / "out", self.stage.root / "twin"
+        shutil.rmtree(twin, ignore_errors=True)
+        plan = self.stage.root / "plan.json"
+        given = json.loads((made / "slimstate_plan.json").read_text())
+        given["model"]["fingerprint"] = self.prints[model.name]
+        plan.write_text(json.dumps(given))
+        ended = self.finish(self.start(("prune", str(model), "--apply", str(plan), "--out", str(twin))))
+        weights = {path.name: path.read_bytes() for path in twin.glob("*.safetensors")}
+        return ended.code == 0 and weights == {path.name: path.read_bytes() for path in made.glob("*.safetensors")}
+
+    @property
+    def prints(self) -> Mapping[str, str]:
+        from slimstate.checkpoints.reader import Checkpoint
+
+        return {name: Checkpoint.open(self.stage.root / name).fingerprint for name in ("model", "other")}
+
+
+def command(words: tuple[str, ...]) -> int:
+    """The command in this process, as if it had just been started."""
+    from slimstate.cli import main
+    from slimstate.system.interruption import STOP
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    STOP.listen()
+    sys.argv = ["slimstate", *words]
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file with a digest of what it says, but for how long things took."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            if path.suffix == ".json":
+                data = json.dumps(_lasting(json.loads(data))).encode()
+            found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def _lasting(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _lasting(entry) for key, entry in value.items() if key not in VOLATILE}
+    return [_lasting(entry) for entry in value] if isinstance(value, list) else value
+
+
+def leftovers(folder: Path, *, run_folders: bool = True) -> list[str]:
+    """Hidden files, empty folders, and unfinished trainings."""
+    found = []
+    for path in folder.rglob("*"):
+        unfinished = run_folders and path.name.endswith(".training")
+        in_one = any(part.endswith(".training") for part in path.relative_to(folder).parts)
+        empty = path.is_dir() and not any(path.iterdir()) and not in_one
+        if path.name.startswith(".") or unfinished or empty:
+            found.append(str(path.relative_to(folder)))
+    return found
+
+
+def build(root: Path) -> Stage:
+    """What the trials read."""
+    stage, variant = Stage(root), tiny.VARIANTS["delta_net-plain"]
+    for name in ("said", "place", "records"):
+        (root / name).mkdir()
+    tiny.save(tiny.build(variant), root / "model", "100KB")
+    torch.manual_seed(1)
+    model = tiny.build(variant)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.01 * torch.randn_like(weight))
+    tiny.save(model, root / "other", "100KB")
+    (root / "text.txt").write_text(tiny.text())
+    config = json.loads((root / "model" / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+    text, steps = str(root / "text.txt"), " ".join(STEPS)
+    recipe = RECIPE.replace("MODEL", str(root / "model")).replace("TEXT", text).replace("STEPS", steps)
+    (root / "recipe.toml").write_text(recipe)
+    suite = Suite(stage, 0)
+    words = ("prune", str(root / "model"), "--key-dim", "12", "--method", "l1", "--out", str(root / "cut"))
+    assert suite.finish(suite.start(words)).code == 0
+    words = ("eval", str(root / "cut"), "--text", text, "--length", "64", "--out", str(root / "records" / "e.json"))
+    assert suite.finish(suite.start(words)).code == 0
+    return stage
+
+
+def warm(stage: Stage) -> None:
+    """Every verb once in this process, so that trials spend their time on what is tried and not on imports."""
+    torch.set_num_threads(1)
+    streams = [os.dup(number) for number in (1, 2)]
+    with (stage.root / "said" / "warm").open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+        for verb in stage.verbs().values():
+            stage.clear()
+            assert command(verb.words) == 0
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
+
+
+def kills(suite: Suite, trials: int, names: list[str]) -> None:
+    for trial in range(trials):
+        name = names[trial % len(names)]
+        number = suite.chance.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+        suite.kill(name, number, suite.chance.uniform(0, 1.05 * suite.duration[name]))
+
+
+def full_disks(suite: Suite, trials: int, names: list[str]) -> None:
+    if os.geteuid() != 0:
+        print("full disks: left out, because mounting one takes root")
+        return
+    for trial in range(trials):
+        suite.full_disk(names[trial % len(names)], suite.chance.uniform(0, 1))
+
+
+def races(suite: Suite, trials: int, names: list[str]) -> None:
+    for trial in range(trials):
+        name = names[trial % len(names)]
+        more: tuple[str, ...] = ()
+        if name in ("recover", "train"):
+            more = suite.chance.choice([(), ("--resume",), ("--force",)])
+        suite.at_once(name, more, suite.chance.choice([0.0, suite.chance.uniform(0, suite.duration[name])]))
+
+
+def changes(suite: Suite, trials: int, names: list[str]) -> None:
+    for _ in range(trials):
+        suite.changing(suite.chance.uniform(0, suite.duration["prune"]))
+
+
+CLASSES: dict[str, Callable[[Suite, int, list[str]], None]] = {
+    "kills": kills, "full": full_disks, "races": races, "changes": changes,
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=500, help="kills; a fifth as many of each other class")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--classes", default=",".join(CLASSES))
+    parser.add_argument("--verbs", default="", help="with commas between them; by default all")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="slimstate-crash-") as folder:
+        suite = Suite(build(Path(folder)), asked.seed)
+        warm(suite.stage)
+        names = [name for name in asked.verbs.split(",") if name] or list(suite.stage.verbs())
+        for name in names if "prune" in names else [*names, "prune"]:
+            suite.learn(name)
+            print(f"{name}: {suite.duration[name]:.2f} s, {len(suite.reference[name])} files that do not vary")
+        for kind in asked.classes.split(","):
+            CLASSES[kind](suite, asked.trials if kind == "kills" else -(-asked.trials // 5), names)
+        for failure in suite.failures:
+            print(f"\n{failure}")
+        for verdict, count in sorted(suite.verdicts.items()):
+            print(f"{count:5d}  {verdict}")
+    return 1 if suite.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Outputs appear whole or not at all, in plain places only, and what is unfinished goes, whatever ends the process."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from slimstate.system import atomic, leftovers, shortages
+from slimstate.system.errors import OutputError
+from slimstate.system.interruption import STOP
+from slimstate.system.locks import held
+
+HOST = socket.gethostname()
+
+
+def special(folder: Path) -> dict[str, Path]:
+    """What a path can lead to that is no plain file or folder, and the word for it."""
+    places = {"a pipe": folder / "pipe", "a link": folder / "link", "a socket": folder / "socket"}
+    os.mkfifo(places["a pipe"])
+    places["a link"].symlink_to(folder / "nowhere")
+    here = Path.cwd()
+    os.chdir(folder)  # the name of a socket is short
+    try:
+        socket.socket(socket.AF_UNIX).bind("socket")
+    finally:
+        os.chdir(here)
+    return places | {"a device": Path("/dev/null")}
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a socket", "a device"])
+def test_only_plain_places_are_written(kind, tmp_path):
+    path = special(tmp_path)[kind]
+    before = path.lstat().st_mode
+    attempts = {
+        "file": [lambda: atomic.write_text(path, "x"), lambda: atomic.check_place(path, folder=False)],
+        "folder": [lambda: atomic.staged_files(path).__enter__(), lambda: atomic.check_place(path, folder=True)],
+    }
+    for wanted in attempts:
+        for attempt in attempts[wanted]:
+            with pytest.raises(OutputError, match=f"{path} is {kind}"):
+                attempt()
+    assert path.lstat().st_mode == before
+
+
+def test_something_that_gets_there_meanwhile_is_not_replaced(tmp_path):
+    with pytest.raises(OutputError, match="is a link"), atomic.staged_file(tmp_path / "out") as file:
+        file.write_text("x")
+        (tmp_path / "out").symlink_to("/etc/passwd")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["./", "..", "x/..", "/"])
+def test_a_folder_is_no_file_however_it_is_spelt(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match="is a folder; `out` is a file"):
+        atomic.check_place(Path(name), folder=False)
+
+
+def test_a_name_whose_hidden_sibling_would_be_too_long_is_refused_at_once(tmp_path):
+    with pytest.raises(OutputError, match="File name too long"):
+        atomic.check_place(tmp_path / ("n" * 250), folder=False)
+
+
+def dead_process() -> int:
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_whatever_is_written_next_in_a_folder_clears_what_dead_processes_left(tmp_path):
+    dead, alive = dead_process(), os.getppid()
+    gone = [f".sweep.json.partial-{dead}", f".a.png.partial-{HOST}-{dead}", f".cut.partial-{HOST}-{dead}"]
+    stays = [f".b.partial-{HOST}-{alive}", f".c.partial-elsewhere-{dead}", ".d.partial-", ".e", "f.partial-1"]
+    for name in (*gone[:2], *stays):
+        (tmp_path / name).write_text("x")
+    (tmp_path / gone[2]).mkdir()
+    (tmp_path / gone[2] / "half").write_text("x")
+    atomic.write_text(tmp_path / "new", "y")
+    assert {path.name for path in tmp_path.iterdir()} == {"new", *stays}
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("failing", ["first", "last"])
+def test_files_that_belong_together_appear_together(failing, tmp_path):
+    for folder in (tmp_path / "new" / "newer", tmp_path):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(OutputError, match="no space left for"), atomic.staged_files(folder) as place:
+            if failing == "first":
+                full_disk()
+            atomic.write_text(place / "a.json", "x")
+            full_disk()
+        assert sorted(tmp_path.rglob("*")) == before
+    for folder in (tmp_path / "new", tmp_path):
+        with atomic.staged_files(folder) as place:
+            for name in ("a.json", "b.png"):
+                atomic.write_text(place / name, "x")
+            assert not (folder / "a.json").exists()
+        assert {"a.json", "b.png"} <= {path.name for path in folder.iterdir()}
+    assert not [path for path in tmp_path.rglob(".*")]
+
+
+def test_a_full_disk_is_known_by_whatever_libraries_make_of_it(tmp_path):
+    """Under a limit on the size of files, which the system treats in the same way."""
+    import resource
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            errors = []
+            try:
+                safetensors.torch.save_file({"x": torch.zeros(10**5)}, tmp_path / "x")
+            except Exception as error:
+                errors.append(error)
+            try:
+                (tmp_path / "y").write_bytes(bytes(10**6))
+            except Exception as error:
+                errors.append(error)
+            code = 0 if len(errors) == 2 and all(map(shortages.no_room, errors)) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_memory_that_runs_out_is_known_by_whatever_libraries_make_of_it():
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(10**15)
+    assert "out of memory" in str(shortages.in_words(refused.value))
+    assert "out of memory" in str(shortages.in_words(MemoryError()))
+    assert shortages.in_words(RuntimeError("a bug")) is None
+
+
+def test_a_folder_is_for_one_process_at_a_time(tmp_path):
+    with held(tmp_path):
+        with pytest.raises(OutputError, match=re.escape(f"another process works in {tmp_path}")), held(tmp_path):
+            pass
+    with held(tmp_path):
+        pass
+
+
+def stopped(folder: Path, number: int, work) -> tuple[int, str, float]:
+    """A process that works until it is stopped: its exit code, what it said, and how long it took to end."""
+    ready, begun = os.pipe()
+    said = folder.parent / "said"
+    child = os.fork()
+    if child == 0:
+        try:
+            with said.open("w") as file:
+                os.dup2(file.fileno(), 2)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            STOP.listen()
+            work(lambda: os.write(begun, b"x"))
+        finally:
+            os._exit(1)
+    os.close(begun)
+    assert os.read(ready, 1) == b"x"
+    sent = time.monotonic()
+    os.kill(child, number)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code, said.read_text(), time.monotonic() - sent
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_what_is_in_native_code_and_takes_what_is_unfinished_with_it(number, code, tmp_path):
+    folder = tmp_path / "records"
+    folder.mkdir()
+
+    def work(begun) -> None:
+        with atomic.partial(folder / "new" / "newer" / "out") as place, atomic.staged_file(folder / "file"):
+            (place / "half").write_text("x")
+            begun()
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # a Python handler would wait for minutes
+
+    found, said, seconds = stopped(folder, number, work)
+    assert (found, said) == (code, "slimstate: stopped; nothing was written; the same command starts again\n")
+    assert list(folder.iterdir()) == []
+    assert seconds < 2
+
+
+def test_a_stop_says_what_is_kept(tmp_path):
+    folder = tmp_path / "records"
+
+    def kept(begun) -> None:
+        with STOP.keeping(lambda: None), STOP.keeping(lambda: "3 rows are kept"), STOP.keeping(lambda: "inner"):
+            begun()
+            time.sleep(60)
+
+    def written(begun) -> None:
+        atomic.write_text(folder / "a", "x")
+        atomic.write_text(folder / "b", "x")
+        begun()
+        time.sleep(60)
+
+    assert stopped(folder, signal.SIGTERM, kept)[1] == "slimstate: stopped; 3 rows are kept\n"
+    assert (
+        stopped(folder, signal.SIGTERM, written)[1]
+        == f"slimstate: stopped; {folder / 'b'} and 1 more: written, and whole\n"
+    )
+
+
+def test_a_signal_to_a_forked_process_is_none_to_its_parent():
+    """As libraries end their workers."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with STOP.listening():
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+def test_names_that_are_no_utf8_can_be_written_about(tmp_path):
+    atomic.write_text(tmp_path / "x", "caf\udce9")
+    assert (tmp_path / "x").read_text() == "caf\\udce9"
+    assert leftovers.is_partial(Path(f".x.partial-{HOST}-1"))
