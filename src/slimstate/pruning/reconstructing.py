@@ -19,6 +19,7 @@ from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import PLAN, Choice, Plan, read_choice, written_choice
 from slimstate.core.surgery import Cutter
+from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.calibration import Sums, complaint_about, watched
@@ -122,18 +123,24 @@ class Reconstructing:
             force=self.force, reporter=self.reporter,
         )  # fmt: skip
         windows = job.read_windows(self.data)
-        layers = job.walk(windows)
-        if plan is None:
-            plan = plan_of(
-                self.checkpoint, self.method, self.request, cut.chosen, windows.provenance(),
-                corrected=self.corrected, reporter=self.reporter,
-            )  # fmt: skip
-        config = cut_config(self.checkpoint, plan)
-        reconstruction = job.record(self.checkpoint, config, windows, layers, again, time.perf_counter() - started)
-        record = replace(describe(self.checkpoint, plan, reconstruction.kernels), reconstruction=reconstruction)
-        card = cut_card(plan, self.out.name, record, config["slimstate"]["history"])
-        card += serving_lines(plan.model_type, plan.key_dim)
-        change = StoredChange(Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected), job.trained())
-        left_out = job.write(self.checkpoint, change, config, {PLAN: plan.to_json() + "\n"}, card, reconstruction)
+        with job.begun(windows) as folder:
+            layers = job.walk(folder, windows)
+            plan = self._planned(cut, windows) if plan is None else plan
+            config = cut_config(self.checkpoint, plan)
+            reconstruction = job.record(self.checkpoint, config, windows, layers, again, time.perf_counter() - started)
+            record = replace(describe(self.checkpoint, plan, reconstruction.kernels), reconstruction=reconstruction)
+            card = cut_card(plan, self.out.name, record, config["slimstate"]["history"])
+            card += serving_lines(plan.model_type, plan.key_dim)
+            cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
+            documents = {PLAN: plan.to_json() + "\n"}
+            change = StoredChange(cutter, folder.trained())
+            left_out = job.write(self.checkpoint, change, config, documents, card, reconstruction)
         seconds = time.perf_counter() - started
         return replace(record, out=str(self.out), left_out=tuple(left_out), seconds=seconds)
+
+    def _planned(self, cut: CutOnTheWay, windows: Windows) -> Plan:
+        """What was chosen on the way."""
+        return plan_of(
+            self.checkpoint, self.method, self.request, cut.chosen, windows.provenance(),
+            corrected=self.corrected, reporter=self.reporter,
+        )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,11 +63,13 @@ def reconstruct(
         options=options, run=run, force=force, reporter=reporter,
     )  # fmt: skip
     windows = job.read_windows(str(data))
-    layers = job.walk(windows)
     told = {"teacher": teacher, "data": data, "out": out, **options.changed(), "device": run.device, "dtype": run.dtype}
-    again, seconds = command("reconstruct", [model], told), time.perf_counter() - started
-    record = job.record(cut, cut.config, windows, layers, again, seconds)
-    job.write(cut, StoredChange(None, job.trained()), cut.config, {}, _card(cut), record)
+    with job.begun(windows) as folder:
+        layers = job.walk(folder, windows)
+        record = job.record(
+            cut, cut.config, windows, layers, command("reconstruct", [model], told), time.perf_counter() - started
+        )
+        job.write(cut, StoredChange(None, folder.trained()), cut.config, {}, _card(cut), record)
     return record
 
 
@@ -149,17 +152,20 @@ class Job:
     def settings(self, windows: Windows) -> ReconstructionSettings:
         return self.options.on(self.run.place.type, windows)
 
-    def walk(self, windows: Windows) -> tuple[LayerErrors, ...]:
-        """Train every layer, and keep what comes of it in the run folder."""
-        settings = self.settings(windows)
+    def begun(self, windows: Windows) -> AbstractContextManager[RunFolder]:
+        """The folder that keeps what is done until all is written."""
         begun_with = {
             "teacher": self.teacher.fingerprint,
             "tokens": windows.digest,
             "dtype": self.run.precision_name,
             **self.given,
-            **dict(written(settings)),
+            **dict(written(self.settings(windows))),
         }
-        folder = RunFolder.begin(self.out, begun_with, self.force, self.reporter)
+        return RunFolder.begun(self.out, begun_with, self.force, self.reporter)
+
+    def walk(self, folder: RunFolder, windows: Windows) -> tuple[LayerErrors, ...]:
+        """Train every layer, and keep what comes of it in the run folder."""
+        settings = self.settings(windows)
         self.reporter.say(
             f"reconstructing {len(self.teacher.mixers)} layers: {settings.steps} steps of {settings.batch} windows each"
             f" of {settings.samples} x {settings.length} tokens"
@@ -175,9 +181,6 @@ class Job:
             )
             layers.append(errors)
         return tuple(layers)
-
-    def trained(self) -> TrainedTensors:
-        return RunFolder(run_folder_of(self.out)).trained()
 
     def record(
         self,
@@ -212,7 +215,7 @@ class Job:
             calibration=read(Text, windows.describe()),
             held_out=max(1, round(len(windows.tokens) * 0.1)),
             layers=layers,
-            trained_parameters=self.trained().elements,
+            trained_parameters=RunFolder(run_folder_of(self.out)).trained().elements,
             processes=distributed.count(),
             out=str(self.out),
         )
@@ -226,19 +229,17 @@ class Job:
         card: str,
         record: ReconstructionRecord,
     ) -> list[str]:
-        """The folder, whole or not at all; then the run folder goes. Returns the files that were left out."""
+        """The folder, whole or not at all. Returns the files that were left out."""
         texts = {
             **documents,
             record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
             CARD: card + reconstruction_section(record),
         }
-        left_out = distributed.from_main(
+        return distributed.from_main(
             lambda: write_checkpoint(
                 base, change, _config_after(config, record), texts, self.out, force=self.force, reporter=self.reporter
             )
         )
-        RunFolder(run_folder_of(self.out)).remove()
-        return left_out
 
 
 def _card(checkpoint: Checkpoint) -> str:

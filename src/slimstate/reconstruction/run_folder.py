@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +20,14 @@ from slimstate.records.reconstruction import LayerErrors
 from slimstate.records.schema import read, written
 from slimstate.system import distributed
 from slimstate.system.atomic import staged_file, writing
-from slimstate.system.errors import OutputError, PlanError
+from slimstate.system.errors import ModelError, OutputError, PlanError
+from slimstate.system.interruption import STOP
 from slimstate.system.json_files import JsonObject, difference, read_json, write_json
 from slimstate.system.progress import Reporter
+from slimstate.system.run_folders import empty, is_free, opened
 
 SETTINGS = "settings.json"
+ALWAYS_SET = {"teacher", "tokens", "steps", "learning_rate"}  # by which our settings are known
 
 
 def run_folder_of(out: Path) -> Path:
@@ -38,27 +41,44 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def begin(cls, out: Path, settings: Mapping[str, object], force: bool, reporter: Reporter) -> RunFolder:
-        """A new one, or the one that the same command left behind."""
+    @contextmanager
+    def begun(cls, out: Path, settings: Mapping[str, object], force: bool, reporter: Reporter) -> Iterator[RunFolder]:
+        """A new one, or the one that the same command left behind; held by the main process, and gone with the work."""
         folder = cls(run_folder_of(out))
-        distributed.from_main(lambda: folder._prepare(json.loads(json.dumps(settings)), force, reporter))
-        return folder
+        with ExitStack() as stack:
+
+            def begin() -> None:
+                stack.enter_context(opened(folder.path))
+                folder._prepare(json.loads(json.dumps(settings)), force, reporter)
+
+            distributed.from_main(begin)
+            with STOP.keeping(folder._kept):
+                yield folder
+            distributed.from_main(lambda: empty(folder.path))
+
+    def _kept(self) -> str | None:
+        done = len(list(self.path.glob("layer-*.safetensors")))
+        return f"{done} layers are kept in {self.path}; the same command goes on there" if done else None
 
     def _prepare(self, settings: JsonObject, force: bool, reporter: Reporter) -> None:
-        path = self.path
-        if (path / SETTINGS).is_file():
-            other = difference(read_json(path / SETTINGS), settings)
-            if other is None:
-                reporter.say(f"going on with {path}")
-                return
-            if not force:
-                raise PlanError(f"{path} was begun with other settings: {other}; `force` starts anew")
-            shutil.rmtree(path)
-        elif path.exists():
-            raise OutputError(f"{path} is in the way and is no unfinished reconstruction: it has no {SETTINGS}")
-        with writing(path):
-            path.mkdir(parents=True)
-            write_json(path / SETTINGS, settings)
+        found = self._settings()
+        if found is None and not is_free(self.path):
+            raise OutputError(f"{self.path} is in the way and is no unfinished reconstruction: it has no {SETTINGS}")
+        other = None if found is None else difference(found, settings)
+        if found is not None and other is None:
+            reporter.say(f"going on with {self.path}")
+            return
+        if other is not None and not force:
+            raise PlanError(f"{self.path} was begun with other settings: {other}; `force` starts anew")
+        empty(self.path)
+        write_json(self.path / SETTINGS, settings)
+
+    def _settings(self) -> JsonObject | None:
+        try:
+            found = read_json(self.path / SETTINGS) if (self.path / SETTINGS).is_file() else None
+        except ModelError:
+            return None
+        return found if found is not None and found.keys() >= ALWAYS_SET else None
 
     def _weights(self, layer: int) -> Path:
         return self.path / f"layer-{layer}.safetensors"
@@ -89,9 +109,6 @@ class RunFolder:
                 places |= dict.fromkeys(names, path)
                 elements += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
         return TrainedTensors(places, elements)
-
-    def remove(self) -> None:
-        distributed.from_main(lambda: shutil.rmtree(self.path, ignore_errors=True))
 
 
 @dataclass(frozen=True)

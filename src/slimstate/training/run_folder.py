@@ -6,16 +6,14 @@ It holds what the training was begun with, its tokens, and the checkpoints of wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
-from slimstate.system import leftovers
-from slimstate.system.atomic import check_place, made, remove_empty, writing
 from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.interruption import STOP
 from slimstate.system.json_files import JsonObject, difference, read_json, write_json
-from slimstate.system.locks import held
 from slimstate.system.progress import Reporter
+from slimstate.system.run_folders import empty, is_free
 from slimstate.training.options import TrainerOptions
 
 SETTINGS = "settings.json"
@@ -25,19 +23,6 @@ ALWAYS_SET = {"data", "dtype", "length", "lr", "model", "seed", "steps"}  # by w
 
 def run_folder_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.training")
-
-
-@contextmanager
-def opened(folder: Path) -> Iterator[None]:
-    """The folder, for this process alone, made where it is not there; empty it does not stay."""
-    check_place(folder, folder=True)
-    with ExitStack() as stack:
-        with writing(folder):
-            stack.enter_context(made(folder))
-            stack.enter_context(held(folder))
-            stack.callback(remove_empty, folder)
-            leftovers.clear(folder)
-        yield
 
 
 @contextmanager
@@ -53,12 +38,6 @@ def begun(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions,
         except BaseException:
             empty(folder)
             raise
-
-
-def empty(folder: Path) -> None:
-    """Remove what is in the folder; it itself stays, for whoever holds it."""
-    for path in folder.iterdir():
-        leftovers.discard(path)
 
 
 def last_whole(folder: Path) -> Path | None:
@@ -88,9 +67,8 @@ def _settings(folder: Path) -> JsonObject | None:
 
 def _is_resumed(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions, reporter: Reporter) -> bool:
     """Whether the folder is of this training, and is gone on with; otherwise it is emptied, if it may be."""
-    others = [path for path in folder.iterdir() if not leftovers.is_partial(path)]
     found = _settings(folder)
-    if found is None and others:
+    if found is None and not is_free(folder):
         raise OutputError(f"{folder} is in the way and is no unfinished training: it has no {SETTINGS} of one")
     if found is None or (trainer.force and not trainer.resume):
         if trainer.resume:

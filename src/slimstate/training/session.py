@@ -47,9 +47,10 @@ from slimstate.system.atomic import check_place
 from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.run_folders import empty, opened
 from slimstate.training.lora import Adaptation, trainable
 from slimstate.training.options import TrainerOptions, TrainingText, TrainOptions, changed
-from slimstate.training.run_folder import begun, empty, kept, opened, run_folder_of, step_of
+from slimstate.training.run_folder import begun, kept, run_folder_of, step_of
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens, read_tokens
 
