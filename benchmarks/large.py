@@ -1,6 +1,6 @@
-"""Peak memory and time of a cut that looks at weights only, on a checkpoint far larger than that memory.
+"""Peak memory and time of a cut, and of its reconstruction, on a checkpoint far larger than that memory.
 
-    python benchmarks/large.py [--experts 128 --layers 8 --method l1]
+    python benchmarks/large.py [--experts 128 --layers 8 --method l1] [--reconstruct --dtype bfloat16]
 
 The checkpoint is shaped like Qwen3-Next (8 GB by default) with random weights in shards of 1 GB, made and removed here.
 """
@@ -17,8 +17,12 @@ import torch
 from harness import add_tokenizer, arguments, last_line_of, peak_memory_kib
 
 from slimstate.benchmark.random_models import random_model
+from slimstate.models.offload import LoadOptions
+from slimstate.pruning.options import CutOptions
 from slimstate.pruning.prune import prune
+from slimstate.reconstruction.options import ReconstructOptions
 
+TEXT = Path(__file__).parent.parent / "demo" / "calibration.txt"
 QWEN3_NEXT = {
     "model_type": "qwen3_next", "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2,
     "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
@@ -27,22 +31,41 @@ QWEN3_NEXT = {
 }  # fmt: skip
 
 
+FEW = ReconstructOptions(steps=2, batch=2, samples=4, length=256)
+
+
+def cut_alone(place: Path, options: argparse.Namespace) -> None:
+    """In a process of its own, which has nothing else in memory."""
+    started, before = time.perf_counter(), peak_memory_kib()
+    record = prune(
+        place / "model",
+        place / "cut",
+        method=options.method,
+        key_dim=64,
+        calibration=TEXT if options.reconstruct else None,
+        options=CutOptions(reconstruct=FEW if options.reconstruct else None),
+        run=LoadOptions(device="cpu", dtype=options.dtype),
+    )
+    assert record.key_dim == 64
+    seconds, peak = time.perf_counter() - started, peak_memory_kib()
+    print(json.dumps({"seconds": seconds, "peak_bytes": 1024 * peak, "peak_bytes_before": 1024 * before}))
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--method", default="l1")
+    parser.add_argument("--reconstruct", action="store_true", help="train every cut layer on a few windows, too")
+    parser.add_argument("--dtype", help="what layers are kept in and computed in while they are reconstructed")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
-        started = time.perf_counter()
-        record = prune(Path(options.only) / "model", Path(options.only) / "cut", method=options.method, key_dim=64)
-        assert record.key_dim == 64
-        print(json.dumps({"seconds": time.perf_counter() - started, "peak_bytes": 1024 * peak_memory_kib()}))
+        cut_alone(Path(options.only), options)
         return
     config = {**QWEN3_NEXT, "num_hidden_layers": options.layers, "num_experts": options.experts}
     if options.toy:
-        config |= {"hidden_size": 64, "num_hidden_layers": 4, "num_experts": 4, "vocab_size": 256}
+        config |= {"hidden_size": 64, "num_hidden_layers": 4, "num_experts": 4, "vocab_size": 8192}
         config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
         config |= {"num_attention_heads": 2, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
     with tempfile.TemporaryDirectory() as folder:
@@ -52,11 +75,15 @@ def main() -> None:
         )
         add_tokenizer(place / "model")
         shards = sorted((place / "model").glob("*.safetensors"))
-        measured = last_line_of(__file__, "--only", folder, "--method", options.method)
+        asked = ["--reconstruct"] if options.reconstruct else []
+        asked += ["--dtype", options.dtype] if options.dtype else []
+        measured = last_line_of(__file__, "--only", folder, "--method", options.method, *asked)
         record = {
             "layers": config["num_hidden_layers"],
             "experts": config["num_experts"],
             "method": options.method,
+            "reconstructed": vars(FEW) if options.reconstruct else None,
+            "dtype": options.dtype,
             "checkpoint_bytes": sum(path.stat().st_size for path in shards),
             "shards": len(shards),
             **json.loads(measured),
