@@ -53,7 +53,9 @@ class HeadDecay:
         # differences of large sums: a token of e^-50 would leave few digits for those after it in float32
         total = g.double().cumsum(-2)
         seen = [total, total - g if early else total][: readers.shape[1]]
-        between = [(end - total.mT).to(g).masked_fill_(~mask, -torch.inf) for end, mask in zip(seen, masks, strict=True)]
+        between = [
+            (end - total.mT).to(g).masked_fill_(~mask, -torch.inf) for end, mask in zip(seen, masks, strict=True)
+        ]
         last = total[:, -1:]
         self.between = torch.stack(between, 1).exp_()
         self.begun, self.left = torch.stack(seen, 1).to(g).exp(), (last - total).to(g).exp()
