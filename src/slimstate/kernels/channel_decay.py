@@ -1,8 +1,8 @@
 """Decays of every channel within chunks, however strong: by sub-chunks, and no exponent is ever positive.
 
 M chunks of C tokens in sub-chunks of S, R readers, K key dim; g [M, C, K], the logarithm of the decay. Between the
-writing at s and a reading at t > s lies the decay of the tokens between them. For s in an earlier sub-chunk that is what
-is left at the beginning of t's own, times what is lost since: two factors of at most 1, one with the keys and one with
+writing at s and a reading at t > s lies the decay of the tokens between. For s in an earlier sub-chunk that is what is
+left at the beginning of t's own, times what is lost since: two factors of at most 1, one with the keys and one with
 the readers, and a matrix product. Within a sub-chunk each distance is a sum over channels of its own, with the decays
 multiplied up token by token. A quotient of cumulated decays, which overflows where they are strong, is never formed.
 """
