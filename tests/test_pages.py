@@ -10,6 +10,7 @@ import pytest
 from places import ROOT
 from slimstate.records.benchmark import DecodeRecord, MixerRecord, ModelRecord
 from slimstate.records.sweep import SweepRecord
+from slimstate.system.json_files import read_json
 
 DOCS, RECORDS = ROOT / "docs", ROOT / "docs" / "records"
 PUBLISHED, PERFORMANCE = ((DOCS / name).read_text(encoding="utf-8") for name in ("AS_PUBLISHED.md", "PERFORMANCE.md"))
@@ -92,3 +93,22 @@ def test_every_record_that_a_page_names_is_there():
     for page in DOCS.glob("*.md"):
         for name in re.findall(r"records/([\w.-]+\.json)", page.read_text(encoding="utf-8")):
             assert Path(RECORDS / name).is_file(), f"{page.name} names {name}"
+
+
+def test_recurrences_on_a_cpu_are_those_of_the_record():
+    record = read_json(RECORDS / "recurrences.json")
+    table = table_after(PERFORMANCE, "records/recurrences.json")
+    tokens = record["length"] / 1000
+    for row in record["rows"]:
+        seconds, peak = row["seconds"], row["peak_bytes"]
+        cells = table[f"{row['family']}, {row['width']}"]
+        expected = []
+        for way in ("forward", "with gradients"):
+            naive, chunked, plain = (
+                seconds[f"{kind}, {way}"] for kind in ("token by token", "chunked", "plain products")
+            )
+            expected += [f"{tokens / naive:.1f}", f"{tokens / chunked:.1f}", f"{naive / chunked:.0f}x"]
+            expected.append(f"{tokens / plain:.0f}")
+        mebibytes = (peak[f"chunked, {way}"] / 2**20 for way in ("forward", "with gradients"))
+        assert cells == [*expected, *(f"{each:.1f}" for each in mebibytes), f"{row['inputs'] / 2**20:.1f}"]
+        assert row["error"] < 1e-4

@@ -1,13 +1,15 @@
 """Decays of every channel within chunks, however strong: by sub-chunks, and no exponent is ever positive.
 
 M chunks of C tokens in sub-chunks of S, R readers, K key dim; g [M, C, K], the logarithm of the decay. Between the
-writing at s and a reading at t > s lies the decay of the tokens between them. For s in an earlier sub-chunk that is what
-is left at the beginning of t's own, times what is lost since: two factors of at most 1, one with the keys and one with
+writing at s and a reading at t > s lies the decay of the tokens between. For s in an earlier sub-chunk that is what is
+left at the beginning of t's own, times what is lost since: two factors of at most 1, one with the keys and one with
 the readers, and a matrix product. Within a sub-chunk each distance is a sum over channels of its own, with the decays
 multiplied up token by token. A quotient of cumulated decays, which overflows where they are strong, is never formed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -18,12 +20,13 @@ from slimstate.kernels.head_decay import Decayed, DecayedGradient
 SUB = 8
 
 
-def _up_to(decay: Tensor) -> Tensor:
-    """For every place of [M, n, S, K], the product of the decays of the places before it."""
-    found = [torch.ones_like(decay[:, :, 0])]
-    for place in decay.unbind(2)[:-1]:
+def _up_to(decay: Tensor, *, from_end: bool = False) -> Tensor:
+    """For every place of [M, n, S, K], the product of the decays of the places before it, or behind it."""
+    places = decay.unbind(2)[:: -1 if from_end else 1]
+    found = [torch.ones_like(places[0])]
+    for place in places[:-1]:
         found.append(found[-1] * place)
-    return torch.stack(found, 2)
+    return torch.stack(found[:: -1 if from_end else 1], 2)
 
 
 class ChannelDecay:
@@ -36,7 +39,7 @@ class ChannelDecay:
         # readers of the state before their token
         self.reading = readers * self.decay.unsqueeze(1) if late else readers
         steps = self.decay.unflatten(1, (-1, self.sub))
-        self.since, self.until = _up_to(steps), _up_to(steps.flip(2)).flip(2)
+        self.since, self.until = _up_to(steps), _up_to(steps, from_end=True)
         self.hop = steps[:, :, -1:] * self.since[:, :, -1:]
         self.before = _up_to(self.hop.transpose(1, 2)).transpose(1, 2)
         self.local = self.reading.unflatten(2, (-1, self.sub)) * self.since.unsqueeze(1)
@@ -74,7 +77,7 @@ class ChannelDecay:
         parts = scores.unflatten(-1, (-1, self.sub)).unflatten(2, (-1, self.sub))
         return parts.diagonal(0, 2, 4).permute(0, 1, 4, 2, 3)
 
-    def _distances(self):
+    def _distances(self) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         """In every sub-chunk, the tokens that read at a distance, those they read, and the decay between."""
         parts = [x.unflatten(-2, (-1, self.sub)) for x in (self.reading, self.keys, self.decay)]
         reading, keys, decay = parts

@@ -27,7 +27,9 @@ from slimstate.kernels.channel_decay import SUB, ChannelDecay
 from slimstate.kernels.chunks import in_chunks, in_time, product
 from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
 
-CHUNK = 64
+# tokens of a chunk: longer ones take more inside of them, most of all where every channel decays, shorter ones more
+# of the state between them
+CHUNK, CHUNK_BY_CHANNEL = 64, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class _Chunks:
         self.rule, self.state, self.shape = rule, state, v.shape
         by_channel = g is not None and g.ndim == k.ndim
         # sub-chunks are whole
-        chunk = CHUNK if rule.chunk is None else rule.chunk
+        chunk = rule.chunk or (CHUNK_BY_CHANNEL if by_channel else CHUNK)
         self.chunk = min(chunk, -(-v.shape[1] // SUB) * SUB if by_channel else v.shape[1])
         self.v = self._split(v)
         keys = self._split(k).flatten(0, 1)
@@ -132,13 +134,13 @@ class _Chunks:
 
     def _added(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         decayed, v = self.decay.decayed, self.v.flatten(0, 1)
-        written = self._by_chunk(torch.bmm(decayed.keys.mT, v))
+        written = self._by_chunk(product(decayed.keys.mT, v))
         carried, states = self.state.flatten(0, 1), []
         for fade, new in zip(self._fades(), written, strict=True):
             states.append(carried)
             carried = carried + new if fade is None else torch.addcmul(new, carried, fade)
         before = torch.stack(states)
-        inside = torch.bmm(decayed.scores[:, 0], v)
+        inside = product(decayed.scores[:, 0], v)
         o = torch.baddbmm(inside, decayed.readers[:, 0], before.flatten(0, 1))
         return self._by_chunk(o), carried, (before,)
 
@@ -151,7 +153,7 @@ class _Chunks:
             system, one.expand_as(system), upper=False, unitriangular=True
         ).contiguous()
         carried, states, updates, read = self.state.flatten(0, 1), [], [], []
-        flat = (self._by_chunk(x) for x in (decayed.readers.flatten(1, 2), inverse, decayed.keys.mT))
+        flat = (self._by_chunk(x) for x in (decayed.readers.flatten(1, 2), inverse, decayed.keys.mT.contiguous()))
         for readers, solved, keys, v, beta, fade in zip(*flat, self.v, self.beta, self._fades(), strict=True):
             states.append(carried)
             seen = torch.bmm(readers, carried)
@@ -165,23 +167,23 @@ class _Chunks:
     def backward(self, kept: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient by q, k, v, g, beta, erase and the state."""
         output, last = self._split(by_output).flatten(0, 1), by_last.flatten(0, 1)
-        one, found = (
-            self._added_backward(kept[0], output, last)
-            if self.beta is None
-            else self._erasing_backward(kept, output, last)
-        )
-        readers, keys, g = self.decay.backward(one)
-        v, beta, first = found
-        by_erase = None
-        if self.beta is not None:
-            by_erase = readers[:, 1]
-            if self.by_keys:
-                keys, by_erase = keys + by_erase, None
-        tensors = (readers[:, 0] * self.rule.scale, keys, v, g, beta, by_erase)
-        q, k, v, g, beta, erase = (None if x is None else self._joined(x) for x in tensors)
-        if g is not None and isinstance(self.decay, HeadDecay):
-            g = g.squeeze(-1)
-        return q, k, v, g, None if beta is None else beta.squeeze(-1), erase, first.view_as(self.state)
+        if self.beta is None:
+            gradient, (v, beta, first) = self._added_backward(kept[0], output, last)
+        else:
+            gradient, (v, beta, first) = self._erasing_backward(kept, output, last)
+        readers, keys, g = self.decay.backward(gradient)
+        erase = None
+        if self.by_keys and self.beta is not None:
+            keys = keys + readers[:, 1]
+        elif self.beta is not None:
+            erase = readers[:, 1]
+        tensors = (readers[:, 0] * self.rule.scale, keys, v, g, beta, erase)
+        found = [None if x is None else self._joined(x) for x in tensors]
+        for place in (3, 4):  # g and beta, where they are numbers of a head
+            each = found[place]
+            if each is not None and (place == 4 or isinstance(self.decay, HeadDecay)):
+                found[place] = each.squeeze(-1)
+        return (*found, first.view_as(self.state))
 
     def _joined(self, x: Tensor) -> Tensor:
         return in_time(self._by_chunk(x), *self.shape[:2])
@@ -197,13 +199,13 @@ class _Chunks:
         self, states: Tensor, output: Tensor, last: Tensor
     ) -> tuple[DecayedGradient, tuple[Tensor, Tensor | None, Tensor]]:
         decayed, v = self.decay.decayed, self.v.flatten(0, 1)
-        read = self._by_chunk(torch.bmm(decayed.readers[:, 0].mT, output))
+        read = self._by_chunk(product(decayed.readers[:, 0].mT, output))
         after = []
         for fade, new in zip(reversed(self._fades()), reversed(read.unbind(0)), strict=True):
             after.append(last)
             last = last + new if fade is None else torch.addcmul(new, last, fade)
         later, states = torch.stack(after[::-1]).flatten(0, 1), states.flatten(0, 1)
-        by_v = torch.baddbmm(torch.bmm(decayed.scores[:, 0].mT, output), decayed.keys, later)
+        by_v = torch.baddbmm(product(decayed.scores[:, 0].mT, output), decayed.keys, later)
         gradient = DecayedGradient(
             scores=product(output, v.mT).unsqueeze(1),
             readers=product(output, states.mT).unsqueeze(1),
@@ -217,10 +219,10 @@ class _Chunks:
     ) -> tuple[DecayedGradient, tuple[Tensor, Tensor | None, Tensor]]:
         assert self.beta is not None
         decayed, (states, update, inverse) = self.decay.decayed, kept
-        read = self._by_chunk(torch.bmm(decayed.readers[:, 0].mT, output))
-        used = self._by_chunk(torch.bmm(decayed.scores[:, 0].mT, output))
-        erasers = decayed.readers[:, 1].mT
-        flat = [self._by_chunk(x).unbind(0) for x in (decayed.keys, inverse.mT, erasers)]
+        read = self._by_chunk(product(decayed.readers[:, 0].mT, output))
+        used = self._by_chunk(product(decayed.scores[:, 0].mT, output))
+        transposed = inverse.mT.contiguous(), decayed.readers[:, 1].mT.contiguous()
+        flat = [self._by_chunk(x).unbind(0) for x in (decayed.keys, *transposed)]
         chunks = list(zip(*flat, read, used, self.beta, self._fades(), strict=True))
         after, solved = [], []
         for keys, inverted, eraser, new, part, beta, fade in reversed(chunks):

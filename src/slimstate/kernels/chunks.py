@@ -24,9 +24,8 @@ def in_time(x: Tensor, batch: int, time: int) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a b for every matrix; where b is a transposed view it is copied, since some libraries are slow at those."""
-    rows = b.reshape(-1, *b.shape[-2:]).contiguous()
-    return torch.bmm(a.reshape(-1, *a.shape[-2:]), rows).view(*a.shape[:-1], b.shape[-1])
+    """a b for every matrix [M, ., .]; a transposed view is copied first, since some libraries are slow at those."""
+    return torch.bmm(a.contiguous(), b.contiguous())
 
 
 def lower(size: int, diagonal: int, device: torch.device) -> Tensor:

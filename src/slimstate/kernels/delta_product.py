@@ -16,21 +16,22 @@ from slimstate.kernels.fla_calls import CallOptions, call
 from slimstate.kernels.patches import Patch, needs_torch_gated_rule, too_precise_for_triton
 
 
+def spread(x: Tensor, updates: int, place: int) -> Tensor:
+    """[B, T, ...] to [B, n T, ...], with zeros at all updates of a token but one."""
+    steps = x.new_zeros(*x.shape[:2], updates, *x.shape[2:])
+    steps[:, :, place] = x
+    return steps.flatten(1, 2)
+
+
 def delta_product(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, num_householder: int, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """As fla's layers call it, with n = `num_householder`."""
-
-    def spread(x: Tensor, place: int) -> Tensor:
-        steps = x.new_zeros(*x.shape[:2], num_householder, *x.shape[2:])
-        steps[:, :, place] = x
-        return steps.flatten(1, 2)
-
     known = CallOptions.read(options)
     if known.cu_seqlens is not None:
         known = replace(known, cu_seqlens=known.cu_seqlens * num_householder)
-    decay = None if g is None else spread(g, 0)
-    o, state = call(delta_rule, known, q=spread(q, -1), k=k, v=v, beta=beta, g=decay)
+    decay = None if g is None else spread(g, num_householder, 0)
+    o, state = call(delta_rule, known, q=spread(q, num_householder, -1), k=k, v=v, beta=beta, g=decay)
     return o.unflatten(1, (-1, num_householder))[:, :, -1], state
 
 

@@ -97,6 +97,13 @@ def gated_delta_rule(
     return call(delta_rule, known, q=q, k=k, v=v, beta=known.strength(beta), g=_decay(g, known))
 
 
+def stock_gated_delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = 64, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The rule with a decay, as the layers of transformers call it; their `chunk_size` is for GPUs."""
+    return call(delta_rule, CallOptions.read(options), q=query, k=key, v=value, beta=beta, g=g)
+
+
 def _decay(g: Tensor | None, options: CallOptions) -> Tensor | None:
     """The logarithm of the decay, where the layer leaves it to the kernel to make."""
     if not options.use_gate_in_kernel:
@@ -119,3 +126,5 @@ PATCHES = (
     Patch("fla.layers.gated_deltanet.fused_recurrent_gated_delta_rule", gated_delta_rule),
     Patch("fla.layers.gated_deltaproduct.fused_recurrent_gated_delta_rule", gated_delta_rule),
 )
+
+IN_TRANSFORMERS = {"torch_chunk_gated_delta_rule": stock_gated_delta_rule}

@@ -1,7 +1,8 @@
 """Functions that run in place of a library's own, where those cannot: on a CPU, or with numbers they do not take.
 
-Every module of this package lists what it has for fla as PATCHES = (...), which is found here by itself: a new
-recurrence is a module and nothing else. Each patch stands aside for CUDA tensors that fla's own kernels take, so a
+Every module of this package lists what it has for fla as PATCHES = (...), and for transformers, by the name that a
+function has in all of its modules, as IN_TRANSFORMERS = {...}. Both are found here by themselves: a new recurrence is a
+module and nothing else. Each patch stands aside for CUDA tensors that fla's own kernels take, so a
 model on a GPU is not touched. The model classes stay those of the libraries.
 """
 
@@ -14,6 +15,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -121,10 +123,18 @@ def in_place_of(
     return tuple(Patch(f"{module}.{name}", version, when) for name in names)
 
 
-def found_in(package: str, places: Iterable[str]) -> Iterator[Patch]:
-    """The PATCHES that the modules of a package list; those that import triton, *_triton, have none."""
+PACKAGE, HERE = __name__.rpartition(".")[0], str(Path(__file__).parent)
+
+
+def modules_of(package: str, places: Iterable[str]) -> Iterator[ModuleType]:
+    """The modules of a package but those that import triton, *_triton, which have no patches."""
     for name in sorted(module.name for module in pkgutil.iter_modules(places) if not module.name.endswith("_triton")):
-        module = importlib.import_module(f"{package}.{name}")
+        yield importlib.import_module(f"{package}.{name}")
+
+
+def found_in(package: str, places: Iterable[str]) -> Iterator[Patch]:
+    """The PATCHES that the modules of a package list."""
+    for module in modules_of(package, places):
         for patch in getattr(module, "PATCHES", ()):
             if not isinstance(patch, Patch):
                 raise TypeError(f"{module.__name__} lists {patch!r} in PATCHES, which is not a Patch")
@@ -133,7 +143,16 @@ def found_in(package: str, places: Iterable[str]) -> Iterator[Patch]:
 
 def patches() -> tuple[Patch, ...]:
     """All that this package has for fla."""
-    return tuple(found_in(__name__.rpartition(".")[0], [str(Path(__file__).parent)]))
+    return tuple(found_in(PACKAGE, [HERE]))
+
+
+def in_transformers() -> dict[str, Callable[..., Any]]:
+    """All that this package has for transformers, by the names of the functions there."""
+    return {
+        name: version
+        for module in modules_of(PACKAGE, [HERE])
+        for name, version in getattr(module, "IN_TRANSFORMERS", {}).items()
+    }
 
 
 @functools.cache
@@ -145,18 +164,18 @@ def install() -> None:
 
 @functools.cache
 def use_reference(hook: HookPoint) -> None:
-    """Make the functions of a transformers module run their own PyTorch form wherever compiled ones cannot run.
+    """Make the functions of a transformers module run where compiled ones cannot: our form, or their own in PyTorch.
 
     Transformers chooses compiled kernels when it is imported, by what is installed and not by where the tensors are.
     Once a process.
     """
-    module = importlib.import_module(hook.module)
+    module, ours = importlib.import_module(hook.module), in_transformers()
     step = () if hook.step_operator is None else (hook.step_operator,)
     for name in (*hook.operators, *step, *hook.gpu_kernels):
         chosen = getattr(module, name)
-        reference = inspect.unwrap(chosen)
-        if reference is not chosen:
+        version = ours.get(name, inspect.unwrap(chosen))
+        if version is not chosen:
             when = needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu
-            Patch(f"{hook.module}.{name}", reference, when).install()
+            Patch(f"{hook.module}.{name}", version, when).install()
     for name in hook.fused_layers:
         Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), always).install()
