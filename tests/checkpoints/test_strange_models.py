@@ -386,3 +386,19 @@ def test_what_loads_is_what_was_opened(folders):
     """The guard of the vocabulary stays out of the way of an ordinary model."""
     runtime = load(folders[NAME], device="cpu")
     assert runtime.model(input_ids=tiny.token_ids()).logits.isfinite().all()
+
+
+def test_evidence_is_of_the_files_that_ran(model, text_file, monkeypatch):
+    """The weights change while the model runs: its sums are of neither."""
+    from slimstate.pruning import evidence
+
+    def changing(*given: Any) -> Any:
+        sums = calibrate(*given)
+        overwrite(sorted(model.glob("*.safetensors"))[-1])
+        return sums
+
+    calibrate = evidence.calibrate
+    monkeypatch.setattr(evidence, "calibrate", changing)
+    with pytest.raises(ModelError, match=r"changed while it was read"):
+        cut(model, None, method="drrqr", data=text_file, samples=2, length=64, evidence=model.parent / "evidence")
+    assert [path.name for path in model.parent.iterdir()] == ["model"]

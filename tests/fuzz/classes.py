@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -34,6 +35,13 @@ class Case:
     words: tuple[str, ...]
     out: str | None = OUT
     model: str | None = None
+    keeps: bool = False  # what was finished before an error stays
+
+    def outs(self, well: bool) -> frozenset[str]:
+        """Where something may have been written, relative to the folder, if all went well or not."""
+        asked = {value for flag, value in pairwise(self.words) if flag in ("--out", "--evidence")}
+        named = {os.path.normpath(path) for path in (asked if self.keeps else {self.out or ""}) if path}
+        return frozenset(named) if well or self.keeps else frozenset()
 
 
 def prune(random: Random, model: str = "model", *more: str) -> Case:
@@ -364,7 +372,7 @@ def recipe(random: Random, seeds: Path, here: Path) -> Case:
         data = "\n".join(lines).encode()
     (here / "recipe.toml").write_bytes(data)
     more = random.choice((("--dry-run",), ("--small",), (), ("--set", "models=model"), ("--set", "key_dims=x")))
-    return Case(words=("run", "recipe.toml", "--out", OUT, *more))
+    return Case(words=("run", "recipe.toml", "--out", OUT, *more), keeps=True)
 
 
 def arguments(random: Random, seeds: Path, here: Path) -> Case:
@@ -416,7 +424,7 @@ def arguments(random: Random, seeds: Path, here: Path) -> Case:
             del words[at]
         else:
             words.insert(at, random.choice(flags))
-    return Case(words=tuple(words), out="work")
+    return Case(words=tuple(words), keeps=True)
 
 
 CLASSES: dict[str, Callable[[Random, Path, Path], Case]] = {

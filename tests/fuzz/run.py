@@ -117,8 +117,7 @@ def judged(running: Running, code: int, processor: float, late: bool) -> tuple[s
     said = running.folder.with_suffix(".stderr")
     errors = said.read_text(errors="replace")
     ended = Ended(code=code, wall=time.monotonic() - running.began, processor=processor, errors=errors, timed_out=late)
-    allowed = running.case.out if code == 0 or running.case.out == "work" else None
-    wrong = complaint(ended) or touched(running.before, inventory(running.folder), allowed)
+    wrong = complaint(ended) or touched(running.before, inventory(running.folder), running.case.outs(code == 0))
     out = running.folder / (running.case.out or "")
     if wrong is None and code == 0 and running.case.model is not None and (out / "config.json").exists():
         wrong = _differs(running.folder / running.case.model, out)

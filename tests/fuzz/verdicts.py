@@ -68,10 +68,11 @@ def inventory(folder: Path) -> dict[str, str]:
     return found
 
 
-def touched(before: dict[str, str], after: dict[str, str], out: str | None) -> str | None:
-    """What changed that is neither the output `out` nor in it."""
+def touched(before: dict[str, str], after: dict[str, str], outs: frozenset[str]) -> str | None:
+    """What changed that is neither one of the outputs, nor in one, nor a folder made for one."""
     for name in sorted(before.keys() | after.keys()):
-        allowed = out is not None and (name == out or name.startswith(f"{out}/"))
+        made = name not in before
+        allowed = any(f"{name}/".startswith(f"{out}/") or (made and out.startswith(f"{name}/")) for out in outs)
         if before.get(name) != after.get(name) and not allowed:
             what = "left" if name not in before else "gone" if name not in after else "changed"
             return f"{what}: {name}"
@@ -96,6 +97,7 @@ def misfit(source: Path, out: Path) -> str | None:
     from slimstate.core.plan import PLAN, Plan
     from slimstate.models.hooks import masked
     from slimstate.models.load import load
+    from slimstate.system.errors import SlimstateError
 
     try:
         for path in out.rglob("*.safetensors"):
@@ -108,7 +110,10 @@ def misfit(source: Path, out: Path) -> str | None:
     plan = Plan.from_json((out / PLAN).read_text())
     ids = torch.randint(0, 200, (1, 40), generator=torch.Generator().manual_seed(0))
     source, out = bare(source), bare(out)
-    checkpoint, runtime = Checkpoint.open(source), load(source, device="cpu")
+    try:
+        checkpoint, runtime = Checkpoint.open(source), load(source, device="cpu")
+    except SlimstateError:
+        return None  # the source itself cannot be run, and is no worse for the cut
     with torch.inference_mode():
         with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
             expected = runtime.model(input_ids=ids, use_cache=False).logits.double()

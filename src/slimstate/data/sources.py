@@ -26,7 +26,7 @@ from slimstate.system.paths import expanded
 BLOCK = 2**18  # characters of plain text that are read at once
 FORMATS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS: dict[str, Callable[[IO[bytes]], Any]] = {".xz": lzma.open, ".gz": gzip.open}
-MOST_PACKED, SURELY = 200, 2**26  # times its size that a file may unpack to, and bytes that any may
+MOST_PACKED, SURELY = 200, 2**22  # times its size that a file may unpack to, and bytes that any may
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,23 +81,31 @@ def too_long(where: str) -> DataError:
 
 
 class Unpacked(io.RawIOBase):
-    """What a compressed file holds, as long as it is not much more than any text would be packed to."""
+    """What a compressed file holds, as long as it is not much more than any text would be packed to.
 
-    def __init__(self, packed: IO[bytes], path: Path) -> None:
-        self._packed, self._seen = packed, 0
-        self._most = max(SURELY, MOST_PACKED * path.stat().st_size)
-        self._name = named(path)
+    The beginning is unpacked before any of it is given out, so that little time goes into what is no text.
+    """
+
+    def __init__(self, file: IO[bytes], unpack: Callable[[IO[bytes]], Any], name: str) -> None:
+        self._file, self._packed, self._name = file, unpack(file), name
+        self._begin, self._seen = io.BytesIO(), 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, memory: Any) -> int:
-        data = self._packed.read(len(memory))
-        self._seen += len(data)
-        if self._seen > self._most:
-            raise DataError(f"{self._name} unpacks to more than {MOST_PACKED} times its size: that is no text")
+        if not self._seen:
+            self._begin = io.BytesIO(self._unpacked(SURELY + 1))
+        data = self._begin.read(len(memory)) or self._unpacked(len(memory))
         memory[: len(data)] = data
         return len(data)
+
+    def _unpacked(self, size: int) -> bytes:
+        data: bytes = self._packed.read(size)
+        self._seen += len(data)
+        if self._seen > max(SURELY, MOST_PACKED * self._file.tell()):
+            raise DataError(f"{self._name} unpacks to more than {MOST_PACKED} times its size: that is no text")
+        return data
 
 
 def _read(path: Path, kind: str) -> Iterator[str]:
@@ -108,7 +116,7 @@ def _read(path: Path, kind: str) -> Iterator[str]:
             if unpack is None:
                 yield from reader(file, path)
             else:
-                yield from reader(io.BufferedReader(Unpacked(unpack(file), path), BLOCK), path)
+                yield from reader(io.BufferedReader(Unpacked(file, unpack, named(path)), BLOCK), path)
     except UnicodeDecodeError as error:
         raise DataError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import logit_factor
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.prepare import describe_kernels, prepare
-from slimstate.models.stock import quiet_transformers, stock_class, text_settings
-from slimstate.system.errors import ModelError, SlimstateError, named, reason_of
+from slimstate.models.stock import quiet_transformers, refusals, stock_class, text_settings
+from slimstate.system.errors import ModelError, named, reason_of
 from slimstate.system.input_files import files_inside, place_inside
 from slimstate.system.json_files import read_json
 
@@ -47,7 +45,7 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
     quiet_transformers()
-    with warnings.catch_warnings(), loading(folder):
+    with warnings.catch_warnings(), refusals(f"{named(folder)} cannot be loaded"):
         warnings.simplefilter("ignore")
         settings = config_class.from_pretrained(folder, trust_remote_code=False)
         model, report = model_class.from_pretrained(
@@ -85,17 +83,6 @@ def states_before_head(model: Any, ids: Tensor) -> Tensor:
     hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     factor = logit_factor({"model_type": model.config.model_type, **vars(model.config)})
     return hidden if factor == 1 else hidden * factor
-
-
-@contextmanager
-def loading(folder: Path | str) -> Iterator[None]:
-    """What a library has against the files of a model, as one line."""
-    try:
-        yield
-    except SlimstateError:
-        raise
-    except Exception as error:  # of many kinds: a library's answer to what a stranger wrote
-        raise ModelError(f"{named(folder)} cannot be loaded: {reason_of(error)}") from error
 
 
 def guard_vocabulary(model: Any, tokenizer: Any, device: torch.device) -> None:

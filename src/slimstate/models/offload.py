@@ -20,10 +20,10 @@ import torch
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.devices import RunOptions
-from slimstate.models.load import Runtime, guard_vocabulary, load, load_tokenizer, loading
+from slimstate.models.load import Runtime, guard_vocabulary, load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
-from slimstate.models.stock import stock_model, tied_weights
-from slimstate.system.errors import ModelError, PlanError
+from slimstate.models.stock import refusals, stock_model, tied_weights
+from slimstate.system.errors import ModelError, PlanError, named
 
 SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
 
@@ -90,7 +90,7 @@ def load_spread(folder: Path, options: LoadOptions) -> Runtime:
     if set(places.values()) == {"disk"}:
         raise PlanError("not even the embeddings fit into what `device_map` may take: give more with `max_memory`")
     scratch = tempfile.TemporaryDirectory(prefix="slimstate-")
-    with redirect_stderr(io.StringIO()), loading(folder):  # a progress bar
+    with redirect_stderr(io.StringIO()), refusals(f"{named(folder)} cannot be loaded"):  # a progress bar
         model = load_checkpoint_and_dispatch(
             model, str(folder), device_map=places, offload_folder=scratch.name, dtype=precision,
             preload_module_classes=blocks,

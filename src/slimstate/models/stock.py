@@ -105,14 +105,14 @@ def text_settings(family: Family, settings: Any) -> Any:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """What a stock class has against a config, as one line."""
+def refusals(what: str = "the stock class refuses this config") -> Iterator[None]:
+    """What a library has against a stranger's config or files, as one line."""
     try:
         yield
     except SlimstateError:
         raise
     except Exception as error:  # of many kinds: a library's answer to what a stranger wrote
-        raise ModelError(f"the stock class refuses this config: {reason_of(error)}") from error
+        raise ModelError(f"{what}: {reason_of(error)}") from error
 
 
 def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -> Any:

@@ -106,6 +106,7 @@ class Gathering:
         evidence = calibrate(runtime, checkpoint.mixers, self.windows.tokens, needs, reporter)
         with reporter.waiting("reading the weights for their fingerprint"):
             fingerprint = hashing()
+            checkpoint.check_unchanged()  # what ran was loaded from the files that were digested
         return EvidenceFile(
             model=fingerprint, calibration=self.windows.provenance(), evidence=evidence
         ), runtime.kernels

@@ -80,12 +80,6 @@ def unchanged(path: Path, identity: Identity, error: type[SlimstateError]) -> It
         _compare(path, identity, file.fileno(), error)
 
 
-def check_unchanged(path: Path, identity: Identity, error: type[SlimstateError]) -> None:
-    """What lies there is the file that had this identity, to the last byte."""
-    with unchanged(path, identity, error):
-        pass
-
-
 def _compare(path: Path, identity: Identity, descriptor: int, error: type[SlimstateError]) -> None:
     now = Identity.read(os.fstat(descriptor))
     if now != identity:
