@@ -158,3 +158,21 @@ def test_what_is_kept_for_a_gradient_is_linear_in_the_length_and_no_more_than_tw
         assert kept[-1] <= 2 * sum(x[name].nbytes for name in "qkv")
     state = 2 * 2 * 64 * 65 * 4
     assert kept[1] - state == pytest.approx(2 * (kept[0] - state), rel=0.01)
+
+
+@every_form
+def test_heads_shared_out_among_threads_are_the_same_to_the_last_bit(name):
+    form, given = FORMS[name], tensors(8, 130, True)
+    alone = results(form.chunked, form, given)
+    torch.set_num_threads(2)
+    try:
+        shared = results(form.chunked, form, given)
+        with torch.inference_mode():
+            inputs = [given[each].detach().clone() for each in ("q", "k", "v", *form.takes)]
+            named = {each: given[each] for each in form.by_name}
+            inferred = form.chunked(*inputs, **named, scale=0.4, state=given["state"])
+    finally:
+        torch.set_num_threads(1)
+    for a, b in zip(alone, shared, strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(inferred[0], alone[0])

@@ -16,6 +16,7 @@ chunks, and where something is erased the updates u and the inverse of I + beta 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from slimstate.kernels.channel_decay import SUB, ChannelDecay
 from slimstate.kernels.chunks import in_chunks, in_time, product
 from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
+from slimstate.system.threads import side_by_side
 
 # tokens of a chunk: longer ones take more inside of them, most of all where every channel decays, shorter ones more
 # of the state between them
@@ -68,21 +70,54 @@ def chunk_scan(inputs: Inputs, state: Tensor | None, rule: Rule) -> tuple[Tensor
     return o, last
 
 
+Given = tuple[Tensor | None, ...]
+
+
 class _ChunkScan(torch.autograd.Function):
+    """On a CPU the heads are shared out among threads: nothing goes from one to another."""
+
     @staticmethod
     def forward(ctx: Any, rule: Rule, *given: Tensor | None) -> tuple[Tensor, Tensor]:
-        chunks = _Chunks(rule, given)
-        o, last, kept = chunks.forward()
-        ctx.rule = rule
-        ctx.save_for_backward(*given, *kept)
-        return o, last
+        parts = _by_heads(given)
+        with torch.autocast(given[0].device.type, enabled=False):  # type: ignore[union-attr]
+            found = side_by_side(lambda part: _Chunks(rule, part).forward(), parts)
+        ctx.rule, ctx.parts, ctx.kept = rule, len(parts), len(found[0][2])
+        ctx.save_for_backward(*given, *(tensor for _, _, kept in found for tensor in kept))
+        return _joined([o for o, _, _ in found], 2), _joined([last for _, last, _ in found], 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor, by_last: Tensor) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        chunks = _Chunks(ctx.rule, saved[:7])
-        return (None, *chunks.backward(saved[7:], by_output, by_last))
+        given, kept, each = ctx.saved_tensors[:7], ctx.saved_tensors[7:], ctx.kept
+        outputs, lasts = by_output.chunk(ctx.parts, 2), by_last.chunk(ctx.parts, 1)
+
+        def work(number: int) -> tuple[Tensor | None, ...]:
+            own = kept[number * each : (number + 1) * each]
+            return _Chunks(ctx.rule, parts[number]).backward(own, outputs[number], lasts[number])
+
+        parts = _by_heads(given, ctx.parts)
+        with torch.autocast(by_output.device.type, enabled=False):
+            found = side_by_side(work, range(len(parts)))
+        axes = (2, 2, 2, 2, 2, 2, 1)
+        return None, *(
+            None if tensors[0] is None else _joined(tensors, axis)
+            for tensors, axis in zip(zip(*found, strict=True), axes, strict=True)
+        )
+
+
+def _by_heads(given: Given, parts: int | None = None) -> list[Given]:
+    """The inputs and the state of some heads each: as many parts as there are cores, where that is worth while."""
+    state = given[-1]
+    assert state is not None
+    if parts is None:
+        worth = state.device.type == "cpu" and given[0] is not None and given[0].shape[1] > CHUNK
+        parts = math.gcd(state.shape[1], torch.get_num_threads()) if worth else 1
+    split = [[None] * parts if x is None else x.chunk(parts, 1 if x is state else 2) for x in given]
+    return list(zip(*split, strict=True))
+
+
+def _joined(tensors: tuple[Tensor, ...] | list[Tensor], axis: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, axis)
 
 
 class _Chunks:

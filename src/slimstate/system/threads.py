@@ -6,7 +6,9 @@ each of them, which then keep each other waiting: so each of ours computes alone
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier, Lock, Thread
@@ -14,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 COUNTING = Lock()  # how many threads torch computes with is changed by one of us at a time
@@ -43,6 +46,30 @@ def in_the_background(number: int) -> ThreadPoolExecutor:
     return pool
 
 
+def side_by_side(work: Callable[[S], T], parts: Sequence[S]) -> list[T]:
+    """The results of work on several parts, each by a thread of its own, while this one waits.
+
+    For parts of many small operations, which torch cannot share out: its threads would wait for each other after each.
+    """
+    if len(parts) == 1:
+        return [work(parts[0])]
+    inference, pool = torch.is_inference_mode_enabled(), _standing_pool(len(parts))
+
+    def done(part: S) -> T:
+        with torch.inference_mode(inference), torch.no_grad():  # what a thread begins with is another mode
+            return work(part)
+
+    return list(pool.map(done, parts))
+
+
+@functools.cache
+def _standing_pool(number: int) -> ThreadPoolExecutor:
+    return in_the_background(number)
+
+
+os.register_at_fork(after_in_child=_standing_pool.cache_clear)  # threads stay with the parent
+
+
 def beside(work: Callable[[], T]) -> Callable[[], T]:
     """Begin some work. What is returned waits for its result, and raises what it raised; a process may end before."""
     result: Future[T] = Future()
@@ -64,7 +91,8 @@ def _restored() -> Iterator[int]:
     try:
         yield cores
     finally:
-        torch.set_num_threads(cores)
+        if torch.get_num_threads() != cores:
+            torch.set_num_threads(cores)
 
 
 def _compute_alone() -> None:
