@@ -1,12 +1,13 @@
 # make demo: sweep, cut and look into the bundled model; ends with a report.
 # make quick: all checks that are fast, for while you work.   make test: all checks.
+# make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 EXTRAS ?= eval,recover,report,dev
 
-.PHONY: install demo quick test lint format clean
+.PHONY: install demo quick test crash lint format clean
 
 install: $(READY)
 
@@ -24,6 +25,9 @@ quick: $(READY) lint
 
 test: $(READY) lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+crash: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/crash_suite.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TOKENIZERS_PARALLELISM"] = "", "false"
-
 import torch
 
 import tiny
@@ -206,6 +204,11 @@ class Suite:
         ]
         return wrongs + [f"again: left {path}" for path in leftovers(self.stage.place)]
 
+    def different(self, name: str) -> list[str]:
+        """What is not as the verb leaves it undisturbed, or not there."""
+        found = contents(self.stage.place)
+        return [path for path, digest in self.reference[name].items() if found.get(path) != digest]
+
     def full_disk(self, name: str, share: float) -> None:
         """On a file system of a size that is too small, perhaps; then on one that is large enough."""
         self.stage.clear()
@@ -246,8 +249,7 @@ class Suite:
             wrongs += [f"exit code {one.code}"] * (one.code not in (0, 2))
             wrongs += ["a traceback"] * ("Traceback" in one.said)
             wrongs += ["no line, or more than one"] * (one.code == 2 and len(one.lines) != 1)
-        found = contents(self.stage.place)
-        wrongs += [f"{path} differs" for path, digest in self.reference[name].items() if found.get(path) != digest]
+        wrongs += [f"{path} differs" for path in self.different(name)]
         wrongs += [f"left {path}" for path in leftovers(self.stage.place)]
         self.verdict(f"{name} twice", wrongs, "\n".join(one.said for one in ended))
 
@@ -421,6 +423,7 @@ def main() -> int:
     parser.add_argument("--classes", default=",".join(CLASSES))
     parser.add_argument("--verbs", default="", help="with commas between them; by default all")
     asked = parser.parse_args()
+    os.environ.update(CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
     with tempfile.TemporaryDirectory(prefix="slimstate-crash-") as folder:
         suite = Suite(build(Path(folder)), asked.seed)
         warm(suite.stage)
