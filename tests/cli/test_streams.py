@@ -90,6 +90,13 @@ def test_what_the_machine_refuses_is_one_line(name, capsys, monkeypatch):
     assert len(err.splitlines()) == 1
 
 
+def test_a_limit_under_which_libraries_hang_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (2**31, 2**31))
+    code, _, err = run(capsys, monkeypatch, "inspect", "model")
+    line = "out of memory: a limit of 2,048 MiB on it (ulimit -v), and 2,816 MiB are the least"
+    assert (code, err) == (2, f"slimstate: {line}\n")
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch):
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
