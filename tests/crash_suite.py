@@ -133,8 +133,9 @@ class Suite:
         handle, said = tempfile.mkstemp(dir=self.stage.root / "said")
         child = os.fork()
         if child == 0:
-            os.dup2(handle, 1)
-            os.dup2(handle, 2)
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(handle, number)
+                setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - in a test they are others
             os._exit(command(words))
         os.close(handle)
         return child, Path(said)
@@ -363,7 +364,8 @@ def build(root: Path) -> Stage:
     suite = Suite(stage, 0)
     words = ("prune", str(root / "model"), "--key-dim", "12", "--method", "l1", "--out", str(root / "cut"))
     assert suite.finish(suite.start(words)).code == 0
-    words = ("eval", str(root / "cut"), "--text", text, "--length", "64", "--out", str(root / "records" / "e.json"))
+    measured = ("--text", text, "--length", "64", "--max-tokens", "512")
+    words = ("eval", str(root / "cut"), *measured, "--out", str(root / "records" / "e.json"))
     assert suite.finish(suite.start(words)).code == 0
     return stage
 

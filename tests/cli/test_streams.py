@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import crash_suite
+import slimstate
 from command import run
 from places import TESTS
-from slimstate import cli
+from slimstate import Calibration, cli
 from slimstate.cli.streams import Output, secure
 from slimstate.system.errors import OutputError
 
@@ -125,6 +126,8 @@ def test_a_signal_while_everything_is_still_imported_is_one_line(number, code):
 def test_verbs_that_are_stopped_leave_nothing_and_go_on(tmp_path):
     """A few trials of the crash suite; `make crash` has hundreds."""
     suite = crash_suite.Suite(crash_suite.build(tmp_path), seed=0)
+    text = Calibration(data=str(tmp_path / "text.txt"), samples=4, length=64)
+    slimstate.prune(tmp_path / "model", None, key_dim=8, calibration=text)  # imports what those that are forked need
     suite.learn("prune")
     crash_suite.kills(suite, 3, ["prune"])
     crash_suite.races(suite, 1, ["prune"])
