@@ -158,6 +158,7 @@ class Suite:
         self.verdicts[f"{what}: {'wrong' if wrongs else 'right'}"] += 1
         if wrongs:
             self.failures.append(f"{what}: {'; '.join(wrongs)}\n{said}")
+            print(f"\n{self.failures[-1]}", flush=True)
 
     def kill(self, name: str, number: signal.Signals, moment: float) -> None:
         """A signal at a moment, and the same command again."""
@@ -435,8 +436,7 @@ def main() -> int:
             print(f"{name}: {suite.duration[name]:.2f} s, {len(suite.reference[name])} files that do not vary")
         for kind in asked.classes.split(","):
             CLASSES[kind](suite, asked.trials if kind == "kills" else -(-asked.trials // 5), names)
-        for failure in suite.failures:
-            print(f"\n{failure}")
+            print(f"{kind}: {suite.verdicts.total()} trials so far, {len(suite.failures)} of them wrong", flush=True)
         for verdict, count in sorted(suite.verdicts.items()):
             print(f"{count:5d}  {verdict}")
     return 1 if suite.failures else 0
