@@ -1,13 +1,14 @@
 # make demo: sweep, cut and look into the bundled model; ends with a report.
 # make quick: all checks that are fast, for while you work.   make test: all checks.
 # make fuzz-quick: some hundred commands on damaged input.    make fuzz CASES=4000 SEED=7: as many as you like.
+# make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 EXTRAS ?= eval,recover,report,dev
 
-.PHONY: install demo quick test fuzz-quick fuzz lint format clean
+.PHONY: install demo quick test fuzz-quick fuzz crash lint format clean
 
 install: $(READY)
 
@@ -33,6 +34,9 @@ CASES ?= 4000
 SEED  ?= 1
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
+
+crash: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/crash_suite.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

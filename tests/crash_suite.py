@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TOKENIZERS_PARALLELISM"] = "", "false"
-
 import torch
 
 import tiny
@@ -135,8 +133,9 @@ class Suite:
         handle, said = tempfile.mkstemp(dir=self.stage.root / "said")
         child = os.fork()
         if child == 0:
-            os.dup2(handle, 1)
-            os.dup2(handle, 2)
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(handle, number)
+                setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - in a test they are others
             os._exit(command(words))
         os.close(handle)
         return child, Path(said)
@@ -159,6 +158,7 @@ class Suite:
         self.verdicts[f"{what}: {'wrong' if wrongs else 'right'}"] += 1
         if wrongs:
             self.failures.append(f"{what}: {'; '.join(wrongs)}\n{said}")
+            print(f"\n{self.failures[-1]}", flush=True)
 
     def kill(self, name: str, number: signal.Signals, moment: float) -> None:
         """A signal at a moment, and the same command again."""
@@ -206,6 +206,11 @@ class Suite:
         ]
         return wrongs + [f"again: left {path}" for path in leftovers(self.stage.place)]
 
+    def different(self, name: str) -> list[str]:
+        """What is not as the verb leaves it undisturbed, or not there."""
+        found = contents(self.stage.place)
+        return [path for path, digest in self.reference[name].items() if found.get(path) != digest]
+
     def full_disk(self, name: str, share: float) -> None:
         """On a file system of a size that is too small, perhaps; then on one that is large enough."""
         self.stage.clear()
@@ -246,8 +251,7 @@ class Suite:
             wrongs += [f"exit code {one.code}"] * (one.code not in (0, 2))
             wrongs += ["a traceback"] * ("Traceback" in one.said)
             wrongs += ["no line, or more than one"] * (one.code == 2 and len(one.lines) != 1)
-        found = contents(self.stage.place)
-        wrongs += [f"{path} differs" for path, digest in self.reference[name].items() if found.get(path) != digest]
+        wrongs += [f"{path} differs" for path in self.different(name)]
         wrongs += [f"left {path}" for path in leftovers(self.stage.place)]
         self.verdict(f"{name} twice", wrongs, "\n".join(one.said for one in ended))
 
@@ -361,7 +365,8 @@ def build(root: Path) -> Stage:
     suite = Suite(stage, 0)
     words = ("prune", str(root / "model"), "--key-dim", "12", "--method", "l1", "--out", str(root / "cut"))
     assert suite.finish(suite.start(words)).code == 0
-    words = ("eval", str(root / "cut"), "--text", text, "--length", "64", "--out", str(root / "records" / "e.json"))
+    measured = ("--text", text, "--length", "64", "--max-tokens", "512")
+    words = ("eval", str(root / "cut"), *measured, "--out", str(root / "records" / "e.json"))
     assert suite.finish(suite.start(words)).code == 0
     return stage
 
@@ -421,6 +426,7 @@ def main() -> int:
     parser.add_argument("--classes", default=",".join(CLASSES))
     parser.add_argument("--verbs", default="", help="with commas between them; by default all")
     asked = parser.parse_args()
+    os.environ.update(CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
     with tempfile.TemporaryDirectory(prefix="slimstate-crash-") as folder:
         suite = Suite(build(Path(folder)), asked.seed)
         warm(suite.stage)
@@ -430,8 +436,7 @@ def main() -> int:
             print(f"{name}: {suite.duration[name]:.2f} s, {len(suite.reference[name])} files that do not vary")
         for kind in asked.classes.split(","):
             CLASSES[kind](suite, asked.trials if kind == "kills" else -(-asked.trials // 5), names)
-        for failure in suite.failures:
-            print(f"\n{failure}")
+            print(f"{kind}: {suite.verdicts.total()} trials so far, {len(suite.failures)} of them wrong", flush=True)
         for verdict, count in sorted(suite.verdicts.items()):
             print(f"{count:5d}  {verdict}")
     return 1 if suite.failures else 0

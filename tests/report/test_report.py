@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -575,9 +576,17 @@ def test_violated_bounds_are_said_in_bad_colours(tmp_path, unpainted):
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path, unpainted):
+    records = write(tmp_path, {"trace.json": trace()})
     (tmp_path / "taken").mkdir()
-    with pytest.raises(OutputError, match="cannot write"):
-        write_report(write(tmp_path, {"trace.json": trace()}), tmp_path / "taken")
+    (tmp_path / "thesis.html").write_text("years of work")
+    os.mkfifo(tmp_path / "pipe")
+    refusals = {"taken": "is a folder", "pipe": "is a pipe", "thesis.html": "is no page that slimstate wrote"}
+    for name, why in refusals.items():
+        with pytest.raises(OutputError, match=f"{name} {why}"):
+            write_report(records, tmp_path / name)
+    assert (tmp_path / "thesis.html").read_text() == "years of work"
+    for _ in range(2):  # a page of ours is replaced
+        assert write_report(records, tmp_path / "page.html").bytes
 
 
 @pytest.mark.slow

@@ -43,21 +43,26 @@ def special(folder: Path) -> dict[str, Path]:
 def test_only_plain_places_are_written(kind, tmp_path):
     path = special(tmp_path)[kind]
     before = path.lstat().st_mode
-    attempts = {
-        "file": [lambda: atomic.write_text(path, "x"), lambda: atomic.check_place(path, folder=False)],
-        "folder": [lambda: atomic.staged_files(path).__enter__(), lambda: atomic.check_place(path, folder=True)],
-    }
-    for wanted in attempts:
-        for attempt in attempts[wanted]:
-            with pytest.raises(OutputError, match=f"{path} is {kind}"):
-                attempt()
+    attempts = (
+        lambda: atomic.write_text(path, "x"),
+        lambda: atomic.check_place(path, folder=False),
+        lambda: atomic.staged_files(path).__enter__(),
+        lambda: atomic.check_place(path, folder=True),
+    )
+    for attempt in attempts:
+        with pytest.raises(OutputError, match=f"{path} is {kind}"):
+            attempt()
     assert path.lstat().st_mode == before
 
 
 def test_something_that_gets_there_meanwhile_is_not_replaced(tmp_path):
-    with pytest.raises(OutputError, match="is a link"), atomic.staged_file(tmp_path / "out") as file:
-        file.write_text("x")
-        (tmp_path / "out").symlink_to("/etc/passwd")
+    def overtaken() -> None:
+        with atomic.staged_file(tmp_path / "out") as file:
+            file.write_text("x")
+            (tmp_path / "out").symlink_to("/etc/passwd")
+
+    with pytest.raises(OutputError, match="is a link"):
+        overtaken()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -97,13 +102,17 @@ def full_disk(*_: object) -> None:
 
 @pytest.mark.parametrize("failing", ["first", "last"])
 def test_files_that_belong_together_appear_together(failing, tmp_path):
-    for folder in (tmp_path / "new" / "newer", tmp_path):
-        before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(OutputError, match="no space left for"), atomic.staged_files(folder) as place:
+    def cut_short(folder: Path) -> None:
+        with atomic.staged_files(folder) as place:
             if failing == "first":
                 full_disk()
             atomic.write_text(place / "a.json", "x")
             full_disk()
+
+    for folder in (tmp_path / "new" / "newer", tmp_path):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(OutputError, match="no space left for"):
+            cut_short(folder)
         assert sorted(tmp_path.rglob("*")) == before
     for folder in (tmp_path / "new", tmp_path):
         with atomic.staged_files(folder) as place:
@@ -111,7 +120,7 @@ def test_files_that_belong_together_appear_together(failing, tmp_path):
                 atomic.write_text(place / name, "x")
             assert not (folder / "a.json").exists()
         assert {"a.json", "b.png"} <= {path.name for path in folder.iterdir()}
-    assert not [path for path in tmp_path.rglob(".*")]
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_a_full_disk_is_known_by_whatever_libraries_make_of_it(tmp_path):
@@ -147,9 +156,9 @@ def test_memory_that_runs_out_is_known_by_whatever_libraries_make_of_it():
 
 
 def test_a_folder_is_for_one_process_at_a_time(tmp_path):
-    with held(tmp_path):
-        with pytest.raises(OutputError, match=re.escape(f"another process works in {tmp_path}")), held(tmp_path):
-            pass
+    taken = pytest.raises(OutputError, match=re.escape(f"another process works in {tmp_path}"))
+    with held(tmp_path), taken, held(tmp_path):
+        pass
     with held(tmp_path):
         pass
 

@@ -224,6 +224,13 @@ def test_a_shipped_shape_is_as_large_as_its_name_says(name):
         assert family_of(config).mixers(config)[0].axis.width == {"delta_net": 128, "gated_deltanet": 256}[family]
 
 
+def test_a_training_that_cannot_be_prepared_leaves_nothing(configs, text_file, tmp_path):
+    for mistake in ({"eval_text": "missing.txt"}, {"data": "missing.txt"}, {"tokenizer": "~nobody-at-all/x"}):
+        with pytest.raises((DataError, ModelError), match=r"^no "):
+            train(configs["delta_net"], tmp_path / "new" / "out", **{"data": str(text_file), "steps": 1, **mistake})
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_bad_requests_are_refused_in_words(configs, made, text_file, tmp_path):
     options = {"data": str(text_file), **SHORT}
     for config, changes, complaint in (

@@ -21,7 +21,7 @@ from launching import PATIENCE, free_port, options
 from places import TESTS
 from slimstate.records.training import RECOVERY, RecoveryRecord, TrainingRecord
 from slimstate.records.training import TRAINING as TRAINED
-from slimstate.training.trainer import WHOLE
+from slimstate.training.run_folder import WHOLE
 from tiny_shapes import SHAPES, SIZES
 
 pytestmark = pytest.mark.slow

@@ -40,13 +40,15 @@ from slimstate.models.load import load, load_tokenizer
 from slimstate.records.schema import read, written
 from slimstate.records.training import RECOVERY, CorpusText, RecoveryRecord
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
+from slimstate.system.locks import held
 from slimstate.system.progress import SILENT
 from slimstate.training import options, session, teacher
 from slimstate.training.lora import trainable
 from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.recover import Preview
+from slimstate.training.run_folder import WHOLE
 from slimstate.training.session import LEAST_GAP
-from slimstate.training.trainer import WHOLE, StudentTrainer
+from slimstate.training.trainer import StudentTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -624,6 +626,24 @@ def test_a_folder_that_is_no_recovery_is_left_alone(way, recover, tmp_path):
     with pytest.raises(OutputError, match=r"out.training is in the way and is no unfinished training"):
         recover(NAME, tmp_path / "out", **{way: True})
     assert (tmp_path / "out.training" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("way", ["resume", "force"])
+def test_a_second_process_is_told_that_another_one_works_there(way, recover, tmp_path):
+    folder = tmp_path / "out.training"
+    folder.mkdir()
+    with held(folder), pytest.raises(OutputError, match=r"another process works in .*out.training"):
+        recover(NAME, tmp_path / "out", **{way: True})
+    assert list(tmp_path.rglob("*")) == [folder]
+
+
+def test_settings_of_another_program_are_no_unfinished_training(recover, tmp_path):
+    folder = tmp_path / "out.training"
+    folder.mkdir()
+    (folder / "settings.json").write_text('{"theme": "dark"}')
+    with pytest.raises(OutputError, match="is in the way and is no unfinished training"):
+        recover(NAME, tmp_path / "out", force=True)
+    assert (folder / "settings.json").read_text() == '{"theme": "dark"}'
 
 
 @pytest.mark.parametrize("control", [False, True])

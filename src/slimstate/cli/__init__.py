@@ -60,6 +60,7 @@ def _outcome() -> int:
     """Do what the command line asks for; returns the exit code."""
     try:
         readable(sys.argv)
+        shortages.check_limits()
         code = app(standalone_mode=False)
         sys.stdout.flush()
         return code or 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Iterator
+
+from slimstate.system.errors import SlimstateError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_A_FULL_DISK = tuple(text for number in NO_ROOM for text in (os.strerror(number), f"(os error {number})"))
@@ -17,6 +20,16 @@ OF_A_FULL_MEMORY = (
     "bad_alloc",
     "can't start new thread",
 )
+
+LEAST_ADDRESSES = 11 * 2**28  # bytes, 2.75 GiB; with less, some library waits for memory for ever while it is loaded
+
+
+def check_limits() -> None:
+    """Refuse a limit on memory under which not even the libraries can be loaded."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
+        least, given = (f"{size / 2**20:,.0f} MiB" for size in (LEAST_ADDRESSES, limit))
+        raise SlimstateError(f"out of memory: a limit of {given} on it (ulimit -v), and {least} are the least")
 
 
 def no_room(error: BaseException) -> bool:

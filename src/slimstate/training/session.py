@@ -162,7 +162,9 @@ class Session(Generic[R]):
             try:
                 with STOP.keeping(self._kept):
                     yield tokens
-            except OutputError:
+            except OutputError as error:
+                if kept(self.folder, PARTS) is not None and "`resume`" not in str(error):
+                    raise OutputError(f"{error}; {self._kept()}") from error
                 if distributed.is_main() and kept(self.folder, PARTS) is None:
                     empty(self.folder)
                 raise
