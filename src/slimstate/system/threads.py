@@ -91,8 +91,7 @@ def _restored() -> Iterator[int]:
     try:
         yield cores
     finally:
-        if torch.get_num_threads() != cores:
-            torch.set_num_threads(cores)
+        torch.set_num_threads(cores)
 
 
 def _compute_alone() -> None:
