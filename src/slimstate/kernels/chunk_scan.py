@@ -83,7 +83,7 @@ class _ChunkScan(torch.autograd.Function):
             found = side_by_side(lambda part: _Chunks(rule, part).forward(), parts)
         ctx.rule, ctx.parts, ctx.kept = rule, len(parts), len(found[0][2])
         ctx.save_for_backward(*given, *(tensor for _, _, kept in found for tensor in kept))
-        return _joined([o for o, _, _ in found], 2), _joined([last for _, last, _ in found], 1)
+        return _joined([o for o, _, _ in found], 2).contiguous(), _joined([last for _, last, _ in found], 1)
 
     @staticmethod
     @once_differentiable
