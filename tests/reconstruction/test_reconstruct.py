@@ -99,6 +99,15 @@ def test_choosing_cutting_and_reconstructing_in_one_walk(name, folders, text_fil
     assert "## Reconstructed" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_dry_run_chooses_from_the_calibration_and_trains_nothing(folders, text_file):
+    calibration = Calibration(data=str(text_file), samples=4, length=32)
+    record = slimstate.prune(
+        folders["delta_net-plain"], None, key_dim=8, calibration=calibration, options=CutOptions(reconstruct=QUICK)
+    )
+    assert record.out is None
+    assert record.reconstruction is None
+
+
 def test_what_training_does_not_improve_keeps_the_weights_of_the_cut(folders, text_file, tmp_path, monkeypatch):
     """With no step at all, and with steps up the gradient."""
     monkeypatch.setattr(fit, "_rate", lambda number, steps: -1.0)

@@ -58,6 +58,7 @@ def prune(
     started = time.perf_counter()
     checkpoint = opened(model, out, options.force, reporter)
     target = Target(key_dim=key_dim, compression=compression, budget=budget)
+    options = replace(options, reconstruct=None) if out is None else options
     choice = Choosing.prepare(checkpoint, target, method, Calibration.of(calibration), options, run, reporter)
     if options.reconstruct is not None and out is not None:
         return choice.reconstructed(Path(out), started)

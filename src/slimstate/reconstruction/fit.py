@@ -60,7 +60,8 @@ def held_here(windows: Tensor) -> Tensor:
 
 def fit(task: Task, settings: ReconstructionSettings, layer: int, step: Step) -> LayerErrors:
     """Train, and keep the best weights seen; `step` is told how far it is. Returns the errors."""
-    before, held_out_before = task.measure(task.training), task.measure(task.held_out)
+    seen = task.training[: len(task.held_out)]
+    before, held_out_before = task.measure(seen), task.measure(task.held_out)
     cut = {name: weight.detach().clone() for name, weight in task.weights.items()}
     best, kept, kept_at = held_out_before, cut, 0
     for done in _steps(task, settings, layer, step):
@@ -74,7 +75,7 @@ def fit(task: Task, settings: ReconstructionSettings, layer: int, step: Step) ->
         if not best < held_out_before:
             task.put(cut)
             best, kept_at = held_out_before, 0
-    after = task.measure(task.training) if kept_at else before
+    after = task.measure(seen) if kept_at else before
     return LayerErrors(
         layer=layer, before=before, after=after, held_out_before=held_out_before, held_out_after=best, step=kept_at
     )

@@ -18,8 +18,8 @@ RECONSTRUCTION = "slimstate_reconstruction.json"  # beside the weights of a reco
 class LayerErrors:
     """Of one layer: the squared error behind its mixer, relative to what the mixer adds to the residual stream.
 
-    Before and after, on the windows that were trained on and on those held out; `step` is the one whose weights were
-    kept, 0 where those of the cut were.
+    Before and after, on the windows that were held out and on as many that were trained on; `step` is the one whose
+    weights were kept, 0 where those of the cut were.
     """
 
     layer: Count
