@@ -14,7 +14,7 @@ from slimstate.system.errors import PlanError
 if TYPE_CHECKING:
     from slimstate.reconstruction.options import ReconstructOptions
 
-STEPS = "Training steps for every layer; by default 400 on a GPU and 60 on a CPU."
+STEPS = "Training steps for every layer; by default 400 on a GPU and 90 on a CPU."
 BATCH = "Windows in a step; by default 16 on a GPU and 4 on a CPU."
 SAMPLES = "Windows of the text; by default up to 512 on a GPU and 128 on a CPU. A tenth is held out."
 LENGTH = "Tokens in a window."

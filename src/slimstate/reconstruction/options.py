@@ -12,7 +12,7 @@ from slimstate.system.errors import PlanError
 
 FEWEST = 10  # windows, of which one is held out
 HELD_OUT = 0.1  # of the windows, which are never trained on
-STEPS = {"cuda": 400, "cpu": 60}
+STEPS = {"cuda": 400, "cpu": 90}
 BATCH = {"cuda": 16, "cpu": 4}
 SAMPLES = {"cuda": 512, "cpu": 128}
 
