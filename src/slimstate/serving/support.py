@@ -14,8 +14,8 @@ Made by `python benchmarks/exactness.py` from the registry of families; a test k
 *third* and *rescaled* are the largest difference in any logit, in standard deviations of the logits, between a tiny
 random model that was cut and the uncut one with the same channels zeroed (float32 on a CPU): *half* and *third* as
 `prune` cuts key dim 24 to 12 and 8, *rescaled* to 8 with the norm's epsilon kept, against zeroing *and* the query scale
-of the new key dim; so are the others where the scale cannot be made up for. 0 is equality to the last bit, with the scan
-of transformers; by chunks of ours, which run on a CPU in its place, it is up to 2e-05. Engines:
+of the new key dim; so are the others where the scale cannot be made up for. 0 is equality to the last bit, with
+the scan of transformers; by chunks of ours, which run on a CPU in its place, it is up to 2e-05. Engines:
 read in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
 
 | model type | class of | what is cut | query scale | half | third | rescaled | vLLM | SGLang |
