@@ -108,15 +108,15 @@ Settings, losses and fingerprints are in `slimstate_training.json`; this does it
 RECONSTRUCTED = """
 ## Reconstructed
 
-Every cut layer was trained to give what the layer of `{teacher}` gives: {steps} steps of {batch} windows, of
-{samples} x {length} tokens of `{data}`. The squared error behind each mixer, relative to what the mixer adds, on
+Every cut layer was trained to give what the layer of {teacher} gives: {steps} steps of {batch} windows, of
+{samples} x {length} tokens of {data}. The squared error behind each mixer, relative to what the mixer adds, on
 {held_out} windows that were held out:
 
 | layer | cut | reconstructed |
 |---|---|---|
 {rows}
 
-    {command}
+{command}
 """
 
 ROWS = {
@@ -242,15 +242,15 @@ def reconstruction_section(record: ReconstructionRecord) -> str:
         f"| {layer.layer} | {layer.held_out_before:.4f} | {layer.held_out_after:.4f} |" for layer in record.layers
     )
     return RECONSTRUCTED.format(
-        teacher=record.teacher.model,
+        teacher=code(record.teacher.model),
         steps=settings.steps,
         batch=settings.batch,
         samples=settings.samples,
         length=settings.length,
-        data=text.data,
+        data=code(text.data),
         held_out=record.held_out,
         rows=rows,
-        command=record.command,
+        command=fenced(record.command),
     )
 
 

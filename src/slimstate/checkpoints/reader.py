@@ -100,8 +100,7 @@ class Checkpoint:
     @property
     def cut(self) -> JsonObject | None:
         """What the last cut was, where the model was cut."""
-        entry = self.config.get("slimstate")
-        return entry if entry is not None and "key_dim" in entry else None
+        return cut_in(self.config)
 
     @property
     def roots(self) -> tuple[str, str]:
@@ -182,6 +181,12 @@ def _roots(mixer: Mixer) -> tuple[str, str]:
         running.pop()
         stored.pop()
     return "".join(f"{part}." for part in running), "".join(f"{part}." for part in stored)
+
+
+def cut_in(config: Config) -> JsonObject | None:
+    """What the config of a model says of its last cut."""
+    entry = config.get("slimstate")
+    return entry if entry is not None and "key_dim" in entry else None
 
 
 def locate(source: str | Path) -> Path:

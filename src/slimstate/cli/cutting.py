@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slimstate.cli.reconstructing import BATCH, LENGTH, RATE, SAMPLES, STEPS, reconstruction, show_reconstruction
+from slimstate.cli.reconstructing import Batch, Length, Rate, Samples, Steps, reconstruction, show_reconstruction
 from slimstate.cli.terminal import (
     Device,
     Documents,
@@ -143,11 +143,11 @@ def prune(
         bool,
         typer.Option("--reconstruct", help="Train every cut layer on the text to give what it gave before."),
     ] = False,
-    reconstruct_steps: Annotated[int | None, typer.Option(help=STEPS)] = None,
-    reconstruct_batch: Annotated[int | None, typer.Option(help=BATCH)] = None,
-    reconstruct_samples: Annotated[int | None, typer.Option(help=SAMPLES)] = None,
-    reconstruct_length: Annotated[int, typer.Option(help=LENGTH)] = 1024,
-    reconstruct_learning_rate: Annotated[float, typer.Option(help=RATE)] = 1e-3,
+    reconstruct_steps: Steps = None,
+    reconstruct_batch: Batch = None,
+    reconstruct_samples: Samples = None,
+    reconstruct_length: Length = 1024,
+    reconstruct_learning_rate: Rate = 1e-3,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Choose channels, write nothing.")] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate time and memory, load nothing, write nothing.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from slimstate.cli.reconstructing import BATCH, LENGTH, RATE, SAMPLES, STEPS, reconstruction
+from slimstate.cli.reconstructing import Batch, Length, Rate, Samples, Steps, reconstruction
 from slimstate.cli.terminal import (
     Device,
     Documents,
@@ -213,11 +213,11 @@ def sweep(
     reconstruct: Annotated[
         bool, typer.Option("--reconstruct", help="Judge every cut as it is after a reconstruction on --data.")
     ] = False,
-    reconstruct_steps: Annotated[int | None, typer.Option(help=STEPS)] = None,
-    reconstruct_batch: Annotated[int | None, typer.Option(help=BATCH)] = None,
-    reconstruct_samples: Annotated[int | None, typer.Option(help=SAMPLES)] = None,
-    reconstruct_length: Annotated[int, typer.Option(help=LENGTH)] = 1024,
-    reconstruct_learning_rate: Annotated[float, typer.Option(help=RATE)] = 1e-3,
+    reconstruct_steps: Steps = None,
+    reconstruct_batch: Batch = None,
+    reconstruct_samples: Samples = None,
+    reconstruct_length: Length = 1024,
+    reconstruct_learning_rate: Rate = 1e-3,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,

@@ -14,11 +14,16 @@ from slimstate.system.errors import PlanError
 if TYPE_CHECKING:
     from slimstate.reconstruction.options import ReconstructOptions
 
-STEPS = "Training steps for every layer; by default 400 on a GPU and 90 on a CPU."
-BATCH = "Windows in a step; by default 16 on a GPU and 4 on a CPU."
-SAMPLES = "Windows of the text; by default up to 512 on a GPU and 128 on a CPU. A tenth is held out."
-LENGTH = "Tokens in a window."
-RATE = "Learning rate of Adam at its highest."
+Steps = Annotated[
+    int | None, typer.Option(help="Training steps for every layer; by default 400 on a GPU and 90 on a CPU.")
+]
+Batch = Annotated[int | None, typer.Option(help="Windows in a step; by default 16 on a GPU and 4 on a CPU.")]
+Samples = Annotated[
+    int | None,
+    typer.Option(help="Windows of the text; by default up to 512 on a GPU and 128 on a CPU. A tenth is held out."),
+]
+Length = Annotated[int, typer.Option(help="Tokens in a window.")]
+Rate = Annotated[float, typer.Option(help="Learning rate of Adam at its highest.")]
 
 
 def reconstruct(
@@ -28,11 +33,11 @@ def reconstruct(
     teacher: Annotated[
         str | None, typer.Option(help="The uncut model; by default the one that the cut was made from.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help=STEPS)] = None,
-    batch: Annotated[int | None, typer.Option(help=BATCH)] = None,
-    samples: Annotated[int | None, typer.Option(help=SAMPLES)] = None,
-    length: Annotated[int, typer.Option(help=LENGTH)] = 1024,
-    learning_rate: Annotated[float, typer.Option(help=RATE)] = 1e-3,
+    steps: Steps = None,
+    batch: Batch = None,
+    samples: Samples = None,
+    length: Length = 1024,
+    learning_rate: Rate = 1e-3,
     documents: Documents = None,
     seed: Seed = 0,
     device: Device = None,

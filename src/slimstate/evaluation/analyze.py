@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import Reading, check_documents
 from slimstate.data.text import Windows
-from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows, text_of
+from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared_windows, text_of
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load

@@ -10,9 +10,9 @@ from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
-from slimstate.records.parts import Cut, Model, Text
-from slimstate.records.schema import Misfit, read
-from slimstate.system.errors import DataError, ModelError, PlanError
+from slimstate.records.parts import Text
+from slimstate.records.schema import read
+from slimstate.system.errors import DataError, PlanError
 from slimstate.system.paths import expanded
 
 
@@ -55,24 +55,6 @@ def distinct_names(sources: Sequence[str]) -> list[str]:
 def _parts(source: str) -> tuple[str, ...]:
     path = expanded(source)
     return path.resolve().parts if path.exists() else tuple(source.split("/"))
-
-
-def identity(checkpoint: Checkpoint, name: str) -> Model:
-    """Which model a record is of."""
-    first = checkpoint.mixers[0]
-    try:
-        cut = None if checkpoint.cut is None else read(Cut, checkpoint.cut)
-    except Misfit as error:
-        raise ModelError(f"{checkpoint.folder}/config.json does not say how the model was cut: {error}") from error
-    return Model(
-        name=name,
-        model=checkpoint.source,
-        fingerprint=checkpoint.fingerprint,
-        model_type=checkpoint.family.model_type,
-        key_dim=first.axis.width,
-        value_dim=first.value_dim,
-        cut=cut,
-    )
 
 
 def text_of(windows: Windows) -> Text:

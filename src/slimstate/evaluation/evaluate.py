@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import Reading, check_documents
 from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import associative_recall
-from slimstate.evaluation.compare import distinct_names, identity, same_tokenizers, shared_windows
+from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared_windows
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
 from slimstate.evaluation.task_sources import TaskOptions, resolve, sources

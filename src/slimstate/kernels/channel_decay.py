@@ -1,4 +1,4 @@
-"""Decays of every channel within chunks, however strong: by sub-chunks, and no exponent is ever positive.
+"""Decays of every channel within chunks, however strong: by sub-chunks, and nothing can overflow.
 
 M chunks of C tokens in sub-chunks of S, R readers, K key dim; g [M, C, K], the logarithm of the decay. Between the
 writing at s and a reading at t > s lies the decay of the tokens between. For s in an earlier sub-chunk that is what is
@@ -49,10 +49,8 @@ class ChannelDecay:
         self.ends = self.keys.unflatten(1, (-1, self.sub)) * self.until
         self.carried = self._carried()
         faintest = FAINTEST.get(g.dtype, -16.0)
-        near, middle = (
-            steps.clamp_min(math.exp(faintest)),
-            g.clamp_min(faintest).unflatten(1, (-1, self.sub)).sum(2) / 2,
-        )
+        near = steps.clamp_min(math.exp(faintest))
+        middle = g.clamp_min(faintest).unflatten(1, (-1, self.sub)).sum(2) / 2
         self.rising = _up_to(near, first=(-middle).exp_())
         self.falling = (self.rising * near).reciprocal_()
         self.decayed = Decayed(

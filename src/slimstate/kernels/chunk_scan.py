@@ -123,7 +123,7 @@ def _joined(tensors: tuple[Tensor, ...] | list[Tensor], axis: int) -> Tensor:
 class _Chunks:
     """The inputs of a recurrence in chunks, and what their decays make of them."""
 
-    def __init__(self, rule: Rule, given: tuple[Tensor | None, ...]) -> None:
+    def __init__(self, rule: Rule, given: Given) -> None:
         q, k, v, g, beta, erase, state = given
         assert q is not None
         assert k is not None

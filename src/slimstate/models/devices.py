@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from slimstate.system import distributed
@@ -51,6 +52,11 @@ def pick_device(name: str | None) -> torch.device:
         here, cards = distributed.count_here(), torch.cuda.device_count()
         raise PlanError(f"{here} processes for {cards} GPUs: start at most one for each GPU, or use `device` cpu")
     return distributed.local_device(name)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the memory of a GPU, or of the machine."""
+    return int(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available)
 
 
 def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.devices import RunOptions
+from slimstate.models.devices import RunOptions, free_bytes
 from slimstate.models.load import Runtime, guard_vocabulary, load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import refusals, stock_model, tied_weights
@@ -114,13 +114,11 @@ def _room(where: torch.device, limits: Mapping[str, str] | None) -> dict[int | s
     """What weights may take up on every device; without limits, most of what is free."""
     if limits is not None:
         return {int(place) if place.isdigit() else place: size for place, size in limits.items()}
-    import psutil
-
     room: dict[int | str, Any] = {}
     if where.type == "cuda":
         for card in range(torch.cuda.device_count()):
-            room[card] = int(SHARE_FOR_WEIGHTS * torch.cuda.mem_get_info(card)[0])
-    room["cpu"] = int(SHARE_FOR_WEIGHTS * psutil.virtual_memory().available)
+            room[card] = int(SHARE_FOR_WEIGHTS * free_bytes(torch.device("cuda", card)))
+    room["cpu"] = int(SHARE_FOR_WEIGHTS * free_bytes(torch.device("cpu")))
     return room
 
 

@@ -207,20 +207,20 @@ def _parameters_without_memory() -> Iterator[None]:
 
 def _keep_only(model: Any, places: list[str]) -> None:
     """Take everything out of a model that is neither in one of these places nor on the way there."""
-    for name, module in list(model.named_modules()):
-        inside = any(name == place or name.startswith(f"{place}.") for place in places)
-        above = not name or any(place.startswith(f"{name}.") for place in places)
-        if inside or isinstance(module, nn.ModuleList):
-            continue
-        if above:
-            module._parameters.clear()
-        else:
-            module._modules.clear()
-            module._parameters.clear()
-            module._buffers.clear()
-            module.__class__ = nn.Module if isinstance(module, (nn.Embedding, nn.Linear)) else module.__class__
+    _empty(model, places, "")
     kept = set(dict(model.named_parameters()))
     for owner in (model, model.base_model):
         tied = getattr(owner, "all_tied_weights_keys", None)
         if tied:
             owner.all_tied_weights_keys = {name: source for name, source in tied.items() if {name, source} <= kept}
+
+
+def _empty(module: nn.Module, places: list[str], path: str) -> None:
+    """Of a module on the way; what leads nowhere gives way to an empty one."""
+    module._parameters.clear()
+    for name, child in list(module.named_children()):
+        place = f"{path}{name}"
+        if any(each.startswith(f"{place}.") for each in places):
+            _empty(child, places, f"{place}.")
+        elif place not in places:
+            setattr(module, name, nn.Module())

@@ -94,11 +94,16 @@ def calibrate(
                     runtime.model.base_model(input_ids=ids, use_cache=False)
             for entry in sums.values():
                 entry.tokens += ids.numel()
-            if number == 0 and complaint_about(mixers, sums) is not None:
+            if number == 0 and _complaint(mixers, sums) is not None:
                 break  # the sum takes it to all processes, and they stop alike
+    return summed_up(mixers, sums)
+
+
+def summed_up(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> dict[int, Evidence]:
+    """The evidence by layer, of all processes; what is not finite is refused."""
     for entry in sums.values():
         entry.add_other_processes()
-    if (complaint := complaint_about(mixers, sums)) is not None:
+    if (complaint := _complaint(mixers, sums)) is not None:
         raise ModelError(complaint)
     return {layer: entry.evidence() for layer, entry in sums.items()}
 
@@ -146,7 +151,7 @@ def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: T
         entry.tensors[f"{role}_gradient"] += gradient.float().to(entry.device)
 
 
-def complaint_about(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
+def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
     """Where the first sum that is not finite is, if there is one."""
     for mixer in mixers:
         for name, tensor in sums[mixer.layer].tensors.items():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slimstate.checkpoints.model_card import cut_card
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.core.plan import Plan
+from slimstate.checkpoints.writer import CARD
+from slimstate.core.plan import PLAN, Plan
 from slimstate.core.surgery import outline
+from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.stock import stock_differences
 from slimstate.pruning.budget import state_bytes
@@ -14,6 +17,7 @@ from slimstate.pruning.inspect import parameters_after
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
 from slimstate.records.speed import SpeedOfCut
 from slimstate.selectors import ROTATIONS
+from slimstate.serving.model_card import serving_lines
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system.errors import ModelError
 from slimstate.system.json_files import JsonObject
@@ -69,6 +73,19 @@ def _lasting(previous: Mapping[str, object] | None) -> JsonObject:
 
 def _without_history(entry: Mapping[str, object]) -> JsonObject:
     return {key: value for key, value in entry.items() if key != "history"}
+
+
+def documents_of(plan: Plan, name: str, record: CutRecord, config: Config) -> dict[str, str]:
+    """The texts that go into the folder of a cut model: its plan, and the card under its name."""
+    card = cut_card(plan, name, record, config["slimstate"]["history"])
+    return {PLAN: plan.to_json() + "\n", CARD: card + serving_lines(plan.model_type, plan.key_dim)}
+
+
+def begin_cut(checkpoint: Checkpoint, key_dim: int, line: str, reporter: Reporter) -> None:
+    """What every cut begins with: it is seen to be possible, and what it will do is said."""
+    check_stock_shapes(checkpoint, key_dim, reporter)
+    reporter.say(line)
+    tell_speed(checkpoint, key_dim, reporter)
 
 
 def describe(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutRecord:

@@ -12,24 +12,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slimstate.checkpoints.model_card import cut_card
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.writer import CARD, CheckpointWriter, check_output, new_checkpoint
-from slimstate.core.plan import PLAN, Plan
+from slimstate.checkpoints.writer import CheckpointWriter, check_output, new_checkpoint
+from slimstate.core.plan import Plan
 from slimstate.core.surgery import Cutter, outline
 from slimstate.data.text import Windows
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import Budget
-from slimstate.pruning.description import check_stock_shapes, cut_config, describe, tell_speed
+from slimstate.pruning.description import begin_cut, cut_config, describe, documents_of
 from slimstate.pruning.evidence import Gathering, read_windows
 from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration, CutOptions
 from slimstate.pruning.planning import check_epsilon, check_rotatable, choose_channels, read_plan
 from slimstate.pruning.reconstructing import Reconstructing, chosen_on_the_way
-from slimstate.records.base import command
+from slimstate.records.base import changed, command
 from slimstate.records.cut import CutRecord
 from slimstate.selectors import ROTATIONS, selector_named
-from slimstate.serving.model_card import serving_lines
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
@@ -178,9 +176,7 @@ class Choosing:
 
     def reconstructed(self, out: Path, started: float) -> CutRecord:
         """Cut and reconstruct; the channels are chosen on the way where they can be."""
-        check_stock_shapes(self.checkpoint, self.key_dim, self.reporter)
-        self.reporter.say(self.line)
-        tell_speed(self.checkpoint, self.key_dim, self.reporter)
+        begin_cut(self.checkpoint, self.key_dim, self.line, self.reporter)
         options, data = self.options, self.calibration.data
         assert options.reconstruct is not None
         assert data is not None
@@ -191,7 +187,7 @@ class Choosing:
             "key_dim": self.key_dim, "method": self.method, "data": data, "reconstruct": True, "score": options.score,
             "keep_norm_eps": options.keep_norm_eps, "out": out, "device": self.run.device, "dtype": self.run.dtype,
             "documents": self.calibration.documents, "seed": options.seed or None,
-            **{f"reconstruct_{name}": given for name, given in options.reconstruct.changed().items() if name != "seed"},
+            **{f"reconstruct_{name}": given for name, given in changed(options.reconstruct, but=("seed",))},
         }  # fmt: skip
         return Reconstructing(
             checkpoint=self.checkpoint,
@@ -238,10 +234,8 @@ class Cutting:
         assert self.writer is not None
         assert self.out is not None
         config = cut_config(self.checkpoint, plan)
-        card = cut_card(plan, self.out.name, record, config["slimstate"]["history"])
-        card += serving_lines(plan.model_type, plan.key_dim)
         cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
-        documents = {PLAN: plan.to_json() + "\n", CARD: card}
+        documents = documents_of(plan, self.out.name, record, config)
         return self.writer.finish(cutter, config, documents, reporter=self.reporter)
 
 
@@ -253,9 +247,7 @@ def cutting(
 
     By the main process; there is no writer in the others, nor where nothing is to be written.
     """
-    check_stock_shapes(checkpoint, key_dim, reporter)
-    reporter.say(line)
-    tell_speed(checkpoint, key_dim, reporter)
+    begin_cut(checkpoint, key_dim, line, reporter)
     target = None if out is None else Path(out)
     with ExitStack() as stack:
         begun: list[CheckpointWriter] = []

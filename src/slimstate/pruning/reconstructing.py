@@ -13,17 +13,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from slimstate.checkpoints.model_card import cut_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
-from slimstate.core.plan import PLAN, Choice, Plan, read_choice, written_choice
+from slimstate.core.plan import Choice, Plan, read_choice, written_choice
 from slimstate.core.surgery import Cutter
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.offload import LoadOptions
-from slimstate.pruning.calibration import Sums, complaint_about, watched
-from slimstate.pruning.description import cut_config, describe
+from slimstate.pruning.calibration import Sums, summed_up, watched
+from slimstate.pruning.description import cut_config, describe, documents_of
 from slimstate.pruning.planning import cases, certify, plan_of
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.reconstruct import Job, StoredChange
@@ -31,9 +30,7 @@ from slimstate.reconstruction.run_folder import run_folder_of
 from slimstate.reconstruction.walk import Watch
 from slimstate.records.cut import CutRecord
 from slimstate.selectors import Request, choose, selector_named
-from slimstate.serving.model_card import serving_lines
 from slimstate.system import distributed
-from slimstate.system.errors import ModelError
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
 
@@ -79,11 +76,8 @@ class CutOnTheWay:
     def _evidence(self, mixer: Mixer, watch: Watch) -> Evidence:
         needs = selector_named(self.method).needs - {"weight"}
         sums = {mixer.layer: Sums(mixer, self.run.place, needs)}
-        watch(lambda model: watched(model, [mixer], sums, needs))
-        sums[mixer.layer].add_other_processes()
-        if (complaint := complaint_about([mixer], sums)) is not None:
-            raise ModelError(complaint)
-        return sums[mixer.layer].evidence()
+        sums[mixer.layer].tokens = watch(lambda model: watched(model, [mixer], sums, needs))
+        return summed_up([mixer], sums)[mixer.layer]
 
 
 def chosen_on_the_way(method: str, evidence: Path | None) -> bool:
@@ -124,17 +118,15 @@ class Reconstructing:
         )  # fmt: skip
         windows = job.read_windows(self.data)
         with job.begun(windows) as folder:
-            layers = job.walk(folder, windows)
+            layers, trained = job.walk(folder, windows), folder.trained()
             plan = self._planned(cut, windows) if plan is None else plan
             config = cut_config(self.checkpoint, plan)
-            reconstruction = job.record(self.checkpoint, config, windows, layers, again, time.perf_counter() - started)
-            record = replace(describe(self.checkpoint, plan, reconstruction.kernels), reconstruction=reconstruction)
-            card = cut_card(plan, self.out.name, record, config["slimstate"]["history"])
-            card += serving_lines(plan.model_type, plan.key_dim)
+            made = job.record(self.checkpoint, config, windows, layers, trained)
+            made = replace(made, command=again, seconds=time.perf_counter() - started)
+            record = replace(describe(self.checkpoint, plan, made.kernels), reconstruction=made)
+            documents = documents_of(plan, self.out.name, record, config)
             cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
-            documents = {PLAN: plan.to_json() + "\n"}
-            change = StoredChange(cutter, folder.trained())
-            left_out = job.write(self.checkpoint, change, config, documents, card, reconstruction)
+            left_out = job.write(self.checkpoint, StoredChange(cutter, trained), config, documents, made)
         seconds = time.perf_counter() - started
         return replace(record, out=str(self.out), left_out=tuple(left_out), seconds=seconds)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from slimstate.data.documents import Reading, check_documents
@@ -64,6 +64,7 @@ class ReconstructOptions:
             seed=self.seed,
         )
 
-    def changed(self) -> dict[str, object]:
-        """What is not as usual, by name."""
-        return {item.name: given for item in fields(self) if (given := getattr(self, item.name)) != item.default}
+
+def held_out_of(windows: int) -> int:
+    """How many of the windows are held out."""
+    return max(1, round(HELD_OUT * windows))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.model_card import reconstruction_section
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Change
@@ -22,17 +23,16 @@ from slimstate.families.contract import Config
 from slimstate.models.load import load_tokenizer
 from slimstate.models.offload import LoadOptions
 from slimstate.models.prepare import describe_kernels
-from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.reconstruction.run_folder import RunFolder, TrainedTensors, run_folder_of
+from slimstate.reconstruction.options import ReconstructOptions, held_out_of
+from slimstate.reconstruction.run_folder import RunFolder, TrainedTensors
 from slimstate.reconstruction.walk import CutModel, Walk, Watch
-from slimstate.records.base import command, versions
-from slimstate.records.parts import Cut, Text
+from slimstate.records.base import changed, command, versions
+from slimstate.records.parts import Text
 from slimstate.records.reconstruction import LayerErrors, ReconstructionRecord, ReconstructionSettings
 from slimstate.records.schema import read, written
 from slimstate.records.training import Teacher
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
-from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
 
@@ -63,13 +63,20 @@ def reconstruct(
         options=options, run=run, force=force, reporter=reporter,
     )  # fmt: skip
     windows = job.read_windows(str(data))
-    told = {"teacher": teacher, "data": data, "out": out, **options.changed(), "device": run.device, "dtype": run.dtype}
+    told = {
+        "teacher": teacher,
+        "data": data,
+        "out": out,
+        **dict(changed(options)),
+        "device": run.device,
+        "dtype": run.dtype,
+    }
     with job.begun(windows) as folder:
-        layers = job.walk(folder, windows)
-        record = job.record(
-            cut, cut.config, windows, layers, command("reconstruct", [model], told), time.perf_counter() - started
-        )
-        job.write(cut, StoredChange(None, folder.trained()), cut.config, {}, _card(cut), record)
+        layers, trained = job.walk(folder, windows), folder.trained()
+        made = job.record(cut, cut.config, windows, layers, trained)
+        again, seconds = command("reconstruct", [model], told), time.perf_counter() - started
+        record = replace(made, command=again, seconds=seconds)
+        job.write(cut, StoredChange(None, trained), cut.config, {CARD: _card(cut)}, record)
     return record
 
 
@@ -187,35 +194,22 @@ class Job:
         model: Checkpoint,
         config: Config,
         windows: Windows,
-        layers: tuple[LayerErrors, ...],
-        again: str,
-        seconds: float,
+        layers: Sequence[LayerErrors],
+        trained: TrainedTensors,
     ) -> ReconstructionRecord:
         """`model` is what was reconstructed, or what was cut and reconstructed, to a model of this config."""
-        mixer = self.teacher.mixers[0]
-        after = model.family.mixers(config)[0]
-        settings = self.settings(windows)
-        entry = config.get("slimstate")
+        settings, family = self.settings(windows), model.family
         return ReconstructionRecord(
-            name=self.out.name,
-            model=model.source,
-            fingerprint=model.fingerprint,
-            model_type=model.family.model_type,
-            key_dim=after.axis.width,
-            value_dim=mixer.value_dim,
-            cut=None if entry is None else read(Cut, entry),
-            loader=loader_of(model.family.model_type),
-            command=again,
+            **{**vars(identity(model, self.out.name, config)), "loader": loader_of(family.model_type)},
             versions=versions(),
-            kernels=describe_kernels(self.run.place, self.run.precision, model.family.library),
+            kernels=describe_kernels(self.run.place, self.run.precision, family.library),
             seed=settings.seed,
-            seconds=seconds,
             teacher=Teacher(model=self.teacher.source, fingerprint=self.teacher.fingerprint),
             settings=settings,
             calibration=read(Text, windows.describe()),
-            held_out=max(1, round(len(windows.tokens) * 0.1)),
-            layers=layers,
-            trained_parameters=RunFolder(run_folder_of(self.out)).trained().elements,
+            held_out=held_out_of(settings.samples),
+            layers=tuple(layers),
+            trained_parameters=trained.elements,
             processes=distributed.count(),
             out=str(self.out),
         )
@@ -226,27 +220,20 @@ class Job:
         change: Change,
         config: Config,
         documents: Mapping[str, str],
-        card: str,
         record: ReconstructionRecord,
     ) -> list[str]:
-        """The folder, whole or not at all. Returns the files that were left out."""
+        """The folder, whole or not at all; its card has a section more. Returns the files that were left out."""
         texts = {
             **documents,
             record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
-            CARD: card + reconstruction_section(record),
+            CARD: documents[CARD] + reconstruction_section(record),
         }
+        after = record.config_after(config)
         return distributed.from_main(
-            lambda: write_checkpoint(
-                base, change, _config_after(config, record), texts, self.out, force=self.force, reporter=self.reporter
-            )
+            lambda: write_checkpoint(base, change, after, texts, self.out, force=self.force, reporter=self.reporter)
         )
 
 
 def _card(checkpoint: Checkpoint) -> str:
     path = checkpoint.folder / CARD
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _config_after(config: Config, record: ReconstructionRecord) -> JsonObject:
-    earlier = dict(config.get("slimstate") or {})
-    return {**config, "slimstate": {**earlier, record.ENTRIES: [*earlier.get(record.ENTRIES, []), record.entry()]}}

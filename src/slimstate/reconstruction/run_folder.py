@@ -20,13 +20,12 @@ from slimstate.records.reconstruction import LayerErrors
 from slimstate.records.schema import read, written
 from slimstate.system import distributed
 from slimstate.system.atomic import staged_file, writing
-from slimstate.system.errors import ModelError, OutputError, PlanError
+from slimstate.system.errors import OutputError, PlanError
 from slimstate.system.interruption import STOP
 from slimstate.system.json_files import JsonObject, difference, read_json, write_json
 from slimstate.system.progress import Reporter
-from slimstate.system.run_folders import empty, is_free, opened
+from slimstate.system.run_folders import SETTINGS, empty, is_free, opened, settings_of
 
-SETTINGS = "settings.json"
 ALWAYS_SET = {"teacher", "tokens", "steps", "learning_rate"}  # by which our settings are known
 
 
@@ -61,7 +60,7 @@ class RunFolder:
         return f"{done} layers are kept in {self.path}; the same command goes on there" if done else None
 
     def _prepare(self, settings: JsonObject, force: bool, reporter: Reporter) -> None:
-        found = self._settings()
+        found = settings_of(self.path, ALWAYS_SET)
         if found is None and not is_free(self.path):
             raise OutputError(f"{self.path} is in the way and is no unfinished reconstruction: it has no {SETTINGS}")
         other = None if found is None else difference(found, settings)
@@ -72,13 +71,6 @@ class RunFolder:
             raise PlanError(f"{self.path} was begun with other settings: {other}; `force` starts anew")
         empty(self.path)
         write_json(self.path / SETTINGS, settings)
-
-    def _settings(self) -> JsonObject | None:
-        try:
-            found = read_json(self.path / SETTINGS) if (self.path / SETTINGS).is_file() else None
-        except ModelError:
-            return None
-        return found if found is not None and found.keys() >= ALWAYS_SET else None
 
     def _weights(self, layer: int) -> Path:
         return self.path / f"layer-{layer}.safetensors"

@@ -9,10 +9,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
+from slimstate.models.devices import free_bytes
 from slimstate.models.offload import parse_limits
 
 SHARE = 0.5  # of what is free on a device or in host memory
@@ -35,8 +35,8 @@ class Room:
             sizes = {place: _bytes(size) for place, size in limits.items()}
             mine = sizes.get(str(device.index or 0), 0) if device.type == "cuda" else 0
             return cls(device=device, on_device=mine, in_host=sizes.get("cpu", 0))
-        free = int(SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
-        return cls(device=device, on_device=free, in_host=int(SHARE * psutil.virtual_memory().available))
+        free = int(SHARE * free_bytes(device)) if device.type == "cuda" else 0
+        return cls(device=device, on_device=free, in_host=int(SHARE * free_bytes(torch.device("cpu"))))
 
     def place(self, size: int) -> str:
         """Where so many bytes go."""

@@ -24,7 +24,7 @@ from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.offload import LoadOptions
 from slimstate.models.one_layer import OneLayerModel
 from slimstate.reconstruction.fit import Task, fit, held_here
-from slimstate.reconstruction.options import HELD_OUT
+from slimstate.reconstruction.options import held_out_of
 from slimstate.reconstruction.parts import Parts, find_parts
 from slimstate.reconstruction.run_folder import RunFolder
 from slimstate.reconstruction.states import HiddenStates, Room
@@ -32,8 +32,8 @@ from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 from slimstate.system.progress import Reporter
 
-# run a layer over all windows, inside of what is made for the model, such as hooks
-Watch = Callable[[Callable[[nn.Module], AbstractContextManager[object]]], None]
+# run a layer over all windows of this process, inside of what is made for the model, such as hooks; gives their tokens
+Watch = Callable[[Callable[[nn.Module], AbstractContextManager[object]]], int]
 
 
 class CutModel(Protocol):
@@ -52,12 +52,16 @@ class CutModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer of the cut model while it is in memory: its weights, and its tensors as the files have them."""
+    """One layer of the cut model while it is in memory: its weights, and its tensors as the files have them.
+
+    `errors` are there where an earlier run has trained it.
+    """
 
     number: int
     mixer: Mixer | None
     weights: Mapping[str, Tensor]
     stored: Mapping[str, Tensor]
+    errors: LayerErrors | None
 
 
 class Walk:
@@ -73,13 +77,17 @@ class Walk:
         self.mixers = {mixer.layer: mixer for mixer in teacher.mixers}
         self.held_out, self.training = _split(len(tokens))
         weights = DTYPES[teacher.tensors[teacher.mixers[0].name_of(teacher.mixers[0].key)].dtype]
-        self.kept_in = torch.float32 if self.precision == torch.float32 else weights
-        self.uncut_model = OneLayerModel(teacher, teacher.config, self.device, self.kept_in)
-        self.cut_model = OneLayerModel(teacher, cut.config(), self.device, self.kept_in)
+        kept_in = torch.float32 if self.precision == torch.float32 else weights
+        self.uncut_model = OneLayerModel(teacher, teacher.config, self.device, kept_in)
+        self.cut_model = OneLayerModel(teacher, cut.config(), self.device, kept_in)
         name = self.uncut_model.embedding_name()
-        self.embedding = Embedding.of(self.uncut_model, teacher.read(name), tokens)
-        self.cut_embedding = Embedding.of(self.cut_model, cut.embedding(name), tokens)
-        self.streams = self._first_states(Room.of(self.device, run.max_memory), folder.path)
+        embeddings = (
+            Embedding.of(self.uncut_model, teacher.read(name), tokens),
+            Embedding.of(self.cut_model, cut.embedding(name), tokens),
+        )
+        self.uncut_stream, self.cut_stream, self.targets = self._streams(
+            embeddings, Room.of(self.device, run.max_memory), folder.path
+        )
 
     @property
     def windows(self) -> int:
@@ -101,19 +109,23 @@ class Walk:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.precision)
 
-    def _first_states(self, room: Room, folder: Path) -> Streams:
-        streams: Streams | None = None
+    def _streams(
+        self, embeddings: tuple[Embedding, Embedding], room: Room, folder: Path
+    ) -> tuple[Stream, Stream, HiddenStates]:
+        """What enters the first layer of both models, and room for targets."""
+        models, made = (self.uncut_model, self.cut_model), list[HiddenStates]()
         with torch.no_grad(), self.computing():
             for piece in self.pieces(self.here):
-                states = [
-                    model.first_states(embedding.of_windows(piece))
-                    for model, embedding in ((self.uncut_model, self.embedding), (self.cut_model, self.cut_embedding))
+                first = [
+                    model.first_states(each.of_windows(piece)) for model, each in zip(models, embeddings, strict=True)
                 ]
-                if streams is None:
-                    streams = Streams.empty((len(self.here), *states[0].shape[1:]), room, folder)
-                streams.uncut[_local(piece)], streams.cut[_local(piece)] = states
-        assert streams is not None
-        return streams
+                if not made:
+                    shape = (len(self.here), *first[0].shape[1:])
+                    place = room.place(3 * 4 * torch.Size(shape).numel())
+                    made = [HiddenStates(shape, room.device, place, folder) for _ in range(3)]
+                made[0][_local(piece)], made[1][_local(piece)] = first
+        uncut, cut = (Stream(*each) for each in zip(models, embeddings, made[:2], strict=True))
+        return uncut, cut, made[2]
 
     def layers(self) -> Iterator[LayerErrors]:
         """Walk; gives the errors of every layer that has a mixer, once its weights are kept."""
@@ -126,7 +138,7 @@ class Walk:
                 self._expect(number + 1)
                 with self.cut_model.holding(number, layer.weights):
                     if layer.mixer is not None:
-                        yield self._reconstruct(layer, layer.mixer)
+                        yield layer.errors or self._reconstruct(layer, layer.mixer)
                     if number + 1 < self.uncut_model.layers:
                         self._advance(number)
 
@@ -134,22 +146,23 @@ class Walk:
         """The cut layer, as an earlier run left it where there was one; it shares all weights that did not change."""
         mixer, found = self.mixers.get(number), self.folder.found(number)
         stored = dict(self.cut.layer(number, before, partial(self._watch, number)))
-        stored |= {} if found is None else found[1]
+        errors, earlier = (None, {}) if found is None else found
+        stored |= earlier
         changed = [name for name, tensor in stored.items() if tensor is not before.get(name)]
-        inside = None if mixer is None else f"{mixer.place_in_files}."
         weights = uncut
-        if mixer is not None and inside is not None and all(name.startswith(inside) for name in changed):
-            own = {name: tensor for name, tensor in stored.items() if name.startswith(inside)}
+        if mixer is not None and all(name.startswith(f"{mixer.place_in_files}.") for name in changed):
+            own = {name: tensor for name, tensor in stored.items() if name.startswith(f"{mixer.place_in_files}.")}
             weights = {**uncut, **self.cut_model.converted(number, own, part=mixer.path)}
         elif changed:
             weights = self.cut_model.converted(number, stored)
-        return Layer(number=number, mixer=mixer, weights=weights, stored=stored)
+        return Layer(number=number, mixer=mixer, weights=weights, stored=stored, errors=errors)
 
-    def _watch(self, number: int, watching: Callable[[nn.Module], AbstractContextManager[object]]) -> None:
+    def _watch(self, number: int, watching: Callable[[nn.Module], AbstractContextManager[object]]) -> int:
+        seeing = replace(self.uncut_stream, states=self.cut_stream.states)
         with torch.no_grad(), self.computing(), watching(self.uncut_model.model):
             for piece in self.pieces(self.here):
-                states = self.streams.cut[_local(piece)]
-                self.uncut_model.run(number, states, self.embedding.of_windows(piece))
+                seeing.run(number, piece)
+        return len(self.here) * self.settings.length
 
     def _expect(self, number: int) -> None:
         """Have the system read the next layer from the disk while this one is trained."""
@@ -157,18 +170,15 @@ class Walk:
             self.teacher.expect(self.uncut_model.stored_names(self.teacher, number))
 
     def _reconstruct(self, layer: Layer, mixer: Mixer) -> LayerErrors:
-        """Train the mixer of a layer and the norm before it, or take what an earlier run made of them."""
-        found = self.folder.found(layer.number)
-        if found is not None:
-            return found[0]
+        """Train the mixer of a layer and the norm before it, and keep what comes of them."""
         started = time.perf_counter()
         parts = self._parts(layer, mixer)
         power = self._targets(layer.number, parts)
-        weights = dict(self._trainable(layer, parts))
+        weights = dict(self._trainable(parts))
         task = Task(
             weights=weights,
             dtypes={name: layer.stored[self.teacher.stored_names(name)[0]].dtype for name in weights},
-            error=lambda windows: self._errors(layer.number, parts, windows),
+            error=partial(self._errors, layer.number),
             power=power,
             training=self.training,
             held_out=self.held_out,
@@ -184,35 +194,29 @@ class Walk:
         """By a run over the first window that there is."""
         piece = torch.tensor([int(self.here[0])])
         with torch.no_grad(), self.computing():
-            states, embedded = self.streams.uncut[_local(piece)], self.embedding.of_windows(piece)
-            return find_parts(
-                self.uncut_model.model, mixer.path, lambda: self.uncut_model.run(layer.number, states, embedded)
-            )
+            return find_parts(self.uncut_model.model, mixer.path, lambda: self.uncut_stream.run(layer.number, piece))
 
     def _targets(self, number: int, parts: Parts) -> float:
         """What the uncut layer gives behind its mixer; returns what the mixer adds, squared, summed over a window."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self.computing(), parts.behind_mixer(self.uncut_model.model):
             for piece in self.pieces(self.here):
-                states = self.streams.uncut[_local(piece)]
-                target = self.uncut_model.run(number, states, self.embedding.of_windows(piece))
-                self.streams.targets[_local(piece)] = target
-                total += (target.float() - states).double().square().sum()
+                target = self.uncut_stream.run(number, piece)
+                self.targets[_local(piece)] = target
+                total += (target.float() - self.uncut_stream.states[_local(piece)]).double().square().sum()
         return float(distributed.sum_over_all(total)) / self.windows or 1.0
 
-    def _errors(self, number: int, parts: Parts, windows: Tensor) -> Iterator[Tensor]:
+    def _errors(self, number: int, windows: Tensor) -> Iterator[Tensor]:
         for piece in self.pieces(windows):
             with self.computing():
-                states = self.streams.cut[_local(piece)]
-                given = self.cut_model.run(number, states, self.cut_embedding.of_windows(piece))
-            yield (given.float() - self.streams.targets[_local(piece)]).square().sum()
+                given = self.cut_stream.run(number, piece)
+            yield (given.float() - self.targets[_local(piece)]).square().sum()
 
-    def _trainable(self, layer: Layer, parts: Parts) -> Iterator[tuple[str, nn.Parameter]]:
+    def _trainable(self, parts: Parts) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of mixer and norm that the files have, in float32, in their places in the cut model."""
         for place in parts.trained:
             for name, weight in list(self.cut_model.model.get_submodule(place).named_parameters(prefix=place)):
-                stored = self.teacher.stored_names(name)
-                if not stored or not weight.is_floating_point():
+                if not self.teacher.stored_names(name) or not weight.is_floating_point():
                     continue
                 owner, _, leaf = name.rpartition(".")
                 fresh = nn.Parameter(weight.detach().float().clone(), requires_grad=True)
@@ -226,10 +230,9 @@ class Walk:
             weight.requires_grad_(False)
             stored = self.teacher.stored_names(name)
             sizes = [layer.stored[part].shape[0] for part in stored]
-            for part, values in zip(
-                stored, weight.detach().split(sizes) if len(stored) > 1 else (weight,), strict=True
-            ):
-                found[part] = values.detach().to(layer.stored[part].dtype).view(layer.stored[part].shape)
+            pieces = weight.split(sizes) if len(stored) > 1 else (weight,)
+            for part, values in zip(stored, pieces, strict=True):
+                found[part] = values.to(layer.stored[part].dtype).view(layer.stored[part].shape)
         if not errors.step:
             found = {name: layer.stored[name] for name in found}
         if distributed.is_main():
@@ -239,27 +242,21 @@ class Walk:
         """Both streams through the whole layer."""
         with torch.no_grad(), self.computing():
             for piece in self.pieces(self.here):
-                place = _local(piece)
-                for model, states, embedding in (
-                    (self.uncut_model, self.streams.uncut, self.embedding),
-                    (self.cut_model, self.streams.cut, self.cut_embedding),
-                ):
-                    states[place] = model.run(number, states[place], embedding.of_windows(piece))
+                for stream in (self.uncut_stream, self.cut_stream):
+                    stream.states[_local(piece)] = stream.run(number, piece)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Streams:
-    """The hidden states that enter a layer in the uncut and in the cut model, and the targets behind its mixer."""
+@dataclass(frozen=True)
+class Stream:
+    """A model, and the hidden states that enter its layers one after the other."""
 
-    uncut: HiddenStates
-    cut: HiddenStates
-    targets: HiddenStates
+    model: OneLayerModel
+    embedding: Embedding
+    states: HiddenStates
 
-    @classmethod
-    def empty(cls, shape: tuple[int, ...], room: Room, folder: Path) -> Streams:
-        place = room.place(3 * 4 * torch.Size(shape).numel())
-        uncut, cut, targets = (HiddenStates(shape, room.device, place, folder) for _ in range(3))
-        return cls(uncut=uncut, cut=cut, targets=targets)
+    def run(self, layer: int, windows: Tensor) -> Tensor:
+        """What the layer makes of the states of these windows."""
+        return self.model.run(layer, self.states[_local(windows)], self.embedding.of_windows(windows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +282,5 @@ def _local(windows: Tensor) -> Tensor:
 
 def _split(windows: int) -> tuple[Tensor, Tensor]:
     """A tenth of the windows, which were drawn at random, is held out."""
-    held_out = max(1, round(HELD_OUT * windows))
-    numbers = torch.arange(windows)
+    held_out, numbers = held_out_of(windows), torch.arange(windows)
     return numbers[:held_out], numbers[held_out:]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from slimstate.records.schema import Misfit, read, written
 from slimstate.system.errors import DataError
@@ -67,6 +68,23 @@ class Record:
             raise DataError(f"{path} is not a record of a {cls.KIND}: {error}") from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordOfModel(Record):
+    """A record that lies beside the weights it is of, and leaves an entry in the model's config."""
+
+    FILE: ClassVar[str]
+    ENTRIES: ClassVar[str]  # the list in the config's slimstate entry
+
+    @abstractmethod
+    def entry(self) -> JsonObject:
+        """What the config of the model says of this."""
+
+    def config_after(self, config: Mapping[str, Any]) -> JsonObject:
+        """A model's config, with this after what was done to the model before."""
+        earlier = dict(config.get("slimstate") or {})
+        return {**config, "slimstate": {**earlier, self.ENTRIES: [*earlier.get(self.ENTRIES, []), self.entry()]}}
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a result."""
     found = {"python": platform.python_version()}
@@ -76,6 +94,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def changed(*values: Any, but: Sequence[str] = ()) -> Iterator[tuple[str, object]]:
+    """Every field of options that is not what it is by default: what a command has to say to do it again."""
+    for value in values:
+        for item in fields(value):
+            given = getattr(value, item.name)
+            if given != item.default and item.name not in but:
+                yield item.name, given
 
 
 def command(verb: str, arguments: Sequence[object], options: Mapping[str, object]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from slimstate.records.base import Record
+from slimstate.records.base import RecordOfModel
 from slimstate.records.parts import Model, Origin, Text
 from slimstate.records.schema import Count, Whole, written
 from slimstate.records.training import Teacher
@@ -44,7 +44,7 @@ class ReconstructionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReconstructionRecord(Record, Model, Origin):
+class ReconstructionRecord(RecordOfModel, Model, Origin):
     """The model is the cut one as it was before, or the uncut one where it was cut and reconstructed at once."""
 
     KIND: ClassVar[str] = "reconstruction"
@@ -70,7 +70,6 @@ class ReconstructionRecord(Record, Model, Origin):
         return sum(layer.held_out_after for layer in self.layers) / max(1, len(self.layers))
 
     def entry(self) -> JsonObject:
-        """What the config of the model says of this."""
         return {
             "version": self.versions.get("slimstate"),
             "teacher": self.teacher.model,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from slimstate.records.base import Record
+from slimstate.records.base import RecordOfModel
 from slimstate.records.parts import Model, Origin
 from slimstate.records.schema import Count, Whole, written
 from slimstate.system.json_files import JsonObject
@@ -150,15 +149,8 @@ class Outcome(Model, Origin):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedRecord(Record, Outcome):
-    """A record that lies beside the weights it is of, and leaves an entry in the model's config."""
-
-    FILE: ClassVar[str]
-    ENTRIES: ClassVar[str]  # the list in the config's slimstate entry
-
-    @abstractmethod
-    def entry(self) -> JsonObject:
-        """What the config of the model says of this training."""
+class TrainedRecord(RecordOfModel, Outcome):
+    """The record of a training."""
 
 
 @dataclass(frozen=True, kw_only=True)

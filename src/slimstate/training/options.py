@@ -7,11 +7,11 @@ says what is trained and measured on; `TrainerOptions` changes how a training is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import check_documents
@@ -275,15 +275,6 @@ class TrainerOptions:
 def at_least(name: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise PlanError(f"`{name}` {value}: it must be at least {least}")
-
-
-def changed(*values: Any) -> Iterator[tuple[str, object]]:
-    """Every field of options that is not what it is by default: what a command has to say to do it again."""
-    for value in values:
-        for item in fields(value):
-            given = getattr(value, item.name)
-            if given != item.default and item.name not in ONLY_ONCE:
-                yield item.name, given
 
 
 def _check_installed(packages: tuple[str, ...], loggers: tuple[str, ...]) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from slimstate.system.errors import ModelError, OutputError, PlanError
+from slimstate.system.errors import OutputError, PlanError
 from slimstate.system.interruption import STOP
-from slimstate.system.json_files import JsonObject, difference, read_json, write_json
+from slimstate.system.json_files import difference, write_json
 from slimstate.system.progress import Reporter
-from slimstate.system.run_folders import empty, is_free
+from slimstate.system.run_folders import SETTINGS, empty, is_free, settings_of
 from slimstate.training.options import TrainerOptions
 
-SETTINGS = "settings.json"
 WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
 ALWAYS_SET = {"data", "dtype", "length", "lr", "model", "seed", "steps"}  # by which our settings are known
 
@@ -55,19 +54,9 @@ def kept(folder: Path, parts: tuple[str, ...]) -> Path | None:
     return next((found for part in reversed(parts) if (found := last_whole(folder / part)) is not None), None)
 
 
-def _settings(folder: Path) -> JsonObject | None:
-    """What the training in a folder was begun with; None where no training has begun there."""
-    path = folder / SETTINGS
-    try:
-        found = read_json(path) if path.is_file() else None
-    except ModelError:
-        return None
-    return found if found is not None and found.keys() >= ALWAYS_SET else None
-
-
 def _is_resumed(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions, reporter: Reporter) -> bool:
     """Whether the folder is of this training, and is gone on with; otherwise it is emptied, if it may be."""
-    found = _settings(folder)
+    found = settings_of(folder, ALWAYS_SET)
     if found is None and not is_free(folder):
         raise OutputError(f"{folder} is in the way and is no unfinished training: it has no {SETTINGS} of one")
     if found is None or (trainer.force and not trainer.resume):

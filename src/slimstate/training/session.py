@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.ownership import check_free
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
@@ -29,8 +30,7 @@ from slimstate.families.contract import Config
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
-from slimstate.records.base import command, versions
-from slimstate.records.parts import Cut
+from slimstate.records.base import changed, command, versions
 from slimstate.records.schema import read, written
 from slimstate.records.training import (
     CorpusText,
@@ -49,7 +49,7 @@ from slimstate.system.interruption import STOP
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.run_folders import empty, opened
 from slimstate.training.lora import Adaptation, trainable
-from slimstate.training.options import TrainerOptions, TrainingText, TrainOptions, changed
+from slimstate.training.options import ONLY_ONCE, TrainerOptions, TrainingText, TrainOptions
 from slimstate.training.run_folder import begun, kept, run_folder_of, step_of
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens, read_tokens
@@ -117,7 +117,9 @@ class Session(Generic[R]):
     def command(self) -> str:
         """The command line that does it again."""
         values = (self.text, self.options, self.trainer, self.run)
-        return command(self.kind.verb, [self.model], {"out": self.out, **self.given, **dict(changed(*values))})
+        return command(
+            self.kind.verb, [self.model], {"out": self.out, **self.given, **dict(changed(*values, but=ONLY_ONCE))}
+        )
 
     @property
     def folder(self) -> Path:
@@ -286,18 +288,15 @@ class Session(Generic[R]):
         measured: Measured,
         seconds: float,
     ) -> Outcome:
-        student, mixer = job.student, job.student.mixers[0]
+        student = job.student
         teacher = None if self.distillation is None else self.distillation.teacher
         settings = {**self.options.settings(self.run), "adaptation": written(adaptation.describe())}
         return Outcome(
-            name=job.out.name,
-            model=job.model,
-            fingerprint=student.fingerprint,
-            model_type=student.family.model_type,
-            key_dim=mixer.axis.width,
-            value_dim=mixer.value_dim,
-            cut=None if student.cut is None else read(Cut, student.cut),
-            loader=loader_of(student.family.model_type),
+            **{
+                **vars(identity(student, job.out.name)),
+                "model": job.model,
+                "loader": loader_of(student.family.model_type),
+            },
             command=self.command,
             versions=versions(),
             kernels=learned.kernels,
@@ -318,7 +317,7 @@ class Session(Generic[R]):
 
     def _write(self, job: Job, record: R, changed: Mapping[str, Tensor], reporter: Reporter) -> None:
         """The plain checkpoint with its record and card; the training's logs and its adapter go with it."""
-        config = config_after(job.student.config, record)
+        config = record.config_after(job.student.config)
         documents = {
             record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
             CARD: self.kind.card(record, config, job.out.name),
@@ -356,9 +355,3 @@ def share_closed(nats: Nats, goal: float) -> float | None:
     """How much of the gap in nats between the cut model and `goal` the recovery closed; None of a gap too small."""
     gap = nats.before - goal
     return (nats.before - nats.after) / gap if gap > LEAST_GAP else None
-
-
-def config_after(config: Config, record: TrainedRecord) -> Config:
-    """A model's config, with this training after what was done to the model before."""
-    earlier = dict(config.get("slimstate") or {})
-    return {**config, "slimstate": {**earlier, record.ENTRIES: [*earlier.get(record.ENTRIES, []), record.entry()]}}

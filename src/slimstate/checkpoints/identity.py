@@ -1,0 +1,28 @@
+"""Which model a record is of."""
+
+from __future__ import annotations
+
+from slimstate.checkpoints.reader import Checkpoint, cut_in, described_mixers
+from slimstate.families.contract import Config
+from slimstate.records.parts import Cut, Model
+from slimstate.records.schema import Misfit, read
+from slimstate.system.errors import ModelError
+
+
+def identity(checkpoint: Checkpoint, name: str, after: Config | None = None) -> Model:
+    """A model by what its config says; or, with the config `after` a change, by what became of it."""
+    config = checkpoint.config if after is None else after
+    entry, first = cut_in(config), described_mixers(config)[0]
+    try:
+        cut = None if entry is None else read(Cut, entry)
+    except Misfit as error:
+        raise ModelError(f"{checkpoint.folder}/config.json does not say how the model was cut: {error}") from error
+    return Model(
+        name=name,
+        model=checkpoint.source,
+        fingerprint=checkpoint.fingerprint,
+        model_type=checkpoint.family.model_type,
+        key_dim=first.axis.width,
+        value_dim=first.value_dim,
+        cut=cut,
+    )
