@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from slimstate import cli
 from slimstate.cli.flags import as_flags, flags_of
 from slimstate.core.file_names import PLAN
 from slimstate.models.load import load
+from slimstate.selectors import METHODS, SELECTORS
 
 COMMAND = Path(sys.executable).with_name("slimstate")
 NAME = tiny.PLAIN[0]
@@ -173,10 +175,12 @@ def test_help_and_version(capsys, monkeypatch):
     import slimstate
 
     assert run(capsys, monkeypatch, "--version")[1].strip() == slimstate.__version__
-    for verb in ("inspect", "prune", "eval"):
+    for verb, known in (("inspect", ()), ("eval", ()), ("prune", METHODS), ("sweep", (*SELECTORS, "0.3,0.4,0.5,0.75"))):
         code, out, _ = run(capsys, monkeypatch, verb, "--help")
         assert code == 0
         assert "MODEL" in out
+        assert not re.search("{[a-z_]+}", out)  # every word was filled in
+        assert all("".join(name.split()) in "".join(out.split()) for name in known)
 
 
 @pytest.mark.parametrize(
