@@ -28,7 +28,8 @@ NAME = tiny.PLAIN[0]
 
 
 @pytest.mark.slow
-def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):
+def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path, capsys, monkeypatch):
+    """In a process of its own; what it wrote is measured in this one."""
     out = tmp_path / "cut"
     calibration = ["--data", text_file, "--samples", "4", "--length", "64"]
     prune = subprocess.run(
@@ -42,10 +43,8 @@ def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):
     assert "kernels: PyTorch" in prune.stderr
     assert "\r" not in prune.stderr  # no progress bar where there is no terminal
     windows = ["--length", "128", "--max-tokens", "1024"]
-    found = subprocess.run(
-        [COMMAND, "eval", out, "--text", text_file, *windows, "--json"], capture_output=True, text=True, check=True
-    )
-    measured = json.loads(found.stdout)
+    _, found, _ = run(capsys, monkeypatch, "eval", out, "--text", text_file, *windows, "--json")
+    measured = json.loads(found)
     runtime = load(out, device="cpu")
     ids = torch.tensor(runtime.tokenizer(text_file.read_text())["input_ids"][:1024]).view(8, 128)
     with torch.inference_mode():
