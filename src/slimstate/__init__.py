@@ -2,44 +2,68 @@
 
 The verbs of the command are functions here: `inspect`, `prune`, `reconstruct`, `recover`, `train`, `evaluate`,
 `analyze`, `sweep`, `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
+
+Each name is loaded when it is asked for first: most need torch, which takes seconds.
 """
 
+import importlib
 import sys
+from typing import TYPE_CHECKING
 
 from slimstate.system.interruption import STOP
 
 if sys.argv and sys.argv[0].rpartition("/")[2] in ("-m", "slimstate"):
-    STOP.listen()  # the command is starting: the imports below take seconds, in which it can be stopped too
+    STOP.listen()  # the command is starting: what it imports takes seconds, in which it can be stopped too
 
-from slimstate.benchmark import (
-    BenchOptions,
-    MixerShape,
-    bench_calibrate,
-    bench_decode,
-    bench_mixer,
-    bench_model,
-)
-from slimstate.evaluation.analyze import AnalysisOptions, analyze
-from slimstate.evaluation.evaluate import EvalOptions, evaluate
-from slimstate.evaluation.sweep import SweepOptions, sweep
-from slimstate.evaluation.sweep_grid import SweepGrid
-from slimstate.models.devices import RunOptions
-from slimstate.models.offload import LoadOptions
-from slimstate.models.prepare import prepare, prepare_fla
-from slimstate.pruning.budget import Budget
-from slimstate.pruning.estimate import estimate
-from slimstate.pruning.inspect import inspect
-from slimstate.pruning.options import Calibration, CutOptions
-from slimstate.pruning.prune import apply_plan, make_plan, prune
-from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.reconstruction.reconstruct import reconstruct
+# not later: the folder of that name would take its place here
 from slimstate.report import write_report as report
-from slimstate.system.errors import SlimstateError
-from slimstate.system.progress import Reporter
 from slimstate.system.version import __version__
-from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
-from slimstate.training.pretrain import train
-from slimstate.training.recover import preview, recover
+
+if TYPE_CHECKING:
+    from slimstate.benchmark import BenchOptions, MixerShape, bench_calibrate, bench_decode, bench_mixer, bench_model
+    from slimstate.evaluation.analyze import AnalysisOptions, analyze
+    from slimstate.evaluation.evaluate import EvalOptions, evaluate
+    from slimstate.evaluation.sweep import SweepOptions, sweep
+    from slimstate.evaluation.sweep_grid import SweepGrid
+    from slimstate.models.devices import RunOptions
+    from slimstate.models.offload import LoadOptions
+    from slimstate.models.prepare import prepare, prepare_fla
+    from slimstate.pruning.budget import Budget
+    from slimstate.pruning.estimate import estimate
+    from slimstate.pruning.inspect import inspect
+    from slimstate.pruning.options import Calibration, CutOptions
+    from slimstate.pruning.prune import apply_plan, make_plan, prune
+    from slimstate.reconstruction.options import ReconstructOptions
+    from slimstate.reconstruction.reconstruct import reconstruct
+    from slimstate.system.errors import SlimstateError
+    from slimstate.system.progress import Reporter
+    from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
+    from slimstate.training.pretrain import train
+    from slimstate.training.recover import preview, recover
+
+# the names above, by the module that each is loaded from
+HOMES = {
+    "benchmark": ("BenchOptions", "MixerShape", "bench_calibrate", "bench_decode", "bench_mixer", "bench_model"),
+    "evaluation.analyze": ("AnalysisOptions", "analyze"),
+    "evaluation.evaluate": ("EvalOptions", "evaluate"),
+    "evaluation.sweep": ("SweepOptions", "sweep"),
+    "evaluation.sweep_grid": ("SweepGrid",),
+    "models.devices": ("RunOptions",),
+    "models.offload": ("LoadOptions",),
+    "models.prepare": ("prepare", "prepare_fla"),
+    "pruning.budget": ("Budget",),
+    "pruning.estimate": ("estimate",),
+    "pruning.inspect": ("inspect",),
+    "pruning.options": ("Calibration", "CutOptions"),
+    "pruning.prune": ("apply_plan", "make_plan", "prune"),
+    "reconstruction.options": ("ReconstructOptions",),
+    "reconstruction.reconstruct": ("reconstruct",),
+    "system.errors": ("SlimstateError",),
+    "system.progress": ("Reporter",),
+    "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
+    "training.pretrain": ("train",),
+    "training.recover": ("preview", "recover"),
+}
 
 __all__ = [
     "AnalysisOptions",
@@ -81,3 +105,16 @@ __all__ = [
     "sweep",
     "train",
 ]
+
+
+def __getattr__(name: str) -> object:
+    for home, names in HOMES.items():
+        if name in names:
+            found: object = getattr(importlib.import_module(f"slimstate.{home}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,6 +14,7 @@ import typer
 from slimstate.cli.benchmarking import bench
 from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.flags import as_flags, flags_of
+from slimstate.cli.late_help import LateHelp
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.reconstructing import reconstruct
 from slimstate.cli.running import run
@@ -28,10 +29,10 @@ from slimstate.system.version import __version__
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 app.command()(inspect)
-app.command()(prune)
+app.command(cls=LateHelp)(prune)
 app.command(name="eval")(evaluate)
 app.command()(analyze)
-app.command()(sweep)
+app.command(cls=LateHelp)(sweep)
 app.command()(reconstruct)
 app.command()(recover)
 app.command()(train)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -23,12 +23,11 @@ from slimstate.cli.terminal import (
     print_json,
     printer,
 )
-from slimstate.evaluation.sweep_grid import COMPRESSIONS
-from slimstate.models.devices import RunOptions
-from slimstate.records.evaluation import EvaluationRecord, Measure
-from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.report.numbers import fixed, perplexity
-from slimstate.selectors import SELECTORS
+
+if TYPE_CHECKING:
+    from slimstate.records.evaluation import EvaluationRecord, Measure
+    from slimstate.records.sweep import Row, SweepRecord, Uncut
 
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
 Tasks = Annotated[
@@ -77,6 +76,7 @@ def evaluate(
     """Measure a model: perplexity of a text per token and per word over windows that do not overlap, tasks, recall."""
     from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.evaluate import evaluate as measure
+    from slimstate.models.devices import RunOptions
 
     record = measure(
         model,
@@ -155,6 +155,7 @@ def analyze(
     """See how much of their states models use: rank utilisation, spectra, filters, the bounds of the theory."""
     from slimstate.evaluation.analyze import AnalysisOptions
     from slimstate.evaluation.analyze import analyze as look
+    from slimstate.models.devices import RunOptions
 
     found = look(
         models,
@@ -184,12 +185,12 @@ def sweep(
     out: Annotated[
         Path, typer.Option(help="Folder for records, tables and the figure; a stopped sweep goes on there.")
     ],
-    methods: Annotated[str, typer.Option(help="With commas between them.")] = ",".join(SELECTORS),
+    methods: Annotated[str | None, typer.Option(help="With commas between them; by default {channel_methods}.")] = None,
     compressions: Annotated[
         str | None,
         typer.Option(
             help="Shares of key channels to remove, rounded to multiples of 16; without --key-dims, by default"
-            f" {','.join(map(str, COMPRESSIONS))}."
+            " {compressions}."
         ),
     ] = None,
     key_dims: Annotated[str | None, typer.Option(help="Channels per head to keep, exactly, such as 89,76.")] = None,
@@ -226,6 +227,7 @@ def sweep(
     from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep import sweep as run
     from slimstate.evaluation.sweep_grid import SweepGrid
+    from slimstate.models.devices import RunOptions
     from slimstate.pruning.options import Calibration
 
     record = run(
@@ -234,7 +236,7 @@ def sweep(
         text=text,
         calibration=Calibration(data=data, documents=documents, samples=samples, length=length, seed=seed),
         grid=SweepGrid(
-            methods=listed(methods, "--methods", str),
+            methods=SweepGrid().methods if methods is None else listed(methods, "--methods", str),
             compressions=None if compressions is None else listed(compressions, "--compressions", float),
             key_dims=() if key_dims is None else listed(key_dims, "--key-dims", int),
             scores=listed(scores, "--scores", str),
