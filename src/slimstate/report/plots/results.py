@@ -87,7 +87,7 @@ def _series(rows: Sequence[Row]) -> dict[str, list[int]]:
 def _draw_front(axes: Axes, sweep: SweepRecord, metric: Metric) -> None:
     """A line through what nothing beats, where both key dims and types of the state were tried."""
     if sweep.state_dtypes != ("float32",):
-        best = (*(sweep.rows[place] for place in sweep.front), sweep.uncut)
+        best: list[Row | Uncut] = [*(sweep.rows[place] for place in sweep.front), sweep.uncut]
         x, y = zip(*sorted(point_of(each, metric) for each in best), strict=True)
         axes.plot(x, y, "-", color=MUTED, linewidth=5, alpha=0.35, zorder=0, label="front")
 
