@@ -45,6 +45,11 @@ MaxLength = Annotated[
 ]
 
 
+StateEvery = Annotated[
+    int, typer.Option(help="Tokens after which states are stored: 1 as engines decode, more as they prefill in pieces.")
+]
+
+
 def evaluate(
     model: Model,
     text: Annotated[str | None, typer.Option(help=Text.format("predict"))] = None,
@@ -67,6 +72,13 @@ def evaluate(
     limit: Limit = None,
     max_length: MaxLength = None,
     baseline: Annotated[str | None, typer.Option(help="A second model to put beside this one.")] = None,
+    state_dtype: Annotated[
+        str,
+        typer.Option(
+            help="What states are kept in between steps, as an engine would: {state_dtypes}. A baseline keeps float32."
+        ),
+    ] = "float32",
+    state_every: StateEvery = 1,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -93,6 +105,8 @@ def evaluate(
             limit=limit,
             max_length=max_length,
             seed=seed,
+            state_dtype=state_dtype,
+            state_every=state_every,
         ),
         run=RunOptions(device=device, dtype=dtype),
         out=out,
@@ -110,6 +124,10 @@ def print_evaluation(record: EvaluationRecord) -> None:
     from slimstate.evaluation.evaluate import scores_of
 
     console = printer()
+    if record.state_dtype not in (None, "float32"):
+        after = "every token" if record.state_every == 1 else f"every {record.state_every} tokens"
+        size = mebibytes(record.state_bytes or 0)
+        console.print(f"states kept in {record.state_dtype}, stored after {after}: {size} per sequence")
     if record.perplexity is not None:
         windows = f"{record.windows} windows of {record.length} tokens"
         per_word = f"{perplexity(record.word_perplexity, 3)} per word"
@@ -195,6 +213,10 @@ def sweep(
     ] = None,
     key_dims: Annotated[str | None, typer.Option(help="Channels per head to keep, exactly, such as 89,76.")] = None,
     scores: Annotated[str, typer.Option(help="Judge channels by kq, k, q: keys and queries, keys, queries.")] = "kq",
+    state_dtypes: Annotated[
+        str, typer.Option(help="What states are kept in, with commas between them: {state_dtypes}.")
+    ] = "float32",
+    state_every: StateEvery = 1,
     data: Annotated[str | None, typer.Option(help=Text.format("calibrate on"))] = None,
     samples: Annotated[int, typer.Option(help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 2048,
@@ -240,6 +262,7 @@ def sweep(
             compressions=None if compressions is None else listed(compressions, "--compressions", float),
             key_dims=() if key_dims is None else listed(key_dims, "--key-dims", int),
             scores=listed(scores, "--scores", str),
+            state_dtypes=listed(state_dtypes, "--state-dtypes", str),
         ),
         options=SweepOptions(
             text_length=text_length,
@@ -252,6 +275,7 @@ def sweep(
             max_loss=max_loss,
             f=rrqr_f,
             keep_norm_eps=keep_norm_eps,
+            state_every=state_every,
             reconstruct=reconstruction(
                 reconstruct,
                 steps=reconstruct_steps,
@@ -273,12 +297,14 @@ def sweep(
 
 def print_sweep(record: SweepRecord, out: Path) -> None:
     console, uncut, rows = printer(), record.uncut, record.rows
-    keys = sorted({(row.key_dim, row.compression) for row in rows}, reverse=True)
+    keys = sorted({(row.state_bytes, row.key_dim, row.state_dtype, row.compression) for row in rows}, reverse=True)
     named = ("per token", "per word", "bits per byte", *(measure.name for measure in _tasks(uncut)))
-    table = Table("perplexity", "", *(f"key dim {key_dim} ({compression:.4g})" for key_dim, compression in keys))
+    several = record.state_dtypes != ("float32",)
+    columns = (f"key dim {key_dim} ({share:.4g}){f' {kept}' if several else ''}" for _, key_dim, kept, share in keys)
+    table = Table("perplexity", "", *columns)
     for method, score in dict.fromkeys((row.method, row.score) for row in rows):
-        found = {row.key_dim: row for row in rows if (row.method, row.score) == (method, score)}
-        cells = ("\n".join(_in_units(found[key_dim])) if key_dim in found else "" for key_dim, _ in keys)
+        found = {row.key[2:]: row for row in rows if (row.method, row.score) == (method, score)}
+        cells = ("\n".join(_in_units(found[key[1:3]])) if key[1:3] in found else "" for key in keys)
         table.add_row(f"{method} ({score})", "\n".join(named), *cells)
     console.print(table)
     told = ", ".join(f"{value} {name}" for name, value in zip(named, _in_units(uncut), strict=True))

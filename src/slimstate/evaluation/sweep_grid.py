@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slimstate.core.evidence import Need
+from slimstate.core.state_dtype import check_state_dtypes
 from slimstate.pruning.key_dim import resolve_key_dim
-from slimstate.records.sweep import UNINFORMED, Row
+from slimstate.records.sweep import UNCUT, UNINFORMED, Row
 from slimstate.selectors import SELECTORS, Request, selector_named
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
@@ -17,16 +18,22 @@ COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A cut to be judged."""
+    """A cut to be judged, and the type that its states are kept in; a method UNCUT cuts nothing."""
 
     method: str
     score: str
     compression: float
     key_dim: int
+    state_dtype: str = "float32"
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.method, self.score, self.key_dim
+    def key(self) -> tuple[str, str, int, str]:
+        return self.method, self.score, self.key_dim, self.state_dtype
+
+    @property
+    def cut(self) -> Candidate:
+        """The same whatever its states are kept in."""
+        return replace(self, state_dtype="float32")
 
     def request(self, seed: int, f: float) -> Request:
         return Request(keep=self.key_dim, score=self.score, seed=seed, f=f)
@@ -37,13 +44,15 @@ class SweepGrid:
     """Methods, how much they keep, and what channels are judged by: kq, k or q.
 
     `compressions` are shares of the channels to remove, rounded as a cut rounds them, and `key_dims` exact. Where
-    neither is given, four usual compressions are tried.
+    neither is given, four usual compressions are tried. Every cut, and the uncut model, is judged with its states kept
+    in each of `state_dtypes`.
     """
 
     methods: Sequence[str] = tuple(SELECTORS)
     compressions: Sequence[float] | None = None
     key_dims: Sequence[int] = ()
     scores: Sequence[str] = ("kq",)
+    state_dtypes: Sequence[str] = ("float32",)
 
     def __post_init__(self) -> None:
         if not (self.methods and (self.shares or self.key_dims) and self.scores):
@@ -52,6 +61,7 @@ class SweepGrid:
             selector_named(method)
         for score in self.scores:
             Request(keep=1, score=score)
+        check_state_dtypes(self.state_dtypes)
 
     @property
     def shares(self) -> Sequence[float]:
@@ -70,7 +80,15 @@ class SweepGrid:
             found.setdefault(key_dim, 1 - key_dim / width)
         return found
 
-    def candidates(self, key_dims: Mapping[int, float]) -> Iterator[Candidate]:
+    def candidates(self, key_dims: Mapping[int, float], width: int) -> Iterator[Candidate]:
+        """Every cut in every type of state, those of a cut together; the uncut model in float32 is no candidate."""
+        whole = Candidate(method=UNCUT, score="kq", compression=0.0, key_dim=width)
+        for cut in (whole, *self._cuts(key_dims)):
+            for state_dtype in self.state_dtypes:
+                if (cut, state_dtype) != (whole, "float32"):
+                    yield replace(cut, state_dtype=state_dtype)
+
+    def _cuts(self, key_dims: Mapping[int, float]) -> Iterator[Candidate]:
         """Every method at every key dim, with the compression that asked for it, and by every score."""
         for method in dict.fromkeys(self.methods):
             for score in dict.fromkeys(self.scores) if method not in UNINFORMED else ("kq",):
@@ -108,6 +126,7 @@ def as_asked(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Row,
 
 def covering(rows: Sequence[Row], width: int) -> dict[str, tuple[object, ...] | None]:
     """What makes all these rows, by the names of the grid; an older version may have known other methods."""
+    rows, kept = [row for row in rows if row.method != UNCUT], tuple(dict.fromkeys(row.state_dtype for row in rows))
     rounded = [row for row in rows if resolve_key_dim(width, row.compression, None)[0] == row.key_dim]
     exact = [row for row in rows if row not in rounded]
     return {
@@ -115,4 +134,5 @@ def covering(rows: Sequence[Row], width: int) -> dict[str, tuple[object, ...] | 
         "compressions": tuple(dict.fromkeys(row.compression for row in rounded)) or None,
         "key_dims": tuple(dict.fromkeys(row.key_dim for row in exact)) or None,
         "scores": tuple(dict.fromkeys(row.score for row in rows)),
+        "state_dtypes": None if kept == ("float32",) else kept,
     }
