@@ -31,7 +31,7 @@ ALLOWED = {
     "report": ("system", "core", "records"),
     "checkpoints": ("system", "core", "families", "records"),
     "models": (*BELOW_MODELS, "kernels"),
-    "serving": (*BELOW_MODELS, "models"),
+    "serving": (*BELOW_MODELS, "data", "models"),
     "reconstruction": BELOW_PRUNING,
     "pruning": (*BELOW_PRUNING, "reconstruction"),
     "evaluation": (*BELOW_PRUNING, "reconstruction", "pruning", "report"),

@@ -18,6 +18,7 @@ from slimstate.cli.late_help import LateHelp
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.reconstructing import reconstruct
 from slimstate.cli.running import run
+from slimstate.cli.serving import verify
 from slimstate.cli.streams import readable, secure
 from slimstate.cli.terminal import USAGE_ERROR
 from slimstate.cli.training import recover, train
@@ -37,6 +38,7 @@ app.command()(reconstruct)
 app.command()(recover)
 app.command()(train)
 app.command()(report)
+app.command()(verify)
 app.add_typer(bench, name="bench")
 app.command()(run)
 
