@@ -11,35 +11,27 @@ from slimstate.system.interruption import STOP
 if sys.argv and sys.argv[0].rpartition("/")[2] in ("-m", "slimstate"):
     STOP.listen()  # the command is starting: the imports below take seconds, in which it can be stopped too
 
-from slimstate.benchmark import (
-    BenchOptions,
-    MixerShape,
-    bench_calibrate,
-    bench_decode,
-    bench_mixer,
-    bench_model,
-)
-from slimstate.evaluation.analyze import AnalysisOptions, analyze
-from slimstate.evaluation.evaluate import EvalOptions, evaluate
-from slimstate.evaluation.sweep import SweepOptions, sweep
+from slimstate.api.benchmarking import bench_calibrate, bench_decode, bench_mixer, bench_model
+from slimstate.api.cutting import apply_plan, estimate, inspect, make_plan, prune
+from slimstate.api.measuring import analyze, evaluate, report, sweep
+from slimstate.api.training import preview, reconstruct, recover, train
+from slimstate.benchmark import BenchOptions, MixerShape
+from slimstate.data.rows import Texts
+from slimstate.evaluation.analyze import AnalysisOptions
+from slimstate.evaluation.evaluate import EvalOptions
+from slimstate.evaluation.sweep import SweepOptions
 from slimstate.evaluation.sweep_grid import SweepGrid
 from slimstate.models.devices import RunOptions
 from slimstate.models.offload import LoadOptions
 from slimstate.models.prepare import prepare, prepare_fla
 from slimstate.pruning.budget import Budget
-from slimstate.pruning.estimate import estimate
-from slimstate.pruning.inspect import inspect
 from slimstate.pruning.options import Calibration, CutOptions
-from slimstate.pruning.prune import apply_plan, make_plan, prune
 from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.reconstruction.reconstruct import reconstruct
-from slimstate.report import write_report as report
+from slimstate.selectors import Selector
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
 from slimstate.system.version import __version__
 from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
-from slimstate.training.pretrain import train
-from slimstate.training.recover import preview, recover
 
 __all__ = [
     "AnalysisOptions",
@@ -55,9 +47,11 @@ __all__ = [
     "RecoverOptions",
     "Reporter",
     "RunOptions",
+    "Selector",
     "SlimstateError",
     "SweepGrid",
     "SweepOptions",
+    "Texts",
     "TrainerOptions",
     "TrainingText",
     "__version__",

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from slimstate.cli.terminal import Device, Documents, Dtype, Json, TerminalReporter, Text, listed, print_json, printer
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, Text, listed, print_json, printer
 from slimstate.models.devices import RunOptions
 from slimstate.records.benchmark import BenchRecord, DecodeRecord
+from slimstate.system.console import TerminalReporter
 
 bench = typer.Typer(no_args_is_help=True, help="Time mixers, models, decoding and calibration at several key dims.")
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the tables and the figure.")]

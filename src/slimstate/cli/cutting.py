@@ -18,7 +18,6 @@ from slimstate.cli.terminal import (
     Json,
     Model,
     Seed,
-    TerminalReporter,
     Text,
     mebibytes,
     print_json,
@@ -28,6 +27,7 @@ from slimstate.pruning.budget import Budget
 from slimstate.records.cut import CutRecord, EstimateRecord
 from slimstate.selectors import METHODS as SELECTORS
 from slimstate.serving.engines import rules_of
+from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import LONGEST_LINE, PlanError, quoted
 
 StateMb = Annotated[

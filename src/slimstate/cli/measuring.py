@@ -16,7 +16,6 @@ from slimstate.cli.terminal import (
     Json,
     Model,
     Seed,
-    TerminalReporter,
     Text,
     listed,
     mebibytes,
@@ -29,6 +28,7 @@ from slimstate.records.evaluation import EvaluationRecord, Measure
 from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.report.numbers import fixed, perplexity
 from slimstate.selectors import SELECTORS
+from slimstate.system.console import TerminalReporter
 
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
 Tasks = Annotated[

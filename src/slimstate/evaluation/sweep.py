@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.plan import Plan
 from slimstate.data.documents import Reading, check_documents
+from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
 from slimstate.evaluation.compare import text_of
 from slimstate.evaluation.lm_eval import run_tasks
@@ -97,11 +99,11 @@ class SweepOptions(TaskOptions):
 
 
 def sweep(
-    model: str | Path,
+    model: str | PathLike[str],
     out: str | Path,
     *,
-    text: str | Path,
-    calibration: str | Path | Calibration | None = None,
+    text: str | Path | Iterable[object],
+    calibration: Calibration | str | Path | Iterable[object] | None = None,
     grid: SweepGrid | None = None,
     options: SweepOptions | None = None,
     run: RunOptions | None = None,
@@ -114,18 +116,18 @@ def sweep(
     """
     from slimstate.report.plots import pareto, save  # matplotlib is an extra
 
-    started, folder = time.perf_counter(), Path(out)
+    started, folder, judged_on = time.perf_counter(), Path(out), given_text(text)
     grid, options, run = grid or SweepGrid(), options or SweepOptions(), run or RunOptions()
     checkpoint = Checkpoint.open(model)
     check_place(folder, folder=True)
     check_drawn(folder, DRAWN, beside=SWEEP)
-    study = _prepare(checkpoint, str(text), _kept(calibration, folder), grid, options, run, reporter)
+    study = _prepare(checkpoint, judged_on, _kept(calibration, folder), grid, options, run, reporter)
     with STOP.keeping(lambda: _kept_so_far(folder)):
         record = _measure(study, folder / SWEEP, reporter)
     record = replace(
         record,
         recommended=recommend(record, options.max_loss, folder, str(model)),
-        command=_command(study, record.rows, model, text, out),
+        command=_command(study, record.rows, model, judged_on, out),
         seconds=time.perf_counter() - started,
     )
 
@@ -136,7 +138,7 @@ def sweep(
             save(pareto(record), place / "pareto")
 
     distributed.from_main(write)
-    return record
+    return replace(record, out=str(folder))
 
 
 def _kept_so_far(folder: Path) -> str | None:
@@ -146,7 +148,7 @@ def _kept_so_far(folder: Path) -> str | None:
     return f"{folder / SWEEP} keeps the rows that were measured; the same command goes on"
 
 
-def _kept(given: str | Path | Calibration | None, folder: Path) -> Calibration:
+def _kept(given: Calibration | str | Path | Iterable[object] | None, folder: Path) -> Calibration:
     """A calibration whose evidence the folder of the sweep keeps."""
     calibration = Calibration.of(given)
     if calibration.evidence is not None:
@@ -192,7 +194,7 @@ class _Study:
 
 def _prepare(
     checkpoint: Checkpoint,
-    text: str,
+    text: str | Texts,
     calibration: Calibration,
     grid: SweepGrid,
     options: SweepOptions,
@@ -241,11 +243,12 @@ def _settings(
     """What every reconstruction will be made with, once its text was found to be enough."""
     if options is None:
         return None
-    place, data = run.place.type, str(calibration.data)
+    place, data = run.place.type, calibration.data
+    assert data is not None
     return options.on(place, replace(options, documents=calibration.documents).windows(tokenizer, data, place))
 
 
-def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | Path, out: str | Path) -> str:
+def _command(study: _Study, rows: Sequence[Row], model: str | PathLike[str], text: str | Texts, out: str | Path) -> str:
     """What makes all the rows again, those of an earlier sweep too."""
     calibration, options = study.calibration, study.options
     calibrated = {"data": calibration.data, "samples": calibration.samples, "length": calibration.length}
@@ -344,8 +347,8 @@ class _Judge:
         checkpoint = self.study.checkpoint
         request = candidate.request(self.study.calibration.seed, self.study.options.f)
         corrected = not self.study.options.keep_norm_eps
-        plan = choose_channels(checkpoint, candidate.method, request, self.evidence, corrected=corrected)
-        with self.candidates.running(plan, request) as running:
+        plan = choose_channels(checkpoint, candidate.selector, request, self.evidence, corrected=corrected)
+        with self.candidates.running(plan, candidate.selector, request) as running:
             found = self._measure(running, candidate.key_dim, " ".join(map(str, candidate.key)))
         kappas = _condition_numbers(plan)
         return Row(
