@@ -11,7 +11,6 @@ from rich.console import Console
 
 import slimstate
 from slimstate.cli.measuring import print_sweep
-from slimstate.cli.terminal import TerminalReporter
 
 HERE = Path(__file__).parent
 MODEL, CALIBRATION, EVALUATION = HERE / "model", HERE / "calibration.txt", HERE / "evaluation.txt"
@@ -25,7 +24,6 @@ def step(line: str) -> None:
 
 
 def main() -> None:
-    reporter = TerminalReporter()
     shutil.rmtree(OUT, ignore_errors=True)
     about = slimstate.inspect(MODEL)
     console.print(
@@ -40,17 +38,16 @@ def main() -> None:
         calibration=slimstate.Calibration(data=str(CALIBRATION), samples=64, length=512),
         grid=slimstate.SweepGrid(compressions=(0.5, 0.75)),
         options=slimstate.SweepOptions(max_tokens=TOKENS),
-        reporter=reporter,
     )
     print_sweep(record, OUT / "sweep")
     step("2. Cut it, from the evidence of the sweep.")
     cuts = {compression: OUT / f"drrqr-{100 * compression:g}" for compression in (0.5, 0.75)}
     for compression, folder in cuts.items():
         evidence = slimstate.Calibration(evidence=OUT / "sweep" / "evidence.safetensors")
-        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, calibration=evidence)
+        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, calibration=evidence, progress=False)
         console.print(f"  {folder}")
     step("3. How much of the state is used, before and after?")
-    looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states", reporter=reporter)
+    looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states")
     for use in looked.models:
         console.print(f"  {use.name}: key dim {use.key_dim}, rank utilisation {use.utilisation:.3f}")
     step("4. What is lost? Perplexity, and recall of names in real text, the weak spot of a small state.")
@@ -62,7 +59,6 @@ def main() -> None:
             baseline=MODEL,
             options=slimstate.EvalOptions(max_tokens=TOKENS),
             out=OUT / f"evaluation-{100 * compression:g}.json",
-            reporter=reporter,
         )
         before = measured.baseline
         kept = measured.associative_recall.mean, before.associative_recall.mean
@@ -73,9 +69,7 @@ def main() -> None:
     options = slimstate.RecoverOptions(
         steps=30, batch_size=8, length=256, lora_targets="all-linear", lora_rank=64, lora_alpha=64, lr=3e-3, min_lr=3e-4
     )
-    recovered = slimstate.recover(
-        cuts[0.75], OUT / "drrqr-75-recovered", data=text, teacher=MODEL, options=options, reporter=reporter
-    )
+    recovered = slimstate.recover(cuts[0.75], OUT / "drrqr-75-recovered", data=text, teacher=MODEL, options=options)
     perplexity, gap = recovered.measured.word_perplexity, recovered.measured.closed["uncut"]
     change = (
         f"perplexity per word {perplexity['before']:.1f} to {perplexity['after']:.1f}, uncut {perplexity['uncut']:.1f}"

@@ -38,9 +38,11 @@ ALLOWED = {
     "training": (*BELOW_PRUNING, "reconstruction", "pruning", "report", "evaluation"),
     "benchmark": (*BELOW_PRUNING, "reconstruction", "pruning", "report", "evaluation", "training"),
 }
+ALLOWED["api"] = tuple(ALLOWED)
 ALLOWED["cli"] = tuple(ALLOWED)
 MODULES = {path: path.relative_to(ROOT.parent) for path in sorted(ROOT.rglob("*.py"))}
 BELOW_CLI = [path for path in MODULES if "cli" not in path.relative_to(ROOT).parts]
+PUBLIC_VERBS = 12  # parameters that a function of api/ may take: it is called by people, with keywords
 
 
 @functools.cache
@@ -120,8 +122,8 @@ def test_functions_are_short_and_take_few_parameters():
         for node in functions(path):
             where = f"{path.relative_to(ROOT)}: {node.name}"
             given = [a for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
-            assert len(given) <= 10, where
-            assert (node.end_lineno or 0) - node.lineno < 60, where
+            assert len(given) <= (PUBLIC_VERBS if path.parent.name == "api" else 10), where
+            assert (node.end_lineno or 0) - node.lineno - len((ast.get_docstring(node) or "").splitlines()) < 60, where
             assert not any(isinstance(n, ast.Name) and n.id == "locals" for n in ast.walk(node)), where
 
 

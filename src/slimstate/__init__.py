@@ -16,53 +16,53 @@ if sys.argv and sys.argv[0].rpartition("/")[2] in ("-m", "slimstate"):
     STOP.listen()  # the command is starting: what it imports takes seconds, in which it can be stopped too
 
 # not later: the folder of that name would take its place here
-from slimstate.report import write_report as report
+from slimstate.api.reporting import report
 from slimstate.system.version import __version__
 
 if TYPE_CHECKING:
-    from slimstate.benchmark import BenchOptions, MixerShape, bench_calibrate, bench_decode, bench_mixer, bench_model
-    from slimstate.evaluation.analyze import AnalysisOptions, analyze
-    from slimstate.evaluation.evaluate import EvalOptions, evaluate
-    from slimstate.evaluation.sweep import SweepOptions, sweep
+    from slimstate.api.benchmarking import bench_calibrate, bench_decode, bench_mixer, bench_model
+    from slimstate.api.cutting import apply_plan, estimate, inspect, make_plan, prune
+    from slimstate.api.measuring import analyze, evaluate, sweep
+    from slimstate.api.training import preview, reconstruct, recover, train
+    from slimstate.benchmark import BenchOptions, MixerShape
+    from slimstate.data.rows import Texts
+    from slimstate.evaluation.analyze import AnalysisOptions
+    from slimstate.evaluation.evaluate import EvalOptions
+    from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep_grid import SweepGrid
     from slimstate.models.devices import RunOptions
     from slimstate.models.offload import LoadOptions
     from slimstate.models.prepare import prepare, prepare_fla
     from slimstate.pruning.budget import Budget
-    from slimstate.pruning.estimate import estimate
-    from slimstate.pruning.inspect import inspect
     from slimstate.pruning.options import Calibration, CutOptions
-    from slimstate.pruning.prune import apply_plan, make_plan, prune
     from slimstate.reconstruction.options import ReconstructOptions
-    from slimstate.reconstruction.reconstruct import reconstruct
+    from slimstate.selectors import Selector
     from slimstate.system.errors import SlimstateError
     from slimstate.system.progress import Reporter
     from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
-    from slimstate.training.pretrain import train
-    from slimstate.training.recover import preview, recover
 
 # the names above, by the module that each is loaded from
 HOMES = {
-    "benchmark": ("BenchOptions", "MixerShape", "bench_calibrate", "bench_decode", "bench_mixer", "bench_model"),
-    "evaluation.analyze": ("AnalysisOptions", "analyze"),
-    "evaluation.evaluate": ("EvalOptions", "evaluate"),
-    "evaluation.sweep": ("SweepOptions", "sweep"),
+    "api.benchmarking": ("bench_calibrate", "bench_decode", "bench_mixer", "bench_model"),
+    "api.cutting": ("apply_plan", "estimate", "inspect", "make_plan", "prune"),
+    "api.measuring": ("analyze", "evaluate", "sweep"),
+    "api.training": ("preview", "reconstruct", "recover", "train"),
+    "benchmark": ("BenchOptions", "MixerShape"),
+    "data.rows": ("Texts",),
+    "evaluation.analyze": ("AnalysisOptions",),
+    "evaluation.evaluate": ("EvalOptions",),
+    "evaluation.sweep": ("SweepOptions",),
     "evaluation.sweep_grid": ("SweepGrid",),
     "models.devices": ("RunOptions",),
     "models.offload": ("LoadOptions",),
     "models.prepare": ("prepare", "prepare_fla"),
     "pruning.budget": ("Budget",),
-    "pruning.estimate": ("estimate",),
-    "pruning.inspect": ("inspect",),
     "pruning.options": ("Calibration", "CutOptions"),
-    "pruning.prune": ("apply_plan", "make_plan", "prune"),
     "reconstruction.options": ("ReconstructOptions",),
-    "reconstruction.reconstruct": ("reconstruct",),
+    "selectors": ("Selector",),
     "system.errors": ("SlimstateError",),
     "system.progress": ("Reporter",),
     "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
-    "training.pretrain": ("train",),
-    "training.recover": ("preview", "recover"),
 }
 
 __all__ = [
@@ -79,9 +79,11 @@ __all__ = [
     "RecoverOptions",
     "Reporter",
     "RunOptions",
+    "Selector",
     "SlimstateError",
     "SweepGrid",
     "SweepOptions",
+    "Texts",
     "TrainerOptions",
     "TrainingText",
     "__version__",

@@ -453,7 +453,7 @@ def test_a_control_is_used_again_where_it_fits(made, recover, unseen_text, tmp_p
     control = made["control"]
     before = {path: path.stat().st_mtime_ns for path in control.iterdir()}
     said = Listener()
-    record = recover(NAME, tmp_path / "out", control=True, control_out=control, reporter=said)
+    record = recover(NAME, tmp_path / "out", control=True, control_out=control, progress=said)
     assert f"control: {control}, made before with the same settings" in said.lines
     assert record.measured == record_of(made["controlled"]).measured
     others = {
@@ -471,7 +471,7 @@ def test_a_control_is_used_again_where_it_fits(made, recover, unseen_text, tmp_p
 
 def test_the_teacher_is_by_default_what_the_model_was_cut_from(pairs, recover, made, tmp_path):
     said = Listener()
-    record = recover(NAME, tmp_path / "out", teacher=None, reporter=said)
+    record = recover(NAME, tmp_path / "out", teacher=None, progress=said)
     assert f"teacher: {pairs[NAME][0]}, which the model was cut from" in said.lines
     assert record.teacher.fingerprint == Checkpoint.open(pairs[NAME][0]).fingerprint
     assert losses(record) == losses(record_of(made[NAME]))
@@ -518,7 +518,7 @@ def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, change
     (folder / "checkpoint-98").mkdir()
     said = Listener()
     record, expected = (
-        recover(name, tmp_path / "out", resume=True, reporter=said, **changes | later),
+        recover(name, tmp_path / "out", resume=True, progress=said, **changes | later),
         record_of(made[kind]),
     )
     assert f"going on from {folder / 'checkpoint-2'}" in said.lines
@@ -559,7 +559,7 @@ def test_what_was_not_saved_is_done_again(recover, made, tmp_path, monkeypatch):
             recover(NAME, tmp_path / "earlier")
     recover(NAME, tmp_path / "earlier", resume=True)
     said = Listener()
-    recover(NAME, tmp_path / "new", resume=True, reporter=said)
+    recover(NAME, tmp_path / "new", resume=True, progress=said)
     assert f"nothing to resume in {tmp_path / 'new.training'}: starting" in said.lines
     for out in ("early", "earlier", "new"):
         assert weights_of(tmp_path / out) == weights_of(made[NAME])
@@ -587,7 +587,7 @@ def test_an_unfinished_recovery_is_not_overwritten_or_mistaken_for_another(recov
             recover(NAME, tmp_path / "out", resume=True, **changes)
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     said = Listener()
-    recover(NAME, tmp_path / "out", force=True, lr=2e-2, reporter=said)
+    recover(NAME, tmp_path / "out", force=True, lr=2e-2, progress=said)
     assert not [line for line in said.lines if "going on" in line]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -859,7 +859,7 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
 
 def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(recover, places, tmp_path):
     said = Listener()
-    record = recover(NAME, tmp_path / "out", data=str(places["SOME"]), reporter=said)
+    record = recover(NAME, tmp_path / "out", data=str(places["SOME"]), progress=said)
     line = f"{places['SOME']} has 10 windows of 32 tokens to train on, 16 are wanted: 1.60 epochs"
     assert said.lines.count(line) == 1
     assert record.epochs == 1.6

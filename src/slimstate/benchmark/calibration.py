@@ -19,6 +19,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
 from slimstate.data.documents import Reading
+from slimstate.data.rows import Texts
 from slimstate.data.text import sample_windows
 from slimstate.families import family_of
 from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
@@ -50,6 +51,8 @@ def bench_calibrate(
     `calibration` is a text, or says more of it; without a text its samples and length are those of random tokens.
     """
     calibration = Calibration.of(calibration)
+    if isinstance(calibration.data, Texts):
+        raise PlanError("a benchmark names its text, so that it can be repeated: give a file as `calibration`")
     selectors = [selector_named(method) for method in methods]
     for selector in selectors:
         if not selector.calibrated:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 
 from torch import Tensor
@@ -48,7 +49,7 @@ class Checkpoint:
     index: JsonObject | None
 
     @classmethod
-    def open(cls, source: str | Path) -> Checkpoint:
+    def open(cls, source: str | PathLike[str]) -> Checkpoint:
         """A folder, or a hub id, which is downloaded. Every file in it is a regular one that belongs there."""
         folder = locate(source)
         for _ in files_inside(folder, ModelError):
@@ -189,7 +190,7 @@ def cut_in(config: Config) -> JsonObject | None:
     return entry if entry is not None and "key_dim" in entry else None
 
 
-def locate(source: str | Path) -> Path:
+def locate(source: str | PathLike[str]) -> Path:
     """The folder of a model: as it stands, or downloaded from the hub."""
     path = expanded(source)
     if path.is_dir():
@@ -224,10 +225,11 @@ def download(repository: str) -> Path:
         return Path(snapshot_download(repository, ignore_patterns=skipped, local_files_only=not online))
 
 
-def open_headers(source: str) -> Checkpoint:
+def open_headers(given: str | PathLike[str]) -> Checkpoint:
     """A model by its config and headers alone: of a hub repository nothing else is downloaded."""
-    if expanded(source).exists() or not _looks_like_hub_id(source) or not hub.reachable():
-        return Checkpoint.open(source)
+    source = str(given)
+    if expanded(given).exists() or not _looks_like_hub_id(source) or not hub.reachable():
+        return Checkpoint.open(given)
     from huggingface_hub import HfApi, hf_hub_download
 
     with _hub_errors(source, online=True):

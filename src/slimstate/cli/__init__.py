@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
 
 app.command()(inspect)
 app.command(cls=LateHelp)(prune)
-app.command(name="eval")(evaluate)
+app.command(name="eval", cls=LateHelp)(evaluate)
 app.command()(analyze)
 app.command(cls=LateHelp)(sweep)
 app.command()(reconstruct)

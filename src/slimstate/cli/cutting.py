@@ -18,12 +18,12 @@ from slimstate.cli.terminal import (
     Json,
     Model,
     Seed,
-    TerminalReporter,
     Text,
     mebibytes,
     print_json,
     printer,
 )
+from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import LONGEST_LINE, PlanError, quoted
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from slimstate.cli.terminal import (
     Json,
     Model,
     Seed,
-    TerminalReporter,
     Text,
     listed,
     mebibytes,
@@ -24,6 +23,7 @@ from slimstate.cli.terminal import (
     printer,
 )
 from slimstate.report.numbers import fixed, perplexity
+from slimstate.system.console import TerminalReporter
 
 if TYPE_CHECKING:
     from slimstate.records.evaluation import EvaluationRecord, Measure

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, Text, print_json, printer
+from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from slimstate.cli.terminal import USAGE_ERROR, Json, TerminalReporter, print_json, printer
+from slimstate.cli.terminal import USAGE_ERROR, Json, print_json, printer
+from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from slimstate.cli.terminal import Device, Documents, Json, TerminalReporter, Text, print_json, printer
-from slimstate.models.devices import RunOptions
+from slimstate.cli.terminal import Device, Documents, Json, Text, print_json, printer
+from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError
 
 EXIT_CODES = {"agrees": 0, "differs": 1, "refuses": 2}
@@ -53,6 +53,7 @@ def verify(
 
     Exit code 0: they agree. 1: they differ. 2: the engine refuses the model, or is not there.
     """
+    from slimstate.models.devices import RunOptions
     from slimstate.serving.verification.engine_call import EngineOptions
     from slimstate.serving.verification.verify import VerifyOptions
     from slimstate.serving.verification.verify import verify as compare

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.table import Table
 
-from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, TerminalReporter, Text, print_json, printer
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, Text, print_json, printer
 from slimstate.report.numbers import fixed, perplexity
+from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import safetensors
 import safetensors.torch
@@ -24,6 +24,7 @@ from slimstate.system.json_files import JsonObject, parse_json
 
 # what a method may ask for; weights are read, the rest collected
 Need = Literal["weight", "gram", "moments", "input", "gradient"]
+NEEDS: tuple[str, ...] = get_args(Need)
 FIELDS: dict[str, tuple[str, ...]] = {
     "gram": ("query_gram", "key_gram"),
     "moments": ("query_moments", "key_moments"),

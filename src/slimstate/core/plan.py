@@ -114,6 +114,11 @@ class Plan:
     def compression(self) -> float:
         return 1 - self.key_dim / self.width
 
+    @property
+    def rotates(self) -> bool:
+        """Whether it keeps directions, and not channels."""
+        return any(isinstance(choice, Basis) for choice in self.selections.values())
+
     def summary(self) -> dict[str, float | None]:
         """The certificate of the whole model: the worst head, and for counts the sum."""
         claims: dict[str, list[float | None]] = {}

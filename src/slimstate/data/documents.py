@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 
+from slimstate.data.rows import Render, Texts
 from slimstate.data.sources import Source, longest_line, sources, too_long
 from slimstate.system.errors import DataError
 
@@ -40,35 +41,36 @@ class Reading:
     where every file of text was one document and every row was one.
     """
 
-    def __init__(self, source: str, documents: str | None = None) -> None:
+    def __init__(self, source: str | Texts, documents: str | None = None) -> None:
         check_documents(documents)
-        self.source, self._asked = source, documents
+        self.source, self._where, self._asked = str(source), source, documents
         self._found: dict[str, None] = {}
         self.usual = True
 
     @classmethod
-    def of(cls, text: str | Reading) -> Reading:
+    def of(cls, text: str | Texts | Reading) -> Reading:
         return text if isinstance(text, Reading) else cls(text)
 
     @property
     def documents(self) -> str | None:
         return ", ".join(self._found) or self._asked
 
-    def pieces(self) -> Iterator[Piece]:
-        for source in sources(self.source):
+    def pieces(self, render: Render | None = None) -> Iterator[Piece]:
+        """`render` turns chat messages into text."""
+        for source in sources(self._where, render):
             documents, texts = _told_apart(source, self._asked)
             self._found[documents] = None
             self.usual = self.usual and documents == ("rows" if source.rows else "file")
             yield from _pieces(documents, texts)
 
-    def batches(self, first: int) -> Iterator[list[Piece]]:
+    def batches(self, first: int, render: Render | None = None) -> Iterator[list[Piece]]:
         """Ever more pieces together, which a tokenizer spreads over the cores: little is read where little is needed.
 
         The first `first` characters come together, within the bounds of memory.
         """
         batch: list[Piece] = []
         size, wanted = 0, min(max(PIECE, first), MOST)
-        for piece in self.pieces():
+        for piece in self.pieces(render):
             batch.append(piece)
             size += len(piece.text)
             if size >= wanted:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from slimstate.data.rows import Render, Texts, row_text
 from slimstate.system import hub
 from slimstate.system.errors import DataError, named, quoted, reason_of
 from slimstate.system.input_files import open_regular
@@ -37,20 +38,23 @@ class Source:
     texts: Iterator[str]
 
 
-def sources(name: str) -> Iterator[Source]:
-    """The file, the files of the folder in order, or the dataset of the hub."""
+def sources(name: str | Texts, render: Render | None = None) -> Iterator[Source]:
+    """The file, the files of the folder in order, the dataset of the hub, or the texts themselves."""
+    if isinstance(name, Texts):
+        yield Source(rows=True, texts=_in_memory(name, render))
+        return
     path = expanded(name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _format(file) is not None and not file.is_dir())
         if not files:
             raise DataError(f"{named(name)} holds no {', '.join(FORMATS)} file")
-        yield from map(_source, files)
+        yield from (_source(file, render) for file in files)
     elif path.is_file():
-        yield _source(path)
+        yield _source(path, render)
     elif _format(path) is not None or name.startswith(("/", "./", "../", "~")):
         raise DataError(f"no data at {named(name)}")
     else:
-        yield Source(rows=True, texts=_from_hub(name))
+        yield Source(rows=True, texts=_from_hub(name, render))
 
 
 def _format(path: Path) -> str | None:
@@ -59,11 +63,11 @@ def _format(path: Path) -> str | None:
     return suffixes[-1] if suffixes and suffixes[-1] in FORMATS else None
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path, render: Render | None) -> Source:
     kind = _format(path)
     if kind is None:
         raise DataError(f"{named(path)}: not one of {', '.join(FORMATS)}, or .xz or .gz of one")
-    return Source(rows=kind != ".txt", texts=_read(path, kind))
+    return Source(rows=kind != ".txt", texts=_read(path, kind, render))
 
 
 def longest_line() -> int:
@@ -108,28 +112,28 @@ class Unpacked(io.RawIOBase):
         return data
 
 
-def _read(path: Path, kind: str) -> Iterator[str]:
+def _read(path: Path, kind: str, render: Render | None) -> Iterator[str]:
     reader = {".txt": _plain, ".jsonl": _json_lines, ".parquet": _parquet}[kind]
     unpack = COMPRESSIONS.get(path.suffix)
     try:
         with open_regular(path, DataError) as file:
             if unpack is None:
-                yield from reader(file, path)
+                yield from reader(file, path, render)
             else:
-                yield from reader(io.BufferedReader(Unpacked(file, unpack, named(path)), BLOCK), path)
+                yield from reader(io.BufferedReader(Unpacked(file, unpack, named(path)), BLOCK), path, render)
     except UnicodeDecodeError as error:
         raise DataError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"cannot read {named(path)}: {reason_of(error)}") from error
 
 
-def _plain(file: IO[bytes], path: Path) -> Iterator[str]:
+def _plain(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str]:
     text = io.TextIOWrapper(file, encoding="utf-8")  # which makes every line end LF
     while block := text.read(BLOCK):
         yield block
 
 
-def _json_lines(file: IO[bytes], path: Path) -> Iterator[str]:
+def _json_lines(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str]:
     lines, most = io.TextIOWrapper(file, encoding="utf-8"), longest_line()
     for number, line in enumerate(iter(lambda: lines.readline(most + 1), ""), start=1):
         if len(line) > most:
@@ -137,28 +141,31 @@ def _json_lines(file: IO[bytes], path: Path) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            row = str(json.loads(line)["text"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"{named(path)}, line {number}: not a JSON object with a 'text' field") from error
+            row = row_text(_object(json.loads(line)), render)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            wanted = "a JSON object with a 'text' field, or with a chat in 'messages'"
+            raise DataError(f"{named(path)}, line {number}: not {wanted}") from error
         if not is_unicode(row):
             raise DataError(f"{named(path)}, line {number}: half of a surrogate pair, which is no text")
         yield _unified(row)
 
 
-def _parquet(file: IO[bytes], path: Path) -> Iterator[str]:
+def _parquet(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str]:
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
     try:
         table = parquet.ParquetFile(file if path.suffix == ".parquet" else io.BytesIO(file.read()))
-        for batch in table.iter_batches(batch_size=256, columns=["text"]):
-            yield from (_unified(str(row)) for row in batch.column(0).to_pylist())
-    except (arrow.ArrowException, KeyError, IndexError) as error:
-        raise DataError(f"{named(path)}: not a Parquet file with a 'text' column") from error
+        column = "text" if "text" in table.schema_arrow.names else "messages"
+        for batch in table.iter_batches(batch_size=256, columns=[column]):
+            rows = batch.column(0).to_pylist()
+            yield from (_unified(row_text({column: row}, render)) for row in rows)
+    except (arrow.ArrowException, LookupError) as error:
+        raise DataError(f"{named(path)}: not a Parquet file with a 'text' column, or chats in 'messages'") from error
 
 
-def _from_hub(name: str) -> Iterator[str]:
-    """A dataset streamed from the hub: NAME, NAME:CONFIG or NAME:CONFIG:SPLIT, by default train; its `text` field."""
+def _from_hub(name: str, render: Render | None) -> Iterator[str]:
+    """A dataset streamed from the hub: NAME, NAME:CONFIG or NAME:CONFIG:SPLIT, by default train."""
     from datasets import load_dataset
 
     if not hub.reachable():
@@ -166,11 +173,32 @@ def _from_hub(name: str) -> Iterator[str]:
     repository, config, split = (*name.split(":", 2), "", "")[:3]
     try:
         for row in load_dataset(repository, config or None, split=split or "train", streaming=True):
-            yield _unified(str(row["text"]))
+            yield _unified(row_text(row, render))
+    except DataError:
+        raise
     except Exception as error:
         raise DataError(
             f"no file {named(name)}, and no dataset of that name can be had: {hub.reason(error)}"
         ) from error
+
+
+def _in_memory(texts: Texts, render: Render | None) -> Iterator[str]:
+    for number, row in enumerate(texts, start=1):
+        try:
+            text = row_text(row, render)
+        except LookupError as error:
+            kind = f"it is {quoted(repr(row))}: give strings, chats, or rows with `text` or `messages`"
+            raise DataError(f"text {number} of {texts} is no text: {kind}") from error
+        if not is_unicode(text):
+            raise DataError(f"text {number} of {texts}: half of a surrogate pair, which is no text")
+        yield _unified(text)
+
+
+def _object(row: object) -> object:
+    """A row of a table is an object with fields."""
+    if not isinstance(row, dict):
+        raise TypeError(type(row).__name__)
+    return row
 
 
 def _unified(text: str) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slimstate.data.documents import Reading
+from slimstate.data.rows import Texts, renderer
 from slimstate.system.errors import DataError, reason_of
 from slimstate.system.json_files import JsonObject
 
@@ -52,7 +53,7 @@ class Windows:
 
 
 def sample_windows(
-    tokenizer: Any, text: str | Reading, *, samples: int = 128, length: int = 2048, seed: int = 0,
+    tokenizer: Any, text: str | Texts | Reading, *, samples: int = 128, length: int = 2048, seed: int = 0,
     fewest: int | None = None,
 ) -> Windows:  # fmt: skip
     """`samples` windows drawn by `seed` from the first 4 x `samples` of the text; with `fewest`, as many as it has.
@@ -79,7 +80,7 @@ def sample_windows(
     return Windows.of(reading, tokens, seed)
 
 
-def windows(tokenizer: Any, text: str | Reading, length: int, *, most: int | None = None) -> Iterator[Tensor]:
+def windows(tokenizer: Any, text: str | Texts | Reading, length: int, *, most: int | None = None) -> Iterator[Tensor]:
     """The text packed into windows of `length` tokens, all or the first `most`; the last of the text may be shorter."""
     at_once = 0 if most is None else 2 * most * length  # a token has seldom fewer than two characters
     return islice(_packed(token_stream(tokenizer, text, at_once=at_once), length), most)
@@ -96,7 +97,7 @@ def _packed(stream: Iterator[list[int]], length: int) -> Iterator[Tensor]:
         yield torch.tensor(buffer, dtype=torch.int32)
 
 
-def token_stream(tokenizer: Any, text: str | Reading, *, at_once: int = 0) -> Iterator[list[int]]:
+def token_stream(tokenizer: Any, text: str | Texts | Reading, *, at_once: int = 0) -> Iterator[list[int]]:
     """Token ids piece by piece, with the end-of-text token after each document where the tokenizer has one.
 
     The first `at_once` characters are tokenised together, within the bounds of memory.
@@ -104,7 +105,7 @@ def token_stream(tokenizer: Any, text: str | Reading, *, at_once: int = 0) -> It
     reading = Reading.of(text)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     empty = True
-    for batch in reading.batches(at_once):
+    for batch in reading.batches(at_once, renderer(tokenizer)):
         texts = [piece.text for piece in batch]
         empty = empty and not any(map(str.strip, texts))
         for piece, ids in zip(batch, _tokenised(tokenizer, texts), strict=True):

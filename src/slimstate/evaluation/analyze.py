@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import Reading, check_documents
+from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
 from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared_windows, text_of
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states
@@ -21,6 +23,7 @@ from slimstate.models.load import load
 from slimstate.records.base import command, versions
 from slimstate.records.ownership import check_drawn, check_record
 from slimstate.records.schema import written
+from slimstate.records.shown import Shown
 from slimstate.records.states import Bounds, ByHead, FiltersRecord, Histogram, Numbers, TraceRecord
 from slimstate.system.atomic import check_kind, check_place, staged_files
 from slimstate.system.errors import DataError, PlanError
@@ -80,7 +83,7 @@ class StateUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis:
+class Analysis(Shown):
     """The folder of the records, the models in short, and the figures."""
 
     out: str
@@ -88,13 +91,20 @@ class Analysis:
     figures: tuple[str, ...]
     seconds: float
 
+    def headline(self) -> str:
+        return f"how much of their states {len(self.models)} models use" if len(self.models) > 1 else "state in use"
+
+    def table(self) -> list[dict[str, object]]:
+        """One row for every model."""
+        return [vars(model) for model in self.models]
+
     def to_json(self) -> JsonObject:
         return dict(written(self))
 
 
 def analyze(
-    models: Sequence[str | Path],
-    text: str | Path,
+    models: Sequence[str | PathLike[str]],
+    text: str | Path | Iterable[object],
     out: str | Path,
     *,
     options: AnalysisOptions | None = None,
@@ -115,8 +125,9 @@ def analyze(
     if options.head is not None:
         find_head([mixer.layer for mixer in first], first[0].value_heads, options.head)
     _check_folder(folder, names)
-    windows = _windows(checkpoints, str(text), options)
-    again = command("analyze", models, {"text": text, "out": out, **vars(options), **vars(run)})
+    read = given_text(text)
+    windows = _windows(checkpoints, read, options)
+    again = command("analyze", models, {"text": read, "out": out, **vars(options), **vars(run)})
     shared = {
         "text": text_of(windows), "every": options.every, "skip": options.skip, "seed": options.seed,
         "versions": versions(), "command": again,
@@ -153,7 +164,7 @@ def _check_folder(folder: Path, names: Sequence[str]) -> None:
     check_drawn(folder, FIGURES, beside=f"{TraceRecord.KIND}-*.json")
 
 
-def _windows(checkpoints: Sequence[Checkpoint], text: str, options: AnalysisOptions) -> Windows:
+def _windows(checkpoints: Sequence[Checkpoint], text: str | Texts, options: AnalysisOptions) -> Windows:
     length, samples = options.length, options.samples
     windows = shared_windows(same_tokenizers(checkpoints), Reading(text, options.documents), length, samples * length)
     if len(windows.tokens) < samples:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 
 from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading, check_documents
+from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import associative_recall
 from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared_windows
@@ -67,13 +69,13 @@ class Programme:
 
 
 def evaluate(
-    model: str | Path,
-    text: str | Path | None = None,
+    model: str | PathLike[str],
+    text: str | Path | Iterable[object] | None = None,
     *,
     tasks: str | None = None,
     recall: bool = False,
     associative: bool = False,
-    baseline: str | Path | None = None,
+    baseline: str | PathLike[str] | None = None,
     options: EvalOptions | None = None,
     run: RunOptions | None = None,
     out: str | Path | None = None,
@@ -96,14 +98,15 @@ def evaluate(
     checkpoints = [Checkpoint.open(source) for source in (model, baseline) if source is not None]
     names = distinct_names([checkpoint.source for checkpoint in checkpoints])
     wanted = ",".join(filter(None, (tasks, "recall" if recall else None)))
-    programme = _programme(checkpoints, text, wanted, associative, options)
+    read = None if text is None else given_text(text)
+    programme = _programme(checkpoints, read, wanted, associative, options)
     roundings = (options.rounding, StateRounding())  # a baseline is as exact as it can be
     results = [
         measure(checkpoint, name, programme, run, reporter, rounding)
         for checkpoint, name, rounding in zip(checkpoints, names, roundings, strict=False)
     ]
     asked = {
-        "text": text, "length": options.length if text else None, "max_tokens": options.max_tokens,
+        "text": read, "length": options.length if read else None, "max_tokens": options.max_tokens,
         "documents": options.documents, "tasks": tasks,
         "recall": recall, "associative": associative, "task_data": options.task_data, "limit": options.limit,
         "max_length": options.max_length, "baseline": baseline, "seed": options.seed,
@@ -118,13 +121,14 @@ def evaluate(
         command=command("eval", [model], asked),
         seconds=time.perf_counter() - started,
     )
-    if out is not None:
-        record.write(Path(out))
-    return record
+    if out is None:
+        return record
+    record.write(Path(out))
+    return replace(record, out=str(out))
 
 
 def _programme(
-    checkpoints: Sequence[Checkpoint], text: str | Path | None, tasks: str, associative: bool, options: EvalOptions
+    checkpoints: Sequence[Checkpoint], text: str | Texts | None, tasks: str, associative: bool, options: EvalOptions
 ) -> Programme:
     """What cannot be had is said here, before a model is loaded."""
     tokenizers = same_tokenizers(checkpoints)
@@ -133,7 +137,7 @@ def _programme(
         sources(wanted, options.task_folder)
     reading, windows = None, None
     if text is not None:
-        reading = Reading(str(text), options.documents)
+        reading = Reading(text, options.documents)
         windows = shared_windows(tokenizers, reading, options.length, options.max_tokens)
     return Programme(text=reading, windows=windows, tasks=wanted, associative=associative, options=options)
 

@@ -10,9 +10,10 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.plan import Plan
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading, check_documents
+from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
 from slimstate.evaluation.compare import text_of
 from slimstate.evaluation.lm_eval import run_tasks
@@ -103,11 +105,11 @@ class SweepOptions(TaskOptions):
 
 
 def sweep(
-    model: str | Path,
+    model: str | PathLike[str],
     out: str | Path,
     *,
-    text: str | Path,
-    calibration: str | Path | Calibration | None = None,
+    text: str | Path | Iterable[object],
+    calibration: Calibration | str | Path | Iterable[object] | None = None,
     grid: SweepGrid | None = None,
     options: SweepOptions | None = None,
     run: RunOptions | None = None,
@@ -120,18 +122,18 @@ def sweep(
     """
     from slimstate.report.plots import pareto, save  # matplotlib is an extra
 
-    started, folder = time.perf_counter(), Path(out)
+    started, folder, judged_on = time.perf_counter(), Path(out), given_text(text)
     grid, options, run = grid or SweepGrid(), options or SweepOptions(), run or RunOptions()
     checkpoint = Checkpoint.open(model)
     check_place(folder, folder=True)
     check_drawn(folder, DRAWN, beside=SWEEP)
-    study = _prepare(checkpoint, str(text), _kept(calibration, folder), grid, options, run, reporter)
+    study = _prepare(checkpoint, judged_on, _kept(calibration, folder), grid, options, run, reporter)
     with STOP.keeping(lambda: _kept_so_far(folder)):
         record = _measure(study, folder / SWEEP, reporter)
     record = replace(
         record,
         recommended=recommend(record, options.max_loss, folder, str(model)),
-        command=_command(study, record.rows, model, text, out),
+        command=_command(study, record.rows, model, judged_on, out),
         seconds=time.perf_counter() - started,
     )
 
@@ -142,7 +144,7 @@ def sweep(
             save(pareto(record), place / "pareto")
 
     distributed.from_main(write)
-    return record
+    return replace(record, out=str(folder))
 
 
 def _kept_so_far(folder: Path) -> str | None:
@@ -152,7 +154,7 @@ def _kept_so_far(folder: Path) -> str | None:
     return f"{folder / SWEEP} keeps the rows that were measured; the same command goes on"
 
 
-def _kept(given: str | Path | Calibration | None, folder: Path) -> Calibration:
+def _kept(given: Calibration | str | Path | Iterable[object] | None, folder: Path) -> Calibration:
     """A calibration whose evidence the folder of the sweep keeps."""
     calibration = Calibration.of(given)
     if calibration.evidence is not None:
@@ -202,7 +204,7 @@ class _Study:
 
 def _prepare(
     checkpoint: Checkpoint,
-    text: str,
+    text: str | Texts,
     calibration: Calibration,
     grid: SweepGrid,
     options: SweepOptions,
@@ -253,11 +255,12 @@ def _settings(
     """What every reconstruction will be made with, once its text was found to be enough."""
     if options is None:
         return None
-    place, data = run.place.type, str(calibration.data)
+    place, data = run.place.type, calibration.data
+    assert data is not None
     return options.on(place, replace(options, documents=calibration.documents).windows(tokenizer, data, place))
 
 
-def _command(study: _Study, rows: Sequence[Row], model: str | Path, text: str | Path, out: str | Path) -> str:
+def _command(study: _Study, rows: Sequence[Row], model: str | PathLike[str], text: str | Texts, out: str | Path) -> str:
     """What makes all the rows again, those of an earlier sweep too."""
     calibration, options = study.calibration, study.options
     calibrated = {"data": calibration.data, "samples": calibration.samples, "length": calibration.length}
@@ -358,13 +361,13 @@ class _Judge:
     def rows(self, missing: Sequence[Candidate], uncut: Uncut) -> Iterator[Row]:
         """The row of every candidate; a cut is made once for all types that its states are kept in."""
         for cut, same in itertools.groupby(missing, lambda candidate: candidate.cut):
-            if cut.method == UNCUT:
+            if cut.selector is None:
                 yield from (self._row(candidate, self._as_it_is, uncut, []) for candidate in same)
                 continue
             request = cut.request(self.study.calibration.seed, self.study.options.f)
             corrected = not self.study.options.keep_norm_eps
-            plan = choose_channels(self.study.checkpoint, cut.method, request, self.evidence, corrected=corrected)
-            with self.candidates.running(plan, request) as running:
+            plan = choose_channels(self.study.checkpoint, cut.selector, request, self.evidence, corrected=corrected)
+            with self.candidates.running(plan, cut.selector, request) as running:
                 yield from (self._row(each, running, uncut, _condition_numbers(plan)) for each in same)
 
     def _row(self, candidate: Candidate, running: Running, uncut: Uncut, kappas: Sequence[float]) -> Row:

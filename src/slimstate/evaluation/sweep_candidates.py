@@ -12,6 +12,7 @@ from pathlib import Path
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import Plan
+from slimstate.data.rows import Texts
 from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import masked
 from slimstate.models.load import Runtime, load
@@ -19,7 +20,7 @@ from slimstate.models.offload import LoadOptions
 from slimstate.pruning.reconstructing import Reconstructing
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.reconstruction import RECONSTRUCTION
-from slimstate.selectors import Request
+from slimstate.selectors import Request, Selector
 from slimstate.system.progress import Reporter
 
 Running = tuple[Runtime, Sequence[Mixer]]
@@ -33,13 +34,13 @@ class Candidates:
     runtime: Runtime
     rescaled: bool
     reconstruct: ReconstructOptions | None
-    data: str | None
+    data: str | Texts | None
     run: RunOptions
     folder: Path
     reporter: Reporter
 
     @contextmanager
-    def running(self, plan: Plan, request: Request) -> Iterator[Running]:
+    def running(self, plan: Plan, selector: Selector, request: Request) -> Iterator[Running]:
         """The model of a plan, ready to be measured."""
         if self.reconstruct is None:
             with masked(self.runtime.model, self.checkpoint.mixers, plan.selections, rescaled=self.rescaled):
@@ -47,22 +48,23 @@ class Candidates:
             return
         out = self.folder / f"{plan.method}-{plan.score}-{plan.key_dim}"
         if not (out / RECONSTRUCTION).is_file():
-            self._make(plan, request, out, self.reconstruct)
+            self._make(plan, selector, request, out)
         yield load(out, device=self.run.device, dtype=self.run.dtype), Checkpoint.open(out).mixers
         shutil.rmtree(out)
         with suppress(OSError):  # another candidate is still there
             self.folder.rmdir()
 
-    def _make(self, plan: Plan, request: Request, out: Path, options: ReconstructOptions) -> None:
+    def _make(self, plan: Plan, selector: Selector, request: Request, out: Path) -> None:
         assert self.data is not None
+        assert self.reconstruct is not None
         work = Reconstructing(
             checkpoint=self.checkpoint,
             out=out,
             data=self.data,
-            method=plan.method,
+            method=selector,
             request=request,
             corrected=plan.corrected,
-            options=options,
+            options=self.reconstruct,
             run=LoadOptions(**vars(self.run)),
             force=False,
             reporter=self.reporter,

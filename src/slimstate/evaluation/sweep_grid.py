@@ -9,7 +9,7 @@ from slimstate.core.evidence import Need
 from slimstate.core.state_dtype import check_state_dtypes
 from slimstate.pruning.key_dim import resolve_key_dim
 from slimstate.records.sweep import UNCUT, UNINFORMED, Row
-from slimstate.selectors import SELECTORS, Request, selector_named
+from slimstate.selectors import SELECTORS, Method, Request, Selector, by_name, selector_named
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
@@ -18,13 +18,17 @@ COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A cut to be judged, and the type that its states are kept in; a method UNCUT cuts nothing."""
+    """A cut to be judged, and the type that its states are kept in; without a selector nothing is cut."""
 
-    method: str
+    selector: Selector | None
     score: str
     compression: float
     key_dim: int
     state_dtype: str = "float32"
+
+    @property
+    def method(self) -> str:
+        return UNCUT if self.selector is None else self.selector.name
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -48,7 +52,7 @@ class SweepGrid:
     in each of `state_dtypes`.
     """
 
-    methods: Sequence[str] = tuple(SELECTORS)
+    methods: Sequence[Method] = tuple(SELECTORS)
     compressions: Sequence[float] | None = None
     key_dims: Sequence[int] = ()
     scores: Sequence[str] = ("kq",)
@@ -57,11 +61,15 @@ class SweepGrid:
     def __post_init__(self) -> None:
         if not (self.methods and (self.shares or self.key_dims) and self.scores):
             raise PlanError("a sweep needs at least one method, one compression or key dim, and one score")
-        for method in self.methods:
-            selector_named(method)
+        by_name(self.selectors)
         for score in self.scores:
             Request(keep=1, score=score)
         check_state_dtypes(self.state_dtypes)
+
+    @property
+    def selectors(self) -> list[Selector]:
+        """The methods, each once."""
+        return list(dict.fromkeys(map(selector_named, self.methods)))
 
     @property
     def shares(self) -> Sequence[float]:
@@ -82,7 +90,7 @@ class SweepGrid:
 
     def candidates(self, key_dims: Mapping[int, float], width: int) -> Iterator[Candidate]:
         """Every cut in every type of state, those of a cut together; the uncut model in float32 is no candidate."""
-        whole = Candidate(method=UNCUT, score="kq", compression=0.0, key_dim=width)
+        whole = Candidate(selector=None, score="kq", compression=0.0, key_dim=width)
         for cut in (whole, *self._cuts(key_dims)):
             for state_dtype in self.state_dtypes:
                 if (cut, state_dtype) != (whole, "float32"):
@@ -90,20 +98,20 @@ class SweepGrid:
 
     def _cuts(self, key_dims: Mapping[int, float]) -> Iterator[Candidate]:
         """Every method at every key dim, with the compression that asked for it, and by every score."""
-        for method in dict.fromkeys(self.methods):
-            for score in dict.fromkeys(self.scores) if method not in UNINFORMED else ("kq",):
+        for selector in self.selectors:
+            for score in dict.fromkeys(self.scores) if selector.name not in UNINFORMED else ("kq",):
                 for key_dim, compression in key_dims.items():
-                    yield Candidate(method=method, score=score, compression=compression, key_dim=key_dim)
+                    yield Candidate(selector=selector, score=score, compression=compression, key_dim=key_dim)
 
     def needs(self, calibrated: bool) -> frozenset[Need]:
         """What one calibration must collect for all methods; the Gram matrices always, for the condition of the keys.
 
         Nothing where there is no text to calibrate on, which some methods can do without.
         """
-        looking = [method for method in self.methods if selector_named(method).calibrated]
+        looking = [selector.name for selector in self.selectors if selector.calibrated]
         if looking and not calibrated:
             raise PlanError(f"{', '.join(looking)} look at activations: give text to calibrate on with `calibration`")
-        needs = frozenset(need for method in self.methods for need in selector_named(method).needs)
+        needs = frozenset(need for selector in self.selectors for need in selector.needs)
         return (needs - {"weight"}) | {"gram"} if calibrated else frozenset()
 
 

@@ -1,7 +1,8 @@
 """The registry of architectures. A family reads a config and says where every key channel lives.
 
 A new family is a module of this package and nothing else, which lists one or more values of a class of `Family` as
-FAMILIES = (...). It is found here by itself, and the contract tests run on it by themselves.
+FAMILIES = (...). It is found here by itself, and the contract tests run on it by themselves. Other packages announce
+theirs as entry points of the group `slimstate.families`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from slimstate.core.stock_class import StockClass
 from slimstate.families.contract import Config, Correction, Family
 from slimstate.families.refused import refusal
 from slimstate.system.errors import ModelError
+from slimstate.system.plugins import plugged_in
 
 __all__ = [
     "FAMILIES",
@@ -59,7 +61,9 @@ def by_model_type(families: Iterable[Family]) -> dict[str, Family]:
     return found
 
 
-FAMILIES: dict[str, Family] = by_model_type(found_in(__name__, __path__))
+OURS = by_model_type(found_in(__name__, __path__))
+THEIRS = tuple(plugged_in("slimstate.families", Family, lambda family: family.model_type, OURS))
+FAMILIES: dict[str, Family] = by_model_type((*OURS.values(), *THEIRS))
 
 
 def loader_of(model_type: str) -> StockClass:

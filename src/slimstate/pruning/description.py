@@ -16,7 +16,6 @@ from slimstate.pruning.budget import state_bytes
 from slimstate.pruning.inspect import parameters_after
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
 from slimstate.records.speed import SpeedOfCut
-from slimstate.selectors import ROTATIONS
 from slimstate.serving.model_card import serving_lines
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system.errors import ModelError
@@ -100,7 +99,7 @@ def describe(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutReco
         key_dim=plan.key_dim,
         compression=plan.compression,
         corrected=plan.corrected,
-        noncommuting=(mixers[0].noncommuting or ()) if plan.method in ROTATIONS else None,
+        noncommuting=(mixers[0].noncommuting or ()) if plan.rotates else None,
         correction=plan.correction,
         state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
         parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),

@@ -7,6 +7,8 @@ turn that into whole passes; they were read off an H200 and a two-core CPU: expe
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration
 from slimstate.records.cut import DeviceSpeed, EstimateRecord
 from slimstate.records.speed import SpeedOfCut
-from slimstate.selectors import ROTATIONS, Selector, selector_named
+from slimstate.selectors import Method, Selector, selector_named
 from slimstate.system.progress import SILENT, Reporter
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
@@ -59,20 +61,20 @@ def _seconds(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> f
 
 
 def estimate(
-    model: str | Path,
+    model: str | PathLike[str],
     *,
     key_dim: int | None = None,
     compression: float | None = None,
     budget: Budget | None = None,
-    method: str = "drrqr",
-    calibration: Calibration | str | Path | None = None,
+    method: Method = "drrqr",
+    calibration: Calibration | str | Path | Iterable[object] | None = None,
     run: LoadOptions = LoadOptions(),
     reporter: Reporter = SILENT,
 ) -> EstimateRecord:
     """How long the same call of `prune` would take, and how much memory; no model is loaded, nothing is written."""
     checkpoint, selector = Checkpoint.open(model), selector_named(method)
     target = Target(key_dim=key_dim, compression=compression, budget=budget)
-    keep, line = target.resolve(checkpoint.mixers, whole=method in ROTATIONS)
+    keep, line = target.resolve(checkpoint.mixers, whole=selector.rotates)
     reporter.say(line)
     tokens = Calibration.of(calibration).tokens if selector.calibrated else 0
     return stages(checkpoint, selector, tokens, keep, run, tell_speed(checkpoint, keep, reporter))

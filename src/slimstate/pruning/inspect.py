@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os import PathLike
 
 from slimstate.checkpoints.reader import Checkpoint, open_headers
 from slimstate.pruning.budget import Budget, key_dims_worth_choosing, state_bytes
@@ -23,9 +23,9 @@ def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
     return checkpoint.parameters - lost
 
 
-def inspect(model: str | Path, *, budget: Budget | None = None) -> InspectionRecord:
+def inspect(model: str | PathLike[str], *, budget: Budget | None = None) -> InspectionRecord:
     """The shape of a model and its state, the key dims worth choosing, and the one that fits a budget."""
-    checkpoint = open_headers(str(model))
+    checkpoint = open_headers(model)
     mixers = checkpoint.mixers
     first, model_type = mixers[0], checkpoint.family.model_type
     return InspectionRecord(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slimstate.data.documents import Reading, check_documents
+from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows, sample_windows
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.selectors import Request
@@ -21,7 +23,7 @@ class Calibration:
     of the text are told apart, by default as it suggests: lines, blank, file or rows.
     """
 
-    data: str | None = None
+    data: str | Texts | None = None
     samples: int = 128
     length: int = 2048
     seed: int = 0
@@ -32,11 +34,11 @@ class Calibration:
         check_documents(self.documents)
 
     @classmethod
-    def of(cls, given: Calibration | str | Path | None) -> Calibration:
+    def of(cls, given: Calibration | str | Path | Iterable[object] | None) -> Calibration:
         """A text alone is a calibration on it with all else as usual."""
         if isinstance(given, Calibration):
             return given
-        return cls(data=None if given is None else str(given))
+        return cls(data=None if given is None else given_text(given))
 
     @property
     def tokens(self) -> int:

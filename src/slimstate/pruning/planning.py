@@ -19,7 +19,7 @@ from slimstate.families.contract import LARGEST_EPSILON
 from slimstate.records.base import versions
 from slimstate.records.plan import PlanRecord
 from slimstate.records.schema import Misfit
-from slimstate.selectors import ROTATIONS, SELECTORS, Case, Request, choose, selector_named
+from slimstate.selectors import SELECTORS, Case, Method, Request, choose, selector_named
 from slimstate.system import threads
 from slimstate.system.errors import PlanError, named, quoted
 from slimstate.system.json_files import JsonObject, plain, read_json
@@ -28,7 +28,7 @@ from slimstate.system.progress import SILENT, Reporter
 
 def choose_channels(
     checkpoint: Checkpoint,
-    method: str,
+    method: Method,
     request: Request,
     gathered: EvidenceFile | None = None,
     *,
@@ -52,7 +52,7 @@ def choose_channels(
 
 def plan_of(
     checkpoint: Checkpoint,
-    method: str,
+    method: Method,
     request: Request,
     chosen: Mapping[int, Choice],
     calibration: JsonObject | None,
@@ -61,6 +61,7 @@ def plan_of(
     reporter: Reporter = SILENT,
 ) -> Plan:
     """What was chosen for every layer, with all it takes to repeat and to judge it."""
+    selector = selector_named(method)
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
@@ -70,11 +71,11 @@ def plan_of(
         model_type=checkpoint.family.model_type,
         width=width,
         key_dim=request.keep,
-        method=method,
+        method=selector.name,
         score=request.score,
         seed=request.seed,
         corrected=corrected,
-        options={name: getattr(request, name) for name in selector_named(method).options},
+        options={name: getattr(request, name) for name in selector.options},
         model={
             "source": checkpoint.source,
             "fingerprint": fingerprint,
@@ -84,7 +85,7 @@ def plan_of(
         versions=versions(),
         selections=chosen,
         parent=checkpoint.plan,
-        correction=correction.describe(width, request.keep, corrected, rotated=method in ROTATIONS, epsilon=epsilon),
+        correction=correction.describe(width, request.keep, corrected, rotated=selector.rotates, epsilon=epsilon),
     )
 
 
@@ -103,11 +104,12 @@ def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> floa
     return after
 
 
-def check_rotatable(checkpoint: Checkpoint, method: str) -> None:
+def check_rotatable(checkpoint: Checkpoint, method: Method) -> None:
     """Refuse a rotation of a model whose channels cannot be rotated, before the work that would be lost."""
-    if method in ROTATIONS and any(mixer.noncommuting is None for mixer in checkpoint.mixers):
-        model_type, others = checkpoint.family.model_type, ", ".join(SELECTORS)
-        raise PlanError(f"{method} rotates the channels, which those of {model_type} cannot be; use one of {others}")
+    selector = selector_named(method)
+    if selector.rotates and any(mixer.noncommuting is None for mixer in checkpoint.mixers):
+        those = f"those of {checkpoint.family.model_type} cannot be"
+        raise PlanError(f"{selector.name} rotates the channels, which {those}; use one of {', '.join(SELECTORS)}")
 
 
 def cases(

@@ -7,9 +7,10 @@ meanwhile. `prune` does both, `make_plan` the first and `apply_plan` the second.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -27,21 +28,21 @@ from slimstate.pruning.planning import check_epsilon, check_rotatable, choose_ch
 from slimstate.pruning.reconstructing import Reconstructing, chosen_on_the_way
 from slimstate.records.base import changed, command
 from slimstate.records.cut import CutRecord
-from slimstate.selectors import ROTATIONS, selector_named
+from slimstate.selectors import Method, Selector, selector_named
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
 
 def prune(
-    model: str | Path,
+    model: str | PathLike[str],
     out: str | Path | None,
     *,
     key_dim: int | None = None,
     compression: float | None = None,
     budget: Budget | None = None,
-    method: str = "drrqr",
-    calibration: Calibration | str | Path | None = None,
+    method: Method = "drrqr",
+    calibration: Calibration | str | Path | Iterable[object] | None = None,
     options: CutOptions = CutOptions(),
     run: LoadOptions = LoadOptions(),
     reporter: Reporter = SILENT,
@@ -66,13 +67,13 @@ def prune(
 
 
 def make_plan(
-    model: str | Path,
+    model: str | PathLike[str],
     *,
     key_dim: int | None = None,
     compression: float | None = None,
     budget: Budget | None = None,
-    method: str = "drrqr",
-    calibration: Calibration | str | Path | None = None,
+    method: Method = "drrqr",
+    calibration: Calibration | str | Path | Iterable[object] | None = None,
     options: CutOptions = CutOptions(),
     run: LoadOptions = LoadOptions(),
     reporter: Reporter = SILENT,
@@ -94,8 +95,8 @@ def make_plan(
 
 
 def apply_plan(
-    model: str | Path,
-    plan: str | Path,
+    model: str | PathLike[str],
+    plan: str | PathLike[str],
     out: str | Path | None,
     *,
     force: bool = False,
@@ -110,7 +111,7 @@ def apply_plan(
         return cut.finish(given, None, started)
 
 
-def opened(model: str | Path, out: str | Path | None, force: bool, reporter: Reporter) -> Checkpoint:
+def opened(model: str | PathLike[str], out: str | Path | None, force: bool, reporter: Reporter) -> Checkpoint:
     """The model, and a place for its cut that is free."""
     checkpoint = Checkpoint.open(model)
     if out is not None:
@@ -128,7 +129,7 @@ class Choosing:
     checkpoint: Checkpoint
     key_dim: int
     line: str
-    method: str
+    method: Selector
     options: CutOptions
     calibration: Calibration
     windows: Windows | None
@@ -140,31 +141,31 @@ class Choosing:
         cls,
         checkpoint: Checkpoint,
         target: Target,
-        method: str,
+        method: Method,
         calibration: Calibration,
         options: CutOptions,
         run: LoadOptions,
         reporter: Reporter,
     ) -> Choosing:
         """Whatever can be refused is refused here, before a model is loaded; the text is read."""
-        key_dim, line = target.resolve(checkpoint.mixers, whole=method in ROTATIONS)
         selector = selector_named(method)
-        check_rotatable(checkpoint, method)
+        key_dim, line = target.resolve(checkpoint.mixers, whole=selector.rotates)
+        check_rotatable(checkpoint, selector)
         check_epsilon(checkpoint, key_dim, corrected=not options.keep_norm_eps)
-        on_the_way = options.reconstruct is not None and chosen_on_the_way(method, calibration.evidence)
+        on_the_way = options.reconstruct is not None and chosen_on_the_way(selector, calibration.evidence)
         if options.reconstruct is not None and calibration.data is None:
             raise PlanError("a reconstruction is trained on text: give it with `calibration`")
         windows = None if on_the_way else read_windows(checkpoint, selector, calibration, reporter)
         line = f"{line} (a key dim would set it exactly)" if "rounded" in line else line
         return cls(
-            checkpoint=checkpoint, key_dim=key_dim, line=line, method=method, options=options,
+            checkpoint=checkpoint, key_dim=key_dim, line=line, method=selector, options=options,
             calibration=calibration, windows=windows, run=run, reporter=reporter,
         )  # fmt: skip
 
     def plan(self, meanwhile: Callable[[], None]) -> tuple[Plan, str | None]:
         """The plan, and the kernels that ran for it; `meanwhile` is called once, when there is time for it."""
         gathering = Gathering(calibration=self.calibration, windows=self.windows, run=self.run, meanwhile=meanwhile)
-        needs = selector_named(self.method).needs
+        needs = self.method.needs
         gathered, kernels = gathering.gather(self.checkpoint, needs, self.reporter)
         meanwhile()  # where no model had to run
         request = self.options.request(self.key_dim, self.run.place.type)
@@ -184,7 +185,8 @@ class Choosing:
         if not chosen_on_the_way(self.method, self.calibration.evidence):
             plan, _ = self.plan(meanwhile=lambda: None)
         told = {
-            "key_dim": self.key_dim, "method": self.method, "data": data, "reconstruct": True, "score": options.score,
+            "key_dim": self.key_dim, "method": self.method.name, "data": data, "reconstruct": True,
+            "score": options.score,
             "keep_norm_eps": options.keep_norm_eps, "out": out, "device": self.run.device, "dtype": self.run.dtype,
             "documents": self.calibration.documents, "seed": options.seed or None,
             **{f"reconstruct_{name}": given for name, given in changed(options.reconstruct, but=("seed",))},
@@ -219,7 +221,7 @@ class Cutting:
 
     def finish(self, plan: Plan, kernels: str | None, started: float) -> CutRecord:
         """Write what the plan says, where something is to be written; returns the record."""
-        if plan.method in ROTATIONS and (others := self.checkpoint.mixers[0].noncommuting):
+        if plan.rotates and (others := self.checkpoint.mixers[0].noncommuting):
             self.reporter.say(
                 f"a rotation, and not exact here: {' and '.join(others)} act on the channels as they were"
             )

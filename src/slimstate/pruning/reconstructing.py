@@ -18,6 +18,7 @@ from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import Choice, Plan, read_choice, written_choice
 from slimstate.core.surgery import Cutter
+from slimstate.data.rows import Texts
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.offload import LoadOptions
@@ -29,7 +30,7 @@ from slimstate.reconstruction.reconstruct import Job, StoredChange
 from slimstate.reconstruction.run_folder import run_folder_of
 from slimstate.reconstruction.walk import Watch
 from slimstate.records.cut import CutRecord
-from slimstate.selectors import Request, choose, selector_named
+from slimstate.selectors import Request, Selector, choose
 from slimstate.system import distributed
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
@@ -40,7 +41,7 @@ class CutOnTheWay:
     """A cut whose channels are known, or are chosen layer by layer; `chosen` fills with what every mixer keeps."""
 
     checkpoint: Checkpoint
-    method: str
+    method: Selector
     request: Request
     corrected: bool
     run: LoadOptions
@@ -68,21 +69,20 @@ class CutOnTheWay:
         if kept.is_file():
             return read_choice(read_json(kept))
         evidence = self._evidence(mixer, watch)
-        case = cases(self.checkpoint, [mixer], selector_named(self.method).needs, {mixer.layer: evidence})
+        case = cases(self.checkpoint, [mixer], self.method.needs, {mixer.layer: evidence})
         choice = certify(choose(self.method, case, self.request)[0], evidence)
         distributed.from_main(lambda: write_json(kept, written_choice(choice)))
         return choice
 
     def _evidence(self, mixer: Mixer, watch: Watch) -> Evidence:
-        needs = selector_named(self.method).needs - {"weight"}
+        needs = self.method.needs - {"weight"}
         sums = {mixer.layer: Sums(mixer, self.run.place, needs)}
         sums[mixer.layer].tokens = watch(lambda model: watched(model, [mixer], sums, needs))
         return summed_up([mixer], sums)[mixer.layer]
 
 
-def chosen_on_the_way(method: str, evidence: Path | None) -> bool:
+def chosen_on_the_way(selector: Selector, evidence: Path | None) -> bool:
     """Whether the channels can be chosen while the layers go by."""
-    selector = selector_named(method)
     return selector.calibrated and "gradient" not in selector.needs and evidence is None
 
 
@@ -92,8 +92,8 @@ class Reconstructing:
 
     checkpoint: Checkpoint
     out: Path
-    data: str
-    method: str
+    data: str | Texts
+    method: Selector
     request: Request
     corrected: bool
     options: ReconstructOptions
@@ -109,8 +109,8 @@ class Reconstructing:
             run=self.run, folder=run_folder_of(self.out), chosen={} if plan is None else dict(plan.selections),
         )  # fmt: skip
         given = {
-            "method": self.method, "key_dim": self.request.keep, "score": self.request.score, "f": self.request.f,
-            "corrected": self.corrected, "plan": None if plan is None else plan.to_json(), "data": self.data,
+            "method": self.method.name, "key_dim": self.request.keep, "score": self.request.score, "f": self.request.f,
+            "corrected": self.corrected, "plan": None if plan is None else plan.to_json(), "data": str(self.data),
         }  # fmt: skip
         job = Job(
             cut=cut, teacher=self.checkpoint, out=self.out, given=given, options=self.options, run=self.run,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimstate.data.documents import Reading, check_documents
+from slimstate.data.rows import Texts
 from slimstate.data.text import Windows, sample_windows
 from slimstate.records.reconstruction import ReconstructionSettings
 from slimstate.system.errors import PlanError
@@ -45,7 +46,7 @@ class ReconstructOptions:
         if not 0 < self.learning_rate < 1:
             raise PlanError(f"`learning_rate` {self.learning_rate}: it must lie between 0 and 1")
 
-    def windows(self, tokenizer: Any, text: str, device: str) -> Windows:
+    def windows(self, tokenizer: Any, text: str | Texts, device: str) -> Windows:
         """The tokens to train on, drawn from a text."""
         samples = SAMPLES[device] if self.samples is None else self.samples
         reading, fewest = Reading(text, self.documents), min(FEWEST, samples) if self.samples is None else None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from slimstate.checkpoints.model_card import reconstruction_section
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Change
 from slimstate.checkpoints.writer import CARD, check_output, write_checkpoint
+from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
@@ -37,11 +39,11 @@ from slimstate.system.progress import SILENT, Reporter
 
 
 def reconstruct(
-    model: str | Path,
+    model: str | PathLike[str],
     out: str | Path,
     *,
-    data: str | Path,
-    teacher: str | Path | None = None,
+    data: str | Path | Iterable[object],
+    teacher: str | PathLike[str] | None = None,
     options: ReconstructOptions = ReconstructOptions(),
     run: LoadOptions = LoadOptions(),
     force: bool = False,
@@ -52,20 +54,20 @@ def reconstruct(
     The teacher is by default the model it was cut from. Interrupted, the same call goes on at the layer it was in.
     Several processes share the windows, and the main one writes; all return when it has.
     """
-    started = time.perf_counter()
+    started, text = time.perf_counter(), given_text(data)
     distributed.join(run.place)
     cut = Checkpoint.open(model)
     check_output(cut, Path(out), force)
     uncut = find_teacher(cut, teacher, reporter)
     check_output(uncut, Path(out), force)
     job = Job(
-        cut=StoredCut(cut), teacher=uncut, out=Path(out), given={"model": cut.fingerprint, "data": str(data)},
+        cut=StoredCut(cut), teacher=uncut, out=Path(out), given={"model": cut.fingerprint, "data": str(text)},
         options=options, run=run, force=force, reporter=reporter,
     )  # fmt: skip
-    windows = job.read_windows(str(data))
+    windows = job.read_windows(text)
     told = {
         "teacher": teacher,
-        "data": data,
+        "data": text,
         "out": out,
         **dict(changed(options)),
         "device": run.device,
@@ -80,7 +82,7 @@ def reconstruct(
     return record
 
 
-def find_teacher(cut: Checkpoint, given: str | Path | None, reporter: Reporter) -> Checkpoint:
+def find_teacher(cut: Checkpoint, given: str | PathLike[str] | None, reporter: Reporter) -> Checkpoint:
     """The model that a cut was made of: the one given, or the one that the cut names; any other is refused."""
     if cut.cut is None:
         raise ModelError(f"{cut.source} was not cut: there is nothing to reconstruct")
@@ -152,7 +154,7 @@ class Job:
     force: bool
     reporter: Reporter
 
-    def read_windows(self, data: str) -> Windows:
+    def read_windows(self, data: str | Texts) -> Windows:
         with self.reporter.waiting(f"reading {data}"):
             return self.options.windows(load_tokenizer(self.teacher.folder), data, self.run.place.type)
 

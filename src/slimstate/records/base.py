@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from slimstate.records.schema import Misfit, read, written
+from slimstate.records.shown import Shown
 from slimstate.system.errors import DataError
 from slimstate.system.json_files import JsonObject, read_json, write_json
 
@@ -27,7 +28,7 @@ PACKAGES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Shown):
     """One result, as a frozen value that writes and reads itself."""
 
     KIND: ClassVar[str]

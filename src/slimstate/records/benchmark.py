@@ -247,6 +247,13 @@ class BenchRecord(Record):
     versions: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
 
+    def headline(self) -> str:
+        return f"{self.bench} on {self.device} in {self.dtype}: {self.kernels}"
+
+    def table(self) -> list[dict[str, object]]:
+        """One row for every timing."""
+        return [{name: value for name, value in vars(row).items() if value is not None} for row in self.rows]
+
     def contradiction(self) -> str | None:
         for place, row in enumerate(self.rows):
             if not row.error and (row.seconds is None or len(row.quartiles) != 2):

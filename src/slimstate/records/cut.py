@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from slimstate.core.plan import Plan
+from slimstate.core.plan import Plan, Selection
 from slimstate.records.base import Record
 from slimstate.records.parts import Cut
 from slimstate.records.reconstruction import ReconstructionRecord
@@ -31,7 +31,9 @@ class Parameters:
 class CutRecord(Record):
     """What a cut changes, in numbers; `out` is its folder, None where nothing was written.
 
-    `noncommuting` names what a rotation of the channels does not commute with; it is None of a cut by channels.
+    `noncommuting` names what a rotation of the channels does not commute with; it is None of a cut by channels. `plan`
+    has the kept channels, `plan.selections[layer].keep` [heads, key dim]. `cut_model` is the model itself where one in
+    memory was cut and not written; both are no part of the JSON.
     """
 
     KIND: ClassVar[str] = "cut"
@@ -58,6 +60,24 @@ class CutRecord(Record):
     seconds: float
     reconstruction: ReconstructionRecord | None = None
     plan: Plan = field(metadata={"json": None}, repr=False)
+    cut_model: Any = field(default=None, metadata={"json": None}, repr=False, compare=False)
+
+    def headline(self) -> str:
+        lines = [f"{self.method}: key dim {self.width} to {self.key_dim} in every head of {self.model_type}"]
+        sizes = (self.state_bytes.before["fp32"], self.state_bytes.after["fp32"])
+        lines.append(f"state per sequence (fp32): {_mebibytes(sizes[0])} to {_mebibytes(sizes[1])}")
+        lines.append(f"parameters: {self.parameters.before:,} to {self.parameters.after:,}")
+        return "\n".join([*lines, *([self.correction] if self.correction else ())])
+
+    def table(self) -> list[dict[str, object]]:
+        """One for every head: the channels it keeps, where they are channels, and what the method certifies of it."""
+        found: list[dict[str, object]] = []
+        for layer, choice in self.plan.selections.items():
+            kept = choice.keep.tolist() if isinstance(choice, Selection) else [None] * choice.rows.shape[0]
+            for head, channels in enumerate(kept):
+                claims = {name: values[head] for name, values in choice.certificate.items()}
+                found.append({"layer": layer, "head": head, "kept": channels, **claims})
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +104,13 @@ class EstimateRecord(Record):
     gpu_bytes: Mapping[str, float]
     host_bytes: Mapping[str, float]
     disk_bytes: int
+
+    def headline(self) -> str:
+        return f"{self.method} to key dim {self.key_dim} of {self.model} on {self.device}: about"
+
+    def table(self) -> list[dict[str, object]]:
+        """One for every stage."""
+        return [{"stage": stage, "seconds": seconds} for stage, seconds in self.seconds.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,3 +162,28 @@ class InspectionRecord(Record):
     speed: SpeedsBelow | None
     budget: FittingKeyDim | None
     options: tuple[KeyDimOption, ...]
+
+    def headline(self) -> str:
+        softmax = f", {self.softmax_layers} softmax layers left alone" if self.softmax_layers else ""
+        dims = f"{self.heads} heads, key dim {self.key_dim}, value dim {self.value_dim}"
+        return (
+            f"{self.model}: {self.model_type}, {self.parameters:,} parameters\n"
+            f"{self.mixers} linear layers{softmax}, {dims}\n"
+            f"recurrent state per sequence: {_mebibytes(self.state_bytes['fp32'])} in fp32"
+        )
+
+    def table(self) -> list[dict[str, object]]:
+        """One for every key dim worth choosing."""
+        return [
+            {
+                "key_dim": option.key_dim,
+                "compression": option.compression,
+                "state_mib_fp32": option.state_bytes["fp32"] / 2**20,
+                "parameters": option.parameters,
+            }
+            for option in self.options
+        ]
+
+
+def _mebibytes(count: float) -> str:
+    return f"{count / 2**20:,.2f} MiB"

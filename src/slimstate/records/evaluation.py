@@ -155,12 +155,30 @@ class Compared:
     share: float | None = None
 
 
+def _beside(row: Compared | None) -> dict[str, object]:
+    return {} if row is None else {"baseline": row.baseline, "share": row.share}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord(Record, Result, Origin):
     KIND: ClassVar[str] = "evaluation"
 
     baseline: Result | None = None
     compared: tuple[Compared, ...] = ()
+    out: str | None = field(default=None, metadata={"json": None}, compare=False)
+
+    def headline(self) -> str:
+        beside = "" if self.baseline is None else f", beside {self.baseline.name}"
+        return f"{self.name}{beside}" + ("" if self.text is None else f" on {self.text}: {self.counts}")
+
+    def table(self) -> list[dict[str, object]]:
+        """One row for every number, beside the baseline's where there is one."""
+        theirs = {row.measure: row for row in self.compared}
+        return [
+            {"measure": found.name, "value": found.value}
+            | ({} if self.baseline is None else _beside(theirs.get(found.name)))
+            for found in self.measures()
+        ]
 
     def contradiction(self) -> str | None:
         measured = any((self.perplexity, self.lm_eval, self.associative_recall))

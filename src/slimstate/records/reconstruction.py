@@ -69,6 +69,14 @@ class ReconstructionRecord(RecordOfModel, Model, Origin):
     def error_after(self) -> float:
         return sum(layer.held_out_after for layer in self.layers) / max(1, len(self.layers))
 
+    def headline(self) -> str:
+        errors = f"{self.error_before:.4f} to {self.error_after:.4f}"
+        return f"reconstructed {self.name}: mean error of {len(self.layers)} layers on held-out windows {errors}"
+
+    def table(self) -> list[dict[str, object]]:
+        """One row for every layer."""
+        return [vars(layer) for layer in self.layers]
+
     def entry(self) -> JsonObject:
         return {
             "version": self.versions.get("slimstate"),

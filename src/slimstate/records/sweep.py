@@ -98,6 +98,28 @@ class SweepRecord(Record, Origin):
     uncut: Uncut
     rows: Annotated[tuple[Row, ...], FILLED]
     recommended: Recommended | None = None
+    out: str | None = field(default=None, metadata={"json": None}, compare=False)
+
+    def headline(self) -> str:
+        uncut = self.uncut.perplexity
+        lines = [f"{len(self.rows)} cuts of {self.model}; perplexity per token, {uncut:.4g} uncut"]
+        if self.recommended is not None and self.recommended.reason is not None:
+            lines.append(f"recommended: {self.recommended.reason}")
+        return "\n".join(lines)
+
+    def table(self) -> list[dict[str, object]]:
+        """One row for the uncut model and for every cut."""
+        told = ("key_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation")
+        uncut: dict[str, object] = {
+            "method": "uncut",
+            "score": None,
+            **{name: getattr(self.uncut, name) for name in told},
+        }
+        return [uncut] + [
+            {"method": row.method, "score": row.score, **{name: getattr(row, name) for name in told}}
+            | {"nats_over_uncut": row.nats_over_uncut}
+            for row in self.rows
+        ]
 
     @property
     def state_dtypes(self) -> tuple[str, ...]:

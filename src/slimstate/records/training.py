@@ -152,6 +152,19 @@ class Outcome(Model, Origin):
 class TrainedRecord(RecordOfModel, Outcome):
     """The record of a training."""
 
+    def headline(self) -> str:
+        nats = self.measured.nats
+        closed = "".join(
+            f"; {share:.0%} of the gap to {name} closed"
+            for name, share in self.measured.closed.items()
+            if share is not None
+        )
+        return f"{self.name}: {self.tokens:,} tokens, {nats.before:.4f} to {nats.after:.4f} nats per token{closed}"
+
+    def table(self) -> list[dict[str, object]]:
+        """What was logged, a row for every entry."""
+        return [vars(entry) for entry in self.log]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryRecord(TrainedRecord):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slimstate.records.folder import Found, Records, read_records
 from slimstate.records.schema import written
+from slimstate.records.shown import Shown
 from slimstate.records.training import RECOVERY
 from slimstate.report.markup import GENERATOR
 from slimstate.system.atomic import check_place, write_text, writing
@@ -30,13 +31,20 @@ MAKERS = "`slimstate sweep`, `analyze`, `eval` and `verify` with `out`, `prune`,
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenReport:
+class WrittenReport(Shown):
     """The page, how many records of each kind it is from, and a line on each file that could not be used."""
 
     out: str
     records: Mapping[str, int]
     skipped: tuple[str, ...]
     bytes: int
+
+    def headline(self) -> str:
+        return "a page of " + ", ".join(f"{count} {kind}" for kind, count in self.records.items())
+
+    def table(self) -> list[dict[str, object]]:
+        """What could not be used."""
+        return [{"skipped": line} for line in self.skipped]
 
     def to_json(self) -> JsonObject:
         return dict(written(self))

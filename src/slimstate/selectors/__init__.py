@@ -1,7 +1,8 @@
 """The registry of selectors, and the one door to them: `choose`, which validates every request and every result.
 
 A new selector is a module of this package and nothing else: one with `Selector` values, listed in its SELECTORS. It is
-found here by itself, and the contract tests run on it by themselves.
+found here by itself, and the contract tests run on it by themselves. Other packages announce theirs as entry points of
+the group `slimstate.selectors`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from slimstate.core.plan import Basis, Choice
-from slimstate.selectors.contract import SCORES, Case, Request, Selector
-from slimstate.system.errors import PlanError
+from slimstate.selectors.contract import SCORES, Case, Request, Selector, scored
+from slimstate.selectors.ranking import best_of
+from slimstate.system.errors import PlanError, quoted
+from slimstate.system.plugins import plugged_in
 
 
 def found_in(package: str, places: Iterable[str]) -> Iterator[Selector]:
@@ -35,19 +39,32 @@ def by_name(selectors: Iterable[Selector]) -> dict[str, Selector]:
     return found
 
 
-METHODS: dict[str, Selector] = by_name(found_in(__name__, __path__))
+OURS = by_name(found_in(__name__, __path__))
+THEIRS = tuple(plugged_in("slimstate.selectors", Selector, lambda selector: selector.name, OURS))
+METHODS: dict[str, Selector] = by_name((*OURS.values(), *THEIRS))
 SELECTORS = {name: selector for name, selector in METHODS.items() if not selector.rotates}
 ROTATIONS = {name: selector for name, selector in METHODS.items() if selector.rotates}
 
 
-def selector_named(name: str) -> Selector:
-    if name not in METHODS:
-        raise PlanError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
-    return METHODS[name]
+Method: TypeAlias = str | Selector
 
 
-def choose(name: str, cases: Iterable[Case], request: Request) -> Sequence[Choice]:
-    """The channels or directions every case keeps, by the method of that name."""
+def selector_named(method: Method) -> Selector:
+    """The selector of that name, or the one that is given; which must not have the name of another."""
+    if isinstance(method, Selector):
+        if METHODS.get(method.name, method) != method:
+            raise PlanError(f"there is a method {method.name} already: give your selector another `name`")
+        return method
+    if not isinstance(method, str):
+        raise PlanError(f"`method` is the name of a selector or a Selector, and not {quoted(repr(method))}")
+    if method not in METHODS:
+        raise PlanError(f"unknown method {method!r}; there are {', '.join(METHODS)}")
+    return METHODS[method]
+
+
+def choose(method: Method, cases: Iterable[Case], request: Request) -> Sequence[Choice]:
+    """The channels or directions every case keeps, by a method."""
+    selector = selector_named(method)
     sizes: list[tuple[int, int]] = []
 
     def noted() -> Iterable[Case]:
@@ -55,16 +72,29 @@ def choose(name: str, cases: Iterable[Case], request: Request) -> Sequence[Choic
             sizes.append((case.heads, case.width))
             yield case
 
-    selections = selector_named(name).choose(noted(), request)
+    selections = selector.choose(noted(), request)
     for (heads, width), selection in zip(sizes, selections, strict=True):
         shape = tuple(selection.rows.shape if isinstance(selection, Basis) else selection.keep.shape)
         fits = shape[2] == width if isinstance(selection, Basis) else int(selection.keep.max()) < width
         if shape[:2] != (heads, request.keep) or not fits:
-            raise AssertionError(f"{name} returned {shape} for {heads} heads keeping {request.keep} of {width}")
+            wanted = f"{heads} heads keeping {request.keep} of {width}"
+            raise PlanError(f"the selector {selector.name} returned {shape} for {wanted}")
     return selections
 
 
 __all__ = [
-    "METHODS", "ROTATIONS", "SCORES", "SELECTORS", "Case", "Request", "Selector", "by_name", "choose", "found_in",
+    "METHODS",
+    "ROTATIONS",
+    "SCORES",
+    "SELECTORS",
+    "Case",
+    "Method",
+    "Request",
+    "Selector",
+    "best_of",
+    "by_name",
+    "choose",
+    "found_in",
+    "scored",
     "selector_named",
 ]  # fmt: skip

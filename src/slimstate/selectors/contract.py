@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from slimstate.core.evidence import Evidence, Need
+from slimstate.core.evidence import NEEDS, Evidence, Need
 from slimstate.core.plan import Choice
-from slimstate.system.errors import PlanError
+from slimstate.system.errors import PlanError, quoted
 
 SCORES = ("kq", "k", "q")
 
@@ -49,17 +49,36 @@ class Request:
 class Selector:
     """A way to choose channels, or with `rotates` directions: a `Basis` instead of a `Selection`.
 
-    `needs` says what must be collected for it; `choose` sees the mixers one by one. `options` are the fields of the
-    request that a plan remembers of it, `order` its place in lists.
+    Parameters:
+        name: what plans, records and `method` call it.
+        summary: a line for lists of methods.
+        needs: what must be collected for it: "weight", "gram", "moments", "input", "gradient".
+        choose: a function of the mixers, each a `Case`, and of the `Request`, which gives a choice for every mixer.
+            `best_of` makes one of a function that gives every channel of a mixer a score.
+        options: fields of the request that a plan remembers of it.
+        rotates: whether it keeps directions.
+        order: its place in lists.
+
+    Example:
+        >>> from slimstate.selectors import best_of
+        >>> def loud(case, request):
+        ...     return case.evidence.key_gram.diagonal(dim1=-2, dim2=-1)
+        >>> loudest = slimstate.Selector(name="loudest", needs={"gram"}, choose=best_of(loud))
+        >>> slimstate.prune(model, "slim", key_dim=64, method=loudest, calibration="text.txt")
     """
 
     name: str
-    summary: str
+    summary: str = ""
     needs: frozenset[Need]
     choose: Callable[[Iterable[Case], Request], Sequence[Choice]]
     options: tuple[str, ...] = ()
     rotates: bool = False
     order: int = 1000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", frozenset(self.needs))
+        if unknown := sorted(self.needs - frozenset(NEEDS)):
+            raise PlanError(f"`needs` of {self.name} has {quoted(', '.join(unknown))}; there are {', '.join(NEEDS)}")
 
     @property
     def calibrated(self) -> bool:

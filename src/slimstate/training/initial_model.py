@@ -18,6 +18,7 @@ import torch
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.checkpoints.reader import read_config as read_model_config
 from slimstate.data.documents import Reading
+from slimstate.data.rows import Texts
 from slimstate.families import family_of
 from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS, SHARINGS
@@ -85,7 +86,7 @@ class InitialModel:
             return config
         return {**config, "slimstate": {SHARED_FILTERS: self.shared_filters}}
 
-    def write(self, folder: Path, *, data: str, seed: int, dtype: str) -> None:
+    def write(self, folder: Path, *, data: str | Texts, seed: int, dtype: str) -> None:
         """A folder with the tokenizer, and with weights drawn by `seed`."""
         quiet_transformers()
         with staged(folder, force=False) as place:
@@ -118,7 +119,7 @@ def _check_memory(config: Config) -> None:
         raise ModelError(f"a model of this config takes {sizes}")
 
 
-def _tokenizer(name: str | None, data: str, vocab_size: int) -> Any:
+def _tokenizer(name: str | None, data: str | Texts, vocab_size: int) -> Any:
     if name is None:
         return learnt_tokenizer(data, vocab_size)
     if not expanded(name).exists() and not hub.reachable():
@@ -126,7 +127,7 @@ def _tokenizer(name: str | None, data: str, vocab_size: int) -> Any:
     return load_tokenizer(expanded(name) if expanded(name).exists() else name)
 
 
-def learnt_tokenizer(data: str, vocab_size: int) -> Any:
+def learnt_tokenizer(data: str | Texts, vocab_size: int) -> Any:
     """A byte-level BPE of the beginning of a text, with one special token between documents."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -146,7 +147,7 @@ def learnt_tokenizer(data: str, vocab_size: int) -> Any:
     )
 
 
-def _beginning(data: str) -> Iterator[str]:
+def _beginning(data: str | Texts) -> Iterator[str]:
     """The text without the marks between its documents, as far as it is needed."""
     seen = 0
     for piece in Reading(data).pieces():

@@ -7,7 +7,7 @@ says what is trained and measured on; `TrainerOptions` changes how a training is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import check_documents
+from slimstate.data.rows import Texts, given_text
 from slimstate.models.devices import RunOptions
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
@@ -31,8 +32,8 @@ class TrainingText:
     `documents` says how those of both are told apart, by default as each suggests: lines, blank, file or rows.
     """
 
-    data: str
-    eval_text: str | None = None
+    data: str | Texts
+    eval_text: str | Texts | None = None
     eval_tokens: int | None = None
     no_repeat: bool = False
     documents: str | None = None
@@ -43,8 +44,8 @@ class TrainingText:
             raise PlanError(f"`eval_tokens` {self.eval_tokens}: at least 2 are needed")
 
     @classmethod
-    def of(cls, data: str | Path | TrainingText) -> TrainingText:
-        return data if isinstance(data, TrainingText) else cls(data=str(data))
+    def of(cls, data: str | Path | Iterable[object] | TrainingText) -> TrainingText:
+        return data if isinstance(data, TrainingText) else cls(data=given_text(data))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from slimstate.checkpoints.model_card import training_card
@@ -36,7 +37,7 @@ def train(
     config: str | Path,
     out: str | Path,
     *,
-    data: str | Path | TrainingText,
+    data: str | Path | Iterable[object] | TrainingText,
     tokenizer: str | None = None,
     shared_filters: str | None = None,
     options: PretrainOptions | None = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 from slimstate.checkpoints.model_card import recovery_card
@@ -11,6 +13,7 @@ from slimstate.models.devices import RunOptions
 from slimstate.models.load import load_tokenizer
 from slimstate.models.stock import stock_model
 from slimstate.records.schema import read, written
+from slimstate.records.shown import Shown
 from slimstate.records.training import RECOVERY, RecoveryRecord, RecoverySettings
 from slimstate.serving.model_card import serving_lines
 from slimstate.system import distributed
@@ -35,11 +38,11 @@ RECOVERED = Kind(
 
 
 def recover(
-    model: str | Path,
+    model: str | PathLike[str],
     out: str | Path,
     *,
-    data: str | Path | TrainingText,
-    teacher: str | Path | None = None,
+    data: str | Path | Iterable[object] | TrainingText,
+    teacher: str | PathLike[str] | None = None,
     control: bool = False,
     control_out: str | Path | None = None,
     options: RecoverOptions | None = None,
@@ -83,7 +86,7 @@ def recover(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preview:
+class Preview(Shown):
     """What would be trained, by the full names of the modules."""
 
     model: str
@@ -98,14 +101,17 @@ class Preview:
     settings: RecoverySettings
     out: None = None
 
+    def headline(self) -> str:
+        return f"{self.model}: {self.trained_parameters:,} of {self.parameters:,} parameters would be trained"
+
     def to_json(self) -> JsonObject:
         return dict(written(self))
 
 
 def preview(
-    model: str | Path,
+    model: str | PathLike[str],
     *,
-    teacher: str | Path | None = None,
+    teacher: str | PathLike[str] | None = None,
     control: bool = False,
     options: RecoverOptions | None = None,
     run: RunOptions | None = None,
@@ -203,7 +209,7 @@ def _distillation(uncut: Checkpoint | None, options: RecoverOptions, run: RunOpt
 
 
 def _find_teacher(
-    student: Checkpoint, given: str | Path | None, options: RecoverOptions, control: bool, reporter: Reporter
+    student: Checkpoint, given: str | PathLike[str] | None, options: RecoverOptions, control: bool, reporter: Reporter
 ) -> Checkpoint | None:
     """The model to learn from: the one given, or the one the student says it was cut from."""
     if options.no_teacher:

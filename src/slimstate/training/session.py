@@ -148,7 +148,8 @@ class Session(Generic[R]):
         `student` is called there, once; `accept` raises where the tokens do not fit what was made before. The folder
         goes when all is done, and where the disk was full before there was a checkpoint.
         """
-        text = {"data": self.text.data, "eval_text": self.text.eval_text, "documents": self.text.documents}
+        measured_on = None if self.text.eval_text is None else str(self.text.eval_text)
+        text = {"data": str(self.text.data), "eval_text": measured_on, "documents": self.text.documents}
         settings = {**self.options.settings(self.run), **begun_with, **text}
         with ExitStack() as stack:
 

@@ -43,7 +43,7 @@ def read_tokens(text: TrainingText, options: TrainOptions, tokenizer: Any, folde
     unseen = evaluation_windows(tokenizer, Reading(text.eval_text, text.documents), length, text.eval_tokens).tokens
     corpus = _corpus(text, options, tokenizer, folder, reporter)
     size = TextSize.of(tokenizer, unseen)
-    return Tokens(corpus=corpus, held_out=unseen, size=size, measured_on=text.eval_text)
+    return Tokens(corpus=corpus, held_out=unseen, size=size, measured_on=str(text.eval_text))
 
 
 def _corpus(text: TrainingText, options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Corpus:
