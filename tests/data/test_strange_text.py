@@ -63,13 +63,23 @@ def test_a_line_without_an_end_is_refused_and_the_bound_can_be_raised(name, docu
     (tmp_path / name).write_text(long if name == "x.txt" else json.dumps({"text": long}))
     monkeypatch.setenv("SLIMSTATE_MAX_LINE_MB", "2")
     if documents != "rows" or name != "x.txt":
-        with pytest.raises(DataError, match=r"a line of more than 2 MiB; SLIMSTATE_MAX_LINE_MB"):
+        with pytest.raises(DataError, match=r"a line of more than 2 MiB; `max_line_mb`, or SLIMSTATE_MAX_LINE_MB"):
             read(tmp_path / name, documents)
     monkeypatch.setenv("SLIMSTATE_MAX_LINE_MB", "3")
     assert "".join(read(tmp_path / name, documents)).strip() == long
     monkeypatch.setenv("SLIMSTATE_MAX_LINE_MB", "much")
     with pytest.raises(DataError, match=r"SLIMSTATE_MAX_LINE_MB is much"):
         read(tmp_path / name, documents)
+
+
+def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"text": ["y" * 2**20 + str(number) for number in range(16)]})
+    parquet.write_table(table, tmp_path / "bomb.parquet", compression="zstd", use_dictionary=False)
+    with pytest.raises(DataError, match=r"bomb.parquet unpacks to more than 200 times its size"):
+        read(tmp_path / "bomb.parquet", "rows")
 
 
 def test_long_lines_take_time_in_proportion():

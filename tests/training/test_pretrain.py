@@ -243,6 +243,9 @@ def test_bad_requests_are_refused_in_words(configs, made, text_file, tmp_path):
     small.write_text(json.dumps({**SIZES, **SHAPES["delta_net"], "vocab_size": 260}))
     with pytest.raises(ModelError, match="the config says vocab_size 260"):
         train(small, tmp_path / "out", tokenizer=str(made["delta_net"]), **options)
+    small.write_text(json.dumps({**SIZES, **SHAPES["delta_net"], "vocab_size": "many"}))
+    with pytest.raises(ModelError, match="vocab_size many is no number of tokens"):
+        train(small, tmp_path / "out", tokenizer=str(made["delta_net"]), **options)
     with pytest.raises(OutputError, match="exists already"):
         train(configs["delta_net"], made["head"], **options)
 

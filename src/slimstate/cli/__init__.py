@@ -5,6 +5,7 @@ Results go to standard output; everything else goes to standard error. Bad input
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from typing import Annotated
@@ -44,8 +45,15 @@ app.command()(run)
 
 
 @app.callback(invoke_without_command=True)
-def about(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+def about(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    max_line_mb: Annotated[
+        float | None, typer.Option(min=0, help="MiB that a line of a text may have, 64 unless said otherwise.")
+    ] = None,
+) -> None:
     """Make the recurrent state of trained linear-attention language models smaller."""
+    if max_line_mb is not None:
+        os.environ["SLIMSTATE_MAX_LINE_MB"] = str(max_line_mb)
     if version:
         print(__version__)
         raise typer.Exit

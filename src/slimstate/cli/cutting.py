@@ -147,7 +147,7 @@ def prune(
     reconstruct_batch: Batch = None,
     reconstruct_samples: Samples = None,
     reconstruct_length: Length = 1024,
-    reconstruct_learning_rate: Rate = 1e-3,
+    reconstruct_learning_rate: Rate = 2e-3,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Choose channels, write nothing.")] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate time and memory, load nothing, write nothing.")

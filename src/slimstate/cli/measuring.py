@@ -240,7 +240,7 @@ def sweep(
     reconstruct_batch: Batch = None,
     reconstruct_samples: Samples = None,
     reconstruct_length: Length = 1024,
-    reconstruct_learning_rate: Rate = 1e-3,
+    reconstruct_learning_rate: Rate = 2e-3,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,

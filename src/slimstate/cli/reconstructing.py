@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from slimstate.records.reconstruction import ReconstructionRecord
 
 Steps = Annotated[
-    int | None, typer.Option(help="Training steps for every layer; by default 400 on a GPU and 90 on a CPU.")
+    int | None, typer.Option(help="Training steps for every layer; by default 400 on a GPU and 80 on a CPU.")
 ]
 Batch = Annotated[int | None, typer.Option(help="Windows in a step; by default 16 on a GPU and 4 on a CPU.")]
 Samples = Annotated[
     int | None,
-    typer.Option(help="Windows of the text; by default up to 512 on a GPU and 128 on a CPU. A tenth is held out."),
+    typer.Option(help="Windows of the text; by default up to 640 on a GPU and 128 on a CPU. A tenth is held out."),
 ]
 Length = Annotated[int, typer.Option(help="Tokens in a window.")]
 Rate = Annotated[float, typer.Option(help="Learning rate of Adam at its highest.")]
@@ -38,7 +38,7 @@ def reconstruct(
     batch: Batch = None,
     samples: Samples = None,
     length: Length = 1024,
-    learning_rate: Rate = 1e-3,
+    learning_rate: Rate = 2e-3,
     documents: Documents = None,
     seed: Seed = 0,
     device: Device = None,

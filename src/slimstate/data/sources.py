@@ -81,7 +81,9 @@ def longest_line() -> int:
 
 def too_long(where: str) -> DataError:
     most = longest_line() / 2**20
-    return DataError(f"{where} has a line of more than {most:g} MiB; SLIMSTATE_MAX_LINE_MB sets what a line may have")
+    return DataError(
+        f"{where} has a line of more than {most:g} MiB; `max_line_mb`, or SLIMSTATE_MAX_LINE_MB, sets what it may have"
+    )
 
 
 class Unpacked(io.RawIOBase):
@@ -108,8 +110,12 @@ class Unpacked(io.RawIOBase):
         data: bytes = self._packed.read(size)
         self._seen += len(data)
         if self._seen > max(SURELY, MOST_PACKED * self._file.tell()):
-            raise DataError(f"{self._name} unpacks to more than {MOST_PACKED} times its size: that is no text")
+            raise _no_text(self._name)
         return data
+
+
+def _no_text(name: str) -> DataError:
+    return DataError(f"{name} unpacks to more than {MOST_PACKED} times its size: that is no text")
 
 
 def _read(path: Path, kind: str, render: Render | None) -> Iterator[str]:
@@ -157,19 +163,32 @@ def _parquet(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str
     try:
         table = parquet.ParquetFile(file if path.suffix == ".parquet" else io.BytesIO(file.read()))
         column = "text" if "text" in table.schema_arrow.names else "messages"
+        _check_packing(table.metadata, path)
         for batch in table.iter_batches(batch_size=256, columns=[column]):
-            rows = batch.column(0).to_pylist()
-            yield from (_unified(row_text({column: row}, render)) for row in rows)
+            for row in batch.column(0).to_pylist():
+                text = row_text({column: row}, render)
+                if len(text) > longest_line():
+                    raise too_long(named(path))
+                yield _unified(text)
     except (arrow.ArrowException, LookupError) as error:
         raise DataError(f"{named(path)}: not a Parquet file with a 'text' column, or chats in 'messages'") from error
 
 
+def _check_packing(table: Any, path: Path) -> None:
+    """Refuse columns that hold much more than any text would be packed to, before one is unpacked."""
+    for group in range(table.num_row_groups):
+        columns = [table.row_group(group).column(number) for number in range(table.num_columns)]
+        for column in columns:
+            if column.total_uncompressed_size > max(SURELY, MOST_PACKED * column.total_compressed_size):
+                raise _no_text(named(path))
+
+
 def _from_hub(name: str, render: Render | None) -> Iterator[str]:
     """A dataset streamed from the hub: NAME, NAME:CONFIG or NAME:CONFIG:SPLIT, by default train."""
-    from datasets import load_dataset
-
     if not hub.reachable():
         raise DataError(f"no file {named(name)}, and the hub cannot be reached from here for a dataset of that name")
+    from datasets import load_dataset
+
     repository, config, split = (*name.split(":", 2), "", "")[:3]
     try:
         for row in load_dataset(repository, config or None, split=split or "train", streaming=True):

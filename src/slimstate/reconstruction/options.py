@@ -13,9 +13,9 @@ from slimstate.system.errors import PlanError
 
 FEWEST = 10  # windows, of which one is held out
 HELD_OUT = 0.1  # of the windows, which are never trained on
-STEPS = {"cuda": 400, "cpu": 90}
+STEPS = {"cuda": 400, "cpu": 80}
 BATCH = {"cuda": 16, "cpu": 4}
-SAMPLES = {"cuda": 512, "cpu": 128}
+SAMPLES = {"cuda": 640, "cpu": 128}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class ReconstructOptions:
     batch: int | None = None
     samples: int | None = None
     length: int = 1024
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     seed: int = 0
     documents: str | None = None
 

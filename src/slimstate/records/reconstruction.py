@@ -16,7 +16,7 @@ RECONSTRUCTION = "slimstate_reconstruction.json"  # beside the weights of a reco
 
 @dataclass(frozen=True, kw_only=True)
 class LayerErrors:
-    """Of one layer: the squared error behind its mixer, relative to what the mixer adds to the residual stream.
+    """Of one layer: the squared error behind it, relative to what it adds to the residual stream.
 
     Before and after, on the windows that were held out and on as many that were trained on; `step` is the one whose
     weights were kept, 0 where those of the cut were.

@@ -28,7 +28,7 @@ from slimstate.models.prepare import prepare
 from slimstate.models.stock import quiet_transformers, stock_class, stock_model
 from slimstate.system import hub
 from slimstate.system.atomic import staged
-from slimstate.system.errors import DataError, ModelError, PlanError, named
+from slimstate.system.errors import DataError, ModelError, PlanError, named, quoted
 from slimstate.system.json_files import JsonObject
 from slimstate.system.paths import expanded
 from slimstate.training.shared_filters import expand, share
@@ -70,6 +70,9 @@ class InitialModel:
         if self.shared_filters is not None and self.shared_filters not in SHARINGS:
             raise PlanError(f"`shared_filters` {self.shared_filters}; there are {', '.join(SHARINGS)}")
         family = family_of(self.config)
+        size = self.config.get("vocab_size")
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ModelError(f"config.json: vocab_size {quoted(str(size))} is no number of tokens")
         prepare(family.model_type)
         if stock_class(family) != stock_class(family, whole=True):
             raise ModelError(
@@ -90,8 +93,8 @@ class InitialModel:
         """A folder with the tokenizer, and with weights drawn by `seed`."""
         quiet_transformers()
         with staged(folder, force=False) as place:
-            words = _tokenizer(self.tokenizer, data, int(self.config.get("vocab_size") or 8192))
-            size = int(self.config.get("vocab_size") or len(words))
+            words = _tokenizer(self.tokenizer, data, self.config.get("vocab_size") or 8192)
+            size = self.config.get("vocab_size") or len(words)
             if len(words) > size:
                 raise ModelError(f"the tokenizer has {len(words):,} tokens, the config says vocab_size {size:,}")
             special = {
