@@ -20,9 +20,9 @@ from slimstate.pruning.inspect import inspect as inspected
 from slimstate.pruning.options import Calibration, CutOptions
 from slimstate.pruning.prune import apply_plan as applied
 from slimstate.pruning.prune import make_plan as planned
-from slimstate.pruning.prune import prune as pruned
 from slimstate.records.cut import CutRecord, EstimateRecord, InspectionRecord
 from slimstate.selectors import Method, selector_named
+from slimstate.training.distill import prune as pruned
 
 HALF = 0.5  # of the channels, where nobody says how many
 

@@ -11,9 +11,9 @@ from slimstate.api.progress import Progress, reporter_of
 from slimstate.models.devices import RunOptions
 from slimstate.models.offload import LoadOptions
 from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.reconstruction.reconstruct import reconstruct as reconstructed
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord
+from slimstate.training.distill import reconstruct as reconstructed
 from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.pretrain import train as trained
 from slimstate.training.recover import Preview

@@ -10,7 +10,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slimstate.cli.reconstructing import Batch, Length, Rate, Samples, Steps, reconstruction, show_reconstruction
+from slimstate.cli.reconstructing import (
+    Batch,
+    Distill,
+    Length,
+    Rate,
+    Samples,
+    Steps,
+    reconstruction,
+    show_reconstruction,
+)
 from slimstate.cli.terminal import (
     Device,
     Documents,
@@ -148,6 +157,7 @@ def prune(
     reconstruct_samples: Samples = None,
     reconstruct_length: Length = 1024,
     reconstruct_learning_rate: Rate = 2e-3,
+    distill: Distill = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Choose channels, write nothing.")] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate time and memory, load nothing, write nothing.")
@@ -162,7 +172,7 @@ def prune(
     from slimstate.pruning.estimate import estimate
     from slimstate.pruning.options import Calibration, CutOptions
     from slimstate.pruning.prune import apply_plan
-    from slimstate.pruning.prune import prune as cut
+    from slimstate.training.distill import prune as cut
 
     reporter = TerminalReporter()
     budget = budget_of(state_mb, sequences, memory_gb, state_dtype)
@@ -191,6 +201,7 @@ def prune(
         reconstruct=reconstruction(
             reconstruct, steps=reconstruct_steps, batch=reconstruct_batch, samples=reconstruct_samples,
             length=reconstruct_length, learning_rate=reconstruct_learning_rate, seed=seed,
+            distill=distill,
         ),
     )  # fmt: skip
     if plan_only:

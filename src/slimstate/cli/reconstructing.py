@@ -25,6 +25,14 @@ Samples = Annotated[
 ]
 Length = Annotated[int, typer.Option(help="Tokens in a window.")]
 Rate = Annotated[float, typer.Option(help="Learning rate of Adam at its highest.")]
+Distill = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Steps of a distillation of the whole model afterwards, such as 300; taken only if it helps on windows"
+        " that are held out.",
+    ),
+]
 
 
 def reconstruct(
@@ -39,6 +47,7 @@ def reconstruct(
     samples: Samples = None,
     length: Length = 1024,
     learning_rate: Rate = 2e-3,
+    distill: Distill = None,
     documents: Documents = None,
     seed: Seed = 0,
     device: Device = None,
@@ -58,11 +67,11 @@ def reconstruct(
     """
     from slimstate.models.offload import LoadOptions
     from slimstate.reconstruction.options import ReconstructOptions
-    from slimstate.reconstruction.reconstruct import reconstruct as rebuild
+    from slimstate.training.distill import reconstruct as rebuild
 
     options = ReconstructOptions(
         steps=steps, batch=batch, samples=samples, length=length, learning_rate=learning_rate, seed=seed,
-        documents=documents,
+        documents=documents, distill=distill,
     )  # fmt: skip
     run = LoadOptions(
         device=device, dtype=dtype, device_map=None if max_memory is None else "auto", max_memory=max_memory
@@ -94,3 +103,5 @@ def show_reconstruction(record: ReconstructionRecord) -> None:
         f"reconstructed {len(record.layers) - kept} of {len(record.layers)} layers; their mean error on"
         f" {record.held_out} windows that were held out: {record.error_before:.4f} to {record.error_after:.4f}"
     )
+    if record.distillation is not None:
+        printer().print(record.distillation.line())

@@ -85,6 +85,7 @@ def recover(
     kd_weight: Annotated[float, typer.Option(help="Weight of the distillation beside the cross entropy.")] = 1.0,
     temperature: Annotated[float, typer.Option(help="Temperature of the distillation.")] = 2.0,
     full: Annotated[bool, typer.Option("--full", help="Train all weights instead of adapters.")] = False,
+    mixers: Annotated[bool, typer.Option("--mixers", help="Train the mixers whole instead of adapters.")] = False,
     lora_targets: Annotated[
         str | None,
         typer.Option(
@@ -126,8 +127,8 @@ def recover(
     flags = {
         "steps": steps, "tokens": tokens, "length": length, "batch_size": batch_size, "lr": lr, "min_lr": min_lr,
         "warm_up": warm_up, "seed": seed, "kd_weight": kd_weight, "temperature": temperature, "no_teacher": no_teacher,
-        "cache_teacher": cache_teacher, "cache_top_k": cache_top_k, "full": full, "lora_targets": lora_targets,
-        "lora_rank": lora_rank, "lora_alpha": lora_alpha, "unfreeze": unfreeze,
+        "cache_teacher": cache_teacher, "cache_top_k": cache_top_k, "full": full, "mixers": mixers,
+        "lora_targets": lora_targets, "lora_rank": lora_rank, "lora_alpha": lora_alpha, "unfreeze": unfreeze,
     }  # fmt: skip
     options = _preset(preset, {name: value for name, value in flags.items() if _was_given(context, name)})
     where, reporter = RunOptions(device=device, dtype=dtype), TerminalReporter()
@@ -170,7 +171,7 @@ def _preset(name: str | None, given: Mapping[str, object]) -> RecoverOptions:
     base = RecoverOptions() if name is None else preset_named(name)
     if "tokens" in given and "steps" not in given:
         given = {**given, "steps": None}
-    if given.get("full"):
+    if given.get("full") or given.get("mixers"):
         given = {"lora_targets": None, "unfreeze": None, **given}
     return replace(base, **given)  # type: ignore[arg-type]
 
@@ -258,6 +259,8 @@ def _print_preview(preview: Preview) -> None:
             console.print(f"  {name}", markup=False)
     if preview.settings.full:
         console.print("all weights are trained")
+    if preview.settings.mixers:
+        console.print("the mixers are trained whole")
     console.print(f"{preview.trained_parameters:,} parameters to train beside the {preview.parameters:,} of the model")
     console.print(f"{preview.steps:,} steps, {preview.tokens:,} tokens; dry run: nothing was trained")
 

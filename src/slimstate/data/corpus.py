@@ -68,6 +68,23 @@ class Corpus:
         write_text(folder / ABOUT, json.dumps(about) + "\n")
         return cls.open(folder)
 
+    @classmethod
+    def of_windows(cls, training: Tensor, held_out: Tensor, source: str, documents: str | None, folder: Path) -> Corpus:
+        """Windows that are there already, as a file in `folder`."""
+        count, length = len(training) + len(held_out), training.shape[1]
+        corpus = cls(
+            path=folder / TOKENS, source=source, length=length, count=count, held_out=len(held_out), digest="",
+            documents=documents,
+        )  # fmt: skip
+        tokens = np.empty((count, length), np.int32)
+        tokens[corpus.training_windows], tokens[corpus._held_out_places()] = training.numpy(), held_out.numpy()
+        with writing(corpus.path), staged_file(corpus.path) as partial:
+            partial.write_bytes(tokens.tobytes())
+        about = {**corpus.describe(), "digest": f"sha256:{hashlib.sha256(tokens.tobytes()).hexdigest()}"}
+        about |= {"source": about.pop("data"), "count": about.pop("windows")}
+        write_text(folder / ABOUT, json.dumps(about) + "\n")
+        return cls.open(folder)
+
     @staticmethod
     def lies_in(folder: Path) -> bool:
         return (folder / ABOUT).exists()

@@ -189,7 +189,7 @@ class Choosing:
             "score": options.score,
             "keep_norm_eps": options.keep_norm_eps, "out": out, "device": self.run.device, "dtype": self.run.dtype,
             "documents": self.calibration.documents, "seed": options.seed or None,
-            **{f"reconstruct_{name}": given for name, given in changed(options.reconstruct, but=("seed",))},
+            **{f"reconstruct_{name}": given for name, given in changed(options.reconstruct, but=("seed", "distill"))},
         }  # fmt: skip
         return Reconstructing(
             checkpoint=self.checkpoint,

@@ -24,7 +24,7 @@ class ReconstructOptions:
 
     What is None depends on the device: less on a CPU, and no more windows than the text has. `length` tokens make a
     window, `seed` draws them. `documents` says how those of the text are told apart, by default as it suggests: lines,
-    blank, file or rows.
+    blank, file or rows. `distill` is the number of steps of a distillation of the whole model afterwards.
     """
 
     steps: int | None = None
@@ -34,10 +34,11 @@ class ReconstructOptions:
     learning_rate: float = 2e-3
     seed: int = 0
     documents: str | None = None
+    distill: int | None = None
 
     def __post_init__(self) -> None:
         check_documents(self.documents)
-        for name in ("steps", "batch", "samples"):
+        for name in ("steps", "batch", "samples", "distill"):
             value = getattr(self, name)
             if value is not None and value < (0 if name == "steps" else 1):
                 raise PlanError(f"`{name}` {value}: at least {0 if name == 'steps' else 1} is needed")

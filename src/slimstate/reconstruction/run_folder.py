@@ -5,7 +5,6 @@ Hidden states are not kept. They are made again from the weights, which takes a 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,11 +19,10 @@ from slimstate.records.reconstruction import LayerErrors
 from slimstate.records.schema import read, written
 from slimstate.system import distributed
 from slimstate.system.atomic import staged_file, writing
-from slimstate.system.errors import OutputError, PlanError
 from slimstate.system.interruption import STOP
-from slimstate.system.json_files import JsonObject, difference, read_json, write_json
+from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
-from slimstate.system.run_folders import SETTINGS, empty, is_free, opened, settings_of
+from slimstate.system.run_folders import empty, go_on_or_begin, opened
 
 ALWAYS_SET = {"teacher", "tokens", "steps", "learning_rate"}  # by which our settings are known
 
@@ -48,7 +46,7 @@ class RunFolder:
 
             def begin() -> None:
                 stack.enter_context(opened(folder.path))
-                folder._prepare(json.loads(json.dumps(settings)), force, reporter)
+                go_on_or_begin(folder.path, settings, ALWAYS_SET, "reconstruction", force, reporter)
 
             distributed.from_main(begin)
             with STOP.keeping(folder._kept):
@@ -58,19 +56,6 @@ class RunFolder:
     def _kept(self) -> str | None:
         done = len(list(self.path.glob("layer-*.safetensors")))
         return f"{done} layers are kept in {self.path}; the same command goes on there" if done else None
-
-    def _prepare(self, settings: JsonObject, force: bool, reporter: Reporter) -> None:
-        found = settings_of(self.path, ALWAYS_SET)
-        if found is None and not is_free(self.path):
-            raise OutputError(f"{self.path} is in the way and is no unfinished reconstruction: it has no {SETTINGS}")
-        other = None if found is None else difference(found, settings)
-        if found is not None and other is None:
-            reporter.say(f"going on with {self.path}")
-            return
-        if other is not None and not force:
-            raise PlanError(f"{self.path} was begun with other settings: {other}; `force` starts anew")
-        empty(self.path)
-        write_json(self.path / SETTINGS, settings)
 
     def _weights(self, layer: int) -> Path:
         return self.path / f"layer-{layer}.safetensors"

@@ -82,7 +82,7 @@ class LogEntry:
 class AdaptationSettings:
     """What was trained: all weights, or adapters on `targets` and the `convolutions` whole, by their last names.
 
-    `unfrozen` are norms and biases that were trained as well.
+    Or so many `mixers` whole. `unfrozen` are norms and biases that were trained as well.
     """
 
     full: bool
@@ -92,6 +92,7 @@ class AdaptationSettings:
     convolutions: tuple[str, ...] = ()
     unfrozen: tuple[str, ...] = ()
     modules: Count | None = None
+    mixers: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ class RecoverySettings(TrainSettings):
     kd_weight: float | None = None
     temperature: float | None = None
     full: bool | None = None
+    mixers: bool | None = None
     lora_targets: str | None = None
     lora_rank: Count | None = None
     lora_alpha: Count | None = None

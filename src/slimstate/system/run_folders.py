@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+import json
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from slimstate.system import leftovers
 from slimstate.system.atomic import check_place, made, remove_empty, writing
-from slimstate.system.errors import ModelError
-from slimstate.system.json_files import JsonObject, read_json
+from slimstate.system.errors import ModelError, OutputError, PlanError
+from slimstate.system.json_files import JsonObject, difference, read_json, write_json
 from slimstate.system.locks import held
+from slimstate.system.progress import Reporter
 
 SETTINGS = "settings.json"
 
@@ -42,6 +44,27 @@ def settings_of(folder: Path, always_set: Set[str]) -> JsonObject | None:
     except ModelError:
         return None
     return found if found is not None and found.keys() >= always_set else None
+
+
+def go_on_or_begin(
+    folder: Path, settings: Mapping[str, object], always_set: Set[str], what: str, force: bool, reporter: Reporter
+) -> None:
+    """Go on with what lies in a folder where it was begun with the same settings, else begin `what` there.
+
+    What was begun with others is replaced with `force` alone, and what is not ours never.
+    """
+    ours = json.loads(json.dumps(settings))
+    found = settings_of(folder, always_set)
+    if found is None and not is_free(folder):
+        raise OutputError(f"{folder} is in the way and is no unfinished {what}: it has no {SETTINGS}")
+    other = None if found is None else difference(found, ours)
+    if found is not None and other is None:
+        reporter.say(f"going on with {folder}")
+        return
+    if other is not None and not force:
+        raise PlanError(f"{folder} was begun with other settings: {other}; `force` starts anew")
+    empty(folder)
+    write_json(folder / SETTINGS, ours)
 
 
 def is_free(folder: Path) -> bool:

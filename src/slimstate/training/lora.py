@@ -1,4 +1,4 @@
-"""What of a model is trained: low-rank adapters on projections and the convolutions whole, or everything.
+"""What of a model is trained: low-rank adapters on projections and the convolutions whole, whole mixers, or everything.
 
 Adapters are PEFT's. The convolutions are small and not linear maps, so PEFT trains copies of them (`modules_to_save`);
 an adapter that is kept therefore holds them too. So it does norms and biases, where those are unfrozen; biases that
@@ -32,6 +32,8 @@ NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear maps of w
 class Adaptation:
     """The modules that get an adapter and those trained whole, by their full names; with `full`, all weights.
 
+    `mixers` are trained whole, without adapters.
+
     Filters that the `shared` mixers train as one stay one. `norms` are modules that are trained whole too, wherever in
     the model they are; `biases` are parameters, those of modules that are trained whole left out.
     """
@@ -43,6 +45,7 @@ class Adaptation:
     rank: int = 16
     alpha: int = 32
     full: bool = False
+    mixers: tuple[str, ...] = ()
     shared: tuple[Mixer, ...] = ()
     library: Library = "fla"
 
@@ -56,6 +59,7 @@ class Adaptation:
         rank: int = 16,
         alpha: int = 32,
         full: bool = False,
+        whole_mixers: bool = False,
         unfreeze: str | None = None,
     ) -> Adaptation:
         """The projections and convolutions of the mixers, or the linear maps whose names end as `chosen` says.
@@ -63,10 +67,16 @@ class Adaptation:
         `unfreeze` adds all norms of the model, all its biases, or both.
         """
         shared = tuple(mixer for mixer in mixers if mixer.sharing is not None)
-        if full:
+        if full or whole_mixers:
+            if full and whole_mixers:
+                raise PlanError("give either `full` or `mixers`")
             if chosen is not None or unfreeze is not None:
-                raise PlanError("`full` trains all weights: leave out `lora_targets` and `unfreeze`")
-            return cls(targets=(), convolutions=(), full=True, shared=shared, library=family_of(config).library)
+                what = "`full` trains all weights" if full else "`mixers` trains those whole, without adapters"
+                raise PlanError(f"{what}: leave out `lora_targets` and `unfreeze`")
+            return cls(
+                targets=(), convolutions=(), full=full, mixers=() if full else tuple(mixer.path for mixer in mixers),
+                shared=shared, library=family_of(config).library,
+            )  # fmt: skip
         if rank < 1 or alpha <= 0:
             raise PlanError(f"LoRA of rank {rank} and alpha {alpha}: both must be at least 1")
         named = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections)
@@ -77,6 +87,14 @@ class Adaptation:
             targets=targets, convolutions=convolutions, norms=norms, biases=biases, rank=rank, alpha=alpha,
             shared=shared, library=family_of(config).library,
         )  # fmt: skip
+
+    @property
+    def adapted(self) -> bool:
+        """Whether there are adapters."""
+        return not (self.full or self.mixers)
+
+    def _in_mixers(self, name: str) -> bool:
+        return any(name.startswith(f"{path}.") for path in self.mixers)
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -90,14 +108,18 @@ class Adaptation:
         if self.full:
             tied = tied_weights(model)
             return tuple(name for name in names if name not in tied)
+        if self.mixers:
+            return tuple(filter(self._in_mixers, names))
         single, whole = {*(f"{name}.weight" for name in self.targets), *self.biases}, {*self.whole}
         return tuple(name for name in names if name in single or name.rpartition(".")[0] in whole)
 
     def attach(self, model: Any) -> Any:
         """The model with only these parts left to train, those in float32."""
         share(model, self.shared)
-        if self.full:
-            adapted = model.requires_grad_(True)
+        if not self.adapted:
+            adapted = model
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(self.full or self._in_mixers(name))
         else:
             from peft import LoraConfig, get_peft_model
 
@@ -134,9 +156,10 @@ class Adaptation:
             odd = sorted(trainable(adapted).keys() ^ trained.keys())
             raise AssertionError(f"{odd[0]} is in the model or was trained, but not both")
         adapted.load_state_dict(dict(trained), strict=False)
-        if self.full:
+        if not self.adapted:
             expand(adapted)
-            return dict(adapted.state_dict())
+            found = dict(adapted.state_dict())
+            return found if self.full else {name: found[name] for name in filter(self._in_mixers, found)}
         if keep is not None:
             adapted.save_pretrained(keep)
             if self.biases:
@@ -152,8 +175,8 @@ class Adaptation:
 
     def describe(self) -> AdaptationSettings:
         """What it does, without a list of every layer."""
-        if self.full:
-            return AdaptationSettings(full=True)
+        if not self.adapted:
+            return AdaptationSettings(full=self.full, mixers=len(self.mixers) or None)
         return AdaptationSettings(
             full=False,
             lora_rank=self.rank,

@@ -154,7 +154,7 @@ class RecoverOptions(TrainOptions):
     """
 
     DEFAULT_STEPS: ClassVar[int] = 2000
-    WAY_OUT: ClassVar[str] = "leave out `full` and `unfreeze`, and choose `lora_targets` without it"
+    WAY_OUT: ClassVar[str] = "leave out `full`, `mixers` and `unfreeze`, and choose `lora_targets` without it"
     PACKAGES: ClassVar[tuple[str, ...]] = ("peft", "accelerate")
     NO_SETTINGS: ClassVar[tuple[str, ...]] = ("tokens", "no_teacher", "cache_teacher", "cache_top_k")
 
@@ -168,6 +168,7 @@ class RecoverOptions(TrainOptions):
     cache_teacher: str | Path | None = None
     cache_top_k: int = 64
     full: bool = False
+    mixers: bool = False
     lora_targets: str | None = None
     lora_rank: int = 16
     lora_alpha: int = 32
@@ -217,6 +218,7 @@ class RecoverOptions(TrainOptions):
             rank=self.lora_rank,
             alpha=self.lora_alpha,
             full=self.full,
+            whole_mixers=self.mixers,
             unfreeze=self.unfreeze,
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -100,7 +100,8 @@ class Learned:
 class Session(Generic[R]):
     """What the trainings of one command share: every option, and who teaches.
 
-    `model` and `given` are the argument of the command and those of its options that are in none of the values.
+    `model` and `given` are the argument of the command and those of its options that are in none of the values;
+    `reading` makes tokens of the text.
     """
 
     kind: Kind[R]
@@ -112,6 +113,7 @@ class Session(Generic[R]):
     trainer: TrainerOptions
     run: RunOptions
     distillation: Distillation | None = None
+    reading: Callable[[TrainingText, TrainOptions, Any, Path, Reporter], Tokens] = read_tokens
 
     @property
     def command(self) -> str:
@@ -157,7 +159,7 @@ class Session(Generic[R]):
                 stack.enter_context(opened(self.folder))
                 with begun(self.folder, settings, self.trainer, reporter):
                     tokenizer = load_tokenizer(student().folder)
-                    tokens = read_tokens(self.text, self.options, tokenizer, self.folder, reporter)
+                    tokens = self.reading(self.text, self.options, tokenizer, self.folder, reporter)
                     accept(tokens)
                     return tokens
 
@@ -207,7 +209,7 @@ class Session(Generic[R]):
         teaching = self.distillation
         teacher = None if teaching is None else teaching.prepared(tokens.corpus, run, reporter)
         with reporter.waiting("loading the model"):
-            precision = "float32" if adaptation.full else run.precision_name
+            precision = run.precision_name if adaptation.adapted else "float32"
             runtime = load(student.folder, device=run.place.type, dtype=precision)
         torch.manual_seed(options.seed)
         temperature, weight = (1.0, 0.0) if teaching is None else (teaching.temperature, teaching.weight)
@@ -241,7 +243,7 @@ class Session(Generic[R]):
         )
 
     def _merged(self, job: Job, adaptation: Adaptation, learned: Learned) -> dict[str, Tensor]:
-        keep = self.folder / job.part / ADAPTER if self.trainer.keep_adapter and not adaptation.full else None
+        keep = self.folder / job.part / ADAPTER if self.trainer.keep_adapter and adaptation.adapted else None
         model = load(job.student.folder, device="cpu", dtype="float32").model
         return adaptation.merged(model, learned.parameters, keep)
 

@@ -1,0 +1,223 @@
+"""A short distillation of a whole model after its reconstruction, on the same text; taken only where it helps.
+
+The mixers, all their weights, learn from the uncut model alone: the text is short, and what it says itself would be
+learnt by heart. The windows that the reconstruction held out are held out here too, and decide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.writer import check_output
+from slimstate.data.corpus import Corpus
+from slimstate.data.rows import Texts, given_text
+from slimstate.evaluation.perplexity import TextSize
+from slimstate.models.devices import RunOptions
+from slimstate.models.offload import LoadOptions
+from slimstate.pruning.budget import Budget
+from slimstate.pruning.description import describe
+from slimstate.pruning.options import Calibration, CutOptions
+from slimstate.pruning.planning import read_plan
+from slimstate.pruning.prune import prune as pruned
+from slimstate.reconstruction.options import ReconstructOptions, held_out_of
+from slimstate.reconstruction.reconstruct import find_teacher
+from slimstate.reconstruction.reconstruct import reconstruct as rebuilt
+from slimstate.records.base import command
+from slimstate.records.cut import CutRecord
+from slimstate.records.reconstruction import RECONSTRUCTION, Distilled, ReconstructionRecord
+from slimstate.records.training import RecoveryRecord
+from slimstate.selectors import Method, selector_named
+from slimstate.system import distributed
+from slimstate.system.atomic import publish, write_text
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.run_folders import empty, go_on_or_begin, opened
+from slimstate.training.options import RecoverOptions, TrainerOptions, TrainingText, TrainOptions
+from slimstate.training.recover import RECOVERED
+from slimstate.training.run_folder import run_folder_of
+from slimstate.training.session import Job, Session
+from slimstate.training.teacher import Distillation
+from slimstate.training.tokens import Tokens
+
+LEARNING_RATE = 2e-4
+TEACHER = 100.0  # its weight beside the text itself
+BATCH = {"cuda": 16, "cpu": 4}
+ALWAYS_SET = {"distill", "asked"}  # by which our settings are known
+
+
+def prune(
+    model: str | PathLike[str],
+    out: str | Path | None,
+    *,
+    key_dim: int | None = None,
+    compression: float | None = None,
+    budget: Budget | None = None,
+    method: Method = "drrqr",
+    calibration: Calibration | str | Path | Iterable[object] | None = None,
+    options: CutOptions = CutOptions(),
+    run: LoadOptions = LoadOptions(),
+    reporter: Reporter = SILENT,
+) -> CutRecord:
+    """`pruning.prune`, with a distillation after the reconstruction where the options ask for one."""
+    given = Calibration.of(calibration)
+
+    def cut(place: str | Path | None, told: CutOptions) -> CutRecord:
+        return pruned(
+            model, place, key_dim=key_dim, compression=compression, budget=budget, method=method, calibration=given,
+            options=told, run=run, reporter=reporter,
+        )  # fmt: skip
+
+    rebuilding = options.reconstruct
+    if out is None or rebuilding is None or rebuilding.distill is None:
+        return cut(out, options)
+    if given.data is None:
+        raise PlanError("a distillation is trained on text: give it with `calibration`")
+    made: list[CutRecord] = []
+    asked = {
+        "model": model, "key_dim": key_dim, "compression": compression, "budget": budget, "run": run,
+        "method": selector_named(method).name, "calibration": given, "options": replace(options, force=False),
+    }  # fmt: skip
+    uncut = Checkpoint.open(model)
+    record = Distilling(
+        out=Path(out), teacher=uncut, data=given.data, run=run, force=options.force,
+        options=replace(rebuilding, documents=given.documents), asked=asked, reporter=reporter,
+    ).finish(lambda place, told: made.append(cut(place, replace(options, reconstruct=told, force=True))))  # fmt: skip
+    found = made[0] if made else describe(uncut, read_plan(Path(out), uncut), record.kernels)
+    return replace(found, reconstruction=record, out=str(out))
+
+
+def reconstruct(
+    model: str | PathLike[str],
+    out: str | Path,
+    *,
+    data: str | Path | Iterable[object],
+    teacher: str | PathLike[str] | None = None,
+    options: ReconstructOptions = ReconstructOptions(),
+    run: LoadOptions = LoadOptions(),
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> ReconstructionRecord:
+    """`reconstruction.reconstruct`, with a distillation afterwards where the options ask for one."""
+    text = given_text(data)
+
+    def rebuild(place: Path, told: ReconstructOptions, force: bool) -> ReconstructionRecord:
+        return rebuilt(model, place, data=text, teacher=teacher, options=told, run=run, force=force, reporter=reporter)
+
+    if options.distill is None:
+        return rebuild(Path(out), options, force)
+    uncut = find_teacher(Checkpoint.open(model), teacher, reporter)
+    asked = {"model": model, "data": text, "teacher": uncut.fingerprint, "options": options, "run": run}
+    return Distilling(
+        out=Path(out), teacher=uncut, data=text, run=run, force=force, options=options, asked=asked, reporter=reporter
+    ).finish(lambda place, told: rebuild(place, told, True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distilling:
+    """A reconstruction that is made in a folder of its own, distilled there, and moved to `out` when all is done.
+
+    `asked` is all that was asked for: a folder that was begun with something else is not gone on with.
+    """
+
+    out: Path
+    teacher: Checkpoint
+    data: str | Texts
+    options: ReconstructOptions
+    asked: Mapping[str, object]
+    run: LoadOptions
+    force: bool
+    reporter: Reporter
+
+    def finish(self, make: Callable[[Path, ReconstructOptions], object]) -> ReconstructionRecord:
+        """`make` writes the reconstructed model to a folder; returns its record with what the distillation gave."""
+        check_output(self.teacher, self.out, self.force)
+        folder = self.out.with_name(f"{self.out.name}.distillation")
+        with ExitStack() as stack:
+
+            def begin() -> None:
+                stack.enter_context(opened(folder))
+                settings = {
+                    "distill": self.options.distill,
+                    "asked": {name: str(value) for name, value in self.asked.items()},
+                }
+                go_on_or_begin(folder, settings, ALWAYS_SET, "distillation", self.force, self.reporter)
+
+            distributed.from_main(begin)
+            rebuilt = folder / self.out.name
+            if not rebuilt.is_dir():
+                make(rebuilt, replace(self.options, distill=None))
+            found = self._distil(rebuilt, folder / "distilled" / self.out.name)
+            distributed.from_main(lambda: empty(folder))
+        return found
+
+    def _distil(self, rebuilt: Path, place: Path) -> ReconstructionRecord:
+        student = Checkpoint.open(rebuilt)
+        record = ReconstructionRecord.read(rebuilt / RECONSTRUCTION)
+        more = command("prune", [], {"distill": self.options.distill}).partition("prune")[2]
+        again = f"{record.command}{more}".replace(str(rebuilt), str(self.out))
+        record = replace(record, command=again)
+        session = self._session(student, record, place)
+        begun_with = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
+        with session.prepared(lambda: student, begun_with, self.reporter) as tokens:
+            nats = session.train(Job(student=student, out=place), tokens, reporter=self.reporter).measured.nats
+        steps = self.options.distill
+        assert steps is not None
+        taken = nats.after < nats.before
+        found = Distilled(steps=steps, before=nats.before, after=nats.after, taken=taken)
+        record = replace(record, distillation=found, out=str(self.out))
+        self.reporter.say(found.line())
+
+        def move() -> None:
+            winner = place if taken else rebuilt
+            write_text(winner / RECONSTRUCTION, json.dumps(record.to_json(), indent=1) + "\n")
+            publish(winner, self.out, self.force)
+
+        distributed.from_main(move)
+        return record
+
+    def _session(self, student: Checkpoint, made: ReconstructionRecord, place: Path) -> Session[RecoveryRecord]:
+        batch = BATCH[self.run.place.type] if self.options.batch is None else self.options.batch
+        options = RecoverOptions(
+            steps=self.options.distill, batch_size=batch, length=self.options.length, lr=LEARNING_RATE,
+            min_lr=LEARNING_RATE / 20, kd_weight=TEACHER, temperature=1.0, mixers=True, seed=self.options.seed,
+        )  # fmt: skip
+        options.adaptation(student)
+        kind = replace(
+            RECOVERED,
+            label="distilling",
+            record=lambda outcome, model: replace(
+                RecoveryRecord(**vars(outcome)), command=made.command, out=str(self.out)
+            ),
+        )
+        trainer = TrainerOptions(report_to="none", resume=run_folder_of(place).is_dir())
+        run = RunOptions(device=self.run.device, dtype=self.run.dtype)
+        trainer.check(options, run)
+        return Session(
+            kind=kind, model=student.source, out=place, given={}, text=TrainingText(data=self.data),
+            options=options, trainer=trainer, run=run, reading=self._tokens,
+            distillation=Distillation(teacher=self.teacher, weight=options.kd_weight, temperature=1.0),
+        )  # fmt: skip
+
+    def _tokens(
+        self, text: TrainingText, options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter
+    ) -> Tokens:
+        """The windows of the reconstruction, those that it held out apart."""
+        if Corpus.lies_in(folder):
+            corpus = Corpus.open(folder)
+        else:
+            windows = self.options.windows(tokenizer, self.data, self.run.place.type)
+            apart = held_out_of(len(windows.tokens))
+            held_out, training = windows.tokens[:apart], windows.tokens[apart:]
+            corpus = Corpus.of_windows(training, held_out, str(text.data), self.options.documents, folder)
+        unseen = corpus.held_out_windows
+        size = TextSize.of(tokenizer, unseen, apart=True)
+        return Tokens(
+            corpus=corpus, held_out=unseen, size=size, measured_on=f"windows of {text.data} that were not trained on"
+        )
