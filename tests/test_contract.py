@@ -145,19 +145,23 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(SELECTORS))
 @pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
-def test_every_selector_cuts_every_family_to_its_masked_self(method, name, folders, text_file, tmp_path):
-    options = {"method": method, "key_dim": KEY_DIM, "data": str(text_file), "samples": 4, "length": 80}
-    pruned(folders[name], tmp_path / "cut", device="cpu", **options)
+def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, text_file, tmp_path):
+    """All from one calibration, of the first: gradients bring the evidence of the others along."""
+    options = {"key_dim": KEY_DIM, "data": str(text_file), "samples": 4, "length": 80, "device": "cpu"}
     checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
-    plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
-    with torch.inference_mode():
-        with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
-            expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
-        found = load(tmp_path / "cut", device="cpu").model(input_ids=tiny.token_ids(), use_cache=False).logits
-    tolerance = exactness(checkpoint, plan)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for method in sorted(SELECTORS, key=lambda method: method != "grad"):
+        folder = tmp_path / method
+        pruned(folders[name], folder, method=method, evidence=tmp_path / "evidence.safetensors", **options)
+        plan = Plan.from_json((folder / PLAN).read_text())
+        with torch.inference_mode():
+            with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
+                expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
+            found = load(folder, device="cpu").model(input_ids=tiny.token_ids(), use_cache=False).logits
+        tolerance = exactness(checkpoint, plan)
+        torch.testing.assert_close(
+            found, expected, rtol=tolerance, atol=tolerance, msg=lambda text, method=method: f"{method}: {text}"
+        )
 
 
 @pytest.mark.parametrize("method", sorted(SELECTORS))

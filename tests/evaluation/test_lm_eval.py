@@ -31,6 +31,7 @@ from slimstate.system.errors import DataError, SlimstateError
 from slimstate.system.progress import Reporter
 
 pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.slow  # lm-eval itself takes seconds to load
 
 # lm-eval's command on a stock folder, once for each list of arguments; it also tells the names that lm-eval's own index
 # knows, which takes ten seconds and is therefore done once
@@ -351,7 +352,6 @@ def test_documents_with_an_answer_of_one_character_are_left_out_where_it_is_look
     assert task.rows == kept
 
 
-@pytest.mark.slow
 def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tmp_path, monkeypatch):
     monkeypatch.setitem(lm_eval.BATCH, "cpu", 3)
     bodies = [tiny.text(length, seed=length).replace("\n", " ").strip() for length in (300, 30, 90)]
@@ -364,7 +364,6 @@ def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tm
         assert together[name].metrics == pytest.approx(record.tasks[name].metrics, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_path):
     """The recall tasks apart, as their `max_length` would change word perplexity."""
     record, seen = run

@@ -26,7 +26,8 @@ from tiny_shapes import SHAPES, SIZES
 
 pytestmark = pytest.mark.slow
 
-NAME, GATED = "mamba2-plain", "gated_deltanet-plain"  # the first needs no fla, which takes long to load
+NAME, GATED = tiny.PLAIN
+LIGHT = "mamba2-plain"  # needs no fla, which takes ten seconds to load
 SCRIPT = TESTS / "training_commands.py"
 TRAINING = {"steps": 8, "length": 32, "batch_size": 4, "lr": 1e-2, "save_every": 2, "report_to": "none"}
 DIE_AT = 6
@@ -42,7 +43,7 @@ def start(root: Path, name: str, arguments: list) -> subprocess.Popen:
 def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
     root = tmp_path_factory.mktemp("pairs")
     found = {}
-    for name in (NAME, GATED):
+    for name in (NAME, GATED, LIGHT):
         model = tiny.build(tiny.VARIANTS[name])
         with torch.no_grad():
             model.get_output_embeddings().weight.normal_(std=0.25)  # so that there is something to learn from it
@@ -67,9 +68,9 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
     """
     root = tmp_path_factory.mktemp("ended")
 
-    def recover(out: str, **changes: object) -> list[str]:
-        given = {"teacher": pairs[NAME][0], "data": text_file, "out": root / out, **TRAINING, **changes}
-        return ["recover", str(pairs[NAME][1]), *options(**given)]
+    def recover(out: str, name: str = NAME, **changes: object) -> list[str]:
+        given = {"teacher": pairs[name][0], "data": text_file, "out": root / out, **TRAINING, **changes}
+        return ["recover", str(pairs[name][1]), *options(**given)]
 
     def killed(out: str, shard: tuple[Path, Path] | None = None, **before: list[str]) -> list[str]:
         commands = {
@@ -88,11 +89,12 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
     accelerate = [
         "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", free_port(),
+        "-m", "slimstate",
     ]  # fmt: skip
     started = {
         "alone": Program(*killed("alone"), out=root / "alone.out", err=root / "alone.err"),
         "torchrun": start(root, "torchrun", [*torchrun, *killed("pair", pairs[GATED], **whole)]),
-        "accelerate": start(root, "accelerate", [*accelerate, "-m", "slimstate", *recover("accelerate"), "--json"]),
+        "accelerate": start(root, "accelerate", [*accelerate, *recover("accelerate", LIGHT), "--json"]),
     }
     try:
         return root, {name: process.wait(PATIENCE) for name, process in started.items()}
@@ -102,10 +104,18 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
 
 
 @pytest.fixture(scope="module")
-def whole(pairs, text_file, tmp_path_factory) -> tuple[Path, RecoveryRecord]:
-    """The recovery that one process makes without a break."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    return out, training_calls.recover(pairs[NAME][1], out, teacher=pairs[NAME][0], data=str(text_file), **TRAINING)
+def unbroken(pairs, text_file, tmp_path_factory) -> dict[str, tuple[Path, RecoveryRecord]]:
+    """The recoveries that one process makes without a break."""
+    found = {}
+    for name in (NAME, LIGHT):
+        (uncut, cut), out = pairs[name], tmp_path_factory.mktemp("whole") / "out"
+        found[name] = out, training_calls.recover(cut, out, teacher=uncut, data=str(text_file), **TRAINING)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(unbroken) -> tuple[Path, RecoveryRecord]:
+    return unbroken[NAME]
 
 
 def said(root: Path, name: str, stream: str = "err") -> str:
@@ -134,9 +144,9 @@ def same(record: RecoveryRecord, expected: RecoveryRecord, tolerance: float = 1e
     assert (record.settings, record.corpus) == (expected.settings, expected.corpus)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_two_processes_recover_as_one(launcher, ended, whole):
-    root, codes = ended
+@pytest.mark.parametrize(("launcher", "name"), [("torchrun", NAME), ("accelerate", LIGHT)])
+def test_two_processes_recover_as_one(launcher, name, ended, unbroken):
+    (root, codes), whole = ended, unbroken[name]
     succeeded = codes["accelerate"] == 0 if launcher == "accelerate" else succeeds(root, launcher)
     assert succeeded, said(root, launcher)
     record = RecoveryRecord.read(root / launcher / RECOVERY)

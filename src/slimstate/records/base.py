@@ -6,6 +6,7 @@ command that measures it again.
 
 from __future__ import annotations
 
+import functools
 import platform
 import shlex
 from abc import abstractmethod
@@ -88,6 +89,12 @@ class RecordOfModel(Record):
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a result."""
+    return dict(_installed())
+
+
+@functools.cache
+def _installed() -> Mapping[str, str]:
+    """Looked up once: the files that tell take a while to find."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
