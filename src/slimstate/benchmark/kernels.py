@@ -23,13 +23,13 @@ from slimstate.kernels.autotune import compile_side_by_side, tune_briefly
 from slimstate.kernels.fla_calls import unit
 from slimstate.models.devices import RunOptions
 from slimstate.records.benchmark import KernelRecord, KernelRow, KernelSettings, KernelShape
-from slimstate.system.errors import PlanError
+from slimstate.system.errors import PlanError, reason_of
 from slimstate.system.progress import SILENT, Reporter
 
 SHAPES = (
     KernelShape(name="qwen3_next", rule="gated_delta", key_heads=16, value_heads=32, value_dim=128, width=128),
     KernelShape(name="qwen3_5", rule="gated_delta", key_heads=16, value_heads=48, value_dim=128, width=128),
-    KernelShape(name="mamba2", rule="mamba2", key_heads=8, value_heads=128, value_dim=64, width=128),
+    KernelShape(name="mamba2", rule="state_space", key_heads=8, value_heads=128, value_dim=64, width=128),
 )
 MODES = KernelSettings.MODES
 CHUNK = 256  # tokens of a chunk in Mamba-2, as published models have it
@@ -99,9 +99,16 @@ def time_kernels(settings: KernelSettings, kernels: engine.VllmKernels, bench: B
 
 
 def _measure(work: Work, bandwidth: float, row: KernelRow) -> KernelRow:
-    with torch.inference_mode():
-        difference = work.difference(row)
-        return replace(work.timed(row, bandwidth), difference=difference)
+    """What a kernel does at a width, or why it cannot be compiled for it."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        with torch.inference_mode():
+            difference = work.difference(row)
+            return replace(work.timed(row, bandwidth), difference=difference)
+    except (CompilationError, OutOfResources) as error:
+        return replace(row, error=reason_of(error))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,7 +222,7 @@ class KernelShape:
     """The heads of a layer as a published model has them; `width` is its key dim."""
 
     name: str
-    rule: Literal["gated_delta", "mamba2"]
+    rule: Literal["gated_delta", "state_space"]
     key_heads: Whole
     value_heads: Whole
     value_dim: Whole
