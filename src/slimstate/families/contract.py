@@ -190,13 +190,11 @@ class Family(ABC):
         return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
 
 
-def softmax_sizes(known: Config) -> dict[str, int]:
+def softmax_sizes(known: Config) -> tuple[int, int]:
     """Key and value heads of softmax attention and their channels, as a config of transformers has them."""
     heads = int(known.get("num_attention_heads") or 1)
-    return {
-        "kv_heads": int(known.get("num_key_value_heads") or heads),
-        "kv_dim": int(known.get("head_dim") or known.get("attention_head_dim") or int(known["hidden_size"]) // heads),
-    }
+    channels = known.get("head_dim") or known.get("attention_head_dim") or int(known["hidden_size"]) // heads
+    return int(known.get("num_key_value_heads") or heads), int(channels)
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:

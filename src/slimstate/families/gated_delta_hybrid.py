@@ -148,13 +148,15 @@ class GatedDeltaHybrid(Family):
 
     def caches(self, config: Config) -> Caches:
         text, softmax = self.text(config), self.softmax_layers(config)
+        kv_heads, kv_dim = softmax_sizes(text)
         return Caches(
             sizes=self.sizes(config),
             linear_layers=len(layer_types(text)) - len(softmax),
             softmax_layers=len(softmax),
             taps=int(text.get("linear_conv_kernel_dim", TAPS)),
             state_dtype=text.get("mamba_ssm_dtype"),
-            **softmax_sizes(text),
+            kv_heads=kv_heads,
+            kv_dim=kv_dim,
         )
 
     def correction(self, config: Config) -> Correction:

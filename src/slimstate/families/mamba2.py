@@ -165,6 +165,7 @@ class Mamba2(Family):
 
     def caches(self, config: Config) -> Caches:
         known, kinds = {**self.defaults, **config}, self.layers(config)
+        kv_heads, kv_dim = softmax_sizes(known)
         named = known.get("mamba_ssm_dtype") or known.get("mamba_ssm_cache_dtype")
         return Caches(
             sizes=self.sizes(config),
@@ -173,7 +174,8 @@ class Mamba2(Family):
             taps=int(known.get(self.fields.taps, TAPS)),
             state_dtype=named or self.kept_in,
             repeated_keys=True,
-            **softmax_sizes(known),
+            kv_heads=kv_heads,
+            kv_dim=kv_dim,
         )
 
     def correction(self, config: Config) -> Correction:
