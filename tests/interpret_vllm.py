@@ -6,45 +6,20 @@ FOLDER holds `vllm`, unpacked from a wheel. Prints JSON: the difference by rule,
 float32 by an assertion, hence the -O.
 """
 
-import builtins
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from interpreting import counted  # noqa: I001  before anything that imports Triton
 
-os.environ["TRITON_INTERPRET"] = "1"
+import json
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 import triton.language as tl
-from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpreterBuilder
 
-tuned = Autotuner.__init__
-
-
-def one_variant(self: Autotuner, *args, **kwargs) -> None:
-    """Variants of a kernel are timed, which takes a GPU, where there are several."""
-    tuned(self, *args, **kwargs)
-    self.configs = self.configs[:1]
-
-
-Autotuner.__init__ = one_variant
-
-from slimstate.benchmark.kernels import MODES, Work  # noqa: E402
-from slimstate.benchmark.vllm_kernels import vllm_kernels  # noqa: E402
-from slimstate.records.benchmark import KernelRow, KernelSettings, KernelShape  # noqa: E402
-
-
-class Index(int):
-    """What a loop of a kernel counts with; compiled, it is a tensor, and kernels ask for its type."""
-
-    def to(self, dtype: object) -> int:
-        return self
-
-
-def counted(*bounds) -> Iterator[int]:
-    return map(Index, builtins.range(*bounds))
+from slimstate.benchmark.kernels import MODES, Work
+from slimstate.benchmark.vllm_kernels import vllm_kernels
+from slimstate.records.benchmark import KernelRow, KernelSettings, KernelShape
 
 
 def looked_up(name: str) -> Callable:
