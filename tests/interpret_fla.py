@@ -3,44 +3,19 @@
 No slimstate here: Triton's interpreter runs the kernels on a CPU. Some refuse float32 by an assertion, hence the -O.
 """
 
-import builtins
-import os
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
-os.environ["TRITON_INTERPRET"] = "1"
 warnings.simplefilter("ignore")
 
-import torch  # noqa: E402
-from triton.runtime.autotuner import Autotuner  # noqa: E402
-
-IDS, OUT, *FOLDERS = sys.argv[1:]
-tuned = Autotuner.__init__
-
-
-def one_variant(self: Autotuner, *args, **kwargs) -> None:
-    """Variants of a kernel are timed, which takes a GPU, where there are several."""
-    tuned(self, *args, **kwargs)
-    self.configs = self.configs[:1]
-
-
-Autotuner.__init__ = one_variant
+from interpreting import counted  # noqa: E402, I001  before anything that imports Triton
 
 import fla  # noqa: E402, F401
+import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-
-class Index(int):
-    """What a loop of a kernel counts with; compiled, it is a tensor, and kernels ask for its type."""
-
-    def to(self, dtype: object) -> int:
-        return self
-
-
-def counted(*bounds) -> Iterator[int]:
-    return map(Index, builtins.range(*bounds))
+IDS, OUT, *FOLDERS = sys.argv[1:]
 
 
 def main() -> None:

@@ -16,9 +16,17 @@ from cutting import pruned
 from slimstate import cli
 from slimstate.benchmark import BenchOptions, MixerShape, bench_mixer
 from slimstate.models.devices import RunOptions
-from slimstate.records.benchmark import MixerRecord, MixerRow, MixerSettings
+from slimstate.records.benchmark import (
+    KernelRecord,
+    KernelRow,
+    KernelSettings,
+    KernelShape,
+    MixerRecord,
+    MixerRow,
+    MixerSettings,
+)
 from slimstate.serving import widths
-from slimstate.serving.widths import Curve, curve_of, known_curve
+from slimstate.serving.widths import Curve, curve_of, known_curve, speed_of_cut, speeds_below
 
 # a kernel that works on 128, 64, 32 or 16 channels, with a little noise
 MILLISECONDS = {
@@ -205,6 +213,9 @@ def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, m
 def test_curves_in_the_package_are_whole_records_of_a_gpu():
     entries = list(widths.CURVES.iterdir()) if widths.CURVES.is_dir() else []
     for entry in entries:
+        if json.loads(entry.read_text())["bench"] == "kernels":
+            assert {row.mode for row in KernelRecord.read(Path(str(entry))).rows} <= set(KernelSettings.MODES)
+            continue
         found = MixerRecord.read(Path(str(entry)))
         assert found.to_json()["kind"] == "bench"
         assert "CPU" not in found.kernels
@@ -214,3 +225,35 @@ def test_curves_in_the_package_are_whole_records_of_a_gpu():
             known = curve_of(found, model_type)
             assert known is not None
             assert known.seconds.keys() >= set(range(16, 129, 8))
+
+
+def of_kernels() -> KernelRecord:
+    """Decoding in proportion to the key dim, and a prefill that hardly changes."""
+    shape = KernelShape(name="qwen3_5", rule="gated_delta", key_heads=16, value_heads=48, value_dim=128, width=128)
+    rows = [
+        KernelRow(model="qwen3_5", key_dim=key_dim, mode=mode, seconds=seconds, quartiles=(seconds, seconds), rounds=3)
+        for mode, each in (("decode", lambda key_dim: key_dim / 1e5), ("prefill", lambda key_dim: 1e-3))
+        for key_dim in range(128, 0, -16)
+        for seconds in (each(key_dim),)
+    ]
+    settings = KernelSettings(kernels="vllm=wheel", shapes=(shape,))
+    return KernelRecord(
+        device="NVIDIA X1", dtype="bfloat16", kernels="vLLM 1.2, Triton", settings=settings, rounds=3, rows=tuple(rows),
+        command="slimstate bench decode", copy_bandwidth=1e12,
+    )  # fmt: skip
+
+
+def test_advice_says_which_use_a_key_dim_pays_for(curves):
+    of_kernels().write(curves / "engine.json")
+    assert known_curve("qwen3_5", 128, 64) is None  # nobody timed a layer of it
+    cut = speed_of_cut("qwen3_5_text", 128, 64)
+    decoding, prefill = cut.advice.split("; prefill: ")
+    assert decoding.startswith("decoding: key dim 64 is 2.00x as fast as 128")
+    assert "the kernel of vLLM 1.2, Triton by itself, a token for each of 1,024 sequences" in decoding
+    assert prefill.startswith("key dim 64 runs at the speed of 128")
+    assert cut.speedup == pytest.approx(2)
+    below = speeds_below("qwen3_5", 128)
+    assert [round(128 / each.key_dim / each.speedup, 6) for each in below.speedups] == [1] * 7
+    assert "96 1.33x" in below.advice
+    assert "prefill: speed against key dim 128, gains up to 4% left out: 112 to 16 no faster" in below.advice
+    assert speed_of_cut("rwkv6", 128, 64) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,7 +63,9 @@ class Bench:
         out: str | Path | None = None,
         reporter: Reporter = SILENT,
         library: Library = "fla",
+        kernels: str | None = None,
     ) -> Bench:
+        """With `kernels` it is of those, which need no library."""
         run = run or RunOptions()
         folder = None if out is None else Path(out)
         if folder is not None:
@@ -72,9 +74,10 @@ class Bench:
             check_place(folder, folder=True)
             check_record(folder / f"bench-{verb}.json")
             check_drawn(folder, [f"bench-{verb}.*"], beside=f"bench-{verb}.json")
-        prepare_fla()
         device, dtype = run.place, run.precision
-        kernels = describe_kernels(device, dtype, library)
+        if kernels is None:
+            prepare_fla()
+            kernels = describe_kernels(device, dtype, library)
         reporter.say(f"{device_name(device)}; kernels: {kernels}")
         return cls(
             verb=verb, options=options, run=run, device=device, dtype=dtype, kernels=kernels, out=folder,
@@ -92,9 +95,20 @@ class Bench:
         self.reporter.say(f"{row.label}: {row.error or f'{1000 * row.time:.2f} ms'}")
         return row
 
-    def finish(self, kind: type[B], settings: object, rows: Sequence[TimedRow], **facts: Any) -> B:
-        """The record, written with its tables and its figure where a folder was given."""
-        asked = {**written(settings), "rounds": self.options.rounds, "device": self.device.type}
+    def finish(
+        self,
+        kind: type[B],
+        settings: object,
+        rows: Sequence[TimedRow],
+        asked: tuple[str, Mapping[str, object]] | None = None,
+        **facts: Any,
+    ) -> B:
+        """The record, written with its tables and its figure where a folder was given.
+
+        `asked` are the verb and the options that do it again, where they are not the benchmark's name and settings.
+        """
+        verb, given = (self.verb, written(settings)) if asked is None else asked
+        options = {**given, "rounds": self.options.rounds, "device": self.device.type}
         record = kind(
             bench=self.verb,
             device=device_name(self.device),
@@ -103,7 +117,7 @@ class Bench:
             settings=settings,
             rounds=self.options.rounds,
             rows=tuple(rows),
-            command=command("bench", [self.verb], {**asked, "dtype": self.run.dtype, "out": self.out}),
+            command=command("bench", [verb], {**options, "dtype": self.run.dtype, "out": self.out}),
             versions=versions(),
             seconds=time.perf_counter() - self.started,
             **facts,

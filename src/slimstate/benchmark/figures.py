@@ -14,13 +14,14 @@ from slimstate.records.benchmark import (
     CalibrationRow,
     DecodeRecord,
     DecodeRow,
+    KernelRow,
     MixerRow,
     ModelRow,
 )
 from slimstate.report.plots import MUTED, PALETTE, new_figure, plain_log_ticks, styled
 
 MANY_TICKS = 8
-ModeRow = MixerRow | ModelRow
+ModeRow = MixerRow | ModelRow | KernelRow
 PANELS: list[tuple[str, Callable[[ModeRow], float | None]]] = [
     ("speed, widest key dim = 1", lambda row: row.speedup),
     ("peak memory, widest key dim = 1", lambda row: row.memory_ratio),

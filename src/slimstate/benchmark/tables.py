@@ -10,6 +10,7 @@ from slimstate.records.benchmark import (
     CalibrationRow,
     DecodeRow,
     GraphRow,
+    KernelRow,
     MixerRecord,
     MixerRow,
     ModelRecord,
@@ -51,7 +52,7 @@ def _speed(row: WidthRow) -> str:
 
 MODEL: Column[WidthRow] = ("model", lambda row: title(row.model))
 KEY_DIM: Column[TimedRow] = ("key dim", lambda row: str(row.key_dim))
-MODE: Column[MixerRow | ModelRow] = ("mode", lambda row: row.mode)
+MODE: Column[MixerRow | ModelRow | KernelRow] = ("mode", lambda row: row.mode)
 TIMES: Column[TimedRow] = ("ms", _milliseconds)
 SPEED: Column[WidthRow] = ("tokens/s", _speed)
 SPEEDUP: Column[WidthRow] = ("speed-up", lambda row: f"{row.speedup:.2f}x" if row.speedup else NONE)
@@ -75,6 +76,16 @@ OF_DECODING: list[Column[DecodeRow]] = [
     ("roofline ms", lambda row: number(row.roofline_seconds, ".3f", 1000)),
     MEMORY,
 ]
+OF_KERNELS: list[Column[KernelRow]] = [
+    MODEL,
+    MODE,
+    KEY_DIM,
+    TIMES,
+    SPEED,
+    SPEEDUP,
+    ("of copying", lambda row: number(row.share_of_copy_bandwidth, ".0%")),
+    ("differs by", lambda row: number(row.difference, ".1e")),
+]
 OF_CALIBRATION: list[Column[CalibrationRow]] = [
     ("method", lambda row: row.method),
     ("seconds", _seconds),
@@ -84,7 +95,7 @@ OF_CALIBRATION: list[Column[CalibrationRow]] = [
     RATIO,
 ]
 COLUMNS: Mapping[str, Sequence[Column[Any]]] = {
-    "mixer": OF_MIXERS, "model": OF_MODELS, "decode": OF_DECODING, "calibrate": OF_CALIBRATION,
+    "mixer": OF_MIXERS, "model": OF_MODELS, "decode": OF_DECODING, "kernels": OF_KERNELS, "calibrate": OF_CALIBRATION,
 }  # fmt: skip
 DISPENSABLE = ("eager ms", "state GB/s", "roofline ms", "GiB")
 

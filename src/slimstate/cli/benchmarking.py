@@ -10,9 +10,12 @@ from rich.table import Table
 
 from slimstate.cli.terminal import Device, Documents, Dtype, Json, Text, listed, print_json, printer
 from slimstate.system.console import TerminalReporter
+from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:
-    from slimstate.records.benchmark import BenchRecord
+    from slimstate.benchmark.bench import BenchOptions
+    from slimstate.models.devices import RunOptions
+    from slimstate.records.benchmark import BenchRecord, KernelRecord
 
 bench = typer.Typer(no_args_is_help=True, help="Time mixers, models, decoding and calibration at several key dims.")
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the tables and the figure.")]
@@ -107,9 +110,29 @@ def model(
 
 @bench.command()
 def decode(
-    models: Models = "delta_net-1.3b",
+    models: Annotated[
+        str | None,
+        typer.Option(
+            help="Model folders, config files or names of shipped configs, with commas between them; by default"
+            " delta_net-1.3b. With --kernels, shapes: qwen3_next, qwen3_5, mamba2, by default all."
+        ),
+    ] = None,
     key_dims: KeyDims = None,
-    batches: Annotated[str, typer.Option(help="Numbers of sequences to decode together.")] = "1,4,16,64,256,1024,4096",
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of sequences to decode together, by default 1,4,16,64,256,1024,4096; with --kernels one, by"
+            " default 1024."
+        ),
+    ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vllm=PATH",
+            help="Time the kernels of an engine by themselves, decoding and prefill, at every multiple of 16: those in"
+            " a folder that holds vllm, unpacked from its wheel.",
+        ),
+    ] = None,
     rounds: Rounds = 20,
     jobs: Jobs = 0,
     device: Device = None,
@@ -119,12 +142,17 @@ def decode(
 ) -> None:
     """One more token for each of many sequences, against the bandwidth of the device; and how many sequences fit."""
     from slimstate.benchmark import BenchOptions, bench_decode
+    from slimstate.benchmark.decoding import BATCHES
     from slimstate.models.devices import RunOptions
 
+    if kernels is not None:
+        options, run = BenchOptions(rounds=rounds), RunOptions(device=device, dtype=dtype)
+        show(_kernels(kernels, models, key_dims, batches, options, run, out), out, as_json)
+        return
     record = bench_decode(
-        listed(models, "--models", str),
+        listed(models or "delta_net-1.3b", "--models", str),
         _key_dims(key_dims),
-        batches=listed(batches, "--batches", int),
+        batches=BATCHES if batches is None else listed(batches, "--batches", int),
         options=BenchOptions(rounds=rounds, jobs=jobs),
         run=RunOptions(device=device, dtype=dtype),
         out=out,
@@ -168,13 +196,43 @@ def calibrate(
     show(record, out, as_json)
 
 
+def _kernels(
+    kernels: str,
+    models: str | None,
+    key_dims: str | None,
+    batches: str | None,
+    options: BenchOptions,
+    run: RunOptions,
+    out: Path | None,
+) -> KernelRecord:
+    from slimstate.benchmark.kernels import SHAPES, bench_kernels, named
+    from slimstate.records.benchmark import KernelSettings
+
+    engine, _, path = kernels.partition("=")
+    sequences = [1024] if batches is None else listed(batches, "--batches", int)
+    if engine != "vllm" or not path:
+        raise PlanError(f"--kernels {kernels}: vllm=PATH, where PATH holds vllm as it is unpacked from a wheel")
+    if len(sequences) != 1:
+        raise PlanError(f"--batches {batches}: one number of sequences with --kernels")
+    return bench_kernels(
+        path,
+        SHAPES if models is None else named(listed(models, "--models", str)),
+        _key_dims(key_dims),
+        settings=KernelSettings(kernels=kernels, sequences=sequences[0]),
+        options=options,
+        run=run,
+        out=out,
+        reporter=TerminalReporter(),
+    )
+
+
 def _key_dims(given: str | None) -> list[int] | None:
     return None if given is None else listed(given, "--key-dims", int)
 
 
 def show(record: BenchRecord, out: Path | None, as_json: bool) -> None:
     from slimstate.benchmark.tables import lines
-    from slimstate.records.benchmark import DecodeRecord
+    from slimstate.records.benchmark import DecodeRecord, KernelRecord
 
     if as_json:
         print_json(record.to_json())
@@ -187,8 +245,9 @@ def show(record: BenchRecord, out: Path | None, as_json: bool) -> None:
     for cells in body:
         table.add_row(*cells)
     console.print(table)
-    if isinstance(record, DecodeRecord):
+    if isinstance(record, DecodeRecord | KernelRecord):
         console.print(f"copying: {record.copy_bandwidth / 1e9:,.0f} GB/s, read and written")
+    if isinstance(record, DecodeRecord):
         for entry in record.largest_batch:
             if entry.batch is not None:
                 console.print(f"{entry.model}, key dim {entry.key_dim}: {entry.batch:,} sequences fit")

@@ -10,6 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slimstate.cli.pool import (
+    Context,
+    Engine,
+    KvDtype,
+    PoolAsked,
+    PoolStateDtype,
+    PrefixCaching,
+    SpeculativeTokens,
+    TensorParallel,
+    show_pool,
+)
 from slimstate.cli.reconstructing import (
     Batch,
     Distill,
@@ -52,14 +63,27 @@ def inspect(
     state_mb: StateMb = None,
     sequences: Sequences = None,
     memory_gb: MemoryGb = None,
-    state_dtype: StateDtype = "fp32",
+    state_dtype: PoolStateDtype = None,
+    engine: Engine = None,
+    context: Context = None,
+    prefix_caching: PrefixCaching = False,
+    tensor_parallel: TensorParallel = 1,
+    speculative_tokens: SpeculativeTokens = 0,
+    kv_dtype: KvDtype = "bfloat16",
     as_json: Json = False,
 ) -> None:
     """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only."""
     from slimstate.pruning.inspect import inspect as look
     from slimstate.serving.engines import rules_of
 
-    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype))
+    if context is not None:
+        asked = PoolAsked(
+            memory_gb=memory_gb, context=context, prefix_caching=prefix_caching, tensor_parallel=tensor_parallel,
+            state_dtype=state_dtype, kv_dtype=kv_dtype, speculative_tokens=speculative_tokens,
+        )  # fmt: skip
+        show_pool(model, engine or "vllm", asked, as_json)
+        return
+    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype or "fp32"))
     if as_json:
         print_json(record.to_json())
         return

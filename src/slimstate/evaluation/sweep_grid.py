@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slimstate.core.evidence import Need
-from slimstate.core.state_dtype import check_state_dtypes
+from slimstate.core.state_dtype import TYPES, check_state_dtypes
 from slimstate.pruning.key_dim import resolve_key_dim
 from slimstate.records.sweep import UNCUT, UNINFORMED, Row
 from slimstate.selectors import SELECTORS, Method, Request, Selector, by_name, selector_named
@@ -134,7 +134,8 @@ def as_asked(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Row,
 
 def covering(rows: Sequence[Row], width: int) -> dict[str, tuple[object, ...] | None]:
     """What makes all these rows, by the names of the grid; an older version may have known other methods."""
-    rows, kept = [row for row in rows if row.method != UNCUT], tuple(dict.fromkeys(row.state_dtype for row in rows))
+    kept = tuple(name for name in TYPES if any(row.state_dtype == name for row in rows))
+    rows = [row for row in rows if row.method != UNCUT]
     rounded = [row for row in rows if resolve_key_dim(width, row.compression, None)[0] == row.key_dim]
     exact = [row for row in rows if row not in rounded]
     return {

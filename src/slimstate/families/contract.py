@@ -94,6 +94,27 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Caches:
+    """What an engine has to keep for a sequence: the sizes of states, of convolutions and of softmax layers."""
+
+    # those of a linear-attention layer
+    sizes: Sizes
+    # how many of these there are
+    linear_layers: int
+    # how many have softmax attention; one layer may have both
+    softmax_layers: int
+    # taps of the convolution over queries, keys and values, all but one of which are kept
+    taps: int
+    # key and value heads of a softmax layer, and their channels
+    kv_heads: int
+    kv_dim: int
+    # what the config says states are to be kept in: "float32"; None where it says nothing
+    state_dtype: str | None = None
+    # whether key heads are repeated where there are fewer of them than GPUs, as the groups of Mamba-2 are
+    repeated_keys: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family(ABC):
     """An architecture: which of its configs can be cut, where their key channels live, what a cut does to a config.
 
@@ -139,6 +160,10 @@ class Family(ABC):
         """Why a model with this config cannot be cut, in a line; None where it can."""
         return None
 
+    def caches(self, config: Config) -> Caches | None:
+        """What an engine keeps for a sequence; None for families that no such engine runs."""
+        return None
+
     def logit_factor(self, config: Config) -> float:
         """What the logits are multiplied by: a loss made from hidden states and head has to do so too."""
         return 1.0
@@ -163,6 +188,13 @@ class Family(ABC):
         """The stock class of a model with all that its files hold."""
         alone = self.language_type == self.model_type
         return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
+
+
+def softmax_sizes(known: Config) -> tuple[int, int]:
+    """Key and value heads of softmax attention and their channels, as a config of transformers has them."""
+    heads = int(known.get("num_attention_heads") or 1)
+    channels = known.get("head_dim") or known.get("attention_head_dim") or int(known["hidden_size"]) // heads
+    return int(known.get("num_key_value_heads") or heads), int(channels)
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:

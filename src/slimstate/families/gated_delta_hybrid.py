@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families.contract import (
     RMS_NORM_EPS,
+    Caches,
     Config,
     Correction,
     Family,
@@ -19,6 +20,7 @@ from slimstate.families.contract import (
     Sizes,
     corrected_epsilon,
     filter_axis,
+    softmax_sizes,
 )
 from slimstate.system.errors import ModelError
 
@@ -31,6 +33,7 @@ DEFAULTS: Config = {
     "linear_value_head_dim": 128,
     "rms_norm_eps": 1e-6,
 }
+TAPS = 4  # of the convolution, where a config does not say
 EVERY = 4  # without `layer_types`, each fourth layer is softmax attention
 
 
@@ -142,6 +145,19 @@ class GatedDeltaHybrid(Family):
     def softmax_layers(self, config: Config) -> frozenset[int]:
         kinds = enumerate(layer_types(self.text(config)))
         return frozenset(layer for layer, kind in kinds if kind != "linear_attention")
+
+    def caches(self, config: Config) -> Caches:
+        text, softmax = self.text(config), self.softmax_layers(config)
+        kv_heads, kv_dim = softmax_sizes(text)
+        return Caches(
+            sizes=self.sizes(config),
+            linear_layers=len(layer_types(text)) - len(softmax),
+            softmax_layers=len(softmax),
+            taps=int(text.get("linear_conv_kernel_dim", TAPS)),
+            state_dtype=text.get("mamba_ssm_dtype"),
+            kv_heads=kv_heads,
+            kv_dim=kv_dim,
+        )
 
     def correction(self, config: Config) -> Correction:
         return self.layout(self.sizes(config)).correction

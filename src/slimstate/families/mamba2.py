@@ -10,9 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
-from slimstate.families.contract import NOT_NEEDED, Config, Correction, Family, Library, Sizes, filter_axis
+from slimstate.families.contract import (
+    NOT_NEEDED,
+    Caches,
+    Config,
+    Correction,
+    Family,
+    Library,
+    Sizes,
+    filter_axis,
+    softmax_sizes,
+)
 from slimstate.system.errors import ModelError
 
+TAPS = 4  # of the convolution, where a config does not say
 LINEAR = ("linear_attention", "mamba", "hybrid")  # names of layers with a state, of today and of older configs
 PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 
@@ -35,6 +46,8 @@ class Fields:
     biased: str
     # whether the convolution has one: "use_conv_bias"; None where it always has
     conv_bias: str | None = None
+    # taps of the convolution: "conv_kernel"
+    taps: str = "mamba_d_conv"
     # HP itself, where there is a name for it: "mamba_d_ssm"
     inner: str | None = None
 
@@ -54,6 +67,8 @@ class Mamba2(Family):
     logits_multiplier: str | None = None
     # the config field by which logits are divided: "logits_scaling"
     logits_divisor: str | None = None
+    # what engines keep its states in, where its config does not say: "float32"
+    kept_in: str | None = None
     # what the model calls its cache
     cache: str = "past_key_values"
     library: Library = "transformers"
@@ -148,6 +163,21 @@ class Mamba2(Family):
         kinds = ("full_attention", "attention", "hybrid") + LINEAR * self.softmax_everywhere
         return frozenset(layer for layer, kind in enumerate(self.layers(config)) if kind in kinds)
 
+    def caches(self, config: Config) -> Caches:
+        known, kinds = {**self.defaults, **config}, self.layers(config)
+        kv_heads, kv_dim = softmax_sizes(known)
+        named = known.get("mamba_ssm_dtype") or known.get("mamba_ssm_cache_dtype")
+        return Caches(
+            sizes=self.sizes(config),
+            linear_layers=sum(kind in LINEAR for kind in kinds),
+            softmax_layers=len(self.softmax_layers(config)),
+            taps=int(known.get(self.fields.taps, TAPS)),
+            state_dtype=named or self.kept_in,
+            repeated_keys=True,
+            kv_heads=kv_heads,
+            kv_dim=kv_dim,
+        )
+
     def correction(self, config: Config) -> Correction:
         return NOT_NEEDED
 
@@ -209,6 +239,7 @@ FAMILIES = (
             expand="expand",
             conv_bias="use_conv_bias",
             biased="use_bias",
+            taps="conv_kernel",
         ),
         defaults={
             "hidden_size": 4096,
@@ -254,6 +285,7 @@ FAMILIES = (
     ),
     Mamba2(
         model_type="nemotron_h",
+        kept_in="float32",
         path="model.layers.{}.mixer",
         stored_path="backbone.layers.{}.mixer",
         fields=Fields(
@@ -264,6 +296,7 @@ FAMILIES = (
             expand="expand",
             conv_bias="use_conv_bias",
             biased="use_bias",
+            taps="conv_kernel",
         ),
         defaults={
             "hidden_size": 4096,

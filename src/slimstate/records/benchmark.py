@@ -1,4 +1,4 @@
-"""How fast layers and models were at several key dims, and what calibration took: a record for each of four benchmarks.
+"""How fast layers, models and kernels were at several key dims, and what calibration took: a record for each benchmark.
 
 Times are medians in seconds. A row that could not be measured says why in `error`. Speed and memory are relative to the
 widest key dim that could be measured of the same model, mode and batch; in a calibration, to the plain forward pass.
@@ -124,6 +124,21 @@ class DecodeRow(GraphRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelRow(GraphRow):
+    """An engine's kernel by itself; `model` names a shape, `state_bytes` are those of a layer and a sequence.
+
+    `difference` is the largest one from our recurrence, over the standard deviation of its outputs.
+    """
+
+    LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "mode")
+
+    mode: str
+    state_bytes: Count | None = None
+    share_of_copy_bandwidth: float | None = None
+    difference: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CalibrationRow(TimedRow):
     """A calibration for one method, or the plain forward pass over the same text."""
 
@@ -203,6 +218,38 @@ class DecodeSettings(Subjects):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelShape:
+    """The heads of a layer as a published model has them; `width` is its key dim."""
+
+    name: str
+    rule: Literal["gated_delta", "state_space"]
+    key_heads: Whole
+    value_heads: Whole
+    value_dim: Whole
+    width: Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSettings:
+    """Which kernels, as `vllm=PATH`, on what: `sequences` are decoded together, `prompts` of `length` prefilled."""
+
+    MODES: ClassVar[tuple[str, ...]] = ("decode", "prefill")
+
+    kernels: str
+    shapes: tuple[KernelShape, ...] = ()
+    key_dims: tuple[int, ...] | None = None
+    modes: tuple[str, ...] = MODES
+    sequences: Whole = 1024
+    prompts: Whole = 8
+    length: Whole = 2048
+
+    def __post_init__(self) -> None:
+        check_positive(sequences=self.sequences, prompts=self.prompts, length=self.length)
+        check_positive(key_dims=min(self.key_dims or (1,)))
+        check_modes(self.modes, self.MODES)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CalibrationSettings:
     """Windows of a text, or of random tokens where `data` is None."""
 
@@ -232,7 +279,7 @@ def check_modes(modes: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRecord(Record):
-    """What all four say: the device, what ran on it, what was asked for and what was found."""
+    """What all say: the device, what ran on it, what was asked for and what was found."""
 
     KIND: ClassVar[str] = "bench"
 
@@ -293,6 +340,16 @@ class DecodeRecord(BenchRecord):
     rows: Annotated[tuple[DecodeRow, ...], FILLED]
     copy_bandwidth: Positive
     largest_batch: tuple[LargestBatch, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRecord(BenchRecord):
+    """`copy_bandwidth` is that of the device, in bytes read and written in a second."""
+
+    bench: Literal["kernels"] = "kernels"
+    settings: KernelSettings
+    rows: Annotated[tuple[KernelRow, ...], FILLED]
+    copy_bandwidth: Positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""Which key dims pay: a layer timed at many widths on a GPU, and what follows for a choice of key dim.
+"""Which key dims pay, and for which use: a layer timed at many widths on a GPU, and what follows for a choice.
 
-A curve is a record of `slimstate bench mixer` over many key dims, kept in `curves/`. Kernels pad channels to blocks, so
+A curve is a record of `slimstate bench mixer` over many key dims, or of an engine's kernels, decoding and prefill each
+by itself, kept in `curves/`. Kernels pad channels to blocks, so
 a width between two that were measured runs no faster than the wider of them, and is taken as that. Of widths beyond the
 widest or below the narrowest nothing is known and nothing is said, and neither of layers that were not timed.
 """
@@ -8,14 +9,15 @@ widest or below the narrowest nothing is known and nothing is said, and neither 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-from slimstate.records.benchmark import MixerRecord
+from slimstate.records.benchmark import KernelRecord, MixerRecord
 from slimstate.records.speed import SpeedOfCut, SpeedsBelow, Speedup
 
 CURVES = files("slimstate.serving") / "curves"
+USES = {"decode": "decoding", "prefill": "prefill"}  # of an engine's kernels
 ALIKE = 0.04  # a difference in speed that is not worth a word, and may be noise
 
 
@@ -114,42 +116,87 @@ def curve_of(record: MixerRecord, model_type: str) -> Curve | None:
     )
 
 
-def known_curve(model_type: str, *key_dims: int) -> Curve | None:
-    """The curve in the package for layers of a model type: the first, by file name, that covers these key dims."""
-    entries = sorted(CURVES.iterdir(), key=lambda entry: entry.name) if CURVES.is_dir() else []
-    for entry in entries:
+def kernel_curve_of(record: KernelRecord, model_type: str, mode: str) -> Curve | None:
+    """The curve of an engine's kernel for the first shape of a model type, or of one that it is a variant of."""
+    shape = next((each for each in record.settings.shapes if model_type.startswith(each.name)), None)
+    rows = [row for row in record.rows if shape and (row.model, row.mode) == (shape.name, mode) and not row.error]
+    if shape is None or not rows:
+        return None
+    sizes = record.settings
+    work = {
+        "decode": f"a token for each of {sizes.sequences:,} sequences, states in float32",
+        "prefill": f"{sizes.prompts} prompts of {sizes.length:,} tokens",
+    }
+    heads = f"{shape.key_heads} key and {shape.value_heads} value heads, value dim {shape.value_dim}, {record.dtype}"
+    return Curve(
+        device=record.device,
+        kernels=record.kernels,
+        conditions=f"the kernel of {record.kernels} by itself, {work[mode]}, {heads}",
+        seconds={row.key_dim: row.time for row in rows},
+    )
+
+
+def _records() -> Iterator[MixerRecord | KernelRecord]:
+    """Those in the package, by file name."""
+    for entry in sorted(CURVES.iterdir(), key=lambda each: each.name) if CURVES.is_dir() else ():
         if entry.name.endswith(".json"):
-            curve = curve_of(MixerRecord.from_json(json.loads(entry.read_text(encoding="utf-8"))), model_type)
+            data = json.loads(entry.read_text(encoding="utf-8"))
+            kind = KernelRecord if data.get("bench") == "kernels" else MixerRecord
+            yield kind.from_json(data)
+
+
+def known_curves(model_type: str, *key_dims: int) -> dict[str, Curve]:
+    """The curves in the package for layers of a model type that cover these key dims, by use; the first of each."""
+    found: dict[str, Curve] = {}
+    for record in _records():
+        if isinstance(record, MixerRecord):
+            by_use = {"": curve_of(record, model_type)}
+        else:
+            modes = record.settings.modes
+            by_use = {USES[mode]: kernel_curve_of(record, model_type, mode) for mode in modes}
+        for use, curve in by_use.items():
             if curve is not None and all(map(curve.covers, key_dims)):
-                return curve
-    return None
+                found.setdefault(use, curve)
+    return found
+
+
+def known_curve(model_type: str, *key_dims: int) -> Curve | None:
+    """The curve of a layer by itself: the first, by file name, that covers these key dims."""
+    return known_curves(model_type, *key_dims).get("")
+
+
+def _joined(advice: Mapping[str, str]) -> str:
+    """What is said of every use, one after the other."""
+    return "; ".join(f"{use}: {words}" if use else words for use, words in advice.items())
 
 
 def speeds_below(model_type: str, width: int) -> SpeedsBelow | None:
     """What narrower layers gain; None where that was not measured."""
-    curve = known_curve(model_type, width)
-    if curve is None or not curve.narrower(width):
+    curves = {use: curve for use, curve in known_curves(model_type, width).items() if curve.narrower(width)}
+    if not curves:
         return None
+    first = next(iter(curves.values()))
     return SpeedsBelow(
-        device=curve.device,
-        kernels=curve.kernels,
-        source=curve.source(width),
+        device=first.device,
+        kernels=first.kernels,
+        source=first.source(width),
         speedups=tuple(
-            Speedup(key_dim=key_dim, speedup=curve.speedup(width, key_dim)) for key_dim in curve.narrower(width)
+            Speedup(key_dim=key_dim, speedup=first.speedup(width, key_dim)) for key_dim in first.narrower(width)
         ),
-        advice=curve.summary(width),
+        advice=_joined({use: curve.summary(width) for use, curve in curves.items()}),
     )
 
 
 def speed_of_cut(model_type: str, width: int, key_dim: int) -> SpeedOfCut | None:
     """What a cut does to the speed of a layer; None where that was not measured."""
-    curve = known_curve(model_type, width, key_dim) if key_dim < width else None
-    if curve is None:
+    curves = known_curves(model_type, width, key_dim) if key_dim < width else {}
+    if not curves:
         return None
+    first = next(iter(curves.values()))
     return SpeedOfCut(
-        device=curve.device,
-        kernels=curve.kernels,
-        source=curve.source(width, key_dim),
-        speedup=curve.speedup(width, key_dim),
-        advice=curve.advice(width, key_dim),
+        device=first.device,
+        kernels=first.kernels,
+        source=first.source(width, key_dim),
+        speedup=first.speedup(width, key_dim),
+        advice=_joined({use: curve.advice(width, key_dim) for use, curve in curves.items()}),
     )
