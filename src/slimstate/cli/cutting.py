@@ -36,6 +36,10 @@ StateMb = Annotated[
 Sequences = Annotated[int | None, typer.Option(help="With --memory-gb: so many sequences at once must fit.")]
 MemoryGb = Annotated[float | None, typer.Option(help="GiB that the states of all --sequences may take.")]
 StateDtype = Annotated[str, typer.Option(help="What the engine keeps states in: fp32 or bf16.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="What will serve the model: mlx, llama.cpp, vllm, sglang or transformers. Its rules are told."),
+]
 METHODS = "; ".join(f"{selector.name}: {selector.summary}" for selector in SELECTORS.values())
 
 
@@ -45,12 +49,13 @@ def inspect(
     sequences: Sequences = None,
     memory_gb: MemoryGb = None,
     state_dtype: StateDtype = "fp32",
+    engine: Engine = None,
     as_json: Json = False,
 ) -> None:
     """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only."""
     from slimstate.pruning.inspect import inspect as look
 
-    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype))
+    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype), engine=engine)
     if as_json:
         print_json(record.to_json())
         return
@@ -81,10 +86,12 @@ def inspect(
         console.print(record.budget.why)
     if record.speed:
         console.print(record.speed.advice, markup=False)
-    rules = rules_of(record.model_type)
+    rules = rules_of(record.model_type, engine)
     console.print(f"serving, as of {record.serving.date}:" if rules else "serving: no engine was examined")
     for rule in rules:
         console.print(f"  {rule.describe(condition=True)}", markup=False)
+    if record.serving.advice is not None:
+        console.print(record.serving.advice, markup=False)
 
 
 def prune(
@@ -152,6 +159,7 @@ def prune(
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate time and memory, load nothing, write nothing.")
     ] = False,
+    engine: Engine = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing output folder, once the new one is whole.")
     ] = False,
@@ -180,14 +188,14 @@ def prune(
             raise PlanError(
                 "--apply has its plan, which says how much is kept: leave out --compression, --key-dim and budgets"
             )
-        _show(apply_plan(model, apply, target, force=force, reporter=reporter), as_json)
+        _show(apply_plan(model, apply, target, force=force, engine=engine, reporter=reporter), as_json)
         return
     calibration = Calibration(
         data=data, documents=documents, samples=samples, length=length, seed=seed, evidence=evidence
     )
     load = LoadOptions(device=device, dtype=dtype, device_map=device_map, max_memory=max_memory)
     options = CutOptions(
-        score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force,
+        score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force, engine=engine,
         reconstruct=reconstruction(
             reconstruct, steps=reconstruct_steps, batch=reconstruct_batch, samples=reconstruct_samples,
             length=reconstruct_length, learning_rate=reconstruct_learning_rate, seed=seed,
@@ -196,7 +204,7 @@ def prune(
     if plan_only:
         planned = estimate(
             model, key_dim=key_dim, compression=compression, budget=budget, method=method, calibration=calibration,
-            run=load, reporter=reporter,
+            engine=engine, run=load, reporter=reporter,
         )  # fmt: skip
         if as_json:
             print_json(planned.to_json())

@@ -135,6 +135,10 @@ class Family(ABC):
         """The norm epsilon that a cut changes to make up for the query scale, where it changes one."""
         return None
 
+    def published(self, config: Config) -> Config:
+        """Fields that published checkpoints have, from what a config of transformers 5 says in another way."""
+        return flat_rope(config)
+
     def refusal(self, config: Config) -> str | None:
         """Why a model with this config cannot be cut, in a line; None where it can."""
         return None
@@ -163,6 +167,13 @@ class Family(ABC):
         """The stock class of a model with all that its files hold."""
         alone = self.language_type == self.model_type
         return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
+
+
+def flat_rope(config: Config) -> dict[str, float]:
+    """The rotary embedding as fields of their own, from where it is one object that does not differ by layer."""
+    nested = config.get("rope_parameters")
+    known = nested if isinstance(nested, Mapping) else {}
+    return {name: known[name] for name in ("rope_theta", "partial_rotary_factor") if isinstance(known.get(name), float)}
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:
