@@ -20,8 +20,13 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("name", "verdict"),
-    [("mamba2", "agrees"), ("granitemoehybrid", "agrees"), ("falcon_h1", "agrees"), ("mamba2-groups", "differs")]
-    + [("qwen3_next", "refuses")],
+    [
+        ("mamba2", "agrees"),
+        ("granitemoehybrid", "agrees"),
+        ("falcon_h1", "agrees"),
+        ("mamba2-groups", "differs"),
+        ("qwen3_next", "refuses"),
+    ],
 )
 def test_vllm_does_what_the_rules_say(name, verdict, tmp_path):
     cut = engine_models.cut(engine_models.uncut(name, tmp_path / name), 64)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.records.schema import Misfit, read
+from slimstate.serving.engines import check_engine
 from slimstate.system.errors import ModelError, PlanError, named, quoted
 from slimstate.system.json_files import JsonObject
 
@@ -40,8 +41,7 @@ class EngineOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.engine not in INSTALL:
-            raise PlanError(f"unknown engine {quoted(self.engine)}; there are {', '.join(INSTALL)}")
+        check_engine(self.engine)
         for name in ("python", "converter"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
