@@ -13,6 +13,7 @@ from pathlib import Path
 import engine_models
 import pytest
 
+import tiny
 from command import run
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
@@ -20,8 +21,11 @@ from slimstate.models.devices import RunOptions
 from slimstate.records.schema import read
 from slimstate.records.verification import VerificationRecord
 from slimstate.serving.verification.engine_call import PROGRAM, EngineOptions, Scores
-from slimstate.serving.verification.verify import Comparison, VerifyOptions, tokens_of
+from slimstate.serving.verification.verify import Comparison, VerifyOptions, tokens_of, verify
+from slimstate.system.json_files import write_json
 from slimstate.system.progress import SILENT
+from tiny_model import COMMON
+from training_calls import recover, train
 
 PYTHON = os.environ.get("SLIMSTATE_MLX_PYTHON", "")
 pytestmark = [
@@ -89,3 +93,19 @@ def test_the_command_says_so_in_a_line(models, tmp_path, capsys, monkeypatch):
     record = VerificationRecord.read(tmp_path / "mlx.json")
     assert record.outcome.differences.largest < 1e-4
     assert "--engine mlx" in record.command
+
+
+def test_what_train_and_recover_write_is_read_there(tmp_path):
+    """Configs that transformers 5 wrote: a model trained from a config, its cut, and the cut after a recovery."""
+    config, text = tmp_path / "config.json", tmp_path / "text.txt"
+    text.write_text(tiny.text(20_000))
+    options = {**engine_models.GATED, "mlp_only_layers": [0, 1, 2]}  # without experts: those are not trained
+    write_json(config, {"model_type": "qwen3_next", **COMMON, **options, "vocab_size": 300})
+    small = {"data": str(text), "length": 32, "steps": 1, "batch_size": 1, "device": "cpu", "report_to": "none"}
+    train(config, tmp_path / "trained", **small)
+    cut = engine_models.cut(tmp_path / "trained", 64)
+    recover(cut, tmp_path / "recovered", teacher=None, **small)
+    engine = EngineOptions(engine="mlx", python=Path(PYTHON))
+    for folder in (tmp_path / "trained", cut, tmp_path / "recovered"):
+        record = verify(folder, engine, options=OPTIONS, run=RunOptions(device="cpu", dtype="float32"))
+        assert record.outcome.verdict == "agrees", record.verdict
