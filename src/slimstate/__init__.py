@@ -1,7 +1,7 @@
 """slimstate makes the recurrent state of trained linear-attention language models smaller.
 
 The verbs of the command are functions here: `inspect`, `prune`, `reconstruct`, `recover`, `train`, `evaluate`,
-`analyze`, `sweep`, `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
+`analyze`, `sweep`, `verify`, `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
 """
 
 import sys
@@ -34,6 +34,8 @@ from slimstate.pruning.prune import apply_plan, make_plan, prune
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.reconstruct import reconstruct
 from slimstate.report import write_report as report
+from slimstate.serving.verification.engine_call import EngineOptions
+from slimstate.serving.verification.verify import VerifyOptions, verify
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
 from slimstate.system.version import __version__
@@ -47,6 +49,7 @@ __all__ = [
     "Budget",
     "Calibration",
     "CutOptions",
+    "EngineOptions",
     "EvalOptions",
     "LoadOptions",
     "MixerShape",
@@ -60,6 +63,7 @@ __all__ = [
     "SweepOptions",
     "TrainerOptions",
     "TrainingText",
+    "VerifyOptions",
     "__version__",
     "analyze",
     "apply_plan",
@@ -80,4 +84,5 @@ __all__ = [
     "report",
     "sweep",
     "train",
+    "verify",
 ]
