@@ -8,7 +8,7 @@ hence the -O.
 import builtins
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -42,6 +42,15 @@ def counted(*bounds) -> Iterator[int]:
     return map(Index, builtins.range(*bounds))
 
 
+def by_name(name: str) -> Callable[..., object]:
+    """A function of Triton's language, looked up when it is called: the interpreter puts its own there meanwhile."""
+
+    def called(*args, **kwargs) -> object:
+        return getattr(tl, name)(*args, **kwargs)
+
+    return called
+
+
 def put(name: str, **content: object) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)
     vars(module).update(content)
@@ -73,6 +82,9 @@ def main() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{KERNELS}."):
             module.range = counted
+            for alias in ("exp", "exp2", "log", "log2", "gather"):
+                if hasattr(module, alias):
+                    setattr(module, alias, by_name(alias))
     found = {}
     for name, given in torch.load(INPUTS).items():
         scale = given["q"].shape[-1] ** -0.5

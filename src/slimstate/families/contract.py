@@ -173,7 +173,8 @@ def flat_rope(config: Config) -> dict[str, float]:
     """The rotary embedding as fields of their own, from where it is one object that does not differ by layer."""
     nested = config.get("rope_parameters")
     known = nested if isinstance(nested, Mapping) else {}
-    return {name: known[name] for name in ("rope_theta", "partial_rotary_factor") if isinstance(known.get(name), float)}
+    names = ("rope_theta", "partial_rotary_factor")
+    return {name: known[name] for name in names if isinstance(known.get(name), (int, float))}
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:

@@ -5,6 +5,7 @@
 The request names the converter (`convert_hf_to_gguf.py`), the model folder, the file to write and its precision. The
 converter knows tokenizers by a digest and stops at one it does not know, such as one that was trained here. Tokens
 and their numbers are written all the same then, as for GPT-2's: engines are asked with token ids, never with text.
+Heads for speculative decoding are left out, which a model may have lost or never had.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ def convert(request: Any) -> None:
     sys.argv.append(request["model"])
     names = runpy.run_path(str(converter), run_name="converter")
     for model in [*names.values(), *vars(sys.modules.get("conversion.base", sys)).values()]:
-        if isinstance(model, type) and "get_vocab_base_pre" in vars(model):
+        known = vars(model) if isinstance(model, type) else {}
+        if "get_vocab_base_pre" in known:
             model.get_vocab_base_pre = tolerant(model.get_vocab_base_pre)  # type: ignore[attr-defined]
+        if "no_mtp" in known:
+            model.no_mtp = True  # type: ignore[attr-defined]
     names["main"]()
 
 

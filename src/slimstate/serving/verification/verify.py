@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ def tokens_of(checkpoint: Checkpoint, options: VerifyOptions) -> Windows:
     whole = [window for window in found if len(window) == options.length] or found[:1]
     if not whole or len(whole[0]) < 4:
         raise DataError(f"{named(reading.source)} has fewer than 4 tokens")
-    return Windows.of(reading, torch.stack(whole))
+    found_in = Windows.of(reading, torch.stack(whole))
+    return found_in if options.data is not None else replace(found_in, source="the text that comes with slimstate")
 
 
 @dataclass(frozen=True, kw_only=True)
