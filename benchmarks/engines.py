@@ -55,7 +55,9 @@ def main() -> None:
                 rows.append(row)
                 print(row, flush=True)
     if given.out is not None:
-        about = {"command": __doc__.splitlines()[2], "engine": given.engine, "version": version, "versions": versions()}
+        converter = " --converter convert_hf_to_gguf.py" if given.converter else ""
+        again = f"python benchmarks/engines.py {given.engine} --python ENV/bin/python --key-dims {given.key_dims}"
+        about = {"command": again + converter, "engine": given.engine, "version": version, "versions": versions()}
         given.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -41,6 +41,12 @@ def test_a_nested_config_gets_it_inside(folders):
     assert "rope_theta" not in found
 
 
+def test_mamba_gets_the_size_that_mlx_asks_for(folders):
+    config = read_json(folders["mamba2-plain"] / "config.json")
+    del config["intermediate_size"]  # of the tiny models; the class knows no such field
+    assert as_published(config)["intermediate_size"] == 8 * 16
+
+
 def test_an_interval_is_said_only_where_there_is_one(folders):
     config = read_json(folders["qwen3_next-plain"] / "config.json")
     odd = {**config, "layer_types": ["full_attention", "linear_attention", "linear_attention"]}

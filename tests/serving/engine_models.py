@@ -34,7 +34,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", bos_token="<|end|>", pad_token="<|pad|>")
 
 
-MAMBA = {"state_size": 128, "intermediate_size": None}  # its configs have none, and llama.cpp would believe one
+MAMBA = {"state_size": 128, "intermediate_size": None}  # the class knows no such field; published configs have it
 HYBRID = {"mamba_d_state": 128, "mamba_n_groups": 1}
 EXPERTS = {"time_step_min": 1e-9}  # mlx-lm does not clamp at it, so it must be too small to matter
 MODELS = {

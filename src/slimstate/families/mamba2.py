@@ -56,6 +56,8 @@ class Mamba2(Family):
     logits_divisor: str | None = None
     # what published configs call the kinds of layers, where they have `layer_types`: {"linear_attention": "mamba"}
     published_kinds: Config = field(default_factory=dict)
+    # what published configs call HP, where one of transformers 5 has no name for it: "intermediate_size"
+    published_inner: str | None = None
     # what published configs say where one of transformers 5 says nothing, and means the same
     published_unset: Config = field(default_factory=dict)
     # what the model calls its cache
@@ -164,6 +166,8 @@ class Mamba2(Family):
         found = dict(super().published(config))
         if self.published_kinds and config.get("layer_types"):
             found["layer_types"] = [self.published_kinds.get(kind, kind) for kind in config["layer_types"]]
+        if self.published_inner is not None:
+            found.setdefault(self.published_inner, config.get(self.published_inner) or self.sizes(config).values)
         return found | {name: value for name, value in self.published_unset.items() if config.get(name) is None}
 
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
@@ -211,6 +215,7 @@ FAMILIES = (
         model_type="mamba2",
         path="backbone.layers.{}.mixer",
         cache="cache_params",
+        published_inner="intermediate_size",
         fields=Fields(
             heads="num_heads",
             head_dim="head_dim",
