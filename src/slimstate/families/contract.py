@@ -156,6 +156,10 @@ class Family(ABC):
         """The norm epsilon that a cut changes to make up for the query scale, where it changes one."""
         return None
 
+    def published(self, config: Config) -> Config:
+        """Fields that published checkpoints have, from what a config of transformers 5 says in another way."""
+        return flat_rope(config)
+
     def refusal(self, config: Config) -> str | None:
         """Why a model with this config cannot be cut, in a line; None where it can."""
         return None
@@ -195,6 +199,14 @@ def softmax_sizes(known: Config) -> tuple[int, int]:
     heads = int(known.get("num_attention_heads") or 1)
     channels = known.get("head_dim") or known.get("attention_head_dim") or int(known["hidden_size"]) // heads
     return int(known.get("num_key_value_heads") or heads), int(channels)
+
+
+def flat_rope(config: Config) -> dict[str, float]:
+    """The rotary embedding as fields of their own, from where it is one object that does not differ by layer."""
+    nested = config.get("rope_parameters")
+    known = nested if isinstance(nested, Mapping) else {}
+    names = ("rope_theta", "partial_rotary_factor")
+    return {name: known[name] for name in names if isinstance(known.get(name), (int, float))}
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:

@@ -20,6 +20,7 @@ from slimstate.families.contract import (
     Sizes,
     corrected_epsilon,
     filter_axis,
+    flat_rope,
     softmax_sizes,
 )
 from slimstate.system.errors import ModelError
@@ -166,6 +167,12 @@ class GatedDeltaHybrid(Family):
         field = self.correction(config).epsilon
         return None if field is None else float(self.text(config)[field])
 
+    def published(self, config: Config) -> Config:
+        """With the interval of softmax layers, where they stand at one."""
+        text = config.get("text_config", {}) if self.nested else config
+        fields = {**flat_rope(text), **_interval(layer_types(self.text(config)))}
+        return {"text_config": {**fields, **text}} if self.nested else fields
+
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
         """The key width is one number for the whole model; the value width is named too, since it may be derived."""
         text, sizes = self.text(config), self.sizes(config)
@@ -174,6 +181,14 @@ class GatedDeltaHybrid(Family):
         if self.nested:
             return {**config, "text_config": {**config["text_config"], **changes}}
         return {**config, **changes}
+
+
+def _interval(kinds: list[str]) -> dict[str, int]:
+    if "full_attention" not in kinds:
+        return {}
+    every = kinds.index("full_attention") + 1
+    regular = layer_types({"num_hidden_layers": len(kinds), "full_attention_interval": every})
+    return {"full_attention_interval": every} if kinds == regular else {}
 
 
 def layer_types(text: Config) -> list[str]:

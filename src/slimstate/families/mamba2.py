@@ -7,7 +7,7 @@ the state, and what a dropped channel would add is an exact zero: a cut is zeroi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families.contract import (
@@ -69,6 +69,12 @@ class Mamba2(Family):
     logits_divisor: str | None = None
     # what engines keep its states in, where its config does not say: "float32"
     kept_in: str | None = None
+    # what published configs call the kinds of layers, where they have `layer_types`: {"linear_attention": "mamba"}
+    published_kinds: Config = field(default_factory=dict)
+    # what published configs call HP, where one of transformers 5 has no name for it: "intermediate_size"
+    published_inner: str | None = None
+    # what published configs say where one of transformers 5 says nothing, and means the same
+    published_unset: Config = field(default_factory=dict)
     # what the model calls its cache
     cache: str = "past_key_values"
     library: Library = "transformers"
@@ -186,6 +192,14 @@ class Mamba2(Family):
         by, below = (1.0 if name is None else float(config.get(name, 1.0)) for name in names)
         return by / below
 
+    def published(self, config: Config) -> Config:
+        found = dict(super().published(config))
+        if self.published_kinds and config.get("layer_types"):
+            found["layer_types"] = [self.published_kinds.get(kind, kind) for kind in config["layer_types"]]
+        if self.published_inner is not None:
+            found.setdefault(self.published_inner, config.get(self.published_inner) or self.sizes(config).values)
+        return found | {name: value for name, value in self.published_unset.items() if config.get(name) is None}
+
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
         """The state size is one number for the whole model; nothing else changes."""
         return {**config, self.fields.state: key_dim}
@@ -231,6 +245,7 @@ FAMILIES = (
         model_type="mamba2",
         path="backbone.layers.{}.mixer",
         cache="cache_params",
+        published_inner="intermediate_size",
         fields=Fields(
             heads="num_heads",
             head_dim="head_dim",
@@ -261,7 +276,14 @@ FAMILIES = (
         softmax_everywhere=True,
         logits_multiplier="lm_head_multiplier",
     ),
-    Mamba2(model_type="granitemoehybrid", fields=HYBRID, defaults=HYBRID_DEFAULTS, logits_divisor="logits_scaling"),
+    Mamba2(
+        model_type="granitemoehybrid",
+        fields=HYBRID,
+        defaults=HYBRID_DEFAULTS,
+        logits_divisor="logits_scaling",
+        published_kinds={"linear_attention": "mamba", "full_attention": "attention"},
+        published_unset={"position_embedding_type": "nope"},
+    ),
     Mamba2(
         model_type="zamba2",
         fields=Fields(

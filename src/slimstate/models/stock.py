@@ -15,6 +15,7 @@ import torch
 from slimstate.families import Family, family_of
 from slimstate.models.prepare import prepare
 from slimstate.system.errors import ModelError, SlimstateError, reason_of
+from slimstate.system.json_files import JsonObject
 
 
 def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
@@ -91,6 +92,33 @@ def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(dict(config)), encoding="utf-8")
         return config_class.from_json_file(path)
+
+
+def as_published(config: Mapping[str, Any]) -> JsonObject:
+    """A config with what published checkpoints say beside it or in its place, for programs that read nothing else.
+
+    A field is changed only where the stock class reads all others, and this one if it was set, as before.
+    """
+    family, found = family_of(config), dict(config)
+    if family.library == "fla":
+        return found
+    config_class, _ = stock_class(family, whole=True)
+    with warnings.catch_warnings(), refusals():
+        warnings.simplefilter("ignore")
+        before = _settings(config_class, config).to_dict()
+        for name, value in family.published(config).items():
+            after = _settings(config_class, {**found, name: value}).to_dict()
+            judged = {key: said for key, said in before.items() if key != name or config.get(key) is not None}
+            if _holds(after, judged):
+                found[name] = value
+    return found
+
+
+def _holds(after: Any, before: Any) -> bool:
+    """Whether all that was said is said still; there may be more."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        return all(_holds(after.get(key), said) for key, said in before.items())
+    return bool(after == before)
 
 
 def text_settings(family: Family, settings: Any) -> Any:

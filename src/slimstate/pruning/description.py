@@ -11,11 +11,12 @@ from slimstate.core.plan import PLAN, Plan
 from slimstate.core.surgery import outline
 from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
-from slimstate.models.stock import stock_differences
-from slimstate.pruning.budget import state_bytes
+from slimstate.models.stock import as_published, stock_differences
+from slimstate.pruning.budget import key_dims_worth_choosing, state_bytes
 from slimstate.pruning.inspect import parameters_after
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
 from slimstate.records.speed import SpeedOfCut
+from slimstate.serving.engines import Served, advice, key_dims_for, warning
 from slimstate.serving.model_card import serving_lines
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system.errors import ModelError
@@ -29,6 +30,19 @@ def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> Spee
     if speed is not None:
         reporter.say(speed.advice)
     return speed
+
+
+def tell_serving(checkpoint: Checkpoint, key_dim: int, engine: str | None, reporter: Reporter) -> None:
+    """Warn where the engine, or without one every engine that is known, cannot serve the key dim; advise others."""
+    served = Served.of(checkpoint.config, key_dim)
+    if (words := warning(served, engine)) is not None:
+        reporter.say(words)
+    if engine is not None:
+        for rule in advice(served, engine):
+            if not rule.stops:
+                reporter.say(rule.describe())
+        candidates = key_dims_worth_choosing(checkpoint.mixers[0].axis.width)
+        reporter.say(key_dims_for(engine, checkpoint.config, candidates).describe(engine))
 
 
 def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
@@ -47,7 +61,7 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
     """The config of the cut model, with what was done under the key `slimstate`."""
-    config = dict(checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected))
+    config = as_published(checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected))
     previous = checkpoint.config.get("slimstate")
     config["slimstate"] = {
         "version": plan.versions.get("slimstate"),
@@ -77,14 +91,15 @@ def _without_history(entry: Mapping[str, object]) -> JsonObject:
 def documents_of(plan: Plan, name: str, record: CutRecord, config: Config) -> dict[str, str]:
     """The texts that go into the folder of a cut model: its plan, and the card under its name."""
     card = cut_card(plan, name, record, config["slimstate"]["history"])
-    return {PLAN: plan.to_json() + "\n", CARD: card + serving_lines(plan.model_type, plan.key_dim)}
+    return {PLAN: plan.to_json() + "\n", CARD: card + serving_lines(config)}
 
 
-def begin_cut(checkpoint: Checkpoint, key_dim: int, line: str, reporter: Reporter) -> None:
+def begin_cut(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | None, reporter: Reporter) -> None:
     """What every cut begins with: it is seen to be possible, and what it will do is said."""
     check_stock_shapes(checkpoint, key_dim, reporter)
     reporter.say(line)
     tell_speed(checkpoint, key_dim, reporter)
+    tell_serving(checkpoint, key_dim, engine, reporter)
 
 
 def describe(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutRecord:

@@ -20,7 +20,7 @@ from slimstate.core.surgery import outline
 from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import Budget
-from slimstate.pruning.description import tell_speed
+from slimstate.pruning.description import tell_serving, tell_speed
 from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration
 from slimstate.records.cut import DeviceSpeed, EstimateRecord
@@ -68,6 +68,7 @@ def estimate(
     budget: Budget | None = None,
     method: Method = "drrqr",
     calibration: Calibration | str | Path | Iterable[object] | None = None,
+    engine: str | None = None,
     run: LoadOptions = LoadOptions(),
     reporter: Reporter = SILENT,
 ) -> EstimateRecord:
@@ -76,6 +77,7 @@ def estimate(
     target = Target(key_dim=key_dim, compression=compression, budget=budget)
     keep, line = target.resolve(checkpoint.mixers, whole=selector.rotates)
     reporter.say(line)
+    tell_serving(checkpoint, keep, engine, reporter)
     tokens = Calibration.of(calibration).tokens if selector.calibrated else 0
     return stages(checkpoint, selector, tokens, keep, run, tell_speed(checkpoint, keep, reporter))
 

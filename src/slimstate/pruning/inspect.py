@@ -23,8 +23,11 @@ def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
     return checkpoint.parameters - lost
 
 
-def inspect(model: str | PathLike[str], *, budget: Budget | None = None) -> InspectionRecord:
-    """The shape of a model and its state, the key dims worth choosing, and the one that fits a budget."""
+def inspect(model: str | PathLike[str], *, budget: Budget | None = None, engine: str | None = None) -> InspectionRecord:
+    """The shape of a model and its state, the key dims worth choosing, and the one that fits a budget.
+
+    With an `engine`, what is known of that one, and which key dims are safe and fast there.
+    """
     checkpoint = open_headers(model)
     mixers = checkpoint.mixers
     first, model_type = mixers[0], checkpoint.family.model_type
@@ -40,7 +43,7 @@ def inspect(model: str | PathLike[str], *, budget: Budget | None = None) -> Insp
         parameters=checkpoint.parameters,
         state_bytes=state_bytes(mixers, first.axis.width),
         already_cut=None if checkpoint.cut is None else read(Cut, checkpoint.cut),
-        serving=Serving(date=engines.date(), rules=tuple(vars(rule) for rule in engines.rules_of(model_type))),
+        serving=_serving(checkpoint, engine),
         speed=speeds_below(model_type, first.axis.width),
         budget=None if budget is None else _fitting(budget, checkpoint),
         options=tuple(
@@ -53,6 +56,18 @@ def inspect(model: str | PathLike[str], *, budget: Budget | None = None) -> Insp
             for key_dim in key_dims_worth_choosing(first.axis.width)
         ),
     )
+
+
+def _serving(checkpoint: Checkpoint, engine: str | None) -> Serving:
+    model_type, width = checkpoint.family.model_type, checkpoint.mixers[0].axis.width
+    rules = tuple(vars(rule) for rule in engines.rules_of(model_type, engine))
+    if engine is None:
+        return Serving(date=engines.date(), rules=rules)
+    found = engines.key_dims_for(engine, checkpoint.config, key_dims_worth_choosing(width))
+    return Serving(
+        date=engines.date(), rules=rules, engine=engine, safe=found.safe, fast=found.fast,
+        advice=found.describe(engine),
+    )  # fmt: skip
 
 
 def _fitting(budget: Budget, checkpoint: Checkpoint) -> FittingKeyDim:

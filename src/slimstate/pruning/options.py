@@ -12,6 +12,7 @@ from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows, sample_windows
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.selectors import Request
+from slimstate.serving.engines import check_engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,8 @@ class CutOptions:
     `score` judges by keys and queries ("kq"), keys ("k") or queries ("q"); `f` is the exchange threshold of drrqr.
     With `keep_norm_eps` the norm epsilon stays as it is, though the key dim sets the query scale. `force` replaces an
     output folder that exists, once the new one is whole. With `reconstruct` every cut layer is trained on the
-    calibration text to give what it gave before.
+    calibration text to give what it gave before. `engine` is the one that will serve the model: what it makes of the
+    key dim is said before the cut.
     """
 
     score: str = "kq"
@@ -68,9 +70,12 @@ class CutOptions:
     keep_norm_eps: bool = False
     force: bool = False
     reconstruct: ReconstructOptions | None = None
+    engine: str | None = None
 
     def __post_init__(self) -> None:
         self.request(1)
+        if self.engine is not None:
+            check_engine(self.engine)
 
     def request(self, key_dim: int, device: str = "cpu") -> Request:
         """The same as selectors take it."""

@@ -61,7 +61,8 @@ def prune(
     choice = Choosing.prepare(checkpoint, target, method, Calibration.of(calibration), options, run, reporter)
     if options.reconstruct is not None and out is not None:
         return choice.reconstructed(Path(out), started)
-    with cutting(checkpoint, choice.key_dim, out, options.force, choice.line, reporter) as cut:
+    begin_cut(checkpoint, choice.key_dim, choice.line, options.engine, reporter)
+    with cutting(checkpoint, choice.key_dim, out, options.force, reporter) as cut:
         plan, kernels = choice.plan(meanwhile=cut.copy)
         return cut.finish(plan, kernels, started)
 
@@ -100,6 +101,7 @@ def apply_plan(
     out: str | Path | None,
     *,
     force: bool = False,
+    engine: str | None = None,
     reporter: Reporter = SILENT,
 ) -> CutRecord:
     """Cut a model by a plan: a `slimstate_plan.json`, or the folder of a model that was cut by one."""
@@ -107,7 +109,8 @@ def apply_plan(
     checkpoint = opened(model, out, force, reporter)
     given = read_plan(Path(plan), checkpoint)
     line = f"applying {plan}: {given.method}, key dim {given.key_dim} of {given.width}"
-    with cutting(checkpoint, given.key_dim, out, force, line, reporter) as cut:
+    begin_cut(checkpoint, given.key_dim, line, engine, reporter)
+    with cutting(checkpoint, given.key_dim, out, force, reporter) as cut:
         return cut.finish(given, None, started)
 
 
@@ -177,7 +180,7 @@ class Choosing:
 
     def reconstructed(self, out: Path, started: float) -> CutRecord:
         """Cut and reconstruct; the channels are chosen on the way where they can be."""
-        begin_cut(self.checkpoint, self.key_dim, self.line, self.reporter)
+        begin_cut(self.checkpoint, self.key_dim, self.line, self.options.engine, self.reporter)
         options, data = self.options, self.calibration.data
         assert options.reconstruct is not None
         assert data is not None
@@ -243,13 +246,12 @@ class Cutting:
 
 @contextmanager
 def cutting(
-    checkpoint: Checkpoint, key_dim: int, out: str | Path | None, force: bool, line: str, reporter: Reporter
+    checkpoint: Checkpoint, key_dim: int, out: str | Path | None, force: bool, reporter: Reporter
 ) -> Iterator[Cutting]:
     """What every cut to this key dim has in common is written while the channels are still being chosen.
 
     By the main process; there is no writer in the others, nor where nothing is to be written.
     """
-    begin_cut(checkpoint, key_dim, line, reporter)
     target = None if out is None else Path(out)
     with ExitStack() as stack:
         begun: list[CheckpointWriter] = []

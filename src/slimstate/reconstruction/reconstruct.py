@@ -25,6 +25,7 @@ from slimstate.families.contract import Config
 from slimstate.models.load import load_tokenizer
 from slimstate.models.offload import LoadOptions
 from slimstate.models.prepare import describe_kernels
+from slimstate.models.stock import as_published
 from slimstate.reconstruction.options import ReconstructOptions, held_out_of
 from slimstate.reconstruction.run_folder import RunFolder, TrainedTensors
 from slimstate.reconstruction.walk import CutModel, Walk, Watch
@@ -230,7 +231,7 @@ class Job:
             record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
             CARD: documents[CARD] + reconstruction_section(record),
         }
-        after = record.config_after(config)
+        after = record.config_after(as_published(config))
         return distributed.from_main(
             lambda: write_checkpoint(base, change, after, texts, self.out, force=self.force, reporter=self.reporter)
         )

@@ -135,10 +135,14 @@ class FittingKeyDim:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What is known of engines, and since when."""
+    """What is known of engines, and since when; of one `engine`, also which key dims are safe and fast there."""
 
     date: str
     rules: tuple[Mapping[str, Any], ...]
+    engine: str | None = None
+    safe: tuple[int, ...] | None = None
+    fast: tuple[int, ...] | None = None
+    advice: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

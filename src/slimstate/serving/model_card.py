@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from slimstate.serving.engines import advice, date
+from slimstate.families.contract import Config
+from slimstate.serving.engines import Served, advice, date, warning
 
 SERVING = """
 ## Serve it
 
-What was found in the sources of serving engines on {date}:
+What engines do with it, as of {date}; *run* names the command that shows it, *read* the source it was read in:
 
 {rules}
 """
 
 
-def serving_lines(model_type: str, key_dim: int | None) -> str:
-    """The section on what engines make of a cut model, the last of the card; None is a model that was not cut."""
-    found = () if key_dim is None else advice(model_type, key_dim)
-    rules = "\n".join(f"- {rule.describe()}; `{rule.source}`" for rule in found)
-    return SERVING.format(date=date(), rules=rules) if found else ""
+def serving_lines(config: Config) -> str:
+    """The section on what engines make of a cut model, the last of the card; empty for a model that was not cut.
+
+    Where no engine that is known can serve it, that is said first.
+    """
+    if (config.get("slimstate") or {}).get("key_dim") is None:
+        return ""
+    served = Served.of(config)
+    lines = [f"- {rule.describe()}; `{rule.source}`" for rule in advice(served)]
+    if (words := warning(served)) is not None:
+        lines = [f"- **{words}**", *lines]
+    return SERVING.format(date=date(), rules="\n".join(lines)) if lines else ""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from slimstate.families import FAMILIES, Family
 from slimstate.families.refused import REFUSED
-from slimstate.serving.engines import date, rules_of
+from slimstate.serving.engines import Rule, date, rules_of
 
+ENGINES = ("mlx", "llama.cpp", "vllm", "sglang")
 HEAD = """# What is supported
 
 Made by `python benchmarks/exactness.py` from the registry of families; a test keeps it true. The columns *half*,
@@ -15,11 +16,12 @@ Made by `python benchmarks/exactness.py` from the registry of families; a test k
 random model that was cut and the uncut one with the same channels zeroed (float32 on a CPU): *half* and *third* as
 `prune` cuts key dim 24 to 12 and 8, *rescaled* to 8 with the norm's epsilon kept, against zeroing *and* the query scale
 of the new key dim; so are the others where the scale cannot be made up for. 0 is equality to the last bit, with
-the scan of transformers; by chunks of ours, which run on a CPU in its place, it is up to 2e-05. Engines:
-read in their sources on {date}, not run; `slimstate inspect MODEL` shows the rules.
+the scan of transformers; by chunks of ours, which run on a CPU in its place, it is up to 2e-05. What engines do, as
+of {date}: `slimstate inspect MODEL` shows each rule with how it is known, `slimstate verify DIR` asks an engine, and
+the pages in [serving](serving/README.md) say more.
 
-| model type | class of | what is cut | query scale | half | third | rescaled | vLLM | SGLang |
-|---|---|---|---|---|---|---|---|---|
+| model type | class of | what is cut | query scale | half | third | rescaled | mlx-lm | llama.cpp | vLLM | SGLang |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 REFUSALS = """
 ## What is refused
@@ -53,7 +55,7 @@ def _refused() -> Iterator[tuple[str, str]]:
 def _row(family: Family, measured: Mapping[str, float]) -> str:
     slots = family.mixers(family.stock_config)[0].axis.slots
     parameters = ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots))
-    engines = (_verdicts(family.model_type, engine) for engine in ("vLLM", "SGLang"))
+    engines = (_verdicts(family.model_type, engine) for engine in ENGINES)
     numbers = (f"{measured[kind]:.0e}" if measured[kind] else "0" for kind in ("half", "third", "rescaled"))
     words = _scale_words(family)
     return f"| {' | '.join([f'`{family.model_type}`', family.library, parameters, words, *numbers, *engines])} |"
@@ -69,7 +71,12 @@ def _scale_words(family: Family) -> str:
 
 
 def _verdicts(model_type: str, engine: str) -> str:
-    found = [rule for rule in rules_of(model_type) if rule.engine == engine]
+    found = rules_of(model_type, engine)
     if not found:
         return "not examined"
-    return "; ".join(rule.verdict if rule.when == "always" else f"{rule.when}: {rule.verdict}" for rule in found)
+    return "; ".join(_brief(rule) for rule in found)
+
+
+def _brief(rule: Rule) -> str:
+    about = ", ".join(part for part in (rule.where, rule.condition) if part)
+    return f"{about}: {rule.verdict}" if about else rule.verdict

@@ -31,9 +31,7 @@ RECOVERED = Kind(
     label="recovering",
     settings=RecoverySettings,
     record=lambda outcome, student: RecoveryRecord(**vars(outcome)),
-    card=lambda record, config, name: (
-        recovery_card(record, config, name) + serving_lines(config["model_type"], config["slimstate"].get("key_dim"))
-    ),
+    card=lambda record, config, name: recovery_card(record, config, name) + serving_lines(config),
 )
 
 

@@ -30,6 +30,7 @@ from slimstate.families.contract import Config
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
+from slimstate.models.stock import as_published
 from slimstate.records.base import changed, command, versions
 from slimstate.records.schema import read, written
 from slimstate.records.training import (
@@ -320,7 +321,7 @@ class Session(Generic[R]):
 
     def _write(self, job: Job, record: R, changed: Mapping[str, Tensor], reporter: Reporter) -> None:
         """The plain checkpoint with its record and card; the training's logs and its adapter go with it."""
-        config = record.config_after(job.student.config)
+        config = record.config_after(as_published(job.student.config))
         documents = {
             record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
             CARD: self.kind.card(record, config, job.out.name),

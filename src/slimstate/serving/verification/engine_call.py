@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slimstate.records.schema import Misfit, read
+from slimstate.records.schema import Misfit, is_number, read
+from slimstate.serving.engines import check_engine
 from slimstate.system.errors import ModelError, PlanError, named, quoted
 from slimstate.system.json_files import JsonObject
 
@@ -28,6 +29,7 @@ INSTALL: Mapping[str, str] = {
 # what stands before the line that tells why, in logs of engines and in tracebacks
 TELLING = re.compile(r"(GGML_ASSERT|error loading model|(?<![\w.])[A-Za-z_.]*(Error|Exception): ).*")
 LONGEST_WORDS = 400
+LEAST = -1e9  # nats: for what is no number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,7 @@ class EngineOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.engine not in INSTALL:
-            raise PlanError(f"unknown engine {quoted(self.engine)}; there are {', '.join(INSTALL)}")
+        check_engine(self.engine)
         for name in ("python", "converter"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
@@ -91,7 +92,7 @@ def ask(options: EngineOptions, request: JsonObject) -> Scores | Refused:
 def _finite(answer: JsonObject) -> JsonObject:
     """With what is no finite number as the least that records hold, which agrees with nothing."""
     kinds = ("prefill", "decoding")
-    rows = {kind: [[value if abs(value) < 1e9 else -1e9 for value in row] for row in answer[kind]] for kind in kinds}
+    rows = {kind: [[value if is_number(value) else LEAST for value in row] for row in answer[kind]] for kind in kinds}
     return {**answer, **rows}
 
 
@@ -134,5 +135,8 @@ def run_program(interpreter: str, program: Path, request: JsonObject, arguments:
                 )  # fmt: skip
             except OSError as error:
                 raise PlanError(f"`python` {named(interpreter)} cannot be run: {error}") from error
-        answer = json.loads(answered.read_text(encoding="utf-8")) if answered.is_file() else {}
+        try:
+            answer = json.loads(answered.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # it ended before it had written all
+            answer = {}
         return Ended(answer=answer, log=log.read_text(encoding="utf-8", errors="replace"), status=done.returncode)

@@ -75,14 +75,15 @@ class LlamaCpp:
 def by_logits(engine: Any, request: Any) -> Answer:
     """An engine that shows the logits of all tokens it is given, and keeps its state from one call to the next."""
     answer: Answer = {"prefill": [], "continued": [], "decoding": []}
+    size = request["vocabulary"]  # a vocabulary may be padded, with tokens that are none
     for window in request["windows"]:
         engine.reset()
-        rows = log_softmax(engine.logits(window))
+        rows = log_softmax(engine.logits(window)[:, :size])
         answer["prefill"].append([float(row[token]) for row, token in zip(rows[:-1], window[1:])])
         engine.reset()
         fed, tokens, found = window[: request["prompt"]], [], []
         for _ in range(request["count"]):
-            row = log_softmax(engine.logits(fed))[-1]
+            row = log_softmax(engine.logits(fed)[-1:, :size])[0]
             fed = [int(row.argmax())]
             tokens += fed
             found.append(float(row[fed[0]]))

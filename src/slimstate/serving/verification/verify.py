@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,21 @@ from slimstate.data.documents import Reading
 from slimstate.data.text import Windows, windows
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load, load_tokenizer
+from slimstate.models.stock import stock_model
 from slimstate.records.base import changed, command, versions
 from slimstate.records.parts import Text
 from slimstate.records.schema import read
 from slimstate.records.verification import Differences, Outcome, Verdict, VerificationRecord
+from slimstate.serving.engines import Served, advice
 from slimstate.serving.verification.engine_call import EngineOptions, Refused, Scores, ask
+from slimstate.serving.verification.gguf_conversion import converted
 from slimstate.system.errors import DataError, PlanError, named
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
 OUR_TEXT = Path(__file__).with_name("text.txt")
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
+READS_GGUF = ("llama.cpp",)
 NO_NUMBER = 1e8  # a difference as large as this comes from what is no number
 
 
@@ -104,7 +108,8 @@ def tokens_of(checkpoint: Checkpoint, options: VerifyOptions) -> Windows:
     whole = [window for window in found if len(window) == options.length] or found[:1]
     if not whole or len(whole[0]) < 4:
         raise DataError(f"{named(reading.source)} has fewer than 4 tokens")
-    return Windows.of(reading, torch.stack(whole))
+    found_in = Windows.of(reading, torch.stack(whole))
+    return found_in if options.data is not None else replace(found_in, source="the text that comes with slimstate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,27 +135,41 @@ class Comparison:
     def outcome(self, checkpoint: Checkpoint) -> tuple[str | None, Outcome]:
         """The engine's version and the verdict on a model; transformers runs only after the engine has ended."""
         with self.reporter.waiting(f"{self.engine.engine} runs {checkpoint.source}"):
-            answer = self._asked(checkpoint)
+            answer = self.answer(checkpoint)
         if isinstance(answer, Refused):
-            return answer.version, Outcome(model=checkpoint.source, verdict="refuses", words=answer.words)
+            reason = _reason(checkpoint, self.engine.engine)
+            return answer.version, Outcome(
+                model=checkpoint.source, verdict="refuses", words=answer.words, reason=reason
+            )
         with self.reporter.waiting(f"transformers runs {checkpoint.source}"):
-            found = self._differences(checkpoint, answer)
+            found = self.differences(checkpoint, answer)
         largest = found.largest
         verdict: Verdict = "agrees" if largest is not None and largest <= self.tolerance else "differs"
         return answer.version, Outcome(model=checkpoint.source, verdict=verdict, differences=found)
 
-    def _asked(self, checkpoint: Checkpoint) -> Scores | Refused:
-        request: JsonObject = {
+    def answer(self, checkpoint: Checkpoint) -> Scores | Refused:
+        """What the engine says; where it reads GGUF alone, the model is converted first."""
+        if self.engine.engine not in READS_GGUF:
+            return ask(self.engine, self.request(checkpoint))
+        with converted(checkpoint.folder, self.engine, self.run.precision_name) as model:
+            if isinstance(model, Refused):
+                return model
+            return ask(self.engine, {**self.request(checkpoint), "model": str(model)})
+
+    def request(self, checkpoint: Checkpoint) -> JsonObject:
+        """What the engine is asked, as `engine_process.py` reads it."""
+        return {
             "model": str(checkpoint.folder),
             "library": checkpoint.family.library,
             "dtype": self.run.precision_name,
+            "vocabulary": int(stock_model(checkpoint.config).config.vocab_size),
             "windows": self.tokens.tolist(),
             "prompt": self.prompt,
             "count": self.options.tokens,
         }
-        return ask(self.engine, request)
 
-    def _differences(self, checkpoint: Checkpoint, answer: Scores) -> Differences:
+    def differences(self, checkpoint: Checkpoint, answer: Scores) -> Differences:
+        """How far the answer is from what transformers computes."""
         runtime = load(checkpoint.folder, device=self.run.device, dtype=self.run.precision_name)
         continued = torch.tensor(answer.continued, dtype=self.tokens.dtype)
         after = torch.cat([self.tokens[:, : self.prompt], continued], dim=1)
@@ -166,6 +185,12 @@ class Comparison:
             continued=continued.numel(),
             deviation=deviation,
         )
+
+
+def _reason(checkpoint: Checkpoint, engine: str) -> str | None:
+    """Why the engine does not run the model, where a rule says so."""
+    known = advice(Served.of(checkpoint.config), engine)
+    return next((rule.what for rule in known if rule.verdict in ("refuses", "not there")), None)
 
 
 def logits_of(runtime: Any, ids: Tensor) -> Tensor:

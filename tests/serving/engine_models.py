@@ -1,0 +1,63 @@
+"""Tiny models as engines other than transformers can read them: the sizes and the kinds of layers of published ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import slimstate
+import tiny
+from slimstate.models.stock import as_published
+from slimstate.system.json_files import read_json, write_json
+from tiny_model import COMMON, MIXTURE, VISION, Variant
+
+SIZE = {"vocab_size": 264}
+GATED = {**MIXTURE, **SIZE, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+DENSE = {name: value for name, value in GATED.items() if "expert" not in name and "moe" not in name}
+NESTED = {"text_config": {**COMMON, **DENSE}, "vision_config": VISION}
+
+
+def mamba(name: str, **changes: Any) -> Variant:
+    found = tiny.VARIANTS[name]
+    return Variant(name, found.model_type, {**found.options, **SIZE, **changes})
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, and one pair: llama.cpp reads no tokenizer without any."""
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
+    raw = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(symbols)}, merges=[("t", "h")]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", bos_token="<|end|>", pad_token="<|pad|>")
+
+
+MAMBA = {"state_size": 128, "intermediate_size": None}  # the class knows no such field; published configs have it
+HYBRID = {"mamba_d_state": 128, "mamba_n_groups": 1}
+EXPERTS = {"time_step_min": 1e-9}  # mlx-lm does not clamp at it, so it must be too small to matter
+MODELS = {
+    "qwen3_next": Variant("qwen3_next", "qwen3_next", GATED),
+    "qwen3_5": Variant("qwen3_5", "qwen3_5", NESTED),
+    "mamba2": mamba("mamba2-one-group", **MAMBA),
+    "mamba2-groups": mamba("mamba2-plain", **MAMBA),
+    "granitemoehybrid": mamba("granitemoehybrid-plain", **HYBRID),
+    "falcon_h1": mamba("falcon_h1-plain", **HYBRID),
+    "nemotron_h": mamba("nemotron_h-plain", ssm_state_size=128, **EXPERTS),
+}
+
+
+def uncut(name: str, folder: Path) -> Path:
+    """A model with a config as published checkpoints have it."""
+    tiny.save(tiny.build(MODELS[name]), folder)
+    tokenizer().save_pretrained(folder)
+    write_json(folder / "config.json", as_published(read_json(folder / "config.json")))
+    return folder
+
+
+def cut(model: Path, key_dim: int) -> Path:
+    """The model beside it that keeps so many channels."""
+    out = model.with_name(f"{model.name}-{key_dim}")
+    slimstate.prune(model, out, method="l1", key_dim=key_dim)
+    return out
