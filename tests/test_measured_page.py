@@ -1,0 +1,83 @@
+"""Numbers of the page of other measurements are those of the records it names."""
+
+from __future__ import annotations
+
+from reading_pages import check_rows, check_says, ratios, record
+
+PAGE = "MEASURED.md"
+GATED_RULE = {
+    "gated_deltanet", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "olmo_hybrid",
+    "minicpmv4_6", "minicpmv4_7", "minicpm_ocr",
+}  # fmt: skip
+DECAY_BY_CHANNEL = {"gla", "kda", "rwkv6", "linear_attn"}
+QWEN4 = {"qwen4_exp", "qwen4_exp_text"}
+NOISY = {"bamba", *GATED_RULE} - {"gated_deltanet", "olmo_hybrid", "qwen3_5_text"}
+
+
+def differences(dtype: str, kind: str, families: set[str]) -> tuple[float, float]:
+    """The least and the most among families of the larger of keys and queries."""
+    tested = record("devices")["families"]
+    largest = [max(value for name, value in tested[family][dtype].items() if kind in name) for family in families]
+    return min(largest), max(largest)
+
+
+def powers(numbers: tuple[float, float]) -> str:
+    return " to ".join(f"{number:.0e}".replace("e-0", "e-") for number in numbers)
+
+
+def percent(numbers: tuple[float, float], places: int = 0) -> str:
+    return " to ".join(f"{100 * number:.{places}f}".removesuffix(".0") for number in numbers) + " %"
+
+
+def test_calibration_on_a_gpu_is_that_of_the_record():
+    everyone = {*record("devices")["families"]}
+    groups = [GATED_RULE | DECAY_BY_CHANNEL, {"comba"}, QWEN4]
+    rest = everyone - set().union(*groups)
+    cells = {}
+    for kind in ("gram", "square"):
+        some, comba, qwen4 = (powers(differences("float32", kind, group)) for group in groups)
+        cells[kind] = some, comba.split(" to ")[0], qwen4, powers(differences("float32", kind, rest)).split(" to ")[1]
+    by_channel = powers(differences("float32", "gradient", DECAY_BY_CHANNEL))
+    qwen4 = " to ".join(f"{each:.2f}" for each in differences("float32", "gradient", QWEN4))
+    others = powers(differences("float32", "gradient", everyone - DECAY_BY_CHANNEL - QWEN4)).split(" to ")[1]
+    quiet = everyone - NOISY - {"qwen3_5_text"}
+    by_noise = {
+        name: percent(differences("bfloat16", "gradient", families))
+        for name, families in (("quiet", quiet), ("noisy", NOISY))
+    }
+    text = differences("bfloat16", "gradient", {"qwen3_5_text"})[1]
+    check_rows(
+        PAGE,
+        "## Calibration on a GPU",
+        [
+            [
+                "Gram matrices of keys and queries",
+                "Gated DeltaNet and hybrids with its rule, GLA, KDA, RWKV-6, `linear_attn` {}; Comba {}; Qwen4 {}; others {}".format(
+                    *cells["gram"]
+                ),
+                percent(differences("bfloat16", "gram", everyone), 1),
+            ],
+            [
+                "squares of the inputs",
+                "in the same order {}; {}; {}; {}".format(*cells["square"]),
+                percent(differences("bfloat16", "square", everyone), 1),
+            ],
+            [
+                "gradients",
+                f"GLA, KDA, RWKV-6, `linear_attn` {by_channel}; Qwen4 {qwen4}; others {others}",
+                f"{by_noise['quiet']}; Bamba, MiniCPM, Qwen3-Next and Qwen3.5 {by_noise['noisy']}, but `qwen3_5_text` {100 * text:.0f} %",
+            ],
+        ],
+    )
+
+
+def test_what_the_epsilon_costs_is_that_of_the_sweeps():
+    kept, main = (ratios(record(f"sweep-delta_net-30m-{kind}"), of="perplexity") for kind in ("kept", "main"))
+    (l1, l1_corrected), (drrqr, drrqr_corrected) = (
+        [f"{each[method, 'kq', 32]:.2f}" for each in (kept, main)] for method in ("l1", "drrqr")
+    )
+    check_says(
+        PAGE,
+        f"to key dim 32 has {l1} times the uncut perplexity per token, where zeroing the same rows gives {l1_corrected} times; "
+        f"`drrqr` {drrqr} instead of {drrqr_corrected}",
+    )
