@@ -32,12 +32,12 @@ def table_after(page: str, words: str) -> list[list[str]]:
     return [rows[0], *rows[2:]]
 
 
-def columns(head: list[str], labels: int = 1) -> list[tuple[str, str]]:
+def columns(head: list[str]) -> list[tuple[str, str]]:
     """What each column is of: `DeltaNet 30M: 89 | 76` are two columns of one group."""
     found, group = [], ""
-    for title in head[labels:]:
-        if ": " in title:
-            group, title = title.rsplit(": ", 1)
+    for cell in head[1:]:
+        *named, title = cell.rsplit(": ", 1)
+        group = named[0] if named else group
         found.append((group, title))
     return found
 
@@ -51,9 +51,11 @@ def check_cells(page: str, words: str, rows: list[str], cell: Callable[[str, str
         assert cells == expected, name
 
 
-def check_rows(page: str, words: str, expected: list[list[str]]) -> None:
-    """A table whose rows below its head are these, cell by cell."""
-    assert table_after(page, words)[1:] == expected
+def check_rows(page: str, words: str, head: str, expected: list[list[str]]) -> None:
+    """A table with this head, whose rows below it are these, cell by cell."""
+    first, *body = table_after(page, words)
+    assert " | ".join(first) == head
+    assert body == expected
 
 
 def check_says(page: str, *sentences: str) -> None:

@@ -41,43 +41,29 @@ def test_calibration_on_a_gpu_is_that_of_the_record():
     qwen4 = " to ".join(f"{each:.2f}" for each in differences("float32", "gradient", QWEN4))
     others = powers(differences("float32", "gradient", everyone - DECAY_BY_CHANNEL - QWEN4)).split(" to ")[1]
     quiet = everyone - NOISY - {"qwen3_5_text"}
-    by_noise = {
-        name: percent(differences("bfloat16", "gradient", families))
-        for name, families in (("quiet", quiet), ("noisy", NOISY))
-    }
-    text = differences("bfloat16", "gradient", {"qwen3_5_text"})[1]
-    check_rows(
-        PAGE,
-        "## Calibration on a GPU",
-        [
-            [
-                "Gram matrices of keys and queries",
-                "Gated DeltaNet and hybrids with its rule, GLA, KDA, RWKV-6, `linear_attn` {}; Comba {}; Qwen4 {}; others {}".format(
-                    *cells["gram"]
-                ),
-                percent(differences("bfloat16", "gram", everyone), 1),
-            ],
-            [
-                "squares of the inputs",
-                "in the same order {}; {}; {}; {}".format(*cells["square"]),
-                percent(differences("bfloat16", "square", everyone), 1),
-            ],
-            [
-                "gradients",
-                f"GLA, KDA, RWKV-6, `linear_attn` {by_channel}; Qwen4 {qwen4}; others {others}",
-                f"{by_noise['quiet']}; Bamba, MiniCPM, Qwen3-Next and Qwen3.5 {by_noise['noisy']}, but `qwen3_5_text` {100 * text:.0f} %",
-            ],
-        ],
-    )
+    some, most = (percent(differences("bfloat16", "gradient", families)) for families in (quiet, NOISY))
+    one = differences("bfloat16", "gradient", {"qwen3_5_text"})[1]
+    named = "Gated DeltaNet and hybrids with its rule, GLA, KDA, RWKV-6, `linear_attn`"
+    in_float32 = [
+        f"{named} {{}}; Comba {{}}; Qwen4 {{}}; others {{}}".format(*cells["gram"]),
+        "in the same order {}; {}; {}; {}".format(*cells["square"]),
+        f"GLA, KDA, RWKV-6, `linear_attn` {by_channel}; Qwen4 {qwen4}; others {others}",
+    ]
+    in_bfloat16 = [
+        percent(differences("bfloat16", "gram", everyone), 1),
+        percent(differences("bfloat16", "square", everyone), 1),
+        f"{some}; Bamba, MiniCPM, Qwen3-Next and Qwen3.5 {most}, but `qwen3_5_text` {100 * one:.0f} %",
+    ]
+    titles = ["Gram matrices of keys and queries", "squares of the inputs", "gradients"]
+    rows = [list(row) for row in zip(titles, in_float32, in_bfloat16, strict=True)]
+    check_rows(PAGE, "## Calibration on a GPU", " | float32 | bfloat16", rows)
 
 
 def test_what_the_epsilon_costs_is_that_of_the_sweeps():
     kept, main = (ratios(record(f"sweep-delta_net-30m-{kind}"), of="perplexity") for kind in ("kept", "main"))
-    (l1, l1_corrected), (drrqr, drrqr_corrected) = (
-        [f"{each[method, 'kq', 32]:.2f}" for each in (kept, main)] for method in ("l1", "drrqr")
-    )
+    l1, drrqr = ([f"{each[method, 'kq', 32]:.2f}" for each in (kept, main)] for method in ("l1", "drrqr"))
     check_says(
         PAGE,
-        f"to key dim 32 has {l1} times the uncut perplexity per token, where zeroing the same rows gives {l1_corrected} times; "
-        f"`drrqr` {drrqr} instead of {drrqr_corrected}",
+        f"has {l1[0]} times the uncut perplexity per token, where zeroing the same rows gives {l1[1]} times",
+        f"`drrqr` {drrqr[0]} instead of {drrqr[1]}",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 
 import pytest
@@ -103,11 +105,12 @@ def test_what_the_epsilon_costs_is_what_the_sweeps_differ_by():
     check_cells(PUBLISHED, words, METHODS, lambda row, size, title: f"{cost[size][row, int(title)]:.3f}")
     delta_net, gated = cost.values()
     for method in METHODS:
-        for wide, narrow in zip(CUTS, CUTS[1:], strict=False):
+        for wide, narrow in itertools.pairwise(CUTS):
             assert gated[method, wide] < gated[method, narrow]
             assert delta_net[method, wide] < delta_net[method, narrow] or (method, narrow) == ("random", 16)
         assert method == "random" or all(delta_net[method, width] < gated[method, width] for width in CUTS)
-    assert all(abs(delta_net[method, 89]) < 0.003 for method in ("grad", "drrqr"))
+    least = max(abs(delta_net[method, 89]) for method in ("grad", "drrqr"))
+    check_says(PUBLISHED, f"at 89 the difference is under {math.ceil(1000 * least) / 1000:.3f}.")
     for each in cost.values():
         assert all(max(METHODS, key=lambda method: each[method, width]) == "random" for width in CUTS[:-1])
 
@@ -245,9 +248,9 @@ def test_rotations_are_those_of_the_sweeps():
     components = ["pca", "pca-adversarial", "pca-released", "pca-released-adversarial"]
     asked = [(method, score) for method in components for score in ("kq", "k")]
     assert [tuple(row[:2]) for row in body] == [*asked, ("random-rotation", "any")]
-    assert [title.split(":")[0] for title in head if ": " in title] == list(by_size)
-    for method, score, *cells in body:
-        score = "kq" if score == "any" else score
+    assert head == ["method", "score", *(title for size in by_size for title in (f"{size}: 64", "32"))]
+    for method, asked_by, *cells in body:
+        score = "kq" if asked_by == "any" else asked_by
         assert cells == [several(each[method, score, width]) for each in by_size.values() for width in (64, 32)], method
 
 
@@ -262,7 +265,8 @@ def test_what_is_said_of_rotations_is_so():
         f"{min(gated.values()):.1f} to {max(gated.values()):.1f} times",
         f"`random`, loses {random[0]:.1f} and {random[1]:.2f} times at key dim 64",
         f"{gated['pca-released-adversarial', 'k', 64]:.1f} against {released[1][64]:.1f} as released",
-        f"{turned[1][64]:.1f} against {released[1][64]:.1f} and {turned[1][32]:.1f} against {released[1][32]:.1f} on the Gated",
+        " and ".join(f"{turned[1][width]:.1f} against {released[1][width]:.1f}" for width in (64, 32))
+        + " on the Gated",
     )
     for each, rotated, component in zip((delta_net, gated), turned, released, strict=True):
         assert all(rotated[width] > component[width] for width in (64, 32))
@@ -279,7 +283,12 @@ def test_shared_filters_are_those_of_the_record():
         [title, f"{shared[kind]['sweep']['uncut']['perplexity']:.1f}", *(f"{each:.1f}" for each in paper[kind])]
         for kind, title in titles.items()
     ]
-    check_rows(EXPERIMENTS, "## Shared convolutions", rows)
+    check_rows(
+        EXPERIMENTS,
+        "## Shared convolutions",
+        "filters | ours, perplexity | the paper, 370M, WikiText | LAMBADA | average of tasks",
+        rows,
+    )
 
 
 def test_principal_components_are_those_of_the_record_and_of_the_paper():
@@ -298,7 +307,12 @@ def test_principal_components_are_those_of_the_record_and_of_the_paper():
     ours = [f"{shared[kind]['sweep']['uncut']['perplexity']:.1f}" for kind in ("own", "head", "all")]
     uncut = [*ours, *(f"{paper['uncut'][kind]:.1f}" for kind in ("own", "shared"))]
     rows.append(["uncut", *(cell for number in uncut for cell in (number, ""))])
-    check_rows(EXPERIMENTS, "### Principal components", rows)
+    check_rows(
+        EXPERIMENTS,
+        "### Principal components",
+        " | own filters: 50 % | 75 % | one for each head: 50 % | 75 % | one for all: 50 % | 75 % | the paper, own: 50 % | 75 % | shared: 50 % | 75 %",
+        rows,
+    )
     own, head = (shared[kind]["sweep"] for kind in ("own", "head"))
     lost = [found(head, "pca", width, "k")["nats_over_uncut"] for width in (96, 64, 32)]
     turned = [("pca", "k"), ("pca-adversarial", "k"), ("random-rotation", "kq")]
@@ -319,6 +333,8 @@ def test_five_methods_on_shared_filters_are_those_of_the_record():
         return f"{found(record('shared-filters')[kinds[kind]]['sweep'], method, int(title))['perplexity']:.1f}"
 
     check_cells(EXPERIMENTS, "### The five methods on them", METHODS, cell)
+    lost = ratios(record("shared-filters")["all"]["sweep"], of="perplexity")["random", "kq", 64] - 1
+    check_says(EXPERIMENTS, f"half of it can go at random, for {100 * lost:.0f} %.")
 
 
 # a hybrid and a Mamba-2, on CRLF text
@@ -340,7 +356,8 @@ def test_the_hybrid_and_the_mamba_are_those_of_the_record():
     trained = [f"{record('hybrids')[name]['training']['seconds']:.0f} s" for name in models.values()]
     check_says(
         EXPERIMENTS,
-        f"`grad` and `drrqr` lose {lost['grad']} and {lost['drrqr']} %, `l1` {lost['l1']} and `random` {lost['random']}",
+        f"`grad` and `drrqr` lose {lost['grad']} and {lost['drrqr']} %, `l1` {lost['l1']} and",
+        f"`random` {lost['random']}; at 75 %",
         f"trained for {trained[0]} and {trained[1]}",
     )
 
@@ -354,12 +371,9 @@ def test_how_much_of_the_state_is_used_is_that_of_the_sweeps():
     check_says(EXPERIMENTS, f"Uncut: DeltaNet {delta_net:.3f}, Gated DeltaNet {gated:.3f}.")
     for size in SIZES:
         main = sweeps(size, "main")[0]
-        used = {
-            width: sorted(METHODS, key=lambda method: found(main, method, width)["rank_utilisation"])
-            for width in (32, 16)
-        }
-        assert set(used[32][-2:]) == {"grad", "drrqr"}
-        assert used[16][-1] == "random"
+        used = [{method: found(main, method, width)["rank_utilisation"] for method in METHODS} for width in (32, 16)]
+        assert set(sorted(METHODS, key=used[0].__getitem__)[-2:]) == {"grad", "drrqr"}
+        assert max(METHODS, key=used[1].__getitem__) == "random"
 
 
 # recovery, on CRLF text
@@ -384,7 +398,7 @@ def test_recoveries_with_all_weights_are_those_of_the_records():
         rows.append([title, f"{cut['before']:.4f}", f"{cut['after']:.4f}", f"{after:.4f}", closed(cut, after)])
         tokens = next(run["tokens"] for run in record("recovery") if run["run"] == name)
         assert title.endswith(f"{tokens / 1e6:.1f}M tokens")
-    check_rows(EXPERIMENTS, "All weights, a learning rate of", rows)
+    check_rows(EXPERIMENTS, "All weights, a learning rate of", " | before | after | control after | closed", rows)
 
 
 def test_recoveries_of_all_methods_are_those_of_the_records():
@@ -401,7 +415,7 @@ def test_recoveries_of_all_methods_are_those_of_the_records():
                 ]
             )
             after[method, width] = cut["after"]
-    check_rows(EXPERIMENTS, "### All five methods", rows)
+    check_rows(EXPERIMENTS, "### All five methods", "cut | before | after | closed", rows)
     ahead = [after[worse, 64] - after[better, 64] for worse in ("drrqr", "grad") for better in ("l1", "s-wanda")]
     informed = [after[method, 32] for method in METHODS[1:]]
     check_says(
@@ -409,24 +423,23 @@ def test_recoveries_of_all_methods_are_those_of_the_records():
         f"The control goes from {control['before']:.4f} to {control['after']:.4f}.",
         f"end {min(ahead):.3f} to {max(ahead):.3f} nats ahead of them",
     )
-    assert max(informed) - min(informed) < 0.031
+    spread = math.ceil(1000 * (max(informed) - min(informed))) / 1000
+    check_says(EXPERIMENTS, f"at key dim 32 four methods end within {spread:.3f}.")
     assert all(max(METHODS, key=lambda method: after[method, width]) == "random" for width in (64, 32))
 
 
 def test_settings_of_recovery_are_those_of_the_records():
     named = {
-        "`--lr 2e-3 --min-lr 2e-4` (LoRA r 16)": "drrqr-64 lora 2e-3",
-        "`--lora-targets all-linear --lora-rank 64 --lora-alpha 64 --lr 2e-3 --min-lr 2e-4`": "drrqr-64 all-linear r64 2e-3",
-        "`--full --lr 5e-4 --min-lr 5e-5`": "drrqr-64 full 5e-4",
-        "`--full --lr 1e-3 --min-lr 1e-4`": "drrqr-64 full 1e-3",
-        "`--full --lr 2e-3 --min-lr 2e-4`": "drrqr-64 full 2e-3",
-        "`--full --lr 1e-3 --min-lr 1e-4 --kd-weight 4`": "drrqr-64 full 1e-3 kd 4",
-        "`--full --lr 1e-3 --min-lr 1e-4 --kd-weight 16`": "drrqr-64 full 1e-3 kd 16",
+        "`--lr 2e-3 --min-lr 2e-4` (LoRA r 16)": "lora 2e-3",
+        "`--lora-targets all-linear --lora-rank 64 --lora-alpha 64 --lr 2e-3 --min-lr 2e-4`": "all-linear r64 2e-3",
+        "`--full --lr 5e-4 --min-lr 5e-5`": "full 5e-4",
+        "`--full --lr 1e-3 --min-lr 1e-4`": "full 1e-3",
+        "`--full --lr 2e-3 --min-lr 2e-4`": "full 2e-3",
+        "`--full --lr 1e-3 --min-lr 1e-4 --kd-weight 4`": "full 1e-3 kd 4",
+        "`--full --lr 1e-3 --min-lr 1e-4 --kd-weight 16`": "full 1e-3 kd 16",
     }
-    rows = [
-        [title, f"{runs()[name]['after']:.4f}", closed(runs()[name], runs()[name]["uncut"])]
-        for title, name in named.items()
-    ]
-    check_rows(EXPERIMENTS, "### Which settings", rows)
+    tried = {title: runs()[f"drrqr-64 {name}"] for title, name in named.items()}
+    rows = [[title, f"{cut['after']:.4f}", closed(cut, cut["uncut"])] for title, cut in tried.items()]
+    check_rows(EXPERIMENTS, "### Which settings", "settings | after | closed, to the uncut model", rows)
     harmed = runs()["gated drrqr-64 full 1e-3, 60 steps"]
     check_says(EXPERIMENTS, f"did harm: {harmed['before']:.4f} before, {harmed['after']:.4f} after.")

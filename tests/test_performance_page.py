@@ -14,13 +14,8 @@ GIB = 2**30
 
 def rows_of(name: str, model: str, mode: str | None = None) -> dict[int, dict]:
     """By key dim, those of one model (and mode) in a record; what could not be measured is left out."""
-    return {
-        row["key_dim"]: row
-        for row in record(name)["rows"]
-        if row["model"] == model
-        and row.get("mode") in (mode, row.get("mode") if mode is None else mode)
-        and "seconds" in row
-    }
+    rows = [row for row in record(name)["rows"] if row["model"] == model and "seconds" in row]
+    return {row["key_dim"]: row for row in rows if mode in (None, row["mode"])}
 
 
 def ms(row: dict, places: int) -> str:
@@ -62,7 +57,12 @@ def test_one_layer_is_that_of_the_record():
                     [f"{theirs['tokens_per_second']} tokens/s", f"{theirs['gib']:.2f} GiB"] if key_dim == 128 else paper
                 )
             expected.append([*row, *paper])
-    check_rows(PAGE, "## One layer", expected)
+    check_rows(
+        PAGE,
+        "## One layer",
+        "layer | key dim | forward, ms |  | memory | training step, ms |  | memory | the paper | memory",
+        expected,
+    )
 
 
 def test_one_layer_over_4096_tokens_is_that_of_the_record():
@@ -76,7 +76,7 @@ def test_one_layer_over_4096_tokens_is_that_of_the_record():
             paper = paper_mixer(model, key_dim)
             theirs += ["", f"{paper['speedup']:.2f}x", f"{paper['gib'] / paper_mixer(model, 128)['gib']:.3f}"]
         expected += [row, theirs]
-    check_rows(PAGE, "As the paper's script runs it", expected)
+    check_rows(PAGE, "As the paper's script runs it", "layer | 128 | 64 |  | memory | 32 |  | memory", expected)
 
 
 def test_one_layer_without_a_gate_is_that_of_the_record():
@@ -87,7 +87,9 @@ def test_one_layer_without_a_gate_is_that_of_the_record():
         for key_dim in (64, 32, 16):
             row += [faster(timed[key_dim]), f"{timed[key_dim]['memory_ratio']:.3f}"]
         expected.append(row)
-    check_rows(PAGE, "bench-mixer-no-gate.json", expected)
+    check_rows(
+        PAGE, "bench-mixer-no-gate.json", "layer, 32 x 4096 | 128 | 64 | memory | 32 | memory | 16 | memory", expected
+    )
     gated, without = (rows_of(name, "gated_deltanet")[128] for name in ("bench-mixer-4096", "bench-mixer-no-gate"))
     theirs = paper_mixer("gated_deltanet", 128)["gib"]
     check_says(PAGE, f"takes {gib(gated)} here and {theirs} in the paper: without it the peak is {gib(without)[:4]}.")
@@ -151,7 +153,12 @@ def test_whole_models_at_the_papers_size_are_those_of_the_records():
             expected.append([*row, *theirs])
         settings = record(f"bench-model-{kind}")["settings"]
         assert (settings["batch"], settings["length"], settings["modes"]) == (32, 4096, ["prefill"])
-    check_rows(PAGE, "## Whole models", expected)
+    check_rows(
+        PAGE,
+        "## Whole models",
+        "prefill of 32 x 4096 | uncut, ms | 50 % | memory | 75 % | memory | 87.5 % | memory | the paper: 50 % | 75 % | 87.5 %",
+        expected,
+    )
     check_says(PAGE, f"Its DeltaNet of 2.7B ({', '.join(paper_speedups('delta_net-2.7b', '50', '75', '87.5'))})")
 
 
@@ -167,7 +174,12 @@ def test_training_steps_of_whole_models_are_those_of_the_records():
         for key_dim in (64, 32):
             row += [ms(timed[key_dim], 0), faster(timed[key_dim]), f"{timed[key_dim]['memory_ratio']:.2f}"]
         expected.append([*row, *paper_speedups(model, "50", "75")])
-    check_rows(PAGE, "Smaller batches, 8 x 2048", expected)
+    check_rows(
+        PAGE,
+        "Smaller batches, 8 x 2048",
+        "training step | 128, ms | 64, ms |  | memory | 32, ms |  | memory | the paper: 64 | 32",
+        expected,
+    )
     quartiles = [f"{1000 * each:.0f}" for each in rows_of("bench-train-370m", "delta_net-370m")[32]["quartiles"]]
     small = sorted(row["seconds"] for row in rows_of("bench-model", "delta_net-370m", "train").values())
     check_says(
@@ -191,7 +203,12 @@ def test_prefills_of_whole_models_are_those_of_the_records():
         for key_dim in key_dims[1:]:
             row += [ms(timed[key_dim], 1), faster(timed[key_dim]), f"{timed[key_dim]['memory_ratio']:.2f}"]
         expected.append([*row, f"{1000 * timed[key_dims[0]]['eager_seconds']:.1f}"])
-    check_rows(PAGE, "Prefill as a CUDA graph", expected)
+    check_rows(
+        PAGE,
+        "Prefill as a CUDA graph",
+        "prefill of 8 x 2048 | uncut, ms | a half, ms |  | memory | a quarter, ms |  | memory | eager, uncut, ms",
+        expected,
+    )
     eager = [
         row["eager_seconds"]
         for name in ("bench-prefill", "bench-prefill-gated")
@@ -226,7 +243,12 @@ def test_decoding_is_that_of_the_record():
                 row += [ms(timed, 2), "1" if key_dim == 128 else faster(timed), f"{timed['tokens_per_second']:,.0f}"]
                 row += [f"{100 * timed['share_of_copy_bandwidth']:.0f} %", f"{1000 * timed['roofline_seconds']:.2f}"]
             expected.append(row)
-    check_rows(PAGE, "## Decoding", expected)
+    check_rows(
+        PAGE,
+        "## Decoding",
+        "B | key dim | DeltaNet 1.3B, ms |  | tokens/s | state traffic, of copying | roofline, ms | Gated 1.3B, ms |  | tokens/s | of copying | roofline, ms",
+        expected,
+    )
 
 
 def test_what_is_said_of_decoding_is_that_of_the_records():
@@ -245,21 +267,20 @@ def test_what_is_said_of_decoding_is_that_of_the_records():
         for model, timed in step.items()
     }
     full = decoding("bench-decode", "delta_net-1.3b", 4096)
+    half, quarter = (f"{full[width]['tokens_per_second']:,.0f}" for width in (64, 32))
     (d, g), (dr, gr) = share.values(), roof.values()
     check_says(
         PAGE,
         f"Copying ran at {made['copy_bandwidth'] / 1e9:,.0f} GB/s",
-        f"decodes {full[64]['tokens_per_second']:,.0f} tokens a second at key dim 64 and {full[32]['tokens_per_second']:,.0f} at 32",
+        f"decodes {half} tokens a second at key dim 64 and {quarter} at 32",
         f"fits there: {decoding('bench-decode', 'gated_deltanet-1.3b', 4096)[32]['tokens_per_second']:,.0f}.",
         f"DeltaNet {delta[0]}, {delta[1]} and {delta[2]}; gated {gated[0]}, {gated[1]} and {gated[2]}.",
         f"takes {d[0]} of the time at 128, and at 32 {d[1]} of it; of the gated model {g[0]} and {g[1]}.",
         f"The roofline says {dr[0]} and {dr[1]} (gated {gr[0]} and {gr[1]})",
     )
-    states = [[f"{timed[width]['state_bytes'] / 2**20:g}" for width in (128, 64, 32)] for timed in step.values()]
-    check_says(
-        PAGE,
-        f"takes {states[0][0]}, {states[0][1]} and {states[0][2]} MiB in the DeltaNet, {states[1][0]}, {states[1][1]} and {states[1][2]} MiB",
-    )
+    for timed, words in zip(step.values(), ("MiB in the DeltaNet", "MiB in the gated model"), strict=True):
+        a, b, c = (f"{timed[width]['state_bytes'] / 2**20:g}" for width in (128, 64, 32))
+        check_says(PAGE, f"{a}, {b} and {c} {words}")
     alone = [row["seconds"] for row in made["rows"] if row["batch"] == 1]
     eager = [row["eager_seconds"] for row in made["rows"] if "seconds" in row]
     check_says(
@@ -308,8 +329,9 @@ def test_where_a_decoding_step_goes_is_that_of_the_profile():
     (state, products, convolutions, rest), narrow = parts
     check_says(
         PAGE,
-        f"{state} to {narrow[0]} ms, at {shares[0]} and {shares[1]} % of the copy bandwidth; the matrix products go from "
-        f"{products} to {narrow[1]} ms, convolutions from {convolutions} to {narrow[2]}, all else takes {rest}.",
+        f"{state} to {narrow[0]} ms, at {shares[0]} and {shares[1]} % of the copy bandwidth; the matrix products "
+        f"go from {products} to {narrow[1]} ms, convolutions from {convolutions} to {narrow[2]}, all else",
+        f"all else takes {rest}.",
     )
 
 
@@ -327,7 +349,12 @@ def test_calibration_is_that_of_the_record():
                 "1" if plain else f"{row['memory_ratio']:.2f}",
             ]
         )
-    check_rows(PAGE, "## Calibration", expected)
+    check_rows(
+        PAGE,
+        "## Calibration",
+        " | seconds | times the forward | choosing, s | GPU memory | times that of the forward",
+        expected,
+    )
 
 
 def test_a_whole_prune_is_that_of_the_record():
@@ -348,7 +375,7 @@ def test_a_whole_prune_is_that_of_the_record():
     ]
     expected[0] += [turns[0], *peaks[0]]
     expected[1] += [turns[1], f"{peaks[1][0]}, {memory:.2f} x", peaks[1][1]]
-    check_rows(PAGE, "## A whole prune", expected)
+    check_rows(PAGE, "## A whole prune", " | seconds | all three | GPU memory | host memory", expected)
     by_turn = [f"{b / a:.2f}" for a, b in zip(plain["all_seconds"], cut["all_seconds"], strict=True)]
     waiting = cut["before reading the weights for their fingerprint"]
     calibrating = cut["calibrating"] + waiting
@@ -358,11 +385,11 @@ def test_a_whole_prune_is_that_of_the_record():
         f"Turn by turn that is {by_turn[0]}, {by_turn[1]} and {by_turn[2]} x.",
         f"Of the {cut['seconds']:.2f} s, reading takes {cut['reading']:.2f}, comparing with the stock class "
         f"{cut['comparing the tensors with the stock class']:.2f}, loading {cut['loading the model']:.2f}, calibration "
-        f"{calibrating:.2f} ({cut['calibrating']:.2f}, and {waiting:.2f} until the GPU is done) where the forward passes take "
-        f"{plain['forward'] + first:.2f}",
+        f"{calibrating:.2f} ({cut['calibrating']:.2f}, and {waiting:.2f} until the GPU is done)",
+        f"where the forward passes take {plain['forward'] + first:.2f}",
         f"alone it is {cut['seconds'] / without:.2f} x, of both {(cut['seconds'] - cut['reading']) / without:.2f} x.",
-        f"took {grad['grad']['seconds']:.1f} s and {grad['grad']['gpu_peak_bytes'] / GIB:.2f} GiB where loading, text and "
-        f"forward took {grad['forward']['seconds']:.1f} s",
+        f"took {grad['grad']['seconds']:.1f} s and {grad['grad']['gpu_peak_bytes'] / GIB:.2f} GiB where loading, text "
+        f"and forward took {grad['forward']['seconds']:.1f} s",
     )
 
 
@@ -386,7 +413,12 @@ def test_recurrences_on_a_cpu_are_those_of_the_record():
         cells += [f"{peak[f'chunked, {way}'] / 2**20:.1f}" for way in ("forward", "with gradients")]
         expected.append([*cells, f"{row['inputs'] / 2**20:.1f}"])
         assert row["error"] < 1e-4
-    check_rows(PAGE, "records/recurrences.json", expected)
+    check_rows(
+        PAGE,
+        "records/recurrences.json",
+        "recurrence, width | token by token, thousand tokens/s | chunked |  | plain products | token by token, with gradients | chunked |  | plain products | peak MiB, forward | with gradients | inputs",
+        expected,
+    )
     slow = [gained["RWKV-6", width, "forward"] for width in (64, 8)]
     check_says(PAGE, f"RWKV-6 stays at {slow[0]:.1f} times (width 64) and {slow[1]:.1f} times (8)")
     least = min(gain for (_, _, way), gain in gained.items() if way == "with gradients")
