@@ -156,7 +156,8 @@ def test_whole_models_at_the_papers_size_are_those_of_the_records():
     check_rows(
         PAGE,
         "## Whole models",
-        "prefill of 32 x 4096 | uncut, ms | 50 % | memory | 75 % | memory | 87.5 % | memory | the paper: 50 % | 75 % | 87.5 %",
+        "prefill of 32 x 4096 | uncut, ms | 50 % | memory | 75 % | memory | 87.5 % | memory | the paper: 50 %"
+        " | 75 % | 87.5 %",
         expected,
     )
     check_says(PAGE, f"Its DeltaNet of 2.7B ({', '.join(paper_speedups('delta_net-2.7b', '50', '75', '87.5'))})")
@@ -246,7 +247,8 @@ def test_decoding_is_that_of_the_record():
     check_rows(
         PAGE,
         "## Decoding",
-        "B | key dim | DeltaNet 1.3B, ms |  | tokens/s | state traffic, of copying | roofline, ms | Gated 1.3B, ms |  | tokens/s | of copying | roofline, ms",
+        "B | key dim | DeltaNet 1.3B, ms |  | tokens/s | state traffic, of copying | roofline, ms"
+        " | Gated 1.3B, ms |  | tokens/s | of copying | roofline, ms",
         expected,
     )
 
@@ -416,7 +418,9 @@ def test_recurrences_on_a_cpu_are_those_of_the_record():
     check_rows(
         PAGE,
         "records/recurrences.json",
-        "recurrence, width | token by token, thousand tokens/s | chunked |  | plain products | token by token, with gradients | chunked |  | plain products | peak MiB, forward | with gradients | inputs",
+        "recurrence, width | token by token, thousand tokens/s | chunked |  | plain products"
+        " | token by token, with gradients | chunked |  | plain products | peak MiB, forward | with gradients"
+        " | inputs",
         expected,
     )
     slow = [gained["RWKV-6", width, "forward"] for width in (64, 8)]
