@@ -67,3 +67,16 @@ def test_what_the_epsilon_costs_is_that_of_the_sweeps():
         f"has {l1[0]} times the uncut perplexity per token, where zeroing the same rows gives {l1[1]} times",
         f"`drrqr` {drrqr[0]} instead of {drrqr[1]}",
     )
+
+
+def test_selection_is_that_of_the_record():
+    made = record("selection")
+    rows = [
+        ["head by head", f"{made['paper_seconds']:.1f}", "1"],
+        ["slimstate, all heads in one batch", f"{made['slimstate_seconds']:.2f}", f"1 / {made['speed_up']:.0f}"],
+    ]
+    check_rows(PAGE, "## Selection", " | seconds | ratio", rows)
+    sizes = f"{made['heads']} heads of width {made['width']}, keep {made['keep']}, against QR with column pivoting of"
+    timed = f"({made['paper_heads_timed']} heads timed, scaled to {made['heads']})"
+    same = f"chosen in {made['same_choice'].replace(' of ', ' of the ')} heads"
+    check_says(PAGE, f"{sizes} {made['rows']} x {made['width']} float32 rows", timed, same)
