@@ -80,3 +80,10 @@ def test_selection_is_that_of_the_record():
     timed = f"({made['paper_heads_timed']} heads timed, scaled to {made['heads']})"
     same = f"chosen in {made['same_choice'].replace(' of ', ' of the ')} heads"
     check_says(PAGE, f"{sizes} {made['rows']} x {made['width']} float32 rows", timed, same)
+
+
+def test_the_memory_of_a_calibration_is_that_of_the_record():
+    made = record("memory")
+    (few, little), (many, much) = made["peak_kib"].items()
+    check_says(PAGE, f"for {few} and for {many} windows of {made['length']} tokens", f"is {little:,} and {much:,} KiB")
+    assert much < 1.02 * little
