@@ -120,6 +120,8 @@ def test_what_is_said_of_layers_is_that_of_the_records():
     speeds += [curve[32]["speedup"], rows_of("bench-mixer-no-gate", "delta_net")[32]["speedup"]]
     check_says(PAGE, f"at key dim 32 is {min(speeds):.2f} to {max(speeds):.2f} times as fast here, not 1.60")
     measured = rows_of("bench-mixer", "delta_net", "forward")[96]
+    gated, theirs = rows_of("bench-mixer-4096", "gated_deltanet")[128], paper_mixer("gated_deltanet", 128)
+    check_says(PAGE, f"And a gated layer takes {gib(gated)} where the paper has {theirs['gib']:.2f}.")
     check_says(PAGE, f"({faster(curve[96])} here below and {faster(measured)} above for the DeltaNet forward at 96)")
 
 
@@ -133,6 +135,8 @@ def test_the_curve_of_widths_is_that_of_its_record():
         speedups = {row["key_dim"]: f"{row['speedup']:.2f}" for row in widths() if row["model"] == LAYERS[title]}
         assert cells == ["1", *(speedups[int(key_dim)] for key_dim in head[2:])]
         assert {int(key_dim) for key_dim in head[1:]} == {*speedups}
+    around = {row["key_dim"]: faster(row) for row in widths() if row["model"] == "delta_net"}
+    check_says(PAGE, f"88, and 72 and 80, are at {around[88]}, and {around[80]} to {around[72]} (DeltaNet).")
 
 
 def test_whole_models_at_the_papers_size_are_those_of_the_records():
