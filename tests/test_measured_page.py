@@ -87,3 +87,13 @@ def test_the_memory_of_a_calibration_is_that_of_the_record():
     (few, little), (many, much) = made["peak_kib"].items()
     check_says(PAGE, f"for {few} and for {many} windows of {made['length']} tokens", f"is {little:,} and {much:,} KiB")
     assert much < 1.02 * little
+
+
+def test_the_cut_of_a_large_checkpoint_is_that_of_the_record():
+    made = record("large")
+    check_says(
+        PAGE,
+        f"({made['layers']} layers, {made['experts']} experts, random weights, {made['checkpoint_bytes'] / 1e9:.2f} GB in "
+        f"{made['shards']} shards)",
+        f"{made['seconds']:.0f} s, {made['peak_bytes'] / 1e9:.2f} GB at the peak, {made['peak_bytes_before'] / 1e9:.2f} GB",
+    )
