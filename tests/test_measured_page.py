@@ -91,9 +91,11 @@ def test_the_memory_of_a_calibration_is_that_of_the_record():
 
 def test_the_cut_of_a_large_checkpoint_is_that_of_the_record():
     made = record("large")
+    whole, peak, before = (
+        f"{made[name] / 1e9:.2f} GB" for name in ("checkpoint_bytes", "peak_bytes", "peak_bytes_before")
+    )
     check_says(
         PAGE,
-        f"({made['layers']} layers, {made['experts']} experts, random weights, {made['checkpoint_bytes'] / 1e9:.2f} GB in "
-        f"{made['shards']} shards)",
-        f"{made['seconds']:.0f} s, {made['peak_bytes'] / 1e9:.2f} GB at the peak, {made['peak_bytes_before'] / 1e9:.2f} GB",
+        f"({made['layers']} layers, {made['experts']} experts, random weights, {whole} in {made['shards']} shards)",
+        f"{made['seconds']:.0f} s, {peak} at the peak, {before} of which",
     )
