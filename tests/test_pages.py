@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 
 import pytest
 
+from places import ROOT
 from reading_pages import (
     PAGES,
     RECORDS,
@@ -79,6 +81,29 @@ def test_sweeps_of_one_model_are_of_the_same_text_and_told_per_word(path):
     assert read.settings.text == main.settings.text
     assert read.uncut == main.uncut
     assert all(row.word_perplexity for row in read.rows)
+
+
+def shape(name: str) -> list[int]:
+    """Layers, heads, key width and value dim of a shape that comes with slimstate, of DeltaNet or Gated DeltaNet."""
+    config = json.loads((ROOT / f"src/slimstate/models/configs/{name}.json").read_text(encoding="utf-8"))
+    heads, width = config["num_heads"], config.get("head_dim")
+    key_dim = width or int(config["hidden_size"] * config["expand_k"]) // heads
+    value_dim = int((width or config["hidden_size"] / heads) * config["expand_v"])
+    return [config["num_hidden_layers"], heads, key_dim, value_dim]
+
+
+def test_the_models_are_the_shapes_and_trainings_of_the_records():
+    table = {title: cells for title, *cells in table_after(EXPERIMENTS, "## The models")[1:]}
+    shapes = {"DeltaNet 30M": "delta_net-30m", "Gated DeltaNet 31M": "gated_deltanet-31m", "bundled": "delta_net-5m"}
+    for title, name in {**shapes, "own, head, all": "delta_net-5m"}.items():
+        assert table[title][1] == ", ".join(map(str, shape(name)))
+    trained = {"own, head, all": record("shared-filters")["own"], **record("hybrids")}
+    for title, name in (("own, head, all", "own, head, all"), ("hybrid", "qwen3_next"), ("Mamba-2", "mamba2")):
+        training = trained[name]["training"]
+        assert table[title][0] == f"{training['parameters'] / 1e6:.1f}M"
+        corpus = training["corpus"]["windows"] * training["corpus"]["length"]
+        assert table[title][2].startswith(f"{corpus / 1e6:.0f}M tokens")
+    assert f"read {trained['own, head, all']['training']['epochs']:.1f} times" in table["own, head, all"][2]
 
 
 # the norm epsilon
