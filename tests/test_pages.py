@@ -294,7 +294,7 @@ def test_what_is_said_of_rotations_is_so():
         f"{min(gated.values()):.1f} to {max(gated.values()):.1f} times",
         f"loses {random[0]:.1f} times on the DeltaNet 30M and {random[1]:.2f} times on the Gated DeltaNet",
         f"{gated['pca-released-adversarial', 'k', 64]:.1f} against {released[0]:.1f} as released",
-        f"{turned[0]:.1f} against {released[0]:.1f} and {turned[1]:.1f} against {released[1]:.1f} on the Gated DeltaNet",
+        f"{turned[0]:.1f} against {released[0]:.1f} and {turned[1]:.1f} against {released[1]:.1f} on the Gated",
     )
     for each, width in itertools.product((delta_net, gated, bundled), (64, 32)):
         components = max(each["pca-released", "k", width], each["pca", "k", width])
