@@ -1,114 +1,474 @@
-"""Numbers on the pages are those of the records they name."""
+"""Numbers on the pages about models are those of the records they name, and what is said of their order is so."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import re
-from pathlib import Path
 
 import pytest
 
 from places import ROOT
-from slimstate.records.benchmark import DecodeRecord, MixerRecord, ModelRecord
+from reading_pages import (
+    PAGES,
+    RECORDS,
+    Ratios,
+    check_cells,
+    check_rows,
+    check_says,
+    found,
+    ratios,
+    record,
+    table_after,
+)
 from slimstate.records.sweep import SweepRecord
-from slimstate.system.json_files import read_json
 
-DOCS, RECORDS = ROOT / "docs", ROOT / "docs" / "records"
-PUBLISHED, PERFORMANCE = ((DOCS / name).read_text(encoding="utf-8") for name in ("AS_PUBLISHED.md", "PERFORMANCE.md"))
-
-
-def table_after(page: str, words: str) -> dict[str, list[str]]:
-    """The first table behind these words: its lines by their first cell."""
-    lines = page[page.index(words) :].splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    rows = []
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return {row[0]: row[1:] for row in rows if not set(row[0]) <= set("-")}
+METHODS = ["random", "l1", "s-wanda", "grad", "drrqr"]
+EXPERIMENTS, PUBLISHED = "EXPERIMENTS.md", "AS_PUBLISHED.md"
+SIZES = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
+PAPER = {
+    "DeltaNet 370M": "delta_net-370m", "DeltaNet 1.3B": "delta_net-1.3b",
+    "Gated 370M": "gated_deltanet-370m", "Gated 1.3B": "gated_deltanet-1.3b",
+}  # fmt: skip
+CUTS = (89, 76, 64, 32, 16)
 
 
-def word_ratios(name: str, *kinds: str) -> dict[tuple[str, int], str]:
-    found = {}
-    for kind in kinds:
-        sweep = SweepRecord.read(RECORDS / f"sweep-{name}-{kind}.json")
-        for row in sweep.rows:
-            found[row.method, row.key_dim] = f"{row.word_perplexity / sweep.uncut.word_perplexity:.3f}"
-    return found
+def sweeps(size: str, *kinds: str):
+    """Those of one of the 30M models; of the bundled model there is one."""
+    return [record(f"sweep-{SIZES[size]}-{kind}" if size in SIZES else size) for kind in kinds]
+
+
+def nats(size: str, *kinds: str) -> dict[tuple[str, int], float]:
+    return {
+        (row["method"], row["key_dim"]): row["nats_per_token"] for one in sweeps(size, *kinds) for row in one["rows"]
+    }
+
+
+def published(size: str) -> Ratios:
+    return ratios(*sweeps(size, "kept"))
+
+
+def corrected(size: str) -> Ratios:
+    return ratios(*sweeps(size, "main", "exact"))
+
+
+def paper_ratio(model: str, method: str, compression: str) -> float:
+    table = record("paper")["word_perplexity"][PAPER[model]]
+    return table["cut"][method][compression] / table["uncut"]
+
+
+def rounded(ratio: float) -> str:
+    """As the paper's ratios are written here: two places, or none from ten on."""
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def several(number: float) -> str:
+    """One place, or none from a thousand on."""
+    return f"{number:.1f}" if number < 500 else f"{number:,.0f}"
+
+
+def test_every_record_that_a_page_names_is_there_and_every_record_is_named():
+    named = {name for page in PAGES.values() for name in re.findall(r"records/([\w.-]+\.json)", page)}
+    there = {path.name for path in RECORDS.glob("*.json")}
+    assert named <= there
+    assert there - named <= {"exactness.json"}  # a page is made from it, which names it in another way
+
+
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("sweep-*.json")), ids=lambda path: path.stem)
+def test_sweeps_of_one_model_are_of_the_same_text_and_told_per_word(path):
+    read, main = SweepRecord.read(path), SweepRecord.read(RECORDS / f"{path.stem.rsplit('-', 1)[0]}-main.json")
+    assert read.settings.text == main.settings.text
+    assert read.uncut == main.uncut
+    assert all(row.word_perplexity for row in read.rows)
+
+
+def shape(name: str) -> list[int]:
+    """Layers, heads, key width and value dim of a shape that comes with slimstate, of DeltaNet or Gated DeltaNet."""
+    config = json.loads((ROOT / f"src/slimstate/models/configs/{name}.json").read_text(encoding="utf-8"))
+    heads, width = config["num_heads"], config.get("head_dim")
+    key_dim = width or int(config["hidden_size"] * config["expand_k"]) // heads
+    value_dim = int((width or config["hidden_size"] / heads) * config["expand_v"])
+    return [config["num_hidden_layers"], heads, key_dim, value_dim]
+
+
+def test_the_models_are_the_shapes_and_trainings_of_the_records():
+    table = {title: cells for title, *cells in table_after(EXPERIMENTS, "## The models")[1:]}
+    shapes = {"DeltaNet 30M": "delta_net-30m", "Gated DeltaNet 31M": "gated_deltanet-31m", "bundled": "delta_net-5m"}
+    for title, name in {**shapes, "own, head, all": "delta_net-5m"}.items():
+        assert table[title][1] == ", ".join(map(str, shape(name)))
+    trained = {"own, head, all": record("shared-filters")["own"], **record("hybrids")}
+    for title, name in (("own, head, all", "own, head, all"), ("hybrid", "qwen3_next"), ("Mamba-2", "mamba2")):
+        training = trained[name]["training"]
+        assert table[title][0] == f"{training['parameters'] / 1e6:.1f}M"
+        corpus = training["corpus"]["windows"] * training["corpus"]["length"]
+        assert table[title][2].startswith(f"{corpus / 1e6:.0f}M tokens")
+    assert f"read {trained['own, head, all']['training']['epochs']:.1f} times" in table["own, head, all"][2]
+
+
+# the norm epsilon
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "corrected"),
-    [
-        ("Gated DeltaNet 31M, uncut", "gated_deltanet-31m", ("main", "exact")),
-        ("DeltaNet 30M, uncut", "delta_net-30m", ("main",)),
-    ],
+    ("words", "size"), [("Gated DeltaNet 31M, uncut", "Gated 31M"), ("DeltaNet 30M, uncut", "DeltaNet 30M")]
 )
-def test_both_columns_of_the_norm_epsilon_are_those_of_the_sweeps(words, name, corrected):
-    table = table_after(PUBLISHED, words)
-    head = table.pop("method")
-    kinds = {"corrected": word_ratios(name, *corrected), "as published": word_ratios(name, "kept")}
-    for method, cells in table.items():
-        for title, cell in zip(head, cells, strict=True):
-            key_dim, kind = title.split(": ")
-            assert cell == kinds[kind].get((method, int(key_dim)), "not measured"), (method, title)
-    uncut = SweepRecord.read(RECORDS / f"sweep-{name}-main.json").uncut
-    assert f"{words} {uncut.word_perplexity:.1f} per word ({uncut.perplexity:.2f} per token)" in PUBLISHED
+def test_both_columns_of_the_norm_epsilon_are_those_of_the_sweeps(words, size):
+    kinds = {"corrected": corrected(size), "as published": published(size)}
+    at = f"\n{words}"
+    check_cells(PUBLISHED, at, METHODS, lambda row, key_dim, kind: f"{kinds[kind][row, 'kq', int(key_dim)]:.3f}")
+    uncut = sweeps(size, "main")[0]["uncut"]
+    check_says(PUBLISHED, f"{words} {uncut['word_perplexity']:.1f} per word ({uncut['perplexity']:.2f} per token)")
+    check_says(PUBLISHED, f"({uncut['tokens']:,} tokens in windows of 1024; {uncut['words']:,} words)")
 
 
-def test_gated_models_are_those_of_the_record():
-    table = table_after(PERFORMANCE, "bench-model-gated.json")
-    record = ModelRecord.read(RECORDS / "bench-model-gated.json")
-    for size in ("370M", "1.3B"):
-        rows = {row.key_dim: row for row in record.rows if row.model == f"gated_deltanet-{size.lower()}"}
-        expected = [f"{1000 * rows[256].seconds:.1f}"]
-        for key_dim in (128, 64, 32):
-            expected += [f"{rows[key_dim].speedup:.2f}x", f"{rows[key_dim].memory_ratio:.2f}"]
-        assert table[f"Gated DeltaNet {size}"][:7] == expected
+def test_what_the_epsilon_costs_is_what_the_sweeps_differ_by():
+    cost = {}
+    for size in SIZES:
+        left, made_up = nats(size, "kept"), nats(size, "main", "exact")
+        cost[size] = {key: left[key] - made_up[key] for key in left}
+    words = "What leaving the epsilon alone costs"
+    check_cells(PUBLISHED, words, METHODS, lambda row, size, title: f"{cost[size][row, int(title)]:.3f}")
+    delta_net, gated = cost.values()
+    for method in METHODS:
+        for wide, narrow in itertools.pairwise(CUTS):
+            assert gated[method, wide] < gated[method, narrow]
+            assert delta_net[method, wide] < delta_net[method, narrow] or (method, narrow) == ("random", 16)
+        assert method == "random" or all(delta_net[method, width] < gated[method, width] for width in CUTS)
+    least = max(abs(delta_net[method, 89]) for method in ("grad", "drrqr"))
+    check_says(PUBLISHED, f"at 89 the difference is under {math.ceil(1000 * least) / 1000:.3f}.")
+    for each in cost.values():
+        assert all(max(METHODS, key=lambda method: each[method, width]) == "random" for width in CUTS[:-1])
 
 
-def test_mixers_without_a_gate_are_those_of_the_record():
-    table = table_after(PERFORMANCE, "bench-mixer-no-gate.json")
-    record = MixerRecord.read(RECORDS / "bench-mixer-no-gate.json")
-    for title, model in (("DeltaNet", "delta_net"), ("Gated DeltaNet, no gate", "gated_deltanet")):
-        rows = {row.key_dim: row for row in record.rows if row.model == model}
-        expected = [f"{1000 * rows[128].seconds:.2f} ms, {rows[128].peak_bytes / 2**30:.2f} GiB"]
-        for key_dim in (64, 32, 16):
-            expected += [f"{rows[key_dim].speedup:.2f}x", f"{rows[key_dim].memory_ratio:.3f}"]
-        assert table[title] == expected
+def test_the_epsilon_changes_the_order_of_methods_as_the_page_says():
+    made_up, left = ({size: kind(size) for size in SIZES} for kind in (corrected, published))
+    gated, delta_net = "Gated 31M", "DeltaNet 30M"
+    for other in ("l1", "s-wanda"):
+        assert made_up[gated]["grad", "kq", 16] < made_up[gated][other, "kq", 16]
+        assert left[gated]["grad", "kq", 16] > left[gated][other, "kq", 16]
+    assert made_up[delta_net]["grad", "kq", 32] < made_up[delta_net]["drrqr", "kq", 32]
+    assert left[delta_net]["grad", "kq", 32] > left[delta_net]["drrqr", "kq", 32]
+    for kind in (made_up, left):
+        assert all(
+            kind[size]["l1", "kq", width] < kind[size]["random", "kq", width] for size in SIZES for width in CUTS
+        )
 
 
-def test_decoding_of_the_published_shape_is_that_of_the_record():
-    record = DecodeRecord.read(RECORDS / "bench-decode-gated.json")
-    rows = {row.key_dim: row for row in record.rows if row.batch == 1024}
-    line = next(line for line in PERFORMANCE.splitlines() if line.startswith("at B = 1024 a step takes"))
-    for key_dim in (256, 128, 64):
-        assert f"{1000 * rows[key_dim].seconds:.1f} ms at" in line
-    assert f"({rows[128].speedup:.2f}x)" in line
-    assert f"({rows[64].speedup:.2f}x)" in line
-    assert all(f"{entry.batch:,}" in line for entry in record.largest_batch)
+# five methods, before recovery
 
 
-def test_every_record_that_a_page_names_is_there():
-    for page in DOCS.rglob("*.md"):
-        for name in re.findall(r"records/([\w.-]+\.json)", page.read_text(encoding="utf-8")):
-            assert Path(RECORDS / name).is_file(), f"{page.name} names {name}"
+def test_five_methods_per_word_are_those_of_the_sweeps():
+    def cell(method: str, size: str, title: str) -> str:
+        return f"{ratios(*sweeps(size, 'main', 'exact'))[method, 'kq', int(title)]:.3f}"
+
+    check_cells(EXPERIMENTS, "Per word, at the paper's key dims", METHODS, cell)
 
 
-def test_recurrences_on_a_cpu_are_those_of_the_record():
-    record = read_json(RECORDS / "recurrences.json")
-    table = table_after(PERFORMANCE, "records/recurrences.json")
-    tokens = record["length"] / 1000
-    for row in record["rows"]:
-        seconds, peak = row["seconds"], row["peak_bytes"]
-        cells = table[f"{row['family']}, {row['width']}"]
-        expected = []
-        for way in ("forward", "with gradients"):
-            naive, chunked, plain = (
-                seconds[f"{kind}, {way}"] for kind in ("token by token", "chunked", "plain products")
+def test_five_methods_per_token_are_those_of_the_sweeps():
+    def cell(method: str, size: str, title: str) -> str:
+        return f"{ratios(*sweeps(size, 'main'), of='perplexity')[method, 'kq', int(title)]:.3f}"
+
+    check_cells(EXPERIMENTS, "Per token, at multiples of 16", METHODS, cell)
+
+
+def test_the_papers_five_methods_are_its_perplexities_over_those_of_its_uncut_models():
+    def cell(method: str, model: str, title: str) -> str:
+        return rounded(paper_ratio(model, method, title.removesuffix(" %")))
+
+    check_cells(EXPERIMENTS, "The paper's, per word too", METHODS, cell)
+
+
+def test_units_and_uncut_models_are_those_of_the_records():
+    delta_net, gated = (sweeps(size, "main")[0]["uncut"] for size in SIZES)
+    words, tokens, text = delta_net["words"], delta_net["tokens"], delta_net["bytes"]
+    check_says(
+        EXPERIMENTS,
+        f"words per token, {words / tokens:.3f} on",
+        f"({tokens:,} tokens, {words:,} words, {text:,} bytes)",
+        f"{delta_net['perplexity']:.2f} and {gated['perplexity']:.2f} per token",
+        f"{delta_net['word_perplexity']:.1f} and {gated['word_perplexity']:.1f} per word uncut",
+    )
+    runs = {run["run"]: run for run in record("recovery")}
+    crlf = [runs[name]["measured"]["perplexity"]["uncut"] for name in ("t-drrqr-64", "tg-drrqr-64")]
+    check_says(EXPERIMENTS, f"uncut 30M models have {crlf[0]:.2f} and {crlf[1]:.2f}")
+
+
+def test_what_agrees_with_the_paper_and_what_does_not_is_so():
+    by_size = {size: corrected(size) | ratios(*sweeps(size, "main")) for size in SIZES}
+    everyone = [*by_size.values(), ratios(record("bundled"), of="perplexity")]
+    for each in everyone:
+        widths = {width for _, score, width in each if score == "kq"}
+        assert min(each.values()) > 1  # a cut never improves these models
+        for width in widths:
+            cost = {method: each[method, "kq", width] for method in METHODS}
+            assert set(sorted(METHODS, key=cost.__getitem__)[:2]) == {"grad", "drrqr"}
+            assert max(cost, key=cost.__getitem__) == "random"
+        gaps = [each["l1", "kq", width] / each["drrqr", "kq", width] for width in sorted(widths)]
+        assert gaps[0] == max(gaps)
+    delta_net, gated = by_size.values()
+    assert all(delta_net[key] > gated[key] for key in delta_net)
+    delta_net, gated = (published(size) for size in SIZES)
+    assert all(
+        delta_net[method, "kq", width] < gated[method, "kq", width]
+        for method in ("grad", "drrqr")
+        for width in CUTS[1:]
+    )
+    for compression in ("30", "40", "50", "75"):
+        for method in METHODS:
+            assert paper_ratio("DeltaNet 1.3B", method, compression) > paper_ratio("Gated 1.3B", method, compression)
+        for method in ("grad", "drrqr"):
+            assert paper_ratio("DeltaNet 370M", method, compression) < paper_ratio("Gated 370M", method, compression)
+    for model in PAPER:
+        assert all(paper_ratio(model, "l1", each) > paper_ratio(model, "random", each) for each in ("30", "40", "50"))
+    assert sum(paper_ratio(model, "drrqr", "30") < 1 for model in PAPER) == 2
+
+
+# keys, queries, or both
+
+
+def test_keys_queries_or_both_are_those_of_the_sweeps():
+    def cell(method: str, size: str, score: str) -> str:
+        return f"{ratios(*sweeps(size, 'scores'))[method, score, 64]:.3f}"
+
+    check_cells(EXPERIMENTS, "Key dim 64, per word", METHODS[1:], cell)
+
+
+def test_the_papers_keys_queries_or_both_are_its_perplexities_over_those_of_its_uncut_models():
+    paper = record("paper")
+
+    def cell(method: str, model: str, score: str) -> str:
+        cut = paper["word_perplexity_by_score"]["cut"][method][PAPER[model]][score]
+        return rounded(cut / paper["word_perplexity"][PAPER[model]]["uncut"])
+
+    check_cells(EXPERIMENTS, "The paper's, per word, as ratios:", METHODS[1:], cell)
+
+
+def test_what_is_said_of_keys_alone_and_of_condition_numbers_is_that_of_the_records():
+    own = record("shared-filters")["own"]["sweep"]
+    numbers = [
+        found(own, "drrqr", 64, "k"),
+        found(own, "drrqr", 64),
+        found(own, "grad", 64, "k"),
+        found(own, "grad", 64),
+    ]
+    drrqr_k, drrqr, grad_k, grad = (f"{row['perplexity']:.1f}" for row in numbers)
+    main, scores = sweeps("DeltaNet 30M", "main", "scores")
+    kappa = {method: f"{found(main, method, 64)['kappa']:,.0f}" for method in METHODS}
+    check_says(
+        EXPERIMENTS,
+        f"`drrqr` {drrqr_k} against {drrqr}, `grad` {grad_k} against {grad}, of {own['uncut']['perplexity']:.1f} uncut",
+        f"{kappa['random']} for `random`, {kappa['l1']} for `l1` and {kappa['grad']} and {kappa['drrqr']} for `grad`",
+        f"and {found(scores, 'drrqr', 64, 'k')['kappa']:.0f} for `drrqr` judging by keys alone",
+    )
+
+
+# rotations
+
+
+def test_rotations_are_those_of_the_sweeps():
+    by_size = {size: ratios(*sweeps(size, "rotations")) for size in SIZES} | {
+        "bundled": ratios(record("bundled-rotations"))
+    }
+    head, *body = table_after(EXPERIMENTS, "## Rotations")
+    components = ["pca", "pca-adversarial", "pca-released", "pca-released-adversarial"]
+    asked = [(method, score) for method in components for score in ("kq", "k")]
+    assert [tuple(row[:2]) for row in body] == [*asked, ("random-rotation", "any")]
+    assert head == ["method", "score", *(title for size in by_size for title in (f"{size}: 64", "32"))]
+    for method, asked_by, *cells in body:
+        score = "kq" if asked_by == "any" else asked_by
+        assert cells == [several(each[method, score, width]) for each in by_size.values() for width in (64, 32)], method
+
+
+def test_what_is_said_of_rotations_is_so():
+    delta_net, gated = (ratios(*sweeps(size, "rotations")) for size in SIZES)
+    bundled = ratios(record("bundled-rotations"))
+    lost = [*delta_net.values(), *(ratio for key, ratio in bundled.items() if key[0] not in METHODS)]
+    random = [corrected(size)["random", "kq", 64] for size in SIZES]
+    turned, released = (
+        [gated[method, score, width] for width in (64, 32)]
+        for method, score in (("random-rotation", "kq"), ("pca-released", "k"))
+    )
+    check_says(
+        EXPERIMENTS,
+        f"The DeltaNets lose {min(lost):,.0f} times their word perplexity and more",
+        f"{min(gated.values()):.1f} to {max(gated.values()):.1f} times",
+        f"loses {random[0]:.1f} times on the DeltaNet 30M and {random[1]:.2f} times on the Gated DeltaNet",
+        f"{gated['pca-released-adversarial', 'k', 64]:.1f} against {released[0]:.1f} as released",
+        f"{turned[0]:.1f} against {released[0]:.1f} and {turned[1]:.1f} against {released[1]:.1f} on the Gated",
+    )
+    for each, width in itertools.product((delta_net, gated, bundled), (64, 32)):
+        components = max(each["pca-released", "k", width], each["pca", "k", width])
+        assert each["random-rotation", "kq", width] > components
+
+
+# shared filters, on CRLF text
+
+
+def test_shared_filters_are_those_of_the_record():
+    shared, paper = record("shared-filters"), record("paper")["shared_filters"]["rows"]
+    titles = {"own": "of its own in every channel", "head": "one for each head", "all": "one for all heads"}
+    rows = [
+        [title, f"{shared[kind]['sweep']['uncut']['perplexity']:.1f}", *(f"{each:.1f}" for each in paper[kind])]
+        for kind, title in titles.items()
+    ]
+    check_rows(
+        EXPERIMENTS,
+        "## Shared convolutions",
+        "filters | ours, perplexity | the paper, 370M, WikiText | LAMBADA | average of tasks",
+        rows,
+    )
+
+
+def test_principal_components_are_those_of_the_record_and_of_the_paper():
+    shared, paper = record("shared-filters"), record("paper")["principal_components"]
+    rows = []
+    for method, score in (("pca-adversarial", "k"), ("pca", "k"), ("random-rotation", "kq"), ("grad", "kq")):
+        cut = [
+            found(shared[kind]["sweep"], method, width, score) for kind in ("own", "head", "all") for width in (64, 32)
+        ]
+        theirs = [paper[kind].get(method, {}).get(share) for kind in ("own", "shared") for share in ("50", "75")]
+        cells = [
+            f"{number:.1e}".replace("e+0", "e") if number and number > 1e4 else "" if not number else f"{number:.1f}"
+            for number in theirs
+        ]
+        rows.append([method, *(several(row["perplexity"]) for row in cut), *cells])
+    ours = [f"{shared[kind]['sweep']['uncut']['perplexity']:.1f}" for kind in ("own", "head", "all")]
+    uncut = [*ours, *(f"{paper['uncut'][kind]:.1f}" for kind in ("own", "shared"))]
+    rows.append(["uncut", *(cell for number in uncut for cell in (number, ""))])
+    check_rows(
+        EXPERIMENTS,
+        "### Principal components",
+        " | own filters: 50 % | 75 % | one for each head: 50 % | 75 % | one for all: 50 % | 75 %"
+        " | the paper, own: 50 % | 75 % | shared: 50 % | 75 %",
+        rows,
+    )
+    own, head = (shared[kind]["sweep"] for kind in ("own", "head"))
+    lost = [found(head, "pca", width, "k")["nats_over_uncut"] for width in (96, 64, 32)]
+    turned = [("pca", "k"), ("pca-adversarial", "k"), ("random-rotation", "kq")]
+    ruined = [found(own, method, width, score)["perplexity"] for method, score in turned for width in (64, 32)]
+    rotated, component = found(head, "random-rotation", 64), found(head, "pca", 64, "k")
+    check_says(
+        EXPERIMENTS,
+        f"({lost[0]:.2f} nats at key dim 96, {lost[1]:.2f} at 64, {lost[2]:.2f} at 32)",
+        f"{rotated['perplexity']:.1f} against {component['perplexity']:.1f} at 50 %",
+        f"({min(ruined) / own['uncut']['perplexity']:.0f} times the uncut perplexity and more)",
+    )
+
+
+def test_five_methods_on_shared_filters_are_those_of_the_record():
+    kinds = {"own": "own", "each head": "head", "all": "all"}
+
+    def cell(method: str, kind: str, title: str) -> str:
+        return f"{found(record('shared-filters')[kinds[kind]]['sweep'], method, int(title))['perplexity']:.1f}"
+
+    check_cells(EXPERIMENTS, "### The five methods on them", METHODS, cell)
+    lost = ratios(record("shared-filters")["all"]["sweep"], of="perplexity")["random", "kq", 64] - 1
+    check_says(EXPERIMENTS, f"half of it can go at random, for {100 * lost:.0f} %.")
+
+
+# a hybrid and a Mamba-2, on CRLF text
+
+
+def test_the_hybrid_and_the_mamba_are_those_of_the_record():
+    models = {"hybrid": "qwen3_next", "Mamba-2": "mamba2"}
+
+    def cell(method: str, group: str, title: str) -> str:
+        name, uncut = group.split(", uncut ")
+        one = record("hybrids")[models[name]]["sweep"]
+        assert uncut == f"{one['uncut']['perplexity']:.2f}"
+        return f"{found(one, method, int(title.split(' (', maxsplit=1)[0]))['perplexity']:.2f}"
+
+    check_cells(EXPERIMENTS, "## A hybrid and a Mamba-2", METHODS, cell)
+    mamba = record("hybrids")["mamba2"]["sweep"]
+    half = ratios(mamba, of="perplexity")
+    lost = {method: f"{100 * (half[method, 'kq', 64] - 1):.1f}" for method in METHODS}
+    trained = [f"{record('hybrids')[name]['training']['seconds']:.0f} s" for name in models.values()]
+    check_says(
+        EXPERIMENTS,
+        f"`grad` and `drrqr` lose {lost['grad']} and {lost['drrqr']} %, `l1` {lost['l1']} and",
+        f"`random` {lost['random']}; at 75 %",
+        f"trained for {trained[0]} and {trained[1]}",
+    )
+
+
+def test_how_much_of_the_state_is_used_is_that_of_the_sweeps():
+    def cell(method: str, size: str, title: str) -> str:
+        return f"{found(*sweeps(size, 'main'), method, int(title))['rank_utilisation']:.3f}"
+
+    check_cells(EXPERIMENTS, "## How much of the state is used", METHODS, cell)
+    delta_net, gated = (sweeps(size, "main")[0]["uncut"]["rank_utilisation"] for size in SIZES)
+    check_says(EXPERIMENTS, f"Uncut: DeltaNet {delta_net:.3f}, Gated DeltaNet {gated:.3f}.")
+    for size in SIZES:
+        main = sweeps(size, "main")[0]
+        used = [{method: found(main, method, width)["rank_utilisation"] for method in METHODS} for width in (32, 16)]
+        assert set(sorted(METHODS, key=used[0].__getitem__)[-2:]) == {"grad", "drrqr"}
+        assert max(METHODS, key=used[1].__getitem__) == "random"
+
+
+# recovery, on CRLF text
+
+
+def runs():
+    return {run["run"]: run["measured"]["nats"] for run in record("recovery")}
+
+
+def closed(cut: dict[str, float], control: float) -> str:
+    return f"{100 * (cut['before'] - cut['after']) / (cut['before'] - control):.0f} %"
+
+
+def test_recoveries_with_all_weights_are_those_of_the_records():
+    rows = []
+    for title, name, control in (
+        ("DeltaNet, drrqr, key dim 64, 65.5M tokens", "t-drrqr-64", "t-control"),
+        ("DeltaNet, drrqr, key dim 32, 65.5M tokens", "t-drrqr-32", "t-control"),
+        ("Gated DeltaNet, drrqr, key dim 64, 16.4M tokens", "tg-drrqr-64", "tg-control"),
+    ):
+        cut, after = runs()[name], runs()[control]["after"]
+        rows.append([title, f"{cut['before']:.4f}", f"{cut['after']:.4f}", f"{after:.4f}", closed(cut, after)])
+        tokens = next(run["tokens"] for run in record("recovery") if run["run"] == name)
+        assert title.endswith(f"{tokens / 1e6:.1f}M tokens")
+    check_rows(EXPERIMENTS, "All weights, a learning rate of", " | before | after | control after | closed", rows)
+
+
+def test_recoveries_of_all_methods_are_those_of_the_records():
+    control, rows, after = runs()["s-control"], [], {}
+    for method in reversed(METHODS):
+        for width in (64, 32):
+            cut = runs()["drrqr-64 full 1e-3 kd 4" if (method, width) == ("drrqr", 64) else f"s-{method}-{width}"]
+            rows.append(
+                [
+                    f"{method}, key dim {width}",
+                    f"{cut['before']:.4f}",
+                    f"{cut['after']:.4f}",
+                    closed(cut, control["after"]),
+                ]
             )
-            expected += [f"{tokens / naive:.1f}", f"{tokens / chunked:.1f}", f"{naive / chunked:.0f}x"]
-            expected.append(f"{tokens / plain:.0f}")
-        mebibytes = (peak[f"chunked, {way}"] / 2**20 for way in ("forward", "with gradients"))
-        assert cells == [*expected, *(f"{each:.1f}" for each in mebibytes), f"{row['inputs'] / 2**20:.1f}"]
-        assert row["error"] < 1e-4
+            after[method, width] = cut["after"]
+    check_rows(EXPERIMENTS, "### All five methods", "cut | before | after | closed", rows)
+    ahead = [after[worse, 64] - after[better, 64] for worse in ("drrqr", "grad") for better in ("l1", "s-wanda")]
+    informed = [after[method, 32] for method in METHODS[1:]]
+    check_says(
+        EXPERIMENTS,
+        f"The control goes from {control['before']:.4f} to {control['after']:.4f}.",
+        f"end {min(ahead):.3f} to {max(ahead):.3f} nats ahead of them",
+    )
+    spread = math.ceil(1000 * (max(informed) - min(informed))) / 1000
+    check_says(EXPERIMENTS, f"at key dim 32 four methods end within {spread:.3f}.")
+    assert all(max(METHODS, key=lambda method: after[method, width]) == "random" for width in (64, 32))
+
+
+def test_settings_of_recovery_are_those_of_the_records():
+    named = {
+        "`--lr 2e-3 --min-lr 2e-4` (LoRA r 16)": "lora 2e-3",
+        "`--lora-targets all-linear --lora-rank 64 --lora-alpha 64 --lr 2e-3 --min-lr 2e-4`": "all-linear r64 2e-3",
+        "`--full --lr 5e-4 --min-lr 5e-5`": "full 5e-4",
+        "`--full --lr 1e-3 --min-lr 1e-4`": "full 1e-3",
+        "`--full --lr 2e-3 --min-lr 2e-4`": "full 2e-3",
+        "`--full --lr 1e-3 --min-lr 1e-4 --kd-weight 4`": "full 1e-3 kd 4",
+        "`--full --lr 1e-3 --min-lr 1e-4 --kd-weight 16`": "full 1e-3 kd 16",
+    }
+    tried = {title: runs()[f"drrqr-64 {name}"] for title, name in named.items()}
+    rows = [[title, f"{cut['after']:.4f}", closed(cut, cut["uncut"])] for title, cut in tried.items()]
+    check_rows(EXPERIMENTS, "### Which settings", "settings | after | closed, to the uncut model", rows)
+    harmed = runs()["gated drrqr-64 full 1e-3, 60 steps"]
+    check_says(EXPERIMENTS, f"did harm: {harmed['before']:.4f} before, {harmed['after']:.4f} after.")

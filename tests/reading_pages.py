@@ -1,0 +1,79 @@
+"""The pages as tests read them: their tables by cells, their prose as one line, and the records they name."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from places import ROOT
+
+RECORDS = ROOT / "docs" / "records"
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+Ratios = dict[tuple[str, str, int], float]
+
+
+@functools.cache
+def record(name: str) -> Any:
+    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table_after(page: str, words: str) -> list[list[str]]:
+    """The first table behind these words, by rows of cells: its head, then what stands below the line of dashes."""
+    text = PAGES[page]
+    lines = text[text.index(words) :].splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line[1:-1].split("|")])
+    return [rows[0], *rows[2:]]
+
+
+def columns(head: list[str]) -> list[tuple[str, str]]:
+    """What each column is of: `DeltaNet 30M: 89 | 76` are two columns of one group."""
+    found, group = [], ""
+    for cell in head[1:]:
+        *named, title = cell.rsplit(": ", 1)
+        group = named[0] if named else group
+        found.append((group, title))
+    return found
+
+
+def check_cells(page: str, words: str, rows: list[str], cell: Callable[[str, str, str], str]) -> None:
+    """A table of these rows, each cell of which is what `cell` makes of its row, its group of columns and its title."""
+    head, *body = table_after(page, words)
+    assert [row[0] for row in body] == rows
+    for name, *cells in body:
+        expected = [cell(name, group, title) for group, title in columns(head)]
+        assert cells == expected, name
+
+
+def check_rows(page: str, words: str, head: str, expected: list[list[str]]) -> None:
+    """A table with this head, whose rows below it are these, cell by cell."""
+    first, *body = table_after(page, words)
+    assert " | ".join(first) == head
+    assert body == expected
+
+
+def check_says(page: str, *sentences: str) -> None:
+    flat = " ".join(PAGES[page].split())
+    for sentence in sentences:
+        assert sentence in flat, f"{page} does not say: {sentence}"
+
+
+def ratios(*sweeps: Mapping[str, Any], of: str = "word_perplexity") -> Ratios:
+    """What each cut costs, as a ratio to the uncut model, by method, score and key dim."""
+    return {
+        (row["method"], row["score"], row["key_dim"]): row[of] / sweep["uncut"][of]
+        for sweep in sweeps
+        for row in sweep["rows"]
+    }
+
+
+def found(sweep: Mapping[str, Any], method: str, key_dim: int, score: str = "kq") -> Any:
+    """The row of a sweep."""
+    wanted = (method, score, key_dim)
+    return next(row for row in sweep["rows"] if (row["method"], row["score"], row["key_dim"]) == wanted)
