@@ -1,14 +1,15 @@
 # make demo: sweep, cut and look into the bundled model; ends with a report.
 # make quick: all checks that are fast, for while you work.   make test: all checks.
 # make fuzz-quick: some hundred commands on damaged input.    make fuzz CASES=4000 SEED=7: as many as you like.
+# make wheel: wheel and sdist, installed in an empty environment that runs the quickstart. make docs: the site.
 # make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
-EXTRAS ?= eval,recover,report,dev
+EXTRAS ?= fla,eval,recover,report,docs,dev
 
-.PHONY: install demo quick test fuzz-quick fuzz crash lint format clean
+.PHONY: install demo quick test fuzz-quick fuzz crash wheel docs lint format clean
 
 install: $(READY)
 
@@ -38,6 +39,14 @@ fuzz: $(READY)
 crash: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/crash_suite.py
 
+# WHEEL= installs all dependencies anew, which takes minutes
+WHEEL ?= --borrow $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+wheel: $(READY)
+	$(BIN)/python .ci/wheel.py $(WHEEL)
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,4 +57,4 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,7 +16,6 @@ from slimstate.api.cutting import apply_plan, estimate, inspect, make_plan, prun
 from slimstate.api.measuring import analyze, evaluate, report, sweep
 from slimstate.api.training import preview, reconstruct, recover, train
 from slimstate.benchmark import BenchOptions, MixerShape
-from slimstate.data.rows import Texts
 from slimstate.evaluation.analyze import AnalysisOptions
 from slimstate.evaluation.evaluate import EvalOptions
 from slimstate.evaluation.sweep import SweepOptions
@@ -51,7 +50,6 @@ __all__ = [
     "SlimstateError",
     "SweepGrid",
     "SweepOptions",
-    "Texts",
     "TrainerOptions",
     "TrainingText",
     "__version__",

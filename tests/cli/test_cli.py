@@ -120,7 +120,10 @@ BAD = {
     "no such dataset": (["MODEL", "--key-dim", "8", "--data", "no/dataset"], "the hub cannot be reached from here"),
     "no data": (["MODEL", "--key-dim", "8"], "give text to calibrate on with --data"),
     "missing data": (["MODEL", "--key-dim", "8", "--data", "/nowhere/x.txt"], "no data at /nowhere/x.txt"),
-    "short data": (["MODEL", "--key-dim", "8", "--data", "TEXT"], "samples of 2048 need 262,144"),
+    "short data": (
+        ["MODEL", "--key-dim", "8", "--data", "TEXT", "--samples", "128", "--length", "2048"],
+        "samples of 2048 need 262,144",
+    ),
     "f": (["MODEL", "--key-dim", "8", "--rrqr-f", "0.5"], "f >= 1"),
     "not a number": (["MODEL", "--key-dim", "many"], "Invalid value for '--key-dim'"),
     "no such option": (["MODEL", "--keydim", "8"], "No such option"),

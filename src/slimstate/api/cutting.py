@@ -92,8 +92,8 @@ def prune(
     """
     if key_dim is None and compression is None and budget is None:
         compression = HALF
-    selector = selector_named(method)
-    reads = selector.calibrated and calibration is not None
+    selector, calibration = selector_named(method), Calibration.of(calibration)
+    reads = selector.calibrated and calibration.data is not None
     with Inputs.of(tokenizer, progress, model) as given:
         source = given.model(model, reads_text=reads)
         place = given.folder() / "cut" if out is None and isinstance(model, torch.nn.Module) else out
@@ -142,9 +142,10 @@ def make_plan(
     """
     if key_dim is None and compression is None and budget is None:
         compression = HALF
+    calibration = Calibration.of(calibration)
     with Inputs.of(tokenizer, progress, model) as given:
         return planned(
-            given.model(model, reads_text=calibration is not None), key_dim=key_dim, compression=compression,
+            given.model(model, reads_text=calibration.data is not None), key_dim=key_dim, compression=compression,
             budget=budget, method=method, calibration=calibration, options=options, run=run, reporter=given.reporter,
         )  # fmt: skip
 

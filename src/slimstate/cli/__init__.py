@@ -6,6 +6,7 @@ Results go to standard output; everything else goes to standard error. Bad input
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import suppress
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.flags import as_flags, flags_of
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.reconstructing import reconstruct
-from slimstate.cli.running import run
+from slimstate.cli.running import demo, run
 from slimstate.cli.streams import readable, secure
 from slimstate.cli.terminal import USAGE_ERROR
 from slimstate.cli.training import recover, train
@@ -38,6 +39,7 @@ app.command()(train)
 app.command()(report)
 app.add_typer(bench, name="bench")
 app.command()(run)
+app.command()(demo)
 
 
 @app.callback(invoke_without_command=True)
@@ -50,6 +52,7 @@ def about(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 def main() -> None:
     secure()
+    warnings.formatwarning = _in_a_line
     STOP.translate, STOP.speaks = _in_flags, distributed.is_main
     with STOP.listening():
         code = _outcome()
@@ -78,6 +81,11 @@ def _outcome() -> int:
         if (line := shortages.in_words(error)) is None:
             raise
         return _complain(line)
+
+
+def _in_a_line(message: Warning | str, category: type[Warning], *place: object, **line: object) -> str:
+    """A warning as everything else that the command says."""
+    return f"slimstate: {quoted(message, LONGEST_LINE)}\n"
 
 
 def _in_flags(message: str) -> str:

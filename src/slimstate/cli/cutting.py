@@ -12,6 +12,8 @@ from rich.table import Table
 
 from slimstate.cli.reconstructing import Batch, Length, Rate, Samples, Steps, reconstruction, show_reconstruction
 from slimstate.cli.terminal import (
+    CalibrationLength,
+    CalibrationSamples,
     Device,
     Documents,
     Dtype,
@@ -109,8 +111,8 @@ def prune(
         typer.Option(help=Text.format("calibrate on")),
     ] = None,
     documents: Documents = None,
-    samples: Annotated[int, typer.Option(help="Calibration windows.")] = 128,
-    length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 2048,
+    samples: CalibrationSamples = None,
+    length: CalibrationLength = None,
     score: Annotated[
         str, typer.Option(help="Judge channels by keys and queries (kq), keys (k) or queries (q).")
     ] = "kq",

@@ -33,6 +33,13 @@ Documents = Annotated[
         " rows. By default a .txt file, or a row of a table; rows that are lines of one text are joined."
     ),
 ]
+CalibrationSamples = Annotated[
+    int | None, typer.Option(help="Calibration windows; by default 128, or as many as the text has.")
+]
+CalibrationLength = Annotated[
+    int | None,
+    typer.Option(help="Tokens per calibration window; by default 2048, or fewer where the text is shorter."),
+]
 Text = "Text to {}: .txt, .jsonl, .parquet, .xz or .gz of one, a folder of them, or a datasets name."
 
 

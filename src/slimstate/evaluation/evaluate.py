@@ -30,10 +30,19 @@ from slimstate.system.progress import SILENT, Reporter
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions(TaskOptions):
-    """How much is measured: windows of `length` of the first `max_tokens` tokens; the first `limit` documents per task.
+    """How much is measured.
 
-    `documents` says how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
-    `task_data` is a folder of files that take the place of hub datasets.
+    Parameters:
+        length: tokens in a window of the text.
+        max_tokens: of its beginning; by default all.
+        documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
+        seed: for what is drawn at random.
+        task_data: a folder of files that take the place of hub datasets.
+        limit: documents of each task; by default all.
+        max_length: tokens that tasks show a model at once; by default what its config names.
+
+    Example:
+        >>> slimstate.evaluate("slim", "text.txt", options=slimstate.EvalOptions(max_tokens=100_000))
     """
 
     length: int = 1024

@@ -11,6 +11,7 @@ from slimstate.core.plan import PLAN, Plan
 from slimstate.core.surgery import outline
 from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
+from slimstate.models.prepare import has_library
 from slimstate.models.stock import stock_differences
 from slimstate.pruning.budget import state_bytes
 from slimstate.pruning.inspect import parameters_after
@@ -33,6 +34,9 @@ def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> Spee
 
 def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
     """Every tensor the stock class would make of the config is there, in that shape, and will be after the cut."""
+    if not has_library(checkpoint.family.library):
+        reporter.say("flash-linear-attention is not installed: the tensors are not compared with its class")
+        return
     with reporter.waiting("comparing the tensors with the stock class"):
         shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
         for name, shape, expected in stock_differences(checkpoint.config, shapes):
