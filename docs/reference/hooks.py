@@ -26,22 +26,17 @@ def sections(name: str, verb: Any) -> list[str]:
         return [part for inner, command in verb.commands.items() for part in sections(f"{name} {inner}", command)]
     arguments = [given for given in verb.params if given.param_type_name == "argument"]
     options = [given for given in verb.params if given.param_type_name == "option" and given.name != "help"]
-    usage = " ".join(["slimstate", name, *(given.make_metavar_text() for given in map(Argument, arguments)), "[OPTIONS]"])
+    usage = " ".join(["slimstate", name, *map(placeholder, arguments), "[OPTIONS]"])
     lines = [f"## {name}", (verb.help or "").strip(), f"```\n{usage}\n```"]
     rows = [f"| `{given.human_readable_name}` | {escaped(given.help)} | |" for given in arguments]
     rows += [f"| `{', '.join(given.opts)}` | {escaped(given.help)} | {default_of(given)} |" for given in options]
     return ["\n\n".join([*lines, "\n".join(["| option | what it does | default |", "|---|---|---|", *rows])])]
 
 
-class Argument:
+def placeholder(argument: Any) -> str:
     """An argument as a line of usage has it."""
-
-    def __init__(self, given: Any) -> None:
-        self._given = given
-
-    def make_metavar_text(self) -> str:
-        name = self._given.human_readable_name.upper()
-        return name if self._given.required else f"[{name}]"
+    name = argument.human_readable_name.upper()
+    return name if argument.required else f"[{name}]"
 
 
 def default_of(option: Any) -> str:

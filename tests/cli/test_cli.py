@@ -175,7 +175,11 @@ def test_what_is_not_a_supported_model_is_refused(config, message, tmp_path, cap
 def test_help_and_version(capsys, monkeypatch):
     import slimstate
 
-    assert run(capsys, monkeypatch, "--version")[1].strip() == slimstate.__version__
+    first, packages, device = run(capsys, monkeypatch, "--version")[1].splitlines()
+    assert first == f"slimstate {slimstate.__version__}"
+    assert f"torch {torch.__version__}" in packages
+    assert "CPU" in device
+    assert run(capsys, monkeypatch, "-h") == run(capsys, monkeypatch, "--help")
     for verb in ("inspect", "prune", "eval"):
         code, out, _ = run(capsys, monkeypatch, verb, "--help")
         assert code == 0

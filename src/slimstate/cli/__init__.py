@@ -26,7 +26,12 @@ from slimstate.system.errors import LONGEST_LINE, SlimstateError, quoted
 from slimstate.system.interruption import STOP
 from slimstate.system.version import __version__
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 app.command()(inspect)
 app.command()(prune)
@@ -43,11 +48,25 @@ app.command()(demo)
 
 
 @app.callback(invoke_without_command=True)
-def about(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+def about(
+    version: Annotated[bool, typer.Option("--version", help="Show the version, and what it runs on.")] = False,
+) -> None:
     """Make the recurrent state of trained linear-attention language models smaller."""
     if version:
-        print(__version__)
+        print(f"slimstate {__version__}", _surroundings(), sep="\n")
         raise typer.Exit
+
+
+def _surroundings() -> str:
+    """The packages that decide a result, and the device that would be used."""
+    import torch
+
+    from slimstate.records.base import versions
+
+    found = versions() | ({} if "flash-linear-attention" in versions() else {"flash-linear-attention": "not installed"})
+    packages = ", ".join(f"{name} {found[name]}" for name in found if name != "slimstate")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: kernels of PyTorch on the CPU"
+    return f"{packages}\n{device}"
 
 
 def main() -> None:

@@ -47,24 +47,33 @@ def inspect(
     sequences: Sequences = None,
     memory_gb: MemoryGb = None,
     state_dtype: StateDtype = "fp32",
+    context: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a sequence, by which KV caches of softmax layers are counted; by default 32768."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only."""
+    """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only.
+
+    MODEL may be a config.json alone. Of a hub id nothing but the config and the headers is downloaded.
+    """
     from slimstate.pruning.inspect import inspect as look
 
-    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype))
+    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype), context=context)
     if as_json:
         print_json(record.to_json())
         return
     console, state = Console(highlight=False, markup=False), record.state_bytes
     softmax = f", {record.softmax_layers} softmax layers left alone" if record.softmax_layers else ""
     shared = f" ({record.value_heads} value heads)" if record.value_heads != record.heads else ""
-    console.print(f"{record.model}: {record.model_type}, {record.parameters:,} parameters", markup=False)
+    console.print(f"{record.model}: {record.model_type}{record.counted}", markup=False)
     dims = f"key dim {record.key_dim}, value dim {record.value_dim}"
     console.print(f"{record.mixers} linear layers{softmax}, {record.heads} heads{shared}, {dims}")
     console.print(
         f"recurrent state per sequence: {mebibytes(state['fp32'])} in fp32, {mebibytes(state['bf16'])} in bf16"
     )
+    if record.cached:
+        console.print(f"for each sequence{record.cached}".replace("sequence, and", "sequence also"))
     if (cut := record.already_cut) is not None:
         console.print(f"cut before: key dim {cut.width} to {cut.key_dim} by {cut.method}")
     table = Table("key dim", "compression", "state fp32", "state bf16", "sequences in the same memory", "parameters")
@@ -75,8 +84,8 @@ def inspect(
             f"{option.compression:.3g}",
             mebibytes(sizes["fp32"]),
             mebibytes(sizes["bf16"]),
-            f"{state['fp32'] / sizes['fp32']:.2f}x",
-            f"{option.parameters:,}",
+            f"{option.sequences:.2f}x",
+            "" if option.parameters is None else f"{option.parameters:,}",
         )
     console.print(table)
     if record.budget is not None:
@@ -197,8 +206,8 @@ def prune(
     )  # fmt: skip
     if plan_only:
         planned = estimate(
-            model, key_dim=key_dim, compression=compression, budget=budget, method=method, calibration=calibration,
-            run=load, reporter=reporter,
+            model, target, key_dim=key_dim, compression=compression, budget=budget, method=method,
+            calibration=calibration, options=options, run=load, reporter=reporter,
         )  # fmt: skip
         if as_json:
             print_json(planned.to_json())

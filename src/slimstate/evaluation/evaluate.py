@@ -147,7 +147,9 @@ def measure(checkpoint: Checkpoint, name: str, programme: Programme, run: RunOpt
     if programme.windows is not None:
         found = _with_perplexity(found, runtime, programme.windows, reporter)
     if programme.text is not None and programme.associative:
-        recalled = associative_recall(runtime, programme.text, seed=options.seed, reporter=reporter)
+        recalled = associative_recall(
+            runtime, programme.text, seed=options.seed, max_tokens=options.max_tokens, reporter=reporter
+        )
         found = replace(found, associative_recall=recalled)
     if programme.tasks:
         scores = run_tasks(

@@ -302,8 +302,9 @@ def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
             record = study.record(uncut, rows, runtime.kernels)
             for row in rows:
                 table(_cells(row))
-            for candidate in missing:
-                row = judge.row(candidate, uncut)
+            first, last = len(study.candidates) - len(missing) + 1, len(study.candidates)
+            for number, candidate in enumerate(missing, start=first):
+                row = judge.row(candidate, uncut, f"row {number} of {last}")
                 record = replace(record, rows=(*record.rows, row))
                 record.write(path)
                 table(_cells(row))
@@ -353,14 +354,14 @@ class _Judge:
             reporter=self.reporter,
         )
 
-    def row(self, candidate: Candidate, uncut: Uncut) -> Row:
+    def row(self, candidate: Candidate, uncut: Uncut, place: str) -> Row:
         assert uncut.nats_per_token is not None, "of a sweep that can go on"
         checkpoint = self.study.checkpoint
         request = candidate.request(self.study.calibration.seed, self.study.options.f)
         corrected = not self.study.options.keep_norm_eps
         plan = choose_channels(checkpoint, candidate.selector, request, self.evidence, corrected=corrected)
         with self.candidates.running(plan, candidate.selector, request) as running:
-            found = self._measure(running, candidate.key_dim, " ".join(map(str, candidate.key)))
+            found = self._measure(running, candidate.key_dim, f"{place}: {' '.join(map(str, candidate.key))}")
         kappas = _condition_numbers(plan)
         return Row(
             method=candidate.method,

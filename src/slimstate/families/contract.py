@@ -143,6 +143,10 @@ class Family(ABC):
         """What the logits are multiplied by: a loss made from hidden states and head has to do so too."""
         return 1.0
 
+    def cached_per_token(self, config: Config) -> int | None:
+        """Numbers that softmax layers keep for every token, keys and values together; None where it is not said."""
+        return cached_numbers(len(self.softmax_layers(config)), {**self.defaults, **config})
+
     @property
     def stock_config(self) -> Config:
         """A config that says nothing, as the stock class reads it."""
@@ -163,6 +167,16 @@ class Family(ABC):
         """The stock class of a model with all that its files hold."""
         alone = self.language_type == self.model_type
         return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
+
+
+def cached_numbers(layers: int, known: Config) -> int | None:
+    """Keys and values of so many softmax layers for a token, by the names that configs of transformers have."""
+    heads = known.get("num_attention_heads")
+    if not layers or not heads:
+        return None if layers else 0
+    key_heads = known.get("num_key_value_heads") or heads
+    width = known.get("attention_head_dim") or known.get("head_dim") or int(known.get("hidden_size") or 0) // int(heads)
+    return 2 * layers * int(key_heads) * int(width) or None
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:

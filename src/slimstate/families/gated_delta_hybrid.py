@@ -17,6 +17,7 @@ from slimstate.families.contract import (
     Family,
     Library,
     Sizes,
+    cached_numbers,
     corrected_epsilon,
     filter_axis,
 )
@@ -142,6 +143,9 @@ class GatedDeltaHybrid(Family):
     def softmax_layers(self, config: Config) -> frozenset[int]:
         kinds = enumerate(layer_types(self.text(config)))
         return frozenset(layer for layer, kind in kinds if kind != "linear_attention")
+
+    def cached_per_token(self, config: Config) -> int | None:
+        return cached_numbers(len(self.softmax_layers(config)), self.text(config))
 
     def correction(self, config: Config) -> Correction:
         return self.layout(self.sizes(config)).correction

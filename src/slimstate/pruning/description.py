@@ -26,7 +26,7 @@ from slimstate.system.progress import SILENT, Reporter
 
 def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> SpeedOfCut | None:
     """Say and return what the key dim does to the speed of a layer, where that was measured."""
-    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0].axis.width, key_dim)
+    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
     if speed is not None:
         reporter.say(speed.advice)
     return speed
@@ -107,7 +107,7 @@ def describe(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutReco
         correction=plan.correction,
         state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
         parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),
-        speed=speed_of_cut(plan.model_type, plan.width, plan.key_dim),
+        speed=speed_of_cut(plan.model_type, mixers[0], plan.key_dim),
         calibration=plan.calibration,
         certificate=plan.summary(),
         versions=plan.versions,

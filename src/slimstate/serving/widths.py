@@ -2,7 +2,8 @@
 
 A curve is a record of `slimstate bench mixer` over many key dims, kept in `curves/`. Kernels pad channels to blocks, so
 a width between two that were measured runs no faster than the wider of them, and is taken as that. Of widths beyond the
-widest or below the narrowest nothing is known and nothing is said, and neither of layers that were not timed.
+widest or below the narrowest nothing is known and nothing is said, and neither of layers that were not timed, or whose
+sizes are far from those that were.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from slimstate.core.layout import Mixer
 from slimstate.records.benchmark import MixerRecord
 from slimstate.records.speed import SpeedOfCut, SpeedsBelow, Speedup
 
 CURVES = files("slimstate.serving") / "curves"
+FAR = 2  # times as many heads or value channels as were timed: beyond that nothing is said
 ALIKE = 0.04  # a difference in speed that is not worth a word, and may be noise
 
 
@@ -27,10 +30,17 @@ class Curve:
     kernels: str
     conditions: str
     seconds: Mapping[int, float]
+    heads: int
+    value_dim: int
 
     def __post_init__(self) -> None:
         if not self.seconds or min(self.seconds.values()) <= 0:
             raise ValueError("a curve without times, or with times that are none")
+
+    def near(self, mixer: Mixer) -> bool:
+        """Whether the layer is about as large as the one that was timed: half to twice its heads and its values."""
+        sizes = ((mixer.value_heads, self.heads), (mixer.value_dim, self.value_dim))
+        return all(measured <= FAR * size <= FAR * FAR * measured for size, measured in sizes)
 
     def covers(self, key_dim: int) -> bool:
         return min(self.seconds) <= key_dim <= max(self.seconds)
@@ -111,23 +121,26 @@ def curve_of(record: MixerRecord, model_type: str) -> Curve | None:
             f" {sizes.heads} heads, value dim {sizes.value_dim}, {record.dtype}"
         ),
         seconds={row.key_dim: row.time for row in rows},
+        heads=sizes.heads,
+        value_dim=sizes.value_dim,
     )
 
 
-def known_curve(model_type: str, *key_dims: int) -> Curve | None:
-    """The curve in the package for layers of a model type: the first, by file name, that covers these key dims."""
+def known_curve(model_type: str, *key_dims: int, like: Mixer | None = None) -> Curve | None:
+    """The curve in the package for a layer: the first, by file name, that has these key dims, of about its size."""
     entries = sorted(CURVES.iterdir(), key=lambda entry: entry.name) if CURVES.is_dir() else []
     for entry in entries:
         if entry.name.endswith(".json"):
             curve = curve_of(MixerRecord.from_json(json.loads(entry.read_text(encoding="utf-8"))), model_type)
-            if curve is not None and all(map(curve.covers, key_dims)):
+            if curve is not None and all(map(curve.covers, key_dims)) and (like is None or curve.near(like)):
                 return curve
     return None
 
 
-def speeds_below(model_type: str, width: int) -> SpeedsBelow | None:
+def speeds_below(model_type: str, mixer: Mixer) -> SpeedsBelow | None:
     """What narrower layers gain; None where that was not measured."""
-    curve = known_curve(model_type, width)
+    width = mixer.axis.width
+    curve = known_curve(model_type, width, like=mixer)
     if curve is None or not curve.narrower(width):
         return None
     return SpeedsBelow(
@@ -141,9 +154,10 @@ def speeds_below(model_type: str, width: int) -> SpeedsBelow | None:
     )
 
 
-def speed_of_cut(model_type: str, width: int, key_dim: int) -> SpeedOfCut | None:
+def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> SpeedOfCut | None:
     """What a cut does to the speed of a layer; None where that was not measured."""
-    curve = known_curve(model_type, width, key_dim) if key_dim < width else None
+    width = mixer.axis.width
+    curve = known_curve(model_type, width, key_dim, like=mixer) if key_dim < width else None
     if curve is None:
         return None
     return SpeedOfCut(
