@@ -55,7 +55,8 @@ def associative_recall(
 ) -> AssociativeRecall:
     """The share of questions answered, by the number of pairs to remember; the model reads `max_tokens` at most.
 
-    But every number of pairs is asked in one sequence at least. `accuracy` takes the likeliest of the candidate values, `exact` the likeliest of all tokens.
+    But every number of pairs is asked in one sequence at least. `accuracy` takes the likeliest of the candidate values,
+    `exact` the likeliest of all tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     keys, values = draw_vocabulary(runtime.tokenizer, max(pairs), generator)

@@ -224,7 +224,7 @@ class Session(Generic[R]):
         reporter.say(
             f"training {size:,} parameters for {options.total_steps:,} steps of {options.batch_size} x"
             f" {options.length} tokens: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs,"
-            f" about {timedelta(seconds=round(seconds))}, give or take a factor of two"
+            f" about {timedelta(seconds=round(seconds / distributed.count()))}, give or take a factor of two"
         )
         folder = self.folder / job.part
         resume = trainer.resume_from(folder)
