@@ -19,11 +19,13 @@ from slimstate.cli.terminal import (
     Dtype,
     Json,
     Model,
+    PushToHub,
     Seed,
     Text,
     mebibytes,
     print_json,
     printer,
+    pushed_to,
 )
 from slimstate.pruning.budget import Budget
 from slimstate.records.cut import CutRecord, EstimateRecord
@@ -166,6 +168,7 @@ def prune(
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing output folder, once the new one is whole.")
     ] = False,
+    push_to_hub: PushToHub = None,
     as_json: Json = False,
 ) -> None:
     """Cut a model to fewer key/query channels per head and write a checkpoint that the stock class loads."""
@@ -180,6 +183,8 @@ def prune(
     if out is None and not (dry_run or plan_only):
         raise PlanError("give --out DIR, or --dry-run to write nothing")
     target = None if dry_run else out
+    if push_to_hub is not None and (dry_run or plan_only):
+        raise PlanError("--push-to-hub uploads what is written: leave out --dry-run and --plan-only")
     if apply is not None:
         if plan_only:
             raise PlanError(
@@ -191,7 +196,10 @@ def prune(
             raise PlanError(
                 "--apply has its plan, which says how much is kept: leave out --compression, --key-dim and budgets"
             )
-        _show(apply_plan(model, apply, target, force=force, reporter=reporter), as_json)
+        with pushed_to(push_to_hub, reporter) as push:
+            record = apply_plan(model, apply, target, force=force, reporter=reporter)
+            _show(record, as_json)
+            push(record.out)
         return
     calibration = Calibration(
         data=data, documents=documents, samples=samples, length=length, seed=seed, evidence=evidence
@@ -214,11 +222,13 @@ def prune(
         else:
             _print_estimate(planned)
         return
-    record = cut(
-        model, target, key_dim=key_dim, compression=compression, budget=budget, method=method,
-        calibration=calibration, options=options, run=load, reporter=reporter,
-    )  # fmt: skip
-    _show(record, as_json)
+    with pushed_to(push_to_hub, reporter) as push:
+        record = cut(
+            model, target, key_dim=key_dim, compression=compression, budget=budget, method=method,
+            calibration=calibration, options=options, run=load, reporter=reporter,
+        )  # fmt: skip
+        _show(record, as_json)
+        push(record.out)
 
 
 def budget_of(
