@@ -41,7 +41,8 @@ def test_licence_language_tags_and_base_stay(tmp_path):
     "header",
     [
         "", "no header", "---\n- a list\n---\n", "---\n{broken\n---\n", "---\nlicense: [1, 2]\nlanguage: 3\n---\n",
-        "---\nlicense: {a: b}\ntags: {c: d}\nbase_model: /home/me/model\n---\n", "---\ntags: [" + "x, " * 500 + "x]\n---\n",
+        "---\nlicense: {a: b}\ntags: {c: d}\nbase_model: /home/me/model\n---\n",
+        "---\ntags: [" + "x, " * 500 + "x]\n---\n",
         "---\nlicense: !!python/object/apply:os.system [ls]\n---\n", '---\nlicense: "a\\0b"\n---\n',
     ],
 )  # fmt: skip
