@@ -23,10 +23,10 @@ demo: $(READY)
 	$(BIN)/python demo/run.py
 
 quick: $(READY) lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow" --durations 5
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slow" --durations 5
 
 test: $(READY) lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 fuzz-quick: $(READY)
 	$(BIN)/python tests/fuzz/run.py --cases 240 --seed 0

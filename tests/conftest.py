@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -11,6 +12,17 @@ import torch
 import tiny
 
 torch.set_num_threads(1)
+# files that take longest, longest first: started last, one of them would keep one process busy and the other waiting
+LONGEST = (
+    "contract", "recover", "processes", "recipes", "fla_kernels", "lm_eval", "reconstruct", "sweep", "report",
+    "hybrids", "measuring", "sweep_tasks", "pretrain", "distributed", "rotations", "killed_and_shared",
+    "hybrid_recovery", "offload", "checkpoint", "benchmark",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +43,14 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(tiny.text())
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_loaded_stays() -> None:
+    """Libraries hold millions of objects for good: collections, of which training asks for many, pass over them."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # whoever counts what is left at the end finds nothing

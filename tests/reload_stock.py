@@ -2,7 +2,7 @@
 
 Hybrids of fla are the exception: its softmax layer asks for flash-attn when it is made, which a CPU does not have.
 With --without-fla fla cannot be imported, and slimstate is not needed at all; with --with-fla it can. Both are for
-models of transformers, which choose their kernels by that.
+models of transformers, which choose their kernels by that. With --without-peft PEFT cannot be imported.
 """
 
 import json
@@ -13,8 +13,11 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 KIND = sys.argv.pop(1).strip("-") if sys.argv[1].startswith("--") else "fla"
 IDS, *FOLDERS = sys.argv[1:]
-if KIND == "without-fla":
-    sys.modules["fla"] = None  # type: ignore[assignment]
+if KIND.startswith("without-"):
+    assert KIND.removeprefix("without-") not in sys.modules
+    sys.modules[KIND.removeprefix("without-")] = None  # type: ignore[assignment]
+if KIND == "without-peft":
+    KIND = "fla"
 if KIND == "fla":
     import fla  # noqa: F401
 import torch  # noqa: E402

@@ -31,7 +31,7 @@ ALLOWED = {
     "report": ("system", "core", "records"),
     "checkpoints": ("system", "core", "families", "records"),
     "models": (*BELOW_MODELS, "kernels"),
-    "serving": (*BELOW_MODELS, "models"),
+    "serving": (*BELOW_MODELS, "data", "models"),
     "reconstruction": BELOW_PRUNING,
     "pruning": (*BELOW_PRUNING, "reconstruction"),
     "evaluation": (*BELOW_PRUNING, "reconstruction", "pruning", "report"),
@@ -150,8 +150,48 @@ def test_nothing_above_families_knows_a_model_type_by_name():
                 assert not named, f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
 
 
-def test_extras_are_imported_only_where_they_are_used():
+STARTS = """
+import sys
+from slimstate.cli import main
+for words in sys.argv[1:]:
+    sys.argv = ["slimstate", *words.split()]
+    try:
+        main()
+    except SystemExit as stop:
+        assert (stop.code or 0) == (0 if "--help" in words or "--version" in words else 2), words
+print({"torch", "transformers", "safetensors", "numpy"} & sys.modules.keys())
+import slimstate
+assert all(hasattr(slimstate, name) for name in slimstate.__all__)
+print({"torch"} & sys.modules.keys(), {"matplotlib", "lm_eval", "peft"} & sys.modules.keys())
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> list[str]:
+    """What a fresh process has loaded: after commands that do no work, and once every name of the package was used."""
+    verbs = ("inspect", "eval", "analyze", "reconstruct", "recover", "train", "report", "run", "bench", "bench decode")
+    words = ["--version", "--help", *(f"{verb} --help" for verb in verbs), "prune", "sweep x", "inspect x --no-such"]
+    done = subprocess.run([sys.executable, "-c", STARTS, *words], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-2:]
+
+
+def test_help_and_bad_usage_do_not_wait_for_torch(loaded):
+    assert loaded[0] == "set()"
+
+
+def test_extras_are_imported_only_where_they_are_used(loaded):
     """The package and its command work without matplotlib and lm-eval."""
-    code = "import sys, slimstate, slimstate.cli; print({'matplotlib', 'lm_eval', 'peft'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert loaded[1] == "{'torch'} set()"
+
+
+def test_the_names_of_the_package_are_loaded_from_where_type_checkers_see_them():
+    """Three lists in one file: what type checkers read, what is loaded on demand, what is public."""
+    front = tree(ROOT / "__init__.py")
+    (typed,) = (node.body for node in front.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))
+    homes = {node.module: tuple(alias.name for alias in node.names) for node in typed}
+    assert homes == {f"slimstate.{home}": names for home, names in slimstate.HOMES.items()}
+    assert {*slimstate.__all__} == {"__version__", "report", *(name for names in homes.values() for name in names)}
+    assert slimstate.report is sys.modules["slimstate.report"].write_report
+    assert set(slimstate.__all__) <= set(dir(slimstate))
+    with pytest.raises(AttributeError, match="no attribute 'prunes'"):
+        _ = slimstate.prunes

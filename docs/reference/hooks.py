@@ -24,6 +24,8 @@ def sections(name: str, verb: Any) -> list[str]:
     """One of a command, and one for each of its own."""
     if hasattr(verb, "commands"):
         return [part for inner, command in verb.commands.items() for part in sections(f"{name} {inner}", command)]
+    if hasattr(verb, "fill"):
+        verb.fill()  # with the names of methods, which are looked up late
     arguments = [given for given in verb.params if given.param_type_name == "argument"]
     options = [given for given in verb.params if given.param_type_name == "option" and given.name != "help"]
     usage = " ".join(["slimstate", name, *map(placeholder, arguments), "[OPTIONS]"])

@@ -2,35 +2,66 @@
 
 The verbs of the command are functions here: `inspect`, `prune`, `reconstruct`, `recover`, `train`, `evaluate`,
 `analyze`, `sweep`, `report`, `bench_mixer`, `bench_model`, `bench_decode`, `bench_calibrate`.
+
+Each name is loaded when it is asked for first: most need torch, which takes seconds.
 """
 
+import importlib
 import sys
+from typing import TYPE_CHECKING
 
 from slimstate.system.interruption import STOP
 
 if sys.argv and sys.argv[0].rpartition("/")[2] in ("-m", "slimstate"):
-    STOP.listen()  # the command is starting: the imports below take seconds, in which it can be stopped too
+    STOP.listen()  # the command is starting: what it imports takes seconds, in which it can be stopped too
 
-from slimstate.api.benchmarking import bench_calibrate, bench_decode, bench_mixer, bench_model
-from slimstate.api.cutting import apply_plan, estimate, inspect, make_plan, prune
-from slimstate.api.measuring import analyze, evaluate, report, sweep
-from slimstate.api.training import preview, reconstruct, recover, train
-from slimstate.benchmark import BenchOptions, MixerShape
-from slimstate.evaluation.analyze import AnalysisOptions
-from slimstate.evaluation.evaluate import EvalOptions
-from slimstate.evaluation.sweep import SweepOptions
-from slimstate.evaluation.sweep_grid import SweepGrid
-from slimstate.models.devices import RunOptions
-from slimstate.models.offload import LoadOptions
-from slimstate.models.prepare import prepare, prepare_fla
-from slimstate.pruning.budget import Budget
-from slimstate.pruning.options import Calibration, CutOptions
-from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.selectors import Selector
-from slimstate.system.errors import SlimstateError
-from slimstate.system.progress import Reporter
+# not later: the folder of that name would take its place here
+from slimstate.api.reporting import report
 from slimstate.system.version import __version__
-from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
+
+if TYPE_CHECKING:
+    from slimstate.api.benchmarking import bench_calibrate, bench_decode, bench_mixer, bench_model
+    from slimstate.api.cutting import apply_plan, estimate, inspect, make_plan, prune
+    from slimstate.api.measuring import analyze, evaluate, sweep
+    from slimstate.api.training import preview, reconstruct, recover, train
+    from slimstate.benchmark import BenchOptions, MixerShape
+    from slimstate.evaluation.analyze import AnalysisOptions
+    from slimstate.evaluation.evaluate import EvalOptions
+    from slimstate.evaluation.sweep import SweepOptions
+    from slimstate.evaluation.sweep_grid import SweepGrid
+    from slimstate.models.devices import RunOptions
+    from slimstate.models.offload import LoadOptions
+    from slimstate.models.prepare import prepare, prepare_fla
+    from slimstate.pruning.budget import Budget
+    from slimstate.pruning.options import Calibration, CutOptions
+    from slimstate.reconstruction.options import ReconstructOptions
+    from slimstate.selectors import Selector
+    from slimstate.system.errors import SlimstateError
+    from slimstate.system.progress import Reporter
+    from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
+
+# the names above, by the module that each is loaded from
+HOMES = {
+    "api.benchmarking": ("bench_calibrate", "bench_decode", "bench_mixer", "bench_model"),
+    "api.cutting": ("apply_plan", "estimate", "inspect", "make_plan", "prune"),
+    "api.measuring": ("analyze", "evaluate", "sweep"),
+    "api.training": ("preview", "reconstruct", "recover", "train"),
+    "benchmark": ("BenchOptions", "MixerShape"),
+    "evaluation.analyze": ("AnalysisOptions",),
+    "evaluation.evaluate": ("EvalOptions",),
+    "evaluation.sweep": ("SweepOptions",),
+    "evaluation.sweep_grid": ("SweepGrid",),
+    "models.devices": ("RunOptions",),
+    "models.offload": ("LoadOptions",),
+    "models.prepare": ("prepare", "prepare_fla"),
+    "pruning.budget": ("Budget",),
+    "pruning.options": ("Calibration", "CutOptions"),
+    "reconstruction.options": ("ReconstructOptions",),
+    "selectors": ("Selector",),
+    "system.errors": ("SlimstateError",),
+    "system.progress": ("Reporter",),
+    "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
+}
 
 __all__ = [
     "AnalysisOptions",
@@ -73,3 +104,16 @@ __all__ = [
     "sweep",
     "train",
 ]
+
+
+def __getattr__(name: str) -> object:
+    for home, names in HOMES.items():
+        if name in names:
+            found: object = getattr(importlib.import_module(f"slimstate.{home}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,13 +21,15 @@ from slimstate import cli
 from slimstate.cli.flags import as_flags, flags_of
 from slimstate.core.file_names import PLAN
 from slimstate.models.load import load
+from slimstate.selectors import METHODS, SELECTORS
 
 COMMAND = Path(sys.executable).with_name("slimstate")
 NAME = tiny.PLAIN[0]
 
 
 @pytest.mark.slow
-def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):
+def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path, capsys, monkeypatch):
+    """In a process of its own; what it wrote is measured in this one."""
     out = tmp_path / "cut"
     calibration = ["--data", text_file, "--samples", "4", "--length", "64"]
     prune = subprocess.run(
@@ -40,10 +43,8 @@ def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path):
     assert "kernels: PyTorch" in prune.stderr
     assert "\r" not in prune.stderr  # no progress bar where there is no terminal
     windows = ["--length", "128", "--max-tokens", "1024"]
-    found = subprocess.run(
-        [COMMAND, "eval", out, "--text", text_file, *windows, "--json"], capture_output=True, text=True, check=True
-    )
-    measured = json.loads(found.stdout)
+    _, found, _ = run(capsys, monkeypatch, "eval", out, "--text", text_file, *windows, "--json")
+    measured = json.loads(found)
     runtime = load(out, device="cpu")
     ids = torch.tensor(runtime.tokenizer(text_file.read_text())["input_ids"][:1024]).view(8, 128)
     with torch.inference_mode():
@@ -180,10 +181,12 @@ def test_help_and_version(capsys, monkeypatch):
     assert f"torch {torch.__version__}" in packages
     assert "CPU" in device
     assert run(capsys, monkeypatch, "-h") == run(capsys, monkeypatch, "--help")
-    for verb in ("inspect", "prune", "eval"):
+    for verb, known in (("inspect", ()), ("eval", ()), ("prune", METHODS), ("sweep", (*SELECTORS, "0.3,0.4,0.5,0.75"))):
         code, out, _ = run(capsys, monkeypatch, verb, "--help")
         assert code == 0
         assert "MODEL" in out
+        assert not re.search("{[a-z_]+}", out)  # every word was filled in
+        assert all("".join(name.split()) in "".join(out.split()) for name in known)
 
 
 @pytest.mark.parametrize(

@@ -206,17 +206,17 @@ def toy(folders, text_file, tmp_path_factory) -> dict[str, str]:
     return {
         "models": str(folders[tiny.PLAIN[0]]), "model": str(folders[tiny.PLAIN[1]]), "shape": str(shape),
         "shapes": str(shape), "data": text, "text": text, "samples": "2", "length": "64", "lengths": "64",
-        "measured": "2048", "steps": "2", "batch": "4", "followed": "256", "methods": "random,l1", "tokenizer": "",
+        "measured": "2048", "steps": "2", "batch": "4", "followed": "256", "methods": "l1", "tokenizer": "",
         "measures": f"--text,{text},--max-tokens,1024", "key_dims": "7", "key_dim": "7", "rounds": "1", "hidden": "32",
         "recovery": recovery, "model_length": "64",
     }  # fmt: skip
 
 
 OWN = {
-    "pca-sharing": {"models": None, "methods": "pca-released,pca-released-adversarial,grad"},
+    "pca-sharing": {"models": None, "methods": "pca-released,grad"},
     "filters": {"models": None},
     "spectra": {"methods": "drrqr,l1", "shown": "{out}/l1,{out}/drrqr-corrected"},
-    "utilisation": {"shown": "{out}/random,{out}/l1"},
+    "utilisation": {"methods": "random,l1", "shown": "{out}/random,{out}/l1"},
     "throughput": {"models": "delta_net-5m", "model_key_dims": "32", "gated_key_dims": "16", "key_dims": "32,16"},
 }
 RESULTS = {

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import tiny
+from launching import Program
 from slimstate.evaluation import lm_eval, task_sources
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.recall_tasks import prompts
@@ -43,7 +42,7 @@ slimstate.prepare_fla()
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import TaskManager
 index = TaskManager.__init__
-names = pathlib.Path("names.json")
+names = pathlib.Path(sys.argv[2])
 def told(self, *arguments, **options):
     index(self, *arguments, **options, include_defaults=not names.exists())
     if not names.exists():
@@ -380,10 +379,10 @@ def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_
     common += ["--model", "hf", "--log_samples", "--output_path", str(tmp_path / "results")]
     runs = [["--tasks", ",".join(PAPER), "--model_args", model, *common]]
     runs += [["--tasks", ",".join(RECALL), "--model_args", f"{model},max_length=2096", *common]]
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", DRIVER, json.dumps(runs)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    (tmp_path / "driver.py").write_text(DRIVER)
+    words = [tmp_path / "driver.py", json.dumps(runs), tmp_path / "names.json"]
+    code = Program(*words, err=tmp_path / "said", HF_HOME=str(tmp_path / "hub")).wait()
+    assert code == 0, (tmp_path / "said").read_text()[-2000:]
     assert set(json.loads((tmp_path / "names.json").read_text())) == set(task_sources.task_files())
     results: dict[str, Any] = {}
     for path in (tmp_path / "results").rglob("results*.json"):

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.slow
 OPTIONS = SweepOptions(text_length=96, max_tokens=384)
 SHORT = SweepOptions(text_length=96, max_tokens=192)
 COMPRESSIONS = (0.33, 0.7)
+NATS = sweeps.mean_nats
 WITHOUT_DATA = SweepGrid(methods=("l1",), compressions=(0.5,))
 
 
@@ -70,7 +71,7 @@ def measured_sweeps(folders, text_file, tmp_path_factory):
 def test_every_method_score_and_key_dim_is_a_row(name, measured_sweeps):
     _, out, record = measured_sweeps[name]
     assert record == SweepRecord.read(out / "sweep.json")
-    found = {row.key for row in record.rows}
+    found = {row.key[:3] for row in record.rows}
     informed = {(m, s, k) for m in ("l1", "s-wanda", "grad", "drrqr") for s in ("kq", "k") for k in (16,)}
     assert found == informed | {("random", "kq", 16)}  # both compressions of 24 channels round to 16
     for row in record.rows:
@@ -354,7 +355,9 @@ def test_tables_say_what_the_rows_say(measured_sweeps):
     _, out, record = measured_sweeps[tiny.PLAIN[0]]
     parsed = list(csv.DictReader((out / "sweep.csv").open()))
     assert [float(row["perplexity"]) for row in parsed] == [row.perplexity for row in record.rows]
-    assert [(row["method"], row["score"], int(row["key_dim"])) for row in parsed] == [row.key for row in record.rows]
+    assert [(row["method"], row["score"], int(row["key_dim"]), row["state_dtype"]) for row in parsed] == [
+        row.key for row in record.rows
+    ]
     for name in ("word_perplexity", "bits_per_byte"):
         assert [float(row[name]) for row in parsed] == [getattr(row, name) for row in record.rows]
     assert {(row["tokens"], row["words"], row["bytes"]) for row in parsed} == {
@@ -400,3 +403,59 @@ def test_a_sweep_with_reconstruction_judges_what_the_recommended_command_makes(f
     assert measured.nats_per_token == pytest.approx(record.rows[0].nats_per_token, abs=1e-6)
     with pytest.raises(DataError, match="another reconstruct"):
         verb(model, tmp_path / "sweep", **given, options=SHORT)
+
+
+def test_types_of_the_state_are_swept_alone_and_with_every_cut(folders, text_file, tmp_path, monkeypatch):
+    """Rows in bytes, each what `evaluate` gives for the cut; a sweep of cuts alone goes on with another type."""
+    model, asked = folders["gated_deltanet-plain"], {"text": text_file, "options": SHORT}
+    grid = {"methods": ("l1",), "key_dims": (8,)}
+    alone = verb(model, tmp_path / "out", grid=SweepGrid(**grid), **asked)
+    counted = []
+    monkeypatch.setattr(sweeps, "mean_nats", lambda *args: counted.append(1) or NATS(*args))
+    both = verb(model, tmp_path / "out", grid=SweepGrid(**grid, state_dtypes=("float32", "bfloat16")), **asked)
+    assert len(counted) == 2
+    width = both.width
+    assert [row.key for row in both.rows] == [
+        ("uncut", "kq", width, "bfloat16"), ("l1", "kq", 8, "float32"), ("l1", "kq", 8, "bfloat16"),
+    ]  # fmt: skip
+    assert both.rows[1] == alone.rows[0]
+    assert [both.uncut.state_bytes // row.state_bytes for row in both.rows] == [2, width // 8, 2 * width // 8]
+    assert "--state-dtypes bfloat16,float32" in both.command or "--state-dtypes float32,bfloat16" in both.command
+    whole = EvalOptions(length=96, max_tokens=192, state_dtype="bfloat16")
+    measured = slimstate.evaluate(model, text_file, options=whole)
+    assert measured.nats_per_token == pytest.approx(both.rows[0].nats_per_token, abs=1e-7)
+    assert (measured.state_dtype, measured.state_bytes) == ("bfloat16", both.rows[0].state_bytes)
+    cut = tmp_path / "cut"
+    pruned(model, cut, method="l1", key_dim=8)
+    measured = slimstate.evaluate(cut, text_file, options=whole)
+    assert measured.nats_per_token == pytest.approx(both.rows[2].nats_per_token, rel=2e-3)
+    assert measured.state_bytes == both.rows[2].state_bytes
+    assert SweepRecord.read(tmp_path / "out" / "sweep.json") == both
+
+
+def test_the_recommended_point_is_the_best_of_cuts_and_types_that_engines_have():
+    def row(method, key_dim, state_dtype, size, loss):
+        return Row(
+            method=method, score="kq", compression=1 - key_dim / 128, key_dim=key_dim, state_dtype=state_dtype,
+            state_bytes=size, nats_over_uncut=loss, nats_per_token=3 + loss,
+        )  # fmt: skip
+
+    rows = (
+        row("uncut", 128, "bfloat16", 640, 0.001), row("l1", 64, "float32", 640, 0.09),
+        row("l1", 64, "bfloat16", 320, 0.2), row("uncut", 128, "float8_e4m3", 322, 0.02),
+    )  # fmt: skip
+    record = SweepRecord(
+        model="MODEL",
+        width=128,
+        rows=rows,
+        uncut=Uncut(key_dim=128, state_bytes=1280, perplexity=20.0, rank_utilisation=0.5, nats_per_token=3.0),
+    )
+    chosen = recommend(record, 0.1, Path("out"), "MODEL")
+    assert (chosen.row, chosen.within) == (0, True)
+    assert chosen.reason.startswith("no cut, its state kept in bfloat16: 50% less state for +0.001 nats")
+    assert chosen.command == "vllm serve MODEL --mamba-ssm-cache-dtype bfloat16"
+    assert record.front == (0, 2, 3)
+    further = recommend(record, 0.3, Path("out"), "MODEL")
+    assert further.row == 2
+    assert "--key-dim 64" in further.command
+    assert recommend(record, 0.0001, Path("out"), "MODEL").reason.startswith("nothing stays within 0.0001 nats")

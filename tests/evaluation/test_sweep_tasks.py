@@ -1,11 +1,8 @@
-"""Tasks in a sweep: what lm-eval finds for a masked model is what it finds for the cut one, in a process of its own."""
+"""Tasks in a sweep: what lm-eval finds for a masked model is what it finds for the cut one."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from slimstate.evaluation.evaluate import EvalOptions
 from slimstate.evaluation.sweep import SweepOptions
 from slimstate.evaluation.sweep import sweep as verb
 from slimstate.evaluation.sweep_grid import SweepGrid
-from slimstate.evaluation.task_sources import task_files
 from slimstate.records.sweep import SweepRecord
 from slimstate.system.errors import DataError
 
@@ -27,7 +23,6 @@ pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.slow
 
 MODEL, TEXT = ROOT / "demo" / "model", ROOT / "demo" / "evaluation.txt"
-COMMAND = "import slimstate; slimstate.prepare_fla(); from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
 GRID = SweepGrid(methods=("l1",), key_dims=(45,))
 
 
@@ -56,7 +51,8 @@ def word_perplexity(scores) -> float:
     return scores.tasks["wikitext"].metrics["word_perplexity"]
 
 
-def test_wikitext_of_a_candidate_is_that_of_the_cut_and_that_of_lm_evals_own_command(swept, options, tmp_path):
+def test_wikitext_of_a_candidate_is_that_of_the_cut(swept, options, tmp_path):
+    """Which is what lm-eval's own command finds for a folder: `test_lm_eval.py` asks it."""
     _, record = swept
     (row,) = record.rows
     cut = tmp_path / "cut"
@@ -64,22 +60,6 @@ def test_wikitext_of_a_candidate_is_that_of_the_cut_and_that_of_lm_evals_own_com
     ours = slimstate.evaluate(cut, tasks="wikitext", options=EvalOptions(task_data=options.task_data))
     assert word_perplexity(row.lm_eval) == pytest.approx(word_perplexity(ours.lm_eval), rel=1e-3)
     assert row.lm_eval.tasks["wikitext"].samples == 2
-    files = {"test": str(options.task_folder / "wikitext.jsonl")}
-    local = {"include": str(task_files()["wikitext"]), "task": "wikitext", "dataset_path": "json"}
-    local |= {"dataset_name": None, "dataset_kwargs": {"data_files": files}, "validation_split": None}
-    local |= {"training_split": None}
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "wikitext.yaml").write_text(json.dumps(local))  # JSON is YAML
-    arguments = ["--model", "hf", "--model_args", f"pretrained={cut},dtype=float32", "--device", "cpu"]
-    arguments += ["--batch_size", "1", "--tasks", "wikitext", "--include_path", str(tmp_path / "tasks")]
-    arguments += ["--output_path", str(tmp_path / "results")]
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", COMMAND, *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    (found,) = (tmp_path / "results").rglob("results*.json")
-    theirs = json.loads(found.read_text())["results"]["wikitext"]["word_perplexity,none"]
-    assert word_perplexity(row.lm_eval) == pytest.approx(theirs, rel=1e-3)
 
 
 def test_the_uncut_model_is_given_the_tasks_too(swept, options):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +12,7 @@ from safetensors.torch import load_file
 
 import slimstate
 from cutting import pruned
-from launching import PATIENCE, free_port, options
+from launching import PATIENCE, Program, launch, options
 from slimstate import ReconstructOptions
 
 pytestmark = pytest.mark.slow
@@ -37,12 +33,6 @@ def command(cut: tuple[Path, Path], text: Path, out: Path) -> list[str]:
     return ["-m", "slimstate", "reconstruct", str(cut[1]), *options(**given)]
 
 
-def start(words: list[str], launcher: tuple[str, ...] = ()) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, *launcher, *words], env=environment, **silent)
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
@@ -58,16 +48,15 @@ def alone(cut, text_file, tmp_path_factory) -> Path:
 def test_killed_it_goes_on_to_the_same_bytes(cut, alone, text_file, tmp_path):
     """It is killed a while after its first layer was done."""
     out, folder = tmp_path / "out", tmp_path / "out.reconstruction"
-    process, until = start(command(cut, text_file, out)), time.monotonic() + PATIENCE
+    process, until = Program(*command(cut, text_file, out)), time.monotonic() + PATIENCE
     while process.poll() is None and not list(folder.glob("layer-*.json")):
         assert time.monotonic() < until
         time.sleep(0.02)
     time.sleep(random.Random(3).uniform(0, 0.3))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
     assert not out.exists() or (out / "config.json").exists()
     if not out.exists():
-        assert start(command(cut, text_file, out)).wait(PATIENCE) == 0
+        assert Program(*command(cut, text_file, out)).wait() == 0
     for path in sorted(alone.glob("*.safetensors")):
         assert path.read_bytes() == (out / path.name).read_bytes()
     assert not folder.exists()
@@ -75,8 +64,8 @@ def test_killed_it_goes_on_to_the_same_bytes(cut, alone, text_file, tmp_path):
 
 def test_two_processes_share_the_windows_and_come_to_the_same_weights(cut, alone, text_file, tmp_path):
     out = tmp_path / "out"
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port())
-    assert start(command(cut, text_file, out), launcher).wait(PATIENCE) == 0
+    ended = launch(2, tmp_path, *command(cut, text_file, out))
+    assert [code for code, _, _ in ended] == [0, 0], ended
     one, two = weights(alone), weights(out)
     assert one.keys() == two.keys()
     for name, tensor in one.items():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from safetensors.torch import load_file
 import slimstate
 import tiny
 from cutting import pruned
-from places import TESTS
+from launching import stock_logits
 from slimstate import Calibration, CutOptions, ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.plan import PLAN, Plan
@@ -47,8 +45,8 @@ def rebuilt(folders, text_file, tmp_path_factory):
         made[name] = cut, out, record
     torch.save(tiny.token_ids(), root / "ids.pt")
     for kind, names in (((), tiny.OF_FLA), (("--without-fla",), tiny.OF_TRANSFORMERS)):
-        outs = [str(out) for name, (_, out, _) in made.items() if name in names]
-        subprocess.run([sys.executable, str(TESTS / "reload_stock.py"), *kind, str(root / "ids.pt"), *outs], check=True)
+        outs = [out for name, (_, out, _) in made.items() if name in names]
+        stock_logits(root / "ids.pt", outs, *kind)
     return made
 
 

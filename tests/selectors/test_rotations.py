@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import slimstate
 import tiny
 from cases import case, changed
 from cutting import pruned
-from places import TESTS
+from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
 from slimstate.core.layout import Axis, Slot
@@ -110,9 +108,7 @@ def rotations(tmp_path_factory):
     for original, out in pairs.values():
         pruned(original, out, keep_norm_eps=True, **BENT)
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = TESTS / "reload_stock.py"
-    outs = [str(out) for _, out in pairs.values()]
-    subprocess.run([sys.executable, str(script), str(root / "ids.pt"), *outs], check=True, capture_output=True)
+    stock_logits(root / "ids.pt", [out for _, out in pairs.values()])
     return pairs
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ import torch
 import slimstate
 import tiny
 from cutting import pruned
-from launching import PATIENCE, free_port, options
+from launching import launch, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
 from slimstate.records.cut import CutRecord
@@ -46,28 +43,6 @@ for words in commands:
     except SystemExit as stop:
         print(f"exit {stop.code or 0}", flush=True)
 """
-
-
-def launch(count: int, *words: object) -> list[tuple[int, str, str]]:
-    """Processes as torchrun would start them, but none is ended because another failed: codes, outputs, errors."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(count)}
-    command = [sys.executable, *map(str, words)]
-    started = [
-        subprocess.Popen(
-            command,
-            env=os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        spoken = [process.communicate(timeout=PATIENCE) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, *said) for process, said in zip(started, spoken, strict=True)]
 
 
 def same_evidence(one: Path, several: Path) -> None:
@@ -122,6 +97,7 @@ def pair(folders, text_file, poisoned, tmp_path_factory):
     size, key_dim = options(**CALIBRATION), options(key_dim=8)
     evidence = options(evidence=root / "evidence.safetensors")
     blocked = options(evidence=root / "file" / "evidence.safetensors")
+    gradients = options(evidence=root / "grad.safetensors")
     model, data = str(folders[NAME]), [*options(data=text_file), *size]
     one_batch = options(data=text_file, evidence=root / "one.safetensors", **ONE_BATCH)
     judged = options(text=text_file, text_length=96, max_tokens=384, methods="l1,drrqr", compressions=0.33)
@@ -133,31 +109,24 @@ def pair(folders, text_file, poisoned, tmp_path_factory):
         ["prune", model, *options(out=root / "l1", method="l1"), *key_dim],
         ["prune", model, *options(out=root / "blocked"), *key_dim, *data, *blocked],
         ["sweep", model, *options(out=root / "sweep"), *data, *judged],
+        ["prune", model, *options(out=root / "grad", method="grad"), *key_dim, *data, *gradients, "--json"],
         ["prune", str(poisoned[0]), *options(out=root / "nan", data=poisoned[1]), *key_dim, *size],
     ]
-    ended = launch(2, script, root, json.dumps(commands))
+    ended = launch(2, root, script, root, json.dumps(commands))
     assert [code for code, _, _ in ended] == [0, 0], ended
     return root, [out for _, out, _ in ended], [err for _, _, err in ended]
 
 
 @pytest.mark.slow
-def test_torchrun_cuts_the_model_that_one_process_cuts(folders, text_file, tmp_path):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    expected = cut(folders, text_file, alone, "grad")
-    launcher = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), "-m", "slimstate"]
-    arguments = options(out=together / "cut", method="grad", key_dim=8, data=text_file, **CALIBRATION)
-    kept = options(evidence=together / "evidence.safetensors")
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, "prune", folders[NAME], *arguments, *kept, "--json"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert (record["out"], record["calibration"]) == (str(together / "cut"), expected.calibration)
-    for said in ("key dim 8 of 24", f"kernels: {expected.kernels}", f"evidence saved to {together}"):
-        assert done.stderr.count(said) == 1
-    same_evidence(alone / "evidence.safetensors", together / "evidence.safetensors")
-    same_model(alone / "cut", together / "cut")
+def test_two_processes_share_the_gradients_and_print_one_record(pair, folders, text_file, tmp_path):
+    """With a backward pass."""
+    root, (main, other), _ = pair
+    expected = cut(folders, text_file, tmp_path, "grad")
+    record = json.loads(main[main.index("{") : main.rindex("}") + 1])
+    assert (record["out"], record["calibration"]) == (str(root / "grad"), expected.calibration)
+    assert "{" not in other
+    same_evidence(tmp_path / "evidence.safetensors", root / "grad.safetensors")
+    same_model(tmp_path / "cut", root / "grad")
 
 
 @pytest.mark.slow
@@ -193,12 +162,13 @@ def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
 def test_the_main_process_speaks_and_all_end_alike(pair):
     """The folder that is there, the file in the way and the NaN are refused, each time by both."""
     _, (main, other), errors = pair
-    codes = [f"exit {code}" for code in (0, 0, 0, 0, 2, 2, 0, 2)]
+    codes = [f"exit {code}" for code in (0, 0, 0, 0, 2, 2, 0, 0, 2)]
     assert other.splitlines() == codes
     assert [line for line in main.splitlines() if line.startswith("exit ")] == codes
     assert main.count("written to ") == 4
-    assert [err.count("kernels: ") for err in errors] == [4, 0]
-    assert [err.count("key dim 8 of 24") for err in errors] == [5, 0]
+    assert [err.count("kernels: ") for err in errors] == [5, 0]
+    assert [err.count("key dim 8 of 24") for err in errors] == [6, 0]
+    assert [err.count("evidence saved to ") for err in errors] == [4, 0]
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from transformers import get_scheduler
 
 import slimstate
 import tiny
-from places import TESTS
+from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.documents import Piece, Reading
@@ -62,9 +60,7 @@ def made(configs, text_file, tmp_path_factory) -> dict[str, Path]:
     train(folders["head"], folders["further"], data=str(text_file), seed=1, **SHORT)
     slimstate.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = TESTS / "reload_stock.py"
-    command = [sys.executable, str(script), str(root / "ids.pt"), *map(str, folders.values())]
-    subprocess.run(command, check=True, capture_output=True)
+    stock_logits(root / "ids.pt", folders.values())
     return folders
 
 

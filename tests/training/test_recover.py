@@ -8,12 +8,9 @@ import inspect
 import itertools
 import json
 import math
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,7 +24,7 @@ import slimstate
 import tiny
 import training_calls
 from command import run
-from places import TESTS
+from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import app
 from slimstate.cli import training as commands
@@ -58,7 +55,6 @@ ALONE = {"teacher": None, "no_teacher": True}
 BRIEF = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2}
 PAPER = {"lora_targets": "q_proj,k_proj,v_proj", "unfreeze": "norms,biases"}
 SHORT = {**BRIEF, "save_every": 2, "report_to": "none"}
-WITHOUT_PEFT = "import runpy, sys; sys.modules['peft'] = None; sys.argv.pop(0); runpy.run_path(sys.argv[0])"
 
 
 class Listener(slimstate.Reporter):
@@ -139,11 +135,7 @@ def made(pairs, recover, tmp_path_factory) -> dict[str, Path]:
     folders["cut again"] = cut(folders[NAME], root / "cut again", 6)
     folders["cut control"] = cut(folders["control"], root / "cut control")
     torch.save(tiny.token_ids(), root / "ids.pt")
-    script = TESTS / "reload_stock.py"
-    subprocess.run(
-        [sys.executable, "-c", WITHOUT_PEFT, script, root / "ids.pt", *folders.values()],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+    stock_logits(root / "ids.pt", folders.values(), "--without-peft")
     return folders
 
 

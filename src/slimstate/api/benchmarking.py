@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from slimstate.api.inputs import Progress, reporter_of
+from slimstate.api.progress import Progress, reporter_of
 from slimstate.benchmark import BenchOptions, MixerShape
 from slimstate.benchmark.calibration import METHODS
 from slimstate.benchmark.calibration import USUAL as CALIBRATED

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from slimstate.api.inputs import Inputs, Model, Progress
+from slimstate.api.inputs import Inputs, Model
+from slimstate.api.progress import Progress
 from slimstate.core.plan import Plan
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import Budget

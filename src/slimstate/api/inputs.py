@@ -1,4 +1,4 @@
-"""What people hand to a verb: models in folders, on the hub or in memory, and whether they want to see progress.
+"""What people hand to a verb: models in folders, on the hub or in memory.
 
 A model in memory is written to a temporary folder with `save_pretrained`, and from there on it is as any other: so the
 same code reads it, and its fingerprint is that of the bytes that were written. The folder goes when the verb is done.
@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from slimstate.api.progress import Progress, reporter_of
 from slimstate.system.errors import ModelError, PlanError, quoted, reason_of
-from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.progress import Reporter
 
 Model: TypeAlias = str | PathLike[str] | torch.nn.Module
-Progress: TypeAlias = bool | Reporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +95,3 @@ def name_of(model: Any) -> str:
     """What records call a model in memory: where it came from, as far as it knows, and that it may have changed."""
     known = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     return f"{known} (in memory)"
-
-
-def reporter_of(progress: Progress) -> Reporter:
-    """Who shows progress: the one given, a bar in the terminal or the notebook, or nobody."""
-    if isinstance(progress, Reporter):
-        return progress
-    if not progress:
-        return SILENT
-    from slimstate.system.notebook import NotebookReporter, in_notebook
-
-    if in_notebook():
-        return NotebookReporter()
-    from slimstate.system.console import TerminalReporter
-
-    return TerminalReporter()

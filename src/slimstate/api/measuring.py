@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from slimstate.api.inputs import Inputs, Model, Progress, reporter_of
+from slimstate.api.inputs import Inputs, Model
+from slimstate.api.progress import Progress
 from slimstate.evaluation.analyze import Analysis, AnalysisOptions
 from slimstate.evaluation.analyze import analyze as analyzed
 from slimstate.evaluation.evaluate import EvalOptions
@@ -21,7 +22,6 @@ from slimstate.models.devices import RunOptions
 from slimstate.pruning.options import Calibration
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.sweep import SweepRecord
-from slimstate.report import WrittenReport, write_report
 
 
 def evaluate(
@@ -142,20 +142,3 @@ def analyze(
     with Inputs.of(tokenizer, progress, *several) as given:
         places = [given.model(model) for model in several]
         return analyzed(places, text, out, options=options, run=run, reporter=given.reporter)
-
-
-def report(folder: str | Path, out: str | Path | None = None, *, progress: Progress = True) -> WrittenReport:
-    """One page of whatever records a folder holds; it loads no model and needs no network.
-
-    Parameters:
-        folder: where the records lie, at any depth: those of sweeps, analyses, evaluations, cuts and trainings.
-        out: the page; by default `report.html` in the folder.
-        progress: whether to show it; or a `Reporter` of your own.
-
-    Returns:
-        Where the page is (`path`), how many records of each kind it is from, and what could not be used.
-
-    Example:
-        >>> slimstate.report("records").path
-    """
-    return write_report(folder, out, reporter=reporter_of(progress))

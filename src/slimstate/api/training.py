@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slimstate.api.inputs import Inputs, Model, Progress, reporter_of
+from slimstate.api.inputs import Inputs, Model
+from slimstate.api.progress import Progress, reporter_of
 from slimstate.models.devices import RunOptions
 from slimstate.models.offload import LoadOptions
 from slimstate.reconstruction.options import ReconstructOptions

@@ -15,9 +15,11 @@ import typer
 from slimstate.cli.benchmarking import bench
 from slimstate.cli.cutting import inspect, prune
 from slimstate.cli.flags import as_flags, flags_of
+from slimstate.cli.late_help import LateHelp
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.reconstructing import reconstruct
 from slimstate.cli.running import demo, run
+from slimstate.cli.serving import verify
 from slimstate.cli.streams import readable, secure
 from slimstate.cli.terminal import USAGE_ERROR
 from slimstate.cli.training import recover, train
@@ -34,14 +36,15 @@ app = typer.Typer(
 )
 
 app.command()(inspect)
-app.command()(prune)
-app.command(name="eval")(evaluate)
+app.command(cls=LateHelp)(prune)
+app.command(name="eval", cls=LateHelp)(evaluate)
 app.command()(analyze)
-app.command()(sweep)
+app.command(cls=LateHelp)(sweep)
 app.command()(reconstruct)
 app.command()(recover)
 app.command()(train)
 app.command()(report)
+app.command()(verify)
 app.add_typer(bench, name="bench")
 app.command()(run)
 app.command()(demo)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from slimstate.cli.terminal import Device, Documents, Dtype, Json, Text, listed, print_json, printer
-from slimstate.models.devices import RunOptions
-from slimstate.records.benchmark import BenchRecord, DecodeRecord
 from slimstate.system.console import TerminalReporter
+
+if TYPE_CHECKING:
+    from slimstate.records.benchmark import BenchRecord
 
 bench = typer.Typer(no_args_is_help=True, help="Time mixers, models, decoding and calibration at several key dims.")
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the tables and the figure.")]
@@ -55,6 +56,7 @@ def mixer(
     The paper's released code has 4096 tokens and --no-gate (recipes/throughput.toml).
     """
     from slimstate.benchmark import BenchOptions, MixerShape, bench_mixer
+    from slimstate.models.devices import RunOptions
 
     record = bench_mixer(
         listed(models, "--models", str),
@@ -87,6 +89,7 @@ def model(
 ) -> None:
     """Whole models: a prefill, a forward pass, a training step. Random weights, but for a folder at its own key dim."""
     from slimstate.benchmark import BenchOptions, bench_model
+    from slimstate.models.devices import RunOptions
 
     record = bench_model(
         listed(models, "--models", str),
@@ -116,6 +119,7 @@ def decode(
 ) -> None:
     """One more token for each of many sequences, against the bandwidth of the device; and how many sequences fit."""
     from slimstate.benchmark import BenchOptions, bench_decode
+    from slimstate.models.devices import RunOptions
 
     record = bench_decode(
         listed(models, "--models", str),
@@ -148,6 +152,7 @@ def calibrate(
 ) -> None:
     """What each method's calibration costs beside a plain forward pass, and how long the choice takes."""
     from slimstate.benchmark import BenchOptions, bench_calibrate
+    from slimstate.models.devices import RunOptions
     from slimstate.pruning.options import Calibration
 
     record = bench_calibrate(
@@ -169,6 +174,7 @@ def _key_dims(given: str | None) -> list[int] | None:
 
 def show(record: BenchRecord, out: Path | None, as_json: bool) -> None:
     from slimstate.benchmark.tables import lines
+    from slimstate.records.benchmark import DecodeRecord
 
     if as_json:
         print_json(record.to_json())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -27,12 +27,12 @@ from slimstate.cli.terminal import (
     printer,
     pushed_to,
 )
-from slimstate.pruning.budget import Budget
-from slimstate.records.cut import CutRecord, EstimateRecord
-from slimstate.selectors import METHODS as SELECTORS
-from slimstate.serving.engines import rules_of
 from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import LONGEST_LINE, PlanError, quoted
+
+if TYPE_CHECKING:
+    from slimstate.pruning.budget import Budget
+    from slimstate.records.cut import CutRecord, EstimateRecord
 
 StateMb = Annotated[
     float | None, typer.Option(help="MiB of recurrent state per sequence: the largest key dim that fits is chosen.")
@@ -40,7 +40,6 @@ StateMb = Annotated[
 Sequences = Annotated[int | None, typer.Option(help="With --memory-gb: so many sequences at once must fit.")]
 MemoryGb = Annotated[float | None, typer.Option(help="GiB that the states of all --sequences may take.")]
 StateDtype = Annotated[str, typer.Option(help="What the engine keeps states in: fp32 or bf16.")]
-METHODS = "; ".join(f"{selector.name}: {selector.summary}" for selector in SELECTORS.values())
 
 
 def inspect(
@@ -60,6 +59,7 @@ def inspect(
     MODEL may be a config.json alone. Of a hub id nothing but the config and the headers is downloaded.
     """
     from slimstate.pruning.inspect import inspect as look
+    from slimstate.serving.engines import rules_of
 
     record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype), context=context)
     if as_json:
@@ -105,7 +105,7 @@ def prune(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the cut model; it appears only when it is whole.")
     ] = None,
-    method: Annotated[str, typer.Option(help=METHODS)] = "drrqr",
+    method: Annotated[str, typer.Option(help="{methods}")] = "drrqr",
     compression: Annotated[
         float | None,
         typer.Option(
@@ -237,6 +237,8 @@ def budget_of(
     """What was asked for, if anything was."""
     if state_mb is None and sequences is None and memory_gb is None:
         return None
+    from slimstate.pruning.budget import Budget
+
     return Budget(state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, state_dtype=state_dtype)
 
 

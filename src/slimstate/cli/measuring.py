@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -24,13 +24,12 @@ from slimstate.cli.terminal import (
     print_json,
     printer,
 )
-from slimstate.evaluation.sweep_grid import COMPRESSIONS
-from slimstate.models.devices import RunOptions
-from slimstate.records.evaluation import EvaluationRecord, Measure
-from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.report.numbers import fixed, perplexity
-from slimstate.selectors import SELECTORS
 from slimstate.system.console import TerminalReporter
+
+if TYPE_CHECKING:
+    from slimstate.records.evaluation import EvaluationRecord, Measure
+    from slimstate.records.sweep import Row, SweepRecord, Uncut
 
 MaxTokens = Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")]
 Tasks = Annotated[
@@ -45,6 +44,11 @@ MaxLength = Annotated[
     typer.Option(
         help="Most tokens that tasks show a model at once; by default what its config names (the paper's code: 10000)."
     ),
+]
+
+
+StateEvery = Annotated[
+    int, typer.Option(help="Tokens after which states are stored: 1 as engines decode, more as they prefill in pieces.")
 ]
 
 
@@ -70,6 +74,13 @@ def evaluate(
     limit: Limit = None,
     max_length: MaxLength = None,
     baseline: Annotated[str | None, typer.Option(help="A second model to put beside this one.")] = None,
+    state_dtype: Annotated[
+        str,
+        typer.Option(
+            help="What states are kept in between steps, as an engine would: {state_dtypes}. A baseline keeps float32."
+        ),
+    ] = "float32",
+    state_every: StateEvery = 1,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -79,6 +90,7 @@ def evaluate(
     """Measure a model: perplexity of a text per token and per word over windows that do not overlap, tasks, recall."""
     from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.evaluate import evaluate as measure
+    from slimstate.models.devices import RunOptions
 
     record = measure(
         model,
@@ -95,6 +107,8 @@ def evaluate(
             limit=limit,
             max_length=max_length,
             seed=seed,
+            state_dtype=state_dtype,
+            state_every=state_every,
         ),
         run=RunOptions(device=device, dtype=dtype),
         out=out,
@@ -112,6 +126,10 @@ def print_evaluation(record: EvaluationRecord) -> None:
     from slimstate.evaluation.evaluate import scores_of
 
     console = printer()
+    if record.state_dtype not in (None, "float32"):
+        after = "every token" if record.state_every == 1 else f"every {record.state_every} tokens"
+        size = mebibytes(record.state_bytes or 0)
+        console.print(f"states kept in {record.state_dtype}, stored after {after}: {size} per sequence")
     if record.perplexity is not None:
         windows = f"{record.windows} windows of {record.length} tokens"
         per_word = f"{perplexity(record.word_perplexity, 3)} per word"
@@ -157,6 +175,7 @@ def analyze(
     """See how much of their states models use: rank utilisation, spectra, filters, the bounds of the theory."""
     from slimstate.evaluation.analyze import AnalysisOptions
     from slimstate.evaluation.analyze import analyze as look
+    from slimstate.models.devices import RunOptions
 
     found = look(
         models,
@@ -186,16 +205,20 @@ def sweep(
     out: Annotated[
         Path, typer.Option(help="Folder for records, tables and the figure; a stopped sweep goes on there.")
     ],
-    methods: Annotated[str, typer.Option(help="With commas between them.")] = ",".join(SELECTORS),
+    methods: Annotated[str | None, typer.Option(help="With commas between them; by default {channel_methods}.")] = None,
     compressions: Annotated[
         str | None,
         typer.Option(
             help="Shares of key channels to remove, rounded to multiples of 16; without --key-dims, by default"
-            f" {','.join(map(str, COMPRESSIONS))}."
+            " {compressions}."
         ),
     ] = None,
     key_dims: Annotated[str | None, typer.Option(help="Channels per head to keep, exactly, such as 89,76.")] = None,
     scores: Annotated[str, typer.Option(help="Judge channels by kq, k, q: keys and queries, keys, queries.")] = "kq",
+    state_dtypes: Annotated[
+        str, typer.Option(help="What states are kept in, with commas between them: {state_dtypes}.")
+    ] = "float32",
+    state_every: StateEvery = 1,
     data: Annotated[str | None, typer.Option(help=Text.format("calibrate on"))] = None,
     samples: CalibrationSamples = None,
     length: CalibrationLength = None,
@@ -228,6 +251,7 @@ def sweep(
     from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep import sweep as run
     from slimstate.evaluation.sweep_grid import SweepGrid
+    from slimstate.models.devices import RunOptions
     from slimstate.pruning.options import Calibration
 
     record = run(
@@ -236,10 +260,11 @@ def sweep(
         text=text,
         calibration=Calibration(data=data, documents=documents, samples=samples, length=length, seed=seed),
         grid=SweepGrid(
-            methods=listed(methods, "--methods", str),
+            methods=SweepGrid().methods if methods is None else listed(methods, "--methods", str),
             compressions=None if compressions is None else listed(compressions, "--compressions", float),
             key_dims=() if key_dims is None else listed(key_dims, "--key-dims", int),
             scores=listed(scores, "--scores", str),
+            state_dtypes=listed(state_dtypes, "--state-dtypes", str),
         ),
         options=SweepOptions(
             text_length=text_length,
@@ -252,6 +277,7 @@ def sweep(
             max_loss=max_loss,
             f=rrqr_f,
             keep_norm_eps=keep_norm_eps,
+            state_every=state_every,
             reconstruct=reconstruction(
                 reconstruct,
                 steps=reconstruct_steps,
@@ -273,12 +299,14 @@ def sweep(
 
 def print_sweep(record: SweepRecord, out: Path) -> None:
     console, uncut, rows = printer(), record.uncut, record.rows
-    keys = sorted({(row.key_dim, row.compression) for row in rows}, reverse=True)
+    keys = sorted({(row.state_bytes, row.key_dim, row.state_dtype, row.compression) for row in rows}, reverse=True)
     named = ("per token", "per word", "bits per byte", *(measure.name for measure in _tasks(uncut)))
-    table = Table("perplexity", "", *(f"key dim {key_dim} ({compression:.4g})" for key_dim, compression in keys))
+    several = record.state_dtypes != ("float32",)
+    columns = (f"key dim {key_dim} ({share:.4g}){f' {kept}' if several else ''}" for _, key_dim, kept, share in keys)
+    table = Table("perplexity", "", *columns)
     for method, score in dict.fromkeys((row.method, row.score) for row in rows):
-        found = {row.key_dim: row for row in rows if (row.method, row.score) == (method, score)}
-        cells = ("\n".join(_in_units(found[key_dim])) if key_dim in found else "" for key_dim, _ in keys)
+        found = {row.key[2:]: row for row in rows if (row.method, row.score) == (method, score)}
+        cells = ("\n".join(_in_units(found[key[1:3]])) if key[1:3] in found else "" for key in keys)
         table.add_row(f"{method} ({score})", "\n".join(named), *cells)
     console.print(table)
     told = ", ".join(f"{value} {name}" for name, value in zip(named, _in_units(uncut), strict=True))

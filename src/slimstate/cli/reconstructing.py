@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slimstate.cli.terminal import Device, Documents, Dtype, Json, PushToHub, Seed, Text, print_json, printer, pushed_to
-from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:
     from slimstate.reconstruction.options import ReconstructOptions
+    from slimstate.records.reconstruction import ReconstructionRecord
 
 Steps = Annotated[
     int | None, typer.Option(help="Training steps for every layer; by default 400 on a GPU and 90 on a CPU.")

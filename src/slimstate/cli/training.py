@@ -11,17 +11,16 @@ import typer
 from rich.table import Table
 
 from slimstate.cli.terminal import Device, Documents, Dtype, Json, PushToHub, Seed, Text, print_json, printer, pushed_to
-from slimstate.models.devices import RunOptions
-from slimstate.records.training import TrainedRecord
 from slimstate.report.numbers import fixed, perplexity
 from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:
+    from slimstate.records.training import TrainedRecord
     from slimstate.training.options import RecoverOptions
     from slimstate.training.recover import Preview
 
-P = TypeVar("P", "Preview", TrainedRecord)
+P = TypeVar("P", "Preview", "TrainedRecord")
 
 ROWS = {"before": "before", "after": "after", "uncut": "uncut", "control": "uncut, same training"}
 Tokens = Annotated[int | None, typer.Option(help="Train on so many tokens, instead of --steps.")]
@@ -121,6 +120,7 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a cut model, with the uncut one as its teacher, and write a checkpoint that the stock class loads."""
+    from slimstate.models.devices import RunOptions
     from slimstate.training import options as values
     from slimstate.training import recover as verb
 
@@ -219,6 +219,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model from a config and a text, or a model further, and write a checkpoint that the stock class loads."""
+    from slimstate.models.devices import RunOptions
     from slimstate.training import options as values
     from slimstate.training import pretrain as verb
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading, check_documents
 from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
@@ -20,6 +21,8 @@ from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
 from slimstate.evaluation.task_sources import TaskOptions, resolve, sources
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load
+from slimstate.models.state_rounding import rounded_states
+from slimstate.pruning.budget import stored_bytes
 from slimstate.records.base import command, versions
 from slimstate.records.evaluation import Compared, EvaluationRecord, Result
 from slimstate.records.ownership import check_record
@@ -40,6 +43,8 @@ class EvalOptions(TaskOptions):
         task_data: a folder of files that take the place of hub datasets.
         limit: documents of each task; by default all.
         max_length: tokens that tasks show a model at once; by default what its config names.
+        state_dtype: what states of the model are stored in, not those of a baseline.
+        state_every: tokens after which they are: 1 as engines decode, more as they prefill.
 
     Example:
         >>> slimstate.evaluate("slim", "text.txt", options=slimstate.EvalOptions(max_tokens=100_000))
@@ -49,10 +54,17 @@ class EvalOptions(TaskOptions):
     max_tokens: int | None = None
     documents: str | None = None
     seed: int = 0
+    state_dtype: str = "float32"
+    state_every: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_documents(self.documents)
+        StateRounding(dtype=self.state_dtype, every=self.state_every)
+
+    @property
+    def rounding(self) -> StateRounding:
+        return StateRounding(dtype=self.state_dtype, every=self.state_every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +110,17 @@ def evaluate(
     wanted = ",".join(filter(None, (tasks, "recall" if recall else None)))
     read = None if text is None else given_text(text)
     programme = _programme(checkpoints, read, wanted, associative, options)
+    roundings = (options.rounding, StateRounding())  # a baseline is as exact as it can be
     results = [
-        measure(checkpoint, name, programme, run, reporter) for checkpoint, name in zip(checkpoints, names, strict=True)
+        measure(checkpoint, name, programme, run, reporter, rounding)
+        for checkpoint, name, rounding in zip(checkpoints, names, roundings, strict=False)
     ]
     asked = {
         "text": read, "length": options.length if read else None, "max_tokens": options.max_tokens,
         "documents": options.documents, "tasks": tasks,
         "recall": recall, "associative": associative, "task_data": options.task_data, "limit": options.limit,
-        "max_length": options.max_length, "baseline": baseline, "seed": options.seed, **vars(run), "out": out,
+        "max_length": options.max_length, "baseline": baseline, "seed": options.seed,
+        **options.rounding.asked, **vars(run), "out": out,
     }  # fmt: skip
     record = EvaluationRecord(
         **vars(results[0]),
@@ -137,12 +152,31 @@ def _programme(
     return Programme(text=reading, windows=windows, tasks=wanted, associative=associative, options=options)
 
 
-def measure(checkpoint: Checkpoint, name: str, programme: Programme, run: RunOptions, reporter: Reporter) -> Result:
+def measure(
+    checkpoint: Checkpoint,
+    name: str,
+    programme: Programme,
+    run: RunOptions,
+    reporter: Reporter,
+    rounding: StateRounding,
+) -> Result:
     """All the measures of one model."""
     with reporter.waiting("loading the model"):
         runtime = load(checkpoint.folder, device=run.device, dtype=run.dtype)
     reporter.say(f"kernels: {runtime.kernels}")
-    found = Result(**vars(identity(checkpoint, name)), kernels=runtime.kernels)
+    mixers = checkpoint.mixers
+    found = Result(
+        **vars(identity(checkpoint, name)),
+        kernels=runtime.kernels,
+        state_dtype=rounding.dtype,
+        state_every=None if rounding.is_exact else rounding.every,
+        state_bytes=stored_bytes(mixers, mixers[0].axis.width, rounding),
+    )
+    with rounded_states(runtime.model, mixers, rounding):
+        return _measured(found, runtime, programme, reporter)
+
+
+def _measured(found: Result, runtime: Runtime, programme: Programme, reporter: Reporter) -> Result:
     options = programme.options
     if programme.windows is not None:
         found = _with_perplexity(found, runtime, programme.windows, reporter)

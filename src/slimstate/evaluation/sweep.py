@@ -6,10 +6,11 @@ stopped goes on where it was.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -19,6 +20,7 @@ from typing import Any
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.plan import Plan
+from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading, check_documents
 from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
@@ -43,7 +45,8 @@ from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import observed
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.offload import LoadOptions
-from slimstate.pruning.budget import state_bytes
+from slimstate.models.state_rounding import rounded_states
+from slimstate.pruning.budget import stored_bytes
 from slimstate.pruning.evidence import Gathering
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import check_rotatable, choose_channels
@@ -53,7 +56,7 @@ from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.ownership import check_drawn
 from slimstate.records.parts import Predicted
 from slimstate.records.reconstruction import ReconstructionSettings
-from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
+from slimstate.records.sweep import UNCUT, Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.numbers import fixed, perplexity
 from slimstate.report.tables import write_tables
 from slimstate.selectors import Request
@@ -66,7 +69,7 @@ from slimstate.system.progress import SILENT, Reporter
 DRAWN = ("sweep.*", "ablation.*", "pareto.*")
 STATES_OF = 2  # windows whose last states tell the utilisation
 COLUMNS = (
-    "method", "score", "compression", "key dim", "per token", "per word", "bits per byte", "nats over uncut",
+    "method", "score", "compression", "key dim", "state", "per token", "per word", "bits per byte", "nats over uncut",
     "utilisation", "kappa",
 )  # fmt: skip
 
@@ -87,6 +90,7 @@ class SweepOptions(TaskOptions):
         f: the exchange threshold of drrqr.
         keep_norm_eps: cuts leave the norm epsilon alone.
         reconstruct: judge every cut as it is after a reconstruction.
+        state_every: tokens after which states are stored in a type that loses something: 1 as engines decode.
 
     Example:
         >>> slimstate.sweep("model", "records", text="test.txt", options=slimstate.SweepOptions(max_tokens=50_000))
@@ -100,9 +104,11 @@ class SweepOptions(TaskOptions):
     f: float = 1.5
     keep_norm_eps: bool = False
     reconstruct: ReconstructOptions | None = None
+    state_every: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        StateRounding(every=self.state_every)
         check_documents(self.documents)
         Request(keep=1, f=self.f)
         if not 0 <= self.max_loss < math.inf:
@@ -185,6 +191,10 @@ class _Study:
     run: RunOptions
     settings: SweepSettings
 
+    @property
+    def state_dtypes(self) -> frozenset[str]:
+        return frozenset(candidate.state_dtype for candidate in self.candidates)
+
     def record(self, uncut: Uncut, rows: tuple[Row, ...], kernels: str | None) -> SweepRecord:
         """The record as far as it is known."""
         model_type = self.checkpoint.family.model_type
@@ -219,7 +229,8 @@ def _prepare(
         raise PlanError("`reconstruct` trains on text: give it with `calibration`")
     if options.reconstruct is not None and distributed.count() > 1:
         raise PlanError("a sweep with `reconstruct` is made by one process")
-    key_dims = grid.resolve(checkpoint.mixers[0].axis.width, reporter)
+    width = checkpoint.mixers[0].axis.width
+    key_dims = grid.resolve(width, reporter)
     needs = grid.needs(calibration.data is not None)
     found = sources(resolve(options.tasks), options.task_folder) if options.tasks else ()
     tokenizer, reading = load_tokenizer(checkpoint.folder), Reading(text, options.documents)
@@ -240,9 +251,10 @@ def _prepare(
         limit=options.limit,
         max_length=options.max_length,
         reconstruct=_settings(options.reconstruct, tokenizer, calibration, run),
+        state_every=options.state_every,
     )
     return _Study(
-        checkpoint=checkpoint, candidates=tuple(grid.candidates(key_dims)), needs=needs, calibration=calibration,
+        checkpoint=checkpoint, candidates=tuple(grid.candidates(key_dims, width)), needs=needs, calibration=calibration,
         calibration_windows=drawn, windows=windows, size=TextSize.of(tokenizer, windows.tokens),
         options=options, run=run, settings=settings,
     )  # fmt: skip
@@ -263,8 +275,9 @@ def _command(study: _Study, rows: Sequence[Row], model: str | PathLike[str], tex
     """What makes all the rows again, those of an earlier sweep too."""
     calibration, options = study.calibration, study.options
     calibrated = {"data": calibration.data, "samples": calibration.samples, "length": calibration.length}
+    stored = {} if options.state_every == 1 else {"state_every": options.state_every}
     asked = {
-        **covering(rows, study.checkpoint.mixers[0].axis.width),
+        **covering(rows, study.checkpoint.mixers[0].axis.width), **stored,
         **(calibrated if calibration.data is not None else {}), "text": text, "text_length": options.text_length,
         "max_tokens": options.max_tokens, "documents": options.documents or calibration.documents,
         "tasks": options.tasks, "task_data": options.task_data, "limit": options.limit,
@@ -302,9 +315,7 @@ def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
             record = study.record(uncut, rows, runtime.kernels)
             for row in rows:
                 table(_cells(row))
-            first, last = len(study.candidates) - len(missing) + 1, len(study.candidates)
-            for number, candidate in enumerate(missing, start=first):
-                row = judge.row(candidate, uncut, f"row {number} of {last}")
+            for row in judge.rows(missing, uncut):
                 record = replace(record, rows=(*record.rows, row))
                 record.write(path)
                 table(_cells(row))
@@ -336,8 +347,12 @@ class _Judge:
     reporter: Reporter
 
     def uncut(self) -> Uncut:
-        mixers = self.study.checkpoint.mixers
-        return Uncut(**vars(self._measure((self.runtime, mixers), mixers[0].axis.width, "uncut")))
+        width = self.study.checkpoint.mixers[0].axis.width
+        return Uncut(**vars(self._measure(self._as_it_is, width, UNCUT, StateRounding())))
+
+    @property
+    def _as_it_is(self) -> Running:
+        return self.runtime, self.study.checkpoint.mixers
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -354,37 +369,50 @@ class _Judge:
             reporter=self.reporter,
         )
 
-    def row(self, candidate: Candidate, uncut: Uncut, place: str) -> Row:
+    def rows(self, missing: Sequence[Candidate], uncut: Uncut) -> Iterator[Row]:
+        """The row of every candidate; a cut is made once for all types that its states are kept in."""
+        for cut, same in itertools.groupby(missing, lambda candidate: candidate.cut):
+            if cut.selector is None:
+                yield from (self._row(candidate, self._as_it_is, uncut, []) for candidate in same)
+                continue
+            request = cut.request(self.study.calibration.seed, self.study.options.f)
+            corrected = not self.study.options.keep_norm_eps
+            plan = choose_channels(self.study.checkpoint, cut.selector, request, self.evidence, corrected=corrected)
+            with self.candidates.running(plan, cut.selector, request) as running:
+                yield from (self._row(each, running, uncut, _condition_numbers(plan)) for each in same)
+
+    def _row(self, candidate: Candidate, running: Running, uncut: Uncut, kappas: Sequence[float]) -> Row:
         assert uncut.nats_per_token is not None, "of a sweep that can go on"
-        checkpoint = self.study.checkpoint
-        request = candidate.request(self.study.calibration.seed, self.study.options.f)
-        corrected = not self.study.options.keep_norm_eps
-        plan = choose_channels(checkpoint, candidate.selector, request, self.evidence, corrected=corrected)
-        with self.candidates.running(plan, candidate.selector, request) as running:
-            found = self._measure(running, candidate.key_dim, f"{place}: {' '.join(map(str, candidate.key))}")
-        kappas = _condition_numbers(plan)
+        rounding = StateRounding(dtype=candidate.state_dtype, every=self.study.settings.state_every)
+        place = f"row {self.study.candidates.index(candidate) + 1} of {len(self.study.candidates)}"
+        name = " ".join(map(str, candidate.key if len(self.study.state_dtypes) > 1 else candidate.key[:3]))
+        label = f"{place}: {name}"
+        found = self._measure(running, candidate.key_dim, label, rounding)
         return Row(
             method=candidate.method,
             score=candidate.score,
             compression=candidate.compression,
+            state_dtype=candidate.state_dtype,
             **vars(found),
             nats_over_uncut=found.nats_per_token - uncut.nats_per_token,
             kappa=_finite(statistics.median_high(kappas)) if kappas else None,
             kappa_worst=_finite(max(kappas)) if kappas else None,
         )
 
-    def _measure(self, running: Running, key_dim: int, label: str) -> _Measured:
+    def _measure(self, running: Running, key_dim: int, label: str, rounding: StateRounding) -> _Measured:
         runtime, mixers = running
         states = FinalUtilisation(key_dim, STATES_OF)
-        with observed(runtime.model, mixers, states.see):
-            nats = mean_nats(runtime, self.study.windows.tokens, self.reporter, label)
+        with rounded_states(runtime.model, mixers, rounding):
+            with observed(runtime.model, mixers, states.see):
+                nats = mean_nats(runtime, self.study.windows.tokens, self.reporter, label)
+            tasks = self._tasks(runtime)
         return _Measured(
             key_dim=key_dim,
-            state_bytes=state_bytes(self.study.checkpoint.mixers, key_dim)["fp32"],
+            state_bytes=stored_bytes(self.study.checkpoint.mixers, key_dim, rounding),
             perplexity=perplexity_of(nats),
             nats_per_token=nats,
             rank_utilisation=states.mean,
-            lm_eval=self._tasks(runtime),
+            lm_eval=tasks,
             **vars(self.study.size.predicted(nats)),
         )
 
@@ -420,7 +448,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
     numbers = (f"{row.nats_over_uncut:+.3f}", f"{row.rank_utilisation:.3f}", kappa)
     tasks = () if row.lm_eval is None else tuple(map(_told, row.lm_eval.chief_measures()))
-    what = (row.method, row.score, f"{row.compression:.4g}", str(row.key_dim))
+    what = (row.method, row.score, f"{row.compression:.4g}", str(row.key_dim), row.state_dtype)
     return *what, *units, *numbers, *tasks
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slimstate.core.evidence import Need
+from slimstate.core.state_dtype import check_state_dtypes
 from slimstate.pruning.key_dim import resolve_key_dim
-from slimstate.records.sweep import UNINFORMED, Row
+from slimstate.records.sweep import UNCUT, UNINFORMED, Row
 from slimstate.selectors import SELECTORS, Method, Request, Selector, by_name, selector_named
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
@@ -17,20 +18,26 @@ COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A cut to be judged."""
+    """A cut to be judged, and the type that its states are kept in; without a selector nothing is cut."""
 
-    selector: Selector
+    selector: Selector | None
     score: str
     compression: float
     key_dim: int
+    state_dtype: str = "float32"
 
     @property
     def method(self) -> str:
-        return self.selector.name
+        return UNCUT if self.selector is None else self.selector.name
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.method, self.score, self.key_dim
+    def key(self) -> tuple[str, str, int, str]:
+        return self.method, self.score, self.key_dim, self.state_dtype
+
+    @property
+    def cut(self) -> Candidate:
+        """The same whatever its states are kept in."""
+        return replace(self, state_dtype="float32")
 
     def request(self, seed: int, f: float) -> Request:
         return Request(keep=self.key_dim, score=self.score, seed=seed, f=f)
@@ -45,6 +52,7 @@ class SweepGrid:
         compressions: shares of the channels to remove, rounded as a cut rounds them.
         key_dims: channels to keep, exactly.
         scores: what channels are judged by: "kq", "k", "q".
+        state_dtypes: what states are kept in; every cut, and the uncut model, is judged with each.
 
     Example:
         >>> slimstate.SweepGrid(methods=("drrqr", "l1"), key_dims=(96, 64, 32))
@@ -54,6 +62,7 @@ class SweepGrid:
     compressions: Sequence[float] | None = None
     key_dims: Sequence[int] = ()
     scores: Sequence[str] = ("kq",)
+    state_dtypes: Sequence[str] = ("float32",)
 
     def __post_init__(self) -> None:
         if not (self.selectors and (self.shares or self.key_dims) and self.scores):
@@ -61,6 +70,7 @@ class SweepGrid:
         by_name(self.selectors)
         for score in self.scores:
             Request(keep=1, score=score)
+        check_state_dtypes(self.state_dtypes)
 
     @property
     def selectors(self) -> list[Selector]:
@@ -84,7 +94,15 @@ class SweepGrid:
             found.setdefault(key_dim, 1 - key_dim / width)
         return found
 
-    def candidates(self, key_dims: Mapping[int, float]) -> Iterator[Candidate]:
+    def candidates(self, key_dims: Mapping[int, float], width: int) -> Iterator[Candidate]:
+        """Every cut in every type of state, those of a cut together; the uncut model in float32 is no candidate."""
+        whole = Candidate(selector=None, score="kq", compression=0.0, key_dim=width)
+        for cut in (whole, *self._cuts(key_dims)):
+            for state_dtype in self.state_dtypes:
+                if (cut, state_dtype) != (whole, "float32"):
+                    yield replace(cut, state_dtype=state_dtype)
+
+    def _cuts(self, key_dims: Mapping[int, float]) -> Iterator[Candidate]:
         """Every method at every key dim, with the compression that asked for it, and by every score."""
         for selector in self.selectors:
             for score in dict.fromkeys(self.scores) if selector.name not in UNINFORMED else ("kq",):
@@ -122,6 +140,7 @@ def as_asked(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Row,
 
 def covering(rows: Sequence[Row], width: int) -> dict[str, tuple[object, ...] | None]:
     """What makes all these rows, by the names of the grid; an older version may have known other methods."""
+    rows, kept = [row for row in rows if row.method != UNCUT], tuple(dict.fromkeys(row.state_dtype for row in rows))
     rounded = [row for row in rows if resolve_key_dim(width, row.compression, None)[0] == row.key_dim]
     exact = [row for row in rows if row not in rounded]
     return {
@@ -129,4 +148,5 @@ def covering(rows: Sequence[Row], width: int) -> dict[str, tuple[object, ...] | 
         "compressions": tuple(dict.fromkeys(row.compression for row in rounded)) or None,
         "key_dims": tuple(dict.fromkeys(row.key_dim for row in exact)) or None,
         "scores": tuple(dict.fromkeys(row.score for row in rows)),
+        "state_dtypes": None if kept == ("float32",) else kept,
     }

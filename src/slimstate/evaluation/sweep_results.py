@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
+from slimstate.core.state_dtype import SERVED
 from slimstate.evaluation.perplexity import TextSize
-from slimstate.records.base import command
+from slimstate.records.base import command, flags
 from slimstate.records.evaluation import TaskData
 from slimstate.records.parts import Text
 from slimstate.records.schema import Misfit
-from slimstate.records.sweep import Recommended, Row, SweepRecord, SweepSettings
+from slimstate.records.sweep import UNCUT, Recommended, Row, SweepRecord, SweepSettings
 from slimstate.system.errors import DataError
 from slimstate.system.json_files import read_json
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
+ENGINE_OPTION = "mamba_ssm_cache_dtype"  # what vLLM calls the type of its states
 WAY_OUT = "choose another `out` or remove it"
 
 
@@ -72,16 +75,39 @@ def in_all_units(found: SweepRecord | None, size: TextSize) -> SweepRecord | Non
 
 
 def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) -> Recommended:
-    """The smallest state whose loss is within `max_loss`; where none is, the mildest loss, said to be none."""
-    within = [row for row in record.rows if _loss(row) <= max_loss]
-    chosen = min(within, key=lambda row: (row.state_bytes, _loss(row))) if within else min(record.rows, key=_loss)
+    """The smallest state in bytes whose loss is within `max_loss`; where none is, the mildest loss, said to be none.
+
+    What no engine can keep yet is not recommended, unless nothing else was measured.
+    """
+    rows = [row for row in record.rows if row.state_dtype in SERVED] or list(record.rows)
+    within = [row for row in rows if _loss(row) <= max_loss]
+    chosen = min(within, key=lambda row: (row.state_bytes, _loss(row))) if within else min(rows, key=_loss)
     share = 1 - chosen.state_bytes / record.uncut.state_bytes
     cost = f"{share:.0%} less state for {_loss(chosen):+.3f} nats per token"
-    what = f"{chosen.method} at key dim {chosen.key_dim}: {cost}"
+    kept = "" if chosen.state_dtype == "float32" else f", its state kept in {chosen.state_dtype}"
+    cut = "no cut" if chosen.method == UNCUT else f"{chosen.method} at key dim {chosen.key_dim}"
+    what = f"{cut}{kept}: {cost}"
     if within:
         reason = f"{what}, the smallest state within {max_loss:g} nats of the uncut model"
     else:
-        reason = f"no cut stays within {max_loss:g} nats of the uncut model; the mildest is {what}"
+        none = "no cut" if record.state_dtypes == ("float32",) else "nothing"
+        reason = f"{none} stays within {max_loss:g} nats of the uncut model; the mildest is {what}"
+    return Recommended(
+        row=record.rows.index(chosen),
+        within=bool(within),
+        max_loss=max_loss,
+        reason=reason,
+        command=_served(model, chosen) if chosen.method == UNCUT else _pruned(record, chosen, folder, model),
+    )
+
+
+def _served(model: str, chosen: Row) -> str:
+    """What makes an engine keep the states of a model in another type."""
+    return shlex.join(["vllm", "serve", model, *flags({ENGINE_OPTION: chosen.state_dtype})])
+
+
+def _pruned(record: SweepRecord, chosen: Row, folder: Path, model: str) -> str:
+    """What makes the cut of a row."""
     options = {
         "out": "SLIM",
         "method": chosen.method,
@@ -95,13 +121,7 @@ def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) ->
     }
     if record.settings.reconstruct is not None and record.settings.calibration is not None:
         options["data"] = record.settings.calibration.data
-    return Recommended(
-        row=record.rows.index(chosen),
-        within=bool(within),
-        max_loss=max_loss,
-        reason=reason,
-        command=command("prune", [model], options),
-    )
+    return command("prune", [model], options)
 
 
 def reconstruction_flags(settings: SweepSettings) -> dict[str, object]:

@@ -60,7 +60,8 @@ def state_space_scan(
     step = F.softplus(step) if options.get("dt_softplus") else step
     step = wide(torch.clamp(step, *options.get("dt_limit", (0.0, None))))
     state = None if initial_states is None else initial_states.to(x).mT
-    y, last = chunked(wide(C), wide(B), x * step.unsqueeze(-1), A.to(x) * step, state=state)
+    form = recurrence if x.shape[1] == 1 else chunked
+    y, last = form(wide(C), wide(B), x * step.unsqueeze(-1), A.to(x) * step, state=state)
     y = y if D is None else torch.addcmul(y, D.unsqueeze(-1).to(y), x)
     return (y, last.mT.contiguous()) if options.get("return_final_states") else y
 

@@ -3,7 +3,7 @@
 Every module of this package lists what it has for fla as PATCHES = (...), and for transformers, by the name that a
 function has in all of its modules, as IN_TRANSFORMERS = {...}. Both are found here by themselves: a new recurrence is a
 module and nothing else. Each patch stands aside for CUDA tensors that fla's own kernels take, so a
-model on a GPU is not touched. The model classes stay those of the libraries.
+model on a GPU is not touched, unless `in_pytorch` asks for it. The model classes stay those of the libraries.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +24,18 @@ import torch
 from torch import Tensor
 
 from slimstate.core.layout import HookPoint
+
+_IN_PYTORCH = ContextVar("in PyTorch, wherever the tensors are", default=False)
+
+
+@contextmanager
+def in_pytorch() -> Iterator[None]:
+    """While open, patches run for all arguments: compiled kernels do not show a state between two tokens."""
+    before = _IN_PYTORCH.set(True)
+    try:
+        yield
+    finally:
+        _IN_PYTORCH.reset(before)
 
 
 def tensors(values: Iterable[Any]) -> Iterable[Tensor]:
@@ -83,12 +97,16 @@ class Patch:
         """The name of the other function there."""
         return self.place.rpartition(".")[2]
 
+    def runs(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether this version does, with these arguments."""
+        return _IN_PYTORCH.get() or self.when(*args, **kwargs)
+
     def install(self) -> None:
         original = getattr(self.owner, self.name, None)  # None where what it comes from is not installed
 
         @functools.wraps(self.version)
         def routed(*args: Any, **kwargs: Any) -> Any:
-            chosen = self.version if original is None or self.when(*args, **kwargs) else original
+            chosen = self.version if original is None or self.runs(*args, **kwargs) else original
             return chosen(*args, **kwargs)
 
         setattr(self.owner, self.name, routed)
@@ -105,7 +123,7 @@ class Backend(Patch):
         from fla.backends import BaseBackend, register
 
         def verify(*args: Any, **kwargs: Any) -> tuple[bool, str | None]:
-            return self.when(*args, **kwargs), "fla's own kernel runs"
+            return self.runs(*args, **kwargs), "fla's own kernel runs"
 
         members = {
             "backend_type": "slimstate_torch",

@@ -114,7 +114,7 @@ def hooked(model: nn.Module, mixers: Sequence[Mixer], see: See, scale: float | N
             replaced[hook.normaliser] = watched_normaliser(getattr(module, hook.normaliser))
         return replaced
 
-    with _replaced(model, mixers, versions):
+    with replaced(model, mixers, versions):
         yield
 
 
@@ -195,27 +195,46 @@ def observed(
             def call(*args: Any, **options: Any) -> Any:
                 if not running:
                     return operator(*args, **options)
-                return _in_pieces(operator, running[0], Arguments(names, args, options), see, every)
+                mixer, given = running[0], Arguments(names, args, options)
+
+                def between(piece: Arguments, time: int, state: Any) -> Any:
+                    see(_reading(mixer, piece, time, state))
+                    return state
+
+                return in_pieces(operator, mixer.hook, given, every, between)
 
             return call
 
         return {name: watched(getattr(module, name)) for name in hook.operators}
 
-    with _replaced(model, mixers, versions):
+    with replaced(model, mixers, versions):
         yield
 
 
-def _in_pieces(
-    operator: Operator, mixer: Mixer, given: Arguments, see: Callable[[Reading], None], every: int | None
+def _reading(mixer: Mixer, piece: Arguments, time: int, state: Tensor) -> Reading:
+    normalised = piece.options.get("use_qk_l2norm_in_kernel", False)
+    queries, keys = (F.normalize(piece[name], dim=-1) if normalised else piece[name] for _, name in roles(mixer.hook))
+    value_first = piece.options.get("state_v_first", mixer.hook.value_first)
+    return Reading(mixer=mixer, time=time, state=state.mT if value_first else state, queries=queries, keys=keys)
+
+
+def in_pieces(
+    operator: Operator,
+    hook: HookPoint,
+    given: Arguments,
+    every: int | None,
+    between: Callable[[Arguments, int, Any], Any],
 ) -> Any:
-    hook = mixer.hook
+    """An operator on `every` tokens after the other.
+
+    Each piece begins with the state that `between` makes of the one that the piece before it left; it gets the
+    arguments of that piece too, and how many tokens there were so far.
+    """
     state, wanted = given.options.get(hook.initial_state), given.options.get(hook.final_state, False)
     names = (hook.query, hook.key, *hook.key_like, *hook.per_token)
     with_time = [name for name in names if given.get(name) is not None]
     length = given[hook.query].shape[1]
     every = length if every is None else every
-    normalised = given.options.get("use_qk_l2norm_in_kernel", False)
-    value_first = given.options.get("state_v_first", hook.value_first)
     outputs = []
     for start in range(0, length, every):
         piece = given.copy()
@@ -225,16 +244,13 @@ def _in_pieces(
         piece.options |= {hook.initial_state: state, hook.final_state: True}
         output, state = operator(*piece.args, **piece.options)
         outputs.append(output)
-        queries, keys = (F.normalize(piece[name], dim=-1) if normalised else piece[name] for _, name in roles(hook))
-        time = min(start + every, length)
-        by_key = state.mT if value_first else state
-        see(Reading(mixer=mixer, time=time, state=by_key, queries=queries, keys=keys))
+        state = between(piece, min(start + every, length), state)
     output = torch.cat(outputs, dim=1)
     return (output, state if wanted else None) if wanted or hook.returns_pair else output
 
 
 @contextmanager
-def _replaced(
+def replaced(
     model: nn.Module, mixers: Sequence[Mixer], versions: Callable[[HookPoint, list[Mixer], Any], dict[str, Operator]]
 ) -> Iterator[None]:
     """While open, the functions that the mixers call are those that `versions` gives for a hook.

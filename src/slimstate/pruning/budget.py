@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slimstate.core.layout import Mixer
+from slimstate.core.state_dtype import StateRounding
 from slimstate.system.errors import PlanError
 
 BYTES = {"fp32": 4, "bf16": 2}
@@ -18,6 +19,13 @@ def state_bytes(mixers: tuple[Mixer, ...], key_dim: int) -> dict[str, int]:
     """Bytes of recurrent state per sequence."""
     elements = sum(mixer.state_elements // mixer.axis.width * key_dim for mixer in mixers)
     return {name: elements * size for name, size in BYTES.items()}
+
+
+def stored_bytes(mixers: tuple[Mixer, ...], key_dim: int, rounding: StateRounding) -> int:
+    """Bytes of recurrent state per sequence, kept as `rounding` says."""
+    return sum(
+        rounding.bytes_of(mixer.state_elements // mixer.axis.width * key_dim, mixer.value_heads) for mixer in mixers
+    )
 
 
 def key_dims_worth_choosing(width: int) -> list[int]:

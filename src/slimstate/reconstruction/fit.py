@@ -1,7 +1,7 @@
 """Train the mixer of one layer so that the layer gives what it gave before the cut.
 
-    target  h  = x  + mixer(norm(x))        of the uncut model, from its own hidden states
-    student h' = x' + mixer'(norm'(x'))     of the cut one, from those of the cut model so far
+    target  h  = layer(x)       of the uncut model, from its own hidden states
+    student h' = layer'(x')     of the cut one, from those of the cut model so far, with its MLP or experts as they are
     error   |h' - h|^2 / |h - x|^2
 
 Weights are kept only where they are better than those of the cut on windows that are held out.
@@ -23,6 +23,7 @@ WARM_UP = 10  # steps
 LEAST_RATE = 0.05  # of the learning rate, at the end
 Step = Callable[[int, float], None]  # told the steps done and the error
 LOOKS = 8  # at the windows that are held out
+TOLD = 40  # times that a layer tells how far it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +83,32 @@ def fit(task: Task, settings: ReconstructionSettings, layer: int, step: Step) ->
 
 
 def _steps(task: Task, settings: ReconstructionSettings, layer: int, step: Step) -> Iterator[int]:
-    """Adam over batches drawn without repetition; gives way a few times, so that the weights can be judged."""
+    """Adam over batches drawn without repetition; gives way a few times, so that the weights can be judged.
+
+    Between two looks nothing is asked of the device, so that a GPU never waits for it. Training ends at weights that
+    are no numbers: no look has found them good.
+    """
     weights = list(task.weights.values())
     adam = torch.optim.Adam(weights, lr=settings.learning_rate, betas=(0.9, 0.99))
     looks = {round(settings.steps * look / LOOKS) for look in range(1, LOOKS + 1)}
     batches = _batches(task.training, settings.batch, settings.seed + layer)
+    told = max(1, settings.steps // TOLD)
     for number in range(1, settings.steps + 1):
         for group in adam.param_groups:
             group["lr"] = settings.learning_rate * _rate(number, settings.steps)
         adam.zero_grad(set_to_none=True)
-        windows, loss = next(batches), 0.0
+        windows, losses = next(batches), []
         for piece in task.error(held_here(windows)):
             part = piece / (task.power * len(windows))
             part.backward()  # type: ignore[no-untyped-call]
-            loss += float(part.detach())
+            losses.append(part.detach())
         _sum_gradients(weights)
-        if not all(bool(weight.grad.isfinite().all()) for weight in weights if weight.grad is not None):
-            return
         adam.step()
-        step(number, loss)
+        if number % told == 0 or number == settings.steps:
+            step(number, float(sum(losses)))
         if number in looks:
+            if not all(bool(weight.isfinite().all()) for weight in weights):
+                return
             yield number
 
 

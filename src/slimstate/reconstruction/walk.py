@@ -1,12 +1,13 @@
 """The walk over the layers: each is cut, trained to give what the uncut one gave, kept, and forgotten.
 
 Two streams of hidden states go along, x of the uncut model and x' of the cut one, and one layer of each is in memory.
+The uncut stream goes first: what it is behind a layer is what the cut layer is trained to give.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -25,7 +26,7 @@ from slimstate.models.offload import LoadOptions
 from slimstate.models.one_layer import OneLayerModel
 from slimstate.reconstruction.fit import Task, fit, held_here
 from slimstate.reconstruction.options import held_out_of
-from slimstate.reconstruction.parts import Parts, find_parts
+from slimstate.reconstruction.parts import trained_places
 from slimstate.reconstruction.run_folder import RunFolder
 from slimstate.reconstruction.states import HiddenStates, Room
 from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
@@ -85,7 +86,7 @@ class Walk:
             Embedding.of(self.uncut_model, teacher.read(name), tokens),
             Embedding.of(self.cut_model, cut.embedding(name), tokens),
         )
-        self.uncut_stream, self.cut_stream, self.targets = self._streams(
+        self.uncut_stream, self.cut_stream = self._streams(
             embeddings, Room.of(self.device, run.max_memory), folder.path
         )
 
@@ -109,10 +110,8 @@ class Walk:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.precision)
 
-    def _streams(
-        self, embeddings: tuple[Embedding, Embedding], room: Room, folder: Path
-    ) -> tuple[Stream, Stream, HiddenStates]:
-        """What enters the first layer of both models, and room for targets."""
+    def _streams(self, embeddings: tuple[Embedding, Embedding], room: Room, folder: Path) -> tuple[Stream, Stream]:
+        """What enters the first layer of both models."""
         models, made = (self.uncut_model, self.cut_model), list[HiddenStates]()
         with torch.no_grad(), self.computing():
             for piece in self.pieces(self.here):
@@ -121,11 +120,11 @@ class Walk:
                 ]
                 if not made:
                     shape = (len(self.here), *first[0].shape[1:])
-                    place = room.place(3 * 4 * torch.Size(shape).numel())
-                    made = [HiddenStates(shape, room.device, place, folder) for _ in range(3)]
+                    place = room.place(2 * 4 * torch.Size(shape).numel())
+                    made = [HiddenStates(shape, room.device, place, folder) for _ in range(2)]
                 made[0][_local(piece)], made[1][_local(piece)] = first
-        uncut, cut = (Stream(*each) for each in zip(models, embeddings, made[:2], strict=True))
-        return uncut, cut, made[2]
+        uncut, cut = (Stream(*each) for each in zip(models, embeddings, made, strict=True))
+        return uncut, cut
 
     def layers(self) -> Iterator[LayerErrors]:
         """Walk; gives the errors of every layer that has a mixer, once its weights are kept."""
@@ -136,11 +135,13 @@ class Walk:
                 layer = self._cut(number, before, uncut)
                 del before, uncut
                 self._expect(number + 1)
+                trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer)
+                added = self._advance(self.uncut_stream, number)
                 with self.cut_model.holding(number, layer.weights):
                     if layer.mixer is not None:
-                        yield layer.errors or self._reconstruct(layer, layer.mixer)
+                        yield layer.errors or self._reconstruct(layer, trained, added)
                     if number + 1 < self.uncut_model.layers:
-                        self._advance(number)
+                        self._advance(self.cut_stream, number)
 
     def _cut(self, number: int, before: Mapping[str, Tensor], uncut: Mapping[str, Tensor]) -> Layer:
         """The cut layer, as an earlier run left it where there was one; it shares all weights that did not change."""
@@ -169,52 +170,40 @@ class Walk:
         if number < self.uncut_model.layers:
             self.teacher.expect(self.uncut_model.stored_names(self.teacher, number))
 
-    def _reconstruct(self, layer: Layer, mixer: Mixer) -> LayerErrors:
-        """Train the mixer of a layer and the norm before it, and keep what comes of them."""
+    def _reconstruct(self, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
+        """Train what lies at these places of a layer, its mixer and the norm before it, and keep what comes of them."""
         started = time.perf_counter()
-        parts = self._parts(layer, mixer)
-        power = self._targets(layer.number, parts)
-        weights = dict(self._trainable(parts))
+        weights = dict(self._trainable(places))
         task = Task(
             weights=weights,
             dtypes={name: layer.stored[self.teacher.stored_names(name)[0]].dtype for name in weights},
             error=partial(self._errors, layer.number),
-            power=power,
+            power=added or 1.0,
             training=self.training,
             held_out=self.held_out,
         )
         label = f"layer {layer.number + 1} of {self.uncut_model.layers}"
-        with parts.behind_mixer(self.cut_model.model), self.reporter.meter(label, self.settings.steps) as meter:
+        with self.reporter.meter(label, self.settings.steps) as meter:
             errors = fit(task, self.settings, layer.number, lambda step, loss: meter(step, f"error {loss:.4f}"))
         errors = replace(errors, seconds=time.perf_counter() - started)
         self._keep(layer, errors, weights)
         return errors
 
-    def _parts(self, layer: Layer, mixer: Mixer) -> Parts:
-        """By a run over the first window that there is."""
+    def _trained_places(self, number: int, mixer: Mixer) -> tuple[str, ...]:
+        """Seen in a run over the first window that there is."""
         piece = torch.tensor([int(self.here[0])])
         with torch.no_grad(), self.computing():
-            return find_parts(self.uncut_model.model, mixer.path, lambda: self.uncut_stream.run(layer.number, piece))
-
-    def _targets(self, number: int, parts: Parts) -> float:
-        """What the uncut layer gives behind its mixer; returns what the mixer adds, squared, summed over a window."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        with torch.no_grad(), self.computing(), parts.behind_mixer(self.uncut_model.model):
-            for piece in self.pieces(self.here):
-                target = self.uncut_stream.run(number, piece)
-                self.targets[_local(piece)] = target
-                total += (target.float() - self.uncut_stream.states[_local(piece)]).double().square().sum()
-        return float(distributed.sum_over_all(total)) / self.windows or 1.0
+            return trained_places(self.uncut_model.model, mixer.path, lambda: self.uncut_stream.run(number, piece))
 
     def _errors(self, number: int, windows: Tensor) -> Iterator[Tensor]:
         for piece in self.pieces(windows):
             with self.computing():
                 given = self.cut_stream.run(number, piece)
-            yield (given.float() - self.targets[_local(piece)]).square().sum()
+            yield (given.float() - self.uncut_stream.states[_local(piece)]).square().sum()
 
-    def _trainable(self, parts: Parts) -> Iterator[tuple[str, nn.Parameter]]:
+    def _trainable(self, places: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of mixer and norm that the files have, in float32, in their places in the cut model."""
-        for place in parts.trained:
+        for place in places:
             for name, weight in list(self.cut_model.model.get_submodule(place).named_parameters(prefix=place)):
                 if not self.teacher.stored_names(name) or not weight.is_floating_point():
                     continue
@@ -238,12 +227,15 @@ class Walk:
         if distributed.is_main():
             self.folder.keep(errors, found)
 
-    def _advance(self, number: int) -> None:
-        """Both streams through the whole layer."""
+    def _advance(self, stream: Stream, number: int) -> float:
+        """A stream through the whole layer; returns what the layer adds to it, squared, summed over a window."""
+        added = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self.computing():
             for piece in self.pieces(self.here):
-                for stream in (self.uncut_stream, self.cut_stream):
-                    stream.states[_local(piece)] = stream.run(number, piece)
+                before, after = stream.states[_local(piece)], stream.run(number, piece).float()
+                added += (after - before).double().square().sum()
+                stream.states[_local(piece)] = after
+        return float(distributed.sum_over_all(added)) / self.windows
 
 
 @dataclass(frozen=True)

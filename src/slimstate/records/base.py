@@ -108,7 +108,12 @@ def changed(*values: Any, but: Sequence[str] = ()) -> Iterator[tuple[str, object
 
 def command(verb: str, arguments: Sequence[object], options: Mapping[str, object]) -> str:
     """The command line that does this again; options that are None or False are left out."""
-    words = ["slimstate", *verb.split(), *map(str, arguments)]
+    return shlex.join(["slimstate", *verb.split(), *map(str, arguments), *flags(options)])
+
+
+def flags(options: Mapping[str, object]) -> list[str]:
+    """Options as the words of a command line."""
+    words = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
@@ -116,4 +121,4 @@ def command(verb: str, arguments: Sequence[object], options: Mapping[str, object
         elif value is not None and value is not False:
             joined = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             words += [flag, joined]
-    return shlex.join(words)
+    return words

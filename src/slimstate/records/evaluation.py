@@ -112,6 +112,9 @@ class Result(Model, Predicted):
     perplexity: Positive | None = None  # per token
     nats_per_token: float | None = None
     nats_per_byte: float | None = None
+    state_dtype: str | None = None  # in which states were kept between steps
+    state_every: Count | None = None  # tokens of a step, where storing a state loses something
+    state_bytes: Count | None = None  # per sequence, in that type
     associative_recall: AssociativeRecall | None = None
     lm_eval: LmEval | None = None
 

@@ -15,6 +15,7 @@ from slimstate.records.schema import Misfit
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY, RecoveryRecord
+from slimstate.records.verification import VerificationRecord
 from slimstate.system.errors import DataError, named
 from slimstate.system.json_files import read_any
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from slimstate.records.plan import PlanRecord
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
-OF_JSON = (SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, ReconstructionRecord, RecoveryRecord)
+OF_JSON = (
+    SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, ReconstructionRecord, RecoveryRecord, VerificationRecord
+)  # fmt: skip
 TYPES: Mapping[str, type[Record]] = {kind.KIND: kind for kind in OF_JSON}
 MOST_OF_A_RECORD = 2**30  # bytes: a plan of directions is one
-KINDS = ("sweep", "trace", "filters", "evaluation", "plan", "reconstruction", "recovery")
+KINDS = ("sweep", "trace", "filters", "evaluation", "plan", "reconstruction", "recovery", "verification")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,7 @@ class Records:
     plan: tuple[Found[PlanRecord], ...] = ()
     reconstruction: tuple[Found[ReconstructionRecord], ...] = ()
     recovery: tuple[Found[RecoveryRecord], ...] = ()
+    verification: tuple[Found[VerificationRecord], ...] = ()
     skipped: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from slimstate.records.parts import Origin, Predicted, Text
 from slimstate.records.reconstruction import ReconstructionSettings
 from slimstate.records.schema import FILLED, Count, Positive, Whole
 
+UNCUT = "uncut"  # the method of rows that keep all channels, and their state in another type
 UNINFORMED = ("random", "random-rotation")  # methods that look at nothing: keys and queries are the same to them
 
 
@@ -32,6 +33,7 @@ class SweepSettings:
     limit: Count | None = None
     max_length: Count | None = None
     reconstruct: ReconstructionSettings | None = None  # where cuts were judged after a reconstruction
+    state_every: Whole = 1  # tokens after which a state is stored, where that loses something
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +50,17 @@ class Uncut(Predicted):
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Predicted):
-    """One cut: a method, what it judged channels by, a key dim, and what that costs. Its perplexity is per token."""
+    """One cut: a method, what it judged channels by, a key dim, and what that costs. Its perplexity is per token.
+
+    `state_bytes` are those of a state kept as `state_dtype`. The method UNCUT keeps all channels.
+    """
 
     method: str
     score: str
     compression: float
     key_dim: Count
     state_bytes: Positive
+    state_dtype: str = "float32"
     perplexity: Positive | None = None
     nats_per_token: float | None = None
     rank_utilisation: float | None = None
@@ -64,8 +70,8 @@ class Row(Predicted):
     lm_eval: LmEval | None = None
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.method, self.score, self.key_dim
+    def key(self) -> tuple[str, str, int, str]:
+        return self.method, self.score, self.key_dim, self.state_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,29 @@ class SweepRecord(Record, Origin):
             | {"nats_over_uncut": row.nats_over_uncut}
             for row in self.rows
         ]
+
+    @property
+    def state_dtypes(self) -> tuple[str, ...]:
+        """In which types states were kept; cuts alone are in float32."""
+        return tuple(dict.fromkeys(row.state_dtype for row in self.rows))
+
+    @property
+    def front(self) -> tuple[int, ...]:
+        """The places of the rows that no other one, nor the uncut model, beats in both bytes and nats per token."""
+        known = [(row.state_bytes, row.nats_per_token) for row in self.rows if row.nats_per_token is not None]
+        if self.uncut.nats_per_token is not None:
+            known.append((self.uncut.state_bytes, self.uncut.nats_per_token))
+        return tuple(
+            place
+            for place, row in enumerate(self.rows)
+            if row.nats_per_token is not None
+            and not any(
+                size <= row.state_bytes
+                and nats <= row.nats_per_token
+                and (size, nats) != (row.state_bytes, row.nats_per_token)
+                for size, nats in known
+            )
+        )
 
     def contradiction(self) -> str | None:
         row = None if self.recommended is None else self.recommended.row

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["WrittenReport", "write_report"]
 PAGE = "report.html"
 MOST_HEAD = 4096  # bytes in which a page says who made it
-MAKERS = "`slimstate sweep`, `analyze`, `eval` with `out`, `prune`, `reconstruct` and `recover` make them"
+MAKERS = "`slimstate sweep`, `analyze`, `eval` and `verify` with `out`, `prune`, `reconstruct` and `recover` make them"
 
 
 @dataclass(frozen=True, kw_only=True)

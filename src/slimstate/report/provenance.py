@@ -19,11 +19,14 @@ from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import CorpusText, RecoveryRecord
+from slimstate.records.verification import VerificationRecord
 
 if TYPE_CHECKING:
     from slimstate.records.plan import PlanRecord
 
-OfModel: TypeAlias = ReconstructionRecord | RecoveryRecord | TraceRecord | FiltersRecord | EvaluationRecord
+OfModel: TypeAlias = (
+    ReconstructionRecord | RecoveryRecord | TraceRecord | FiltersRecord | EvaluationRecord | VerificationRecord
+)
 Digested: TypeAlias = Text | CorpusText | EvaluationRecord
 
 
@@ -54,6 +57,7 @@ def provenances(records: Records) -> list[Provenance]:
         *(of_model(found, found.record.text) for found in records.trace),
         *(of_model(found, found.record.text) for found in records.filters),
         *(of_model(found, found.record) for found in records.evaluation),
+        *(of_model(found, found.record.text) for found in records.verification),
     ]
 
 

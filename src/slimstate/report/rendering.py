@@ -16,6 +16,7 @@ from slimstate.report.reproduce import footer, reproduce_section
 from slimstate.report.states import filter_section, state_section
 from slimstate.report.summary import head, models
 from slimstate.report.tradeoff import tradeoff_section
+from slimstate.report.verification import verification_section
 
 
 def render(records: Records, folder: Path) -> str:
@@ -28,6 +29,7 @@ def render(records: Records, folder: Path) -> str:
         reconstruction_section(records.reconstruction),
         recovery_section(records.recovery),
         evaluation_section(records.evaluation),
+        verification_section(records.verification),
         reproduce_section(sources, next(iter(records.plan), None)),
     )
     sections: list[Section] = [section for section in found if section is not None]

@@ -86,7 +86,8 @@ def sweep_cards(sweep: SweepRecord) -> Iterator[Card]:
     row = sweep.rows[chosen.row]
     which = "recommended" if chosen.within else "the mildest cut"
     before, after = mebibytes(uncut.state_bytes), mebibytes(row.state_bytes)
-    yield Card(label="State, MiB", value=f"{before}{ARROW}{after}", remark=f"per sequence in fp32, uncut and {which}")
+    kept = "in fp32" if row.state_dtype == "float32" else f"fp32 and {row.state_dtype}"
+    yield Card(label="State, MiB", value=f"{before}{ARROW}{after}", remark=f"per sequence {kept}, uncut and {which}")
     remark = f"{row.method}, key dim {row.key_dim} of {sweep.width}"
     yield Card(label="State saved", value=percent(saved(sweep, row)), remark=remark)
     yield perplexity_card(sweep, f"{signed(row.nats_over_uncut)} nats per token", row)

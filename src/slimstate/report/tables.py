@@ -1,8 +1,8 @@
 """A sweep as tables: CSV with every number; Markdown and LaTeX in the paper's layout.
 
-The main table has a group of columns for each key dim, the smallest first, and a line for each method; the ablation
-has a column for each score. Perplexities are per word where that is known, as the paper's are, and titles say so. The
-best number of a column is bold, the second underlined.
+The main table has a group of columns for each key dim and type of the state, the smallest first, and a line for each
+method; the ablation has a column for each score. Perplexities are per word where that is known, as the paper's are, and
+titles say so. The best number of a column is bold, the second underlined.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slimstate.records.sweep import UNINFORMED, Row, SweepRecord, Uncut
+from slimstate.records.sweep import UNCUT, UNINFORMED, Row, SweepRecord, Uncut
 from slimstate.report.numbers import HUGE
 from slimstate.system.atomic import write_text
 
 NAMES = {
     "random": "Rand", "l1": "L1", "s-wanda": "S-Wanda", "grad": "Grad", "drrqr": "DRRQR", "pca": "PCA (prop.)",
     "pca-adversarial": "PCA (adv.)", "pca-released": "PCA (released)",
-    "pca-released-adversarial": "PCA (released, adv.)", "random-rotation": "Rand. rotation",
+    "pca-released-adversarial": "PCA (released, adv.)", "random-rotation": "Rand. rotation", UNCUT: "Uncut",
 }  # fmt: skip
 SCORES = {"kq": "K, Q", "k": "K", "q": "Q"}
 FIELDS = (
-    "method", "score", "compression", "key_dim", "state_bytes", "perplexity", "word_perplexity", "bits_per_byte",
-    "nats_per_token", "nats_over_uncut", "rank_utilisation", "kappa", "kappa_worst", "tokens", "words", "bytes",
+    "method", "score", "compression", "key_dim", "state_dtype", "state_bytes", "perplexity", "word_perplexity",
+    "bits_per_byte", "nats_per_token", "nats_over_uncut", "rank_utilisation", "kappa", "kappa_worst", "tokens",
+    "words", "bytes",
 )  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def caption_of(sweep: SweepRecord) -> str:
 
 def several_scores(sweep: SweepRecord) -> bool:
     """Whether channels were judged by more than one thing, which makes an ablation."""
-    return len({row.score for row in sweep.rows if row.method not in UNINFORMED}) > 1
+    return len({row.score for row in sweep.rows if row.method not in (UNCUT, *UNINFORMED)}) > 1
 
 
 def write_tables(sweep: SweepRecord, folder: Path) -> list[Path]:
@@ -145,7 +146,7 @@ def main_grid(sweep: SweepRecord, latex: bool) -> Grid:
     """Methods by key dims, judged by the first score."""
     rows = sweep.rows
     score = "kq" if any(row.score == "kq" for row in rows) else rows[0].score
-    judged = [row for row in rows if row.score == score or row.method in UNINFORMED]
+    judged = [row for row in rows if row.score == score or row.method in (UNCUT, *UNINFORMED)]
     metrics = [perplexity_metric(sweep), *task_metrics(sweep), UTILISATION]
     return _grid(
         caption_of(sweep),
@@ -159,7 +160,7 @@ def main_grid(sweep: SweepRecord, latex: bool) -> Grid:
 def ablation_grid(sweep: SweepRecord, latex: bool) -> Grid:
     """Perplexity by method and by what channels are judged by, a group for each key dim."""
     metric = perplexity_metric(sweep)
-    rows = [row for row in sweep.rows if row.method not in UNINFORMED]
+    rows = [row for row in sweep.rows if row.method not in (UNCUT, *UNINFORMED)]
     by_score = {score: [row for row in rows if row.score == score] for score in SCORES}
     unit = "word" if metric is PER_WORD else "token"
     columns = [(f"{SCORES[score]}, {unit} ppl", metric, judged) for score, judged in by_score.items() if judged]
@@ -173,13 +174,12 @@ def _grid(
     baseline: tuple[str, ...],
     latex: bool,
 ) -> Grid:
-    """A group for each key dim, the smallest first, with these columns: a title, a metric and the rows it is of."""
-    compressions = {row.key_dim: row.compression for row in rows}
-    key_dims = sorted(compressions)
+    """A group for each size of state, the smallest first, with columns of a title, a metric and the rows it is of."""
+    sizes = {_size(row): row.compression for row in rows}
     methods = list(dict.fromkeys(row.method for row in rows))
     cells = [
-        _column(metric, {row.method: row for row in judged if row.key_dim == key_dim}, methods, latex)
-        for key_dim in key_dims
+        _column(metric, {row.method: row for row in judged if _size(row) == size}, methods, latex)
+        for size in sorted(sizes)
         for _, metric, judged in columns
     ]
     percent = r"\%" if latex else "%"
@@ -187,8 +187,7 @@ def _grid(
     return Grid(
         caption=caption,
         groups=tuple(
-            (f"{100 * compressions[key_dim]:.3g}{percent} compression (key dim {key_dim})", titles)
-            for key_dim in key_dims
+            (f"{100 * sizes[size]:.3g}{percent} compression ({_told(size, latex)})", titles) for size in sorted(sizes)
         ),
         lines=tuple(
             (NAMES.get(method, method), tuple(column[number] for column in cells))
@@ -196,6 +195,16 @@ def _grid(
         ),
         baseline=baseline,
     )
+
+
+def _size(row: Row) -> tuple[float, int, str]:
+    return row.state_bytes, row.key_dim, row.state_dtype
+
+
+def _told(size: tuple[float, int, str], latex: bool) -> str:
+    _, key_dim, state_dtype = size
+    kept = "" if state_dtype == "float32" else f", state in {state_dtype}"
+    return f"key dim {key_dim}{kept.replace('_', chr(92) + '_') if latex else kept}"
 
 
 def _column(metric: Metric, rows: Mapping[str, Row], methods: Sequence[str], latex: bool) -> list[str]:

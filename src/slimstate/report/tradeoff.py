@@ -12,8 +12,8 @@ from slimstate.report.numbers import UNKNOWN, fixed, magnitude, mebibytes, perce
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
 COLUMNS = (
-    "method", "score", "compression", "key dim", "state, MiB", "perplexity per token", "per word", "bits per byte",
-    "nats over uncut", "utilisation", "κ, median", "κ, worst",
+    "method", "score", "compression", "key dim", "state, MiB", "perplexity per token", "per word",
+    "bits per byte", "nats over uncut", "utilisation", "κ, median", "κ, worst",
 )  # fmt: skip
 
 
@@ -35,9 +35,11 @@ def sweep_heading(found: Found[SweepRecord]) -> Html:
 def sweep_body(sweep: SweepRecord, name: str) -> Html:
     unit = tables.perplexity_metric(sweep).words.capitalize()
     caption = (
-        f"{unit} (lower is better, on a logarithmic scale) against the size of the state: the star is the uncut "
+        f"{unit} (lower is better, on a logarithmic scale) against the bytes of the state: the star is the uncut "
         "model, each line a method, and the flatter a line runs to the left, the less a smaller state costs."
     )
+    if sweep.state_dtypes != ("float32",):
+        caption += " Cuts and types of the state are on one scale; rows that nothing else beats are on the front."
     picture = drawing(plots.pareto(sweep), name, f"{unit} against state size", point_tips(sweep))
     return joined(
         [
@@ -74,7 +76,7 @@ def point_tips(sweep: SweepRecord) -> dict[str, str]:
     tips = {
         f"point-{number}": "\n".join(
             [
-                f"{row.method} ({row.score}), key dim {row.key_dim}",
+                f"{row.method} ({row.score}), key dim {row.key_dim}{kept_in(row)}",
                 perplexities(row),
                 f"{signed(row.nats_over_uncut)} nats per token over uncut",
                 f"state {mebibytes(row.state_bytes)} MiB, {percent(saved(sweep, row))} less",
@@ -85,6 +87,10 @@ def point_tips(sweep: SweepRecord) -> dict[str, str]:
     size = f"state {mebibytes(uncut.state_bytes)} MiB"
     tips["point-uncut"] = f"uncut, key dim {uncut.key_dim}\n{perplexities(uncut)}\n{size}"
     return tips
+
+
+def kept_in(row: Row) -> str:
+    return "" if row.state_dtype == "float32" else f", state in {row.state_dtype}"
 
 
 def perplexities(measured: Row | Uncut) -> str:
@@ -98,18 +104,22 @@ def row_table(sweep: SweepRecord, name: str) -> Html:
     chosen = sweep.recommended
     label = "recommended" if chosen is not None and chosen.within else "mildest"
     tasks = list(tables.task_values(sweep.uncut))
+    several = sweep.state_dtypes != ("float32",)
+    front = sweep.front if several else ()
 
     def lines() -> Iterator[tuple[Sequence[Cell], Mapping[str, object]]]:
         for number, row in enumerate(sweep.rows):
             best = chosen is not None and number == chosen.row
+            cells = row_cells(row, [label] * best + ["front"] * (number in front))
             yield (
-                [*row_cells(row, label if best else None), *task_cells(row, tasks)],
+                [*cells, *[Cell(shown=row.state_dtype)] * several, *task_cells(row, tasks)],
                 {"data_point": f"{name}-point-{number}", "class_": "best" if best else None},
             )
 
     text = None if sweep.settings.text is None else sweep.settings.text.data
-    columns = (*COLUMNS, *(name.replace("_", " ") for name in tasks))
-    table = sortable("Every cut that was tried. Press a header to sort by it.", columns, lines())
+    columns = (*COLUMNS, *["state kept in"] * several, *(name.replace("_", " ") for name in tasks))
+    told = "; on the front is what nothing beats in both bytes and perplexity" if several else ""
+    table = sortable(f"Every cut that was tried{told}. Press a header to sort by it.", columns, lines())
     uncut = note(f"Uncut: {perplexities(sweep.uncut)}", *task_words(sweep.uncut), ".")
     counts = f": {sweep.uncut.counts}" if sweep.uncut.counts else ""
     return joined([table, uncut, note("Perplexity on ", code(text), f"{counts}.") if text else None])
@@ -125,13 +135,13 @@ def task_words(uncut: Uncut) -> Iterator[str]:
         yield f", {name.replace('_', ' ')} {perplexity(value, 3)}"
 
 
-def row_cells(row: Row, label: str | None) -> list[Cell]:
+def row_cells(row: Row, labels: Sequence[str]) -> list[Cell]:
     def number(value: float | None, shown: str) -> Cell:
         return Cell(shown=UNKNOWN if value is None else shown, value=value, numeric=True)
 
-    badge = element("span", label, class_="badge") if label else None
+    badges = [element("span", label, class_="badge") for label in labels]
     return [
-        Cell(shown=joined([row.method, badge], " "), value=row.method),
+        Cell(shown=joined([row.method, *badges], " "), value=row.method),
         Cell(shown=row.score),
         number(row.compression, percent(row.compression)),
         number(row.key_dim, str(row.key_dim)),

@@ -10,13 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from slimstate.system.errors import SlimstateError
+
+if TYPE_CHECKING:  # torch takes seconds to load, and who this process is needs none of it
+    import torch
+    from torch import Tensor
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=6)  # one process may tokenise a large text or fill a cache while the others wait
@@ -46,6 +46,8 @@ def is_main() -> bool:
 
 def local_device(kind: str) -> torch.device:
     """The GPU that belongs to this process, or the CPU."""
+    import torch
+
     if kind == "cuda" and count() > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device(kind)
@@ -55,6 +57,9 @@ def join(device: torch.device) -> None:
     """Meet the other processes, where there are any; to be called before anything is shared."""
     if count() == 1:
         return
+    import torch
+    import torch.distributed as dist
+
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
@@ -65,6 +70,8 @@ def join(device: torch.device) -> None:
 
 def _leave() -> None:
     """All leave together; one that failed alone goes at once, and whatever started them ends the others."""
+    import torch.distributed as dist
+
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         dist.destroy_process_group()
 
@@ -77,12 +84,16 @@ def share(items: Sequence[T]) -> Sequence[T]:
 def sum_over_all(tensor: Tensor) -> Tensor:
     """The sum over all processes, in place."""
     if count() > 1:
+        import torch.distributed as dist
+
         dist.all_reduce(tensor)
     return tensor
 
 
 def wait_for_all() -> None:
     if count() > 1:
+        import torch.distributed as dist
+
         dist.barrier()
 
 
@@ -93,6 +104,9 @@ def from_main(work: Callable[[], T]) -> T:
     """
     if count() == 1:
         return work()
+    import torch
+    import torch.distributed as dist
+
     join(torch.device("cpu"))
     wait_for_all()
     outcome: list[T | SlimstateError | None] = [_attempt(work) if is_main() else None]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from slimstate.records.evaluation import Result
 from slimstate.records.reconstruction import ReconstructionRecord
-from slimstate.records.sweep import Row, SweepRecord, Uncut
+from slimstate.records.sweep import UNCUT, Row, SweepRecord, Uncut
 from slimstate.records.training import RecoveryRecord
 from slimstate.report.plots.style import (
     INK,
@@ -47,6 +48,7 @@ def pareto(sweep: SweepRecord) -> Figure:
         axes.plot(x, y, DASHES.get(rows[0].score, "-"), color=shade, linewidth=1.8, label=literal(name))
         for number, point in zip(members, points, strict=True):
             axes.plot(*point, "o", color=shade, markersize=7, gid=f"point-{number}")
+    _draw_front(axes, sweep, metric)
     axes.plot(*star, "*", color=INK, markersize=13, gid="point-uncut")
     chosen = sweep.recommended
     if chosen is not None and chosen.row is not None:
@@ -56,7 +58,8 @@ def pareto(sweep: SweepRecord) -> Figure:
         )  # fmt: skip
     axes.set_yscale("log")
     plain_log_ticks(axes)
-    axes.set(xlabel="state per sequence, MiB (fp32)", ylabel=metric.words, title="What a smaller state costs")
+    kept = "fp32" if sweep.state_dtypes == ("float32",) else "as it is kept"
+    axes.set(xlabel=f"state per sequence, MiB ({kept})", ylabel=metric.words, title="What a smaller state costs")
     axes.set_xlim(left=0)
     axes.legend()
     return figure
@@ -72,12 +75,21 @@ def point_of(measured: Row | Uncut, metric: Metric) -> tuple[float, float]:
 
 
 def _series(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """The places of rows by method, and by score where there are several; the narrowest first."""
-    several = len({row.score for row in rows}) > 1
+    """The places of rows by method, and by score and type of state where there are several; the narrowest first."""
+    scores, types = len({row.score for row in rows}) > 1, {row.state_dtype for row in rows} != {"float32"}
     found: dict[str, list[int]] = {}
     for place, row in sorted(enumerate(rows), key=lambda entry: entry[1].key_dim):
-        found.setdefault(f"{row.method} ({row.score})" if several else row.method, []).append(place)
+        name = f"{row.method} ({row.score})" if scores and row.method != UNCUT else row.method
+        found.setdefault(f"{name}, {row.state_dtype}" if types else name, []).append(place)
     return found
+
+
+def _draw_front(axes: Axes, sweep: SweepRecord, metric: Metric) -> None:
+    """A line through what nothing beats, where both key dims and types of the state were tried."""
+    if sweep.state_dtypes != ("float32",):
+        best: list[Row | Uncut] = [*(sweep.rows[place] for place in sweep.front), sweep.uncut]
+        x, y = zip(*sorted(point_of(each, metric) for each in best), strict=True)
+        axes.plot(x, y, "-", color=MUTED, linewidth=5, alpha=0.35, zorder=0, label="front")
 
 
 @styled

@@ -1,0 +1,219 @@
+"""The part that runs in an engine's own environment: it imports nothing of slimstate and speaks JSON over two files.
+
+    python engine_process.py REQUEST.json ANSWER.json
+
+The request has the engine, the model, windows of token ids, how many tokens of each are a prompt and how many are to
+be made after it. The answer has log-probabilities (natural logarithms): of every token of a window after its first
+(`prefill`), and of the tokens that the engine itself chose as the likeliest ones, one at a time with its cache
+(`decoding`). Or it says which package is `missing`, or what the `error` was.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+# ruff: noqa: B905 - an engine's Python may be older than `strict`
+
+HERE = str(Path(__file__).resolve().parent)
+sys.path[:] = [place for place in sys.path if place != HERE]  # what lies beside this file is not the engine's
+
+Answer = dict[str, list[list[Any]]]
+
+
+class Mlx:
+    """mlx-lm: on the CPU or with Metal, whichever mlx has."""
+
+    def __init__(self, request: Any) -> None:
+        import mlx.core
+        from mlx_lm.utils import load_model
+
+        self.mlx = mlx.core
+        self.model = load_model(Path(request["model"]))[0]
+        self.model.set_dtype(getattr(mlx.core, request["dtype"]))
+
+    def reset(self) -> None:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        self.cache = make_prompt_cache(self.model)
+
+    def logits(self, tokens: list[int]) -> Any:
+        import numpy
+
+        found = self.model(self.mlx.array([tokens]), cache=self.cache)[0].astype(self.mlx.float32)
+        return numpy.array(found)
+
+
+class LlamaCpp:
+    """llama.cpp by way of llama-cpp-python: `model` is a GGUF file, and nothing is kept in half precision."""
+
+    def __init__(self, request: Any) -> None:
+        import llama_cpp
+
+        longest = max(map(len, request["windows"])) + request["count"]
+        exact = {} if request["dtype"] != "float32" else {"type_k": 0, "type_v": 0}  # GGML_TYPE_F32
+        self.model = llama_cpp.Llama(
+            model_path=request["model"], n_ctx=longest, n_batch=longest, n_ubatch=longest, logits_all=True,
+            verbose=True, **exact, **request["options"],
+        )  # fmt: skip
+
+    def reset(self) -> None:
+        self.model.reset()
+        self.model._ctx.kv_cache_clear()
+
+    def logits(self, tokens: list[int]) -> Any:
+        self.model.eval(tokens)
+        end = self.model.n_tokens
+        return self.model.scores[end - len(tokens) : end].copy()
+
+
+def by_logits(engine: Any, request: Any) -> Answer:
+    """An engine that shows the logits of all tokens it is given, and keeps its state from one call to the next."""
+    answer: Answer = {"prefill": [], "continued": [], "decoding": []}
+    for window in request["windows"]:
+        engine.reset()
+        rows = log_softmax(engine.logits(window))
+        answer["prefill"].append([float(row[token]) for row, token in zip(rows[:-1], window[1:])])
+        engine.reset()
+        fed, tokens, found = window[: request["prompt"]], [], []
+        for _ in range(request["count"]):
+            row = log_softmax(engine.logits(fed))[-1]
+            fed = [int(row.argmax())]
+            tokens += fed
+            found.append(float(row[fed[0]]))
+        answer["continued"].append(tokens)
+        answer["decoding"].append(found)
+    return answer
+
+
+def log_softmax(rows: Any) -> Any:
+    import numpy
+
+    rows = rows.astype(numpy.float64)
+    rows -= rows.max(axis=-1, keepdims=True)
+    return rows - numpy.log(numpy.exp(rows).sum(axis=-1, keepdims=True))
+
+
+def transformers(request: Any) -> Answer:
+    """The stock class as it is, without slimstate. fla's kernels do not run on a CPU, so there fla is hidden."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if request["library"] == "fla":
+        importlib.import_module("fla")
+    elif device == "cpu":
+        sys.modules["fla"] = None  # type: ignore[assignment]
+    import transformers as library
+
+    dtype = getattr(torch, request["dtype"])
+    try:
+        model = library.AutoModelForCausalLM.from_pretrained(request["model"], dtype=dtype)
+    except ValueError:
+        model = library.AutoModelForImageTextToText.from_pretrained(request["model"], dtype=dtype)
+    model.to(device).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    windows = torch.tensor(request["windows"], device=device)
+    with torch.no_grad():
+        rows = model(input_ids=windows, use_cache=False).logits.float().log_softmax(-1)
+        made = model.generate(
+            windows[:, : request["prompt"]], max_new_tokens=request["count"], do_sample=False,
+            return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+    continued = made.sequences[:, request["prompt"] :]
+    chosen = torch.stack(made.logits, 1).float().log_softmax(-1)
+    return {
+        "prefill": rows[:, :-1].gather(-1, windows[:, 1:, None])[..., 0].tolist(),
+        "continued": continued.tolist(),
+        "decoding": chosen.gather(-1, continued[..., None])[..., 0].tolist(),
+    }
+
+
+def vllm(request: Any) -> Answer:
+    from vllm import LLM, SamplingParams
+
+    windows, prompt, count = request["windows"], request["prompt"], request["count"]
+    settings = {
+        "dtype": request["dtype"], "max_model_len": max(map(len, windows)) + count, "enforce_eager": True,
+        "enable_prefix_caching": False, "skip_tokenizer_init": True, **request["options"],
+    }  # fmt: skip
+    engine = LLM(model=request["model"], **settings)
+
+    def ask(texts: list[list[int]], **more: Any) -> Any:
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **more)
+        return engine.generate([{"prompt_token_ids": text} for text in texts], sampling)
+
+    answer: Answer = {"prefill": [], "continued": [], "decoding": []}
+    for window, output in zip(windows, ask(windows, max_tokens=1, prompt_logprobs=0)):
+        scored = zip(window[1:], output.prompt_logprobs[1:])
+        answer["prefill"].append([entry[token].logprob for token, entry in scored])
+    for output in ask([window[:prompt] for window in windows], max_tokens=count, logprobs=0):
+        made = output.outputs[0]
+        answer["continued"].append(list(made.token_ids))
+        answer["decoding"].append([entry[token].logprob for token, entry in zip(made.token_ids, made.logprobs)])
+    return answer
+
+
+def sglang(request: Any) -> Answer:
+    from sglang import Engine
+
+    windows, prompt, count = request["windows"], request["prompt"], request["count"]
+    settings = {
+        "dtype": request["dtype"], "context_length": max(map(len, windows)) + count, "skip_tokenizer_init": True,
+        "disable_radix_cache": True, "disable_cuda_graph": True, **request["options"],
+    }  # fmt: skip
+    engine = Engine(model_path=request["model"], **settings)
+
+    def ask(texts: list[list[int]], tokens: int) -> Any:
+        sampling = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
+        found = engine.generate(input_ids=texts, sampling_params=sampling, return_logprob=True, logprob_start_len=0)
+        return [output["meta_info"] for output in found]
+
+    answer: Answer = {"prefill": [], "continued": [], "decoding": []}
+    for about in ask(windows, 1):  # entries are (log-probability, token, text); the first token has none
+        answer["prefill"].append([entry[0] for entry in about["input_token_logprobs"][1:]])
+    for about in ask([window[:prompt] for window in windows], count):
+        answer["continued"].append([entry[1] for entry in about["output_token_logprobs"]])
+        answer["decoding"].append([entry[0] for entry in about["output_token_logprobs"]])
+    engine.shutdown()
+    return answer
+
+
+ENGINES: dict[str, Any] = {
+    "transformers": (transformers, "transformers", ("transformers", "torch")),
+    "mlx": (lambda request: by_logits(Mlx(request), request), "mlx-lm", ("mlx.core", "mlx_lm")),
+    "llama.cpp": (lambda request: by_logits(LlamaCpp(request), request), "llama-cpp-python", ("llama_cpp",)),
+    "vllm": (vllm, "vllm", ("vllm",)),
+    "sglang": (sglang, "sglang", ("sglang",)),
+}
+
+
+def answer_to(request: Any) -> Any:
+    run, package, modules = ENGINES[request["engine"]]
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            return {"missing": name, "error": f"{type(error).__name__}: {error}"}
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # built from a source tree
+        version = str(getattr(sys.modules[modules[-1]], "__version__", ""))
+    try:
+        return {"version": version, **run(request)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"version": version, "error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(sys.argv[2]).write_text(json.dumps(answer_to(request)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
