@@ -1,6 +1,7 @@
 # make demo: sweep, cut and look into the bundled model; ends with a report.
 # make quick: all checks that are fast, for while you work.   make test: all checks.
 # make fuzz-quick: some hundred commands on damaged input.    make fuzz CASES=4000 SEED=7: as many as you like.
+# make wheel: wheel and sdist, installed in an empty environment that runs the quickstart. make docs: the site.
 # make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
 # make engines-mlx: cut models in mlx-lm beside transformers.
 # make engines: the same in llama.cpp (which is compiled: a quarter of an hour) and vLLM for CPUs (2 GB).
@@ -8,9 +9,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
-EXTRAS ?= eval,recover,report,dev
+EXTRAS ?= fla,eval,recover,report,docs,dev
 
-.PHONY: install demo quick test fuzz-quick fuzz crash engines engines-mlx engines-llama engines-vllm lint format clean
+.PHONY: install demo quick test fuzz-quick fuzz crash engines engines-mlx engines-llama engines-vllm wheel docs lint format clean
 
 install: $(READY)
 
@@ -73,6 +74,14 @@ engines-vllm: $(READY) $(VENV)-vllm/.ready
 
 engines: engines-mlx engines-llama engines-vllm
 
+# WHEEL= installs all dependencies anew, which takes minutes
+WHEEL ?= --borrow $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+wheel: $(READY)
+	$(BIN)/python .ci/wheel.py $(WHEEL)
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -83,4 +92,4 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-mlx $(VENV)-llama $(VENV)-vllm build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-mlx $(VENV)-llama $(VENV)-vllm build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,52 +1,82 @@
-"""Numbers of the front page are those of the records behind the pages it leads to."""
+"""README.md is short, and every command of it runs as it stands."""
 
 from __future__ import annotations
 
-import json
+import re
+import shlex
+import shutil
 
+import pytest
+
+from command import run
 from places import ROOT
-from reading_pages import check_rows, check_says, found, record
+from slimstate.system.bundled import bundled, recipes
 
-PAGE = "README.md"
-
-
-def test_what_a_cut_of_the_bundled_model_costs_is_that_of_its_record():
-    sweep = record("bundled")
-    rows = [["uncut", *2 * [f"{sweep['uncut']['perplexity']:.1f}"]]]
-    for method in ("random", "l1", "s-wanda", "grad", "drrqr"):
-        rows.append([method, *(f"{found(sweep, method, key_dim)['perplexity']:.1f}" for key_dim in (64, 32))])
-    check_rows(PAGE, "## Three commands", "method | key dim 64 of 128 | key dim 32", rows)
-    tokens = sweep["settings"]["text"]["samples"] * sweep["settings"]["text"]["length"]
-    check_says(PAGE, f"perplexity per token on {tokens:,} tokens of WikiText-2")
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+MOST_WORDS = 900
 
 
-def test_what_the_epsilon_and_recovery_do_is_that_of_their_records():
-    left, corrected = (
-        found(record(f"sweep-delta_net-30m-{kind}"), "l1", 32)["perplexity"] for kind in ("kept", "main")
-    )
-    check_says(PAGE, f"has {left / corrected:.2f} times the perplexity per token that it has with it")
-    runs = {run["run"]: run for run in record("recovery")}
-    cut, control = (runs[name]["measured"]["nats"] for name in ("t-drrqr-64", "t-control"))
-    closed = (cut["before"] - cut["after"]) / (cut["before"] - control["after"])
-    check_says(PAGE, f"{runs['t-drrqr-64']['tokens'] / 1e6:.1f}M tokens, closed {100 * closed:.0f} % of the gap")
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_speeds_and_memory_are_those_of_the_benchmarks():
-    names = ("bench-mixer", "bench-mixer-4096", "bench-mixer-again", "bench-mixer-no-gate")
-    rows = [row for name in names for row in record(name)["rows"]]
-    rows += json.loads((ROOT / "src/slimstate/serving/curves/h200.json").read_text())["rows"]
-    half = [row for row in rows if (row["key_dim"], row["mode"]) == (64, "forward")]
-    step = next(row for row in rows if (row["model"], row["key_dim"], row["mode"]) == ("delta_net", 64, "train"))
-    speeds, memory = ([row[name] for row in half] for name in ("speedup", "memory_ratio"))
-    decoding = record("bench-decode")
-    key = ("delta_net-1.3b", 64, 1024)
-    faster = next(row for row in decoding["rows"] if (row["model"], row["key_dim"], row["batch"]) == key)["speedup"]
-    most = {(each["model"], each["key_dim"]): each["batch"] for each in decoding["largest_batch"]}
-    check_says(
-        PAGE,
-        f"a layer {min(speeds):.2f} to {max(speeds):.2f} times as fast (forward)",
-        f"in {min(memory):.2f} to {max(memory):.2f} of the memory",
-        f"a training step of a DeltaNet layer {step['speedup']:.2f} times in {step['memory_ratio']:.2f}",
-        f"a 1.3B DeltaNet {faster:.2f} times as fast",
-        f"with {most['delta_net-1.3b', 64] / most['delta_net-1.3b', 128]:.1f} times as many sequences in the card",
-    )
+def commands() -> list[list[str]]:
+    """Every line of a block that calls slimstate, less its remark."""
+    lines = (line.split("  #")[0].strip() for block in blocks("") for line in block.splitlines())
+    return [shlex.split(line) for line in lines if line.startswith("slimstate ")]
+
+
+def test_it_is_read_in_a_few_minutes():
+    assert len(PAGE.split()) <= MOST_WORDS
+    fenced = re.sub(r"^```.*?^```", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+    long = [line for line in fenced.splitlines() if len(line) > 100 and not line.startswith(("|", "!", "["))]
+    assert not long
+
+
+def test_files_that_it_names_are_there():
+    for name in re.findall(r"\]\((?!https?:)([^)#]+)\)", PAGE):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_command_is_between_the_marks_that_the_check_of_the_wheel_reads():
+    quickstart = PAGE[PAGE.index("<!-- quickstart -->") : PAGE.index("<!-- end of quickstart -->")]
+    assert len(commands()) == quickstart.count("\nslimstate ")
+
+
+@pytest.mark.slow
+def test_its_commands_and_its_python_run_as_they_stand(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in commands():
+        code, _, err = run(capsys, monkeypatch, *words[1:])
+        assert code == 0, err
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), {})
+    assert "slim-again" in capsys.readouterr().out
+
+
+def test_recipes_are_found_by_name_and_listed(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, monkeypatch, "run", "--list")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == list(recipes())
+    code, out, _ = run(capsys, monkeypatch, "run", "kq-ablation", "--small", "--dry-run")
+    assert code == 0
+    assert str(bundled("demo") / "model") in out
+    code, _, err = run(capsys, monkeypatch, "run", "kq-ablatio")
+    assert code == 2
+    assert ", ".join(recipes()) in err
+    code, _, err = run(capsys, monkeypatch, "run")
+    assert code == 2
+    assert "give a recipe: filters" in err
+
+
+def test_the_demo_is_written_once_and_never_over_something_else(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, monkeypatch, "demo")[0] == 0
+    assert (tmp_path / "demo" / "model" / "model.safetensors").is_file()
+    code, out, _ = run(capsys, monkeypatch, "demo")
+    assert (code, "already" in out) == (0, True)
+    shutil.rmtree(tmp_path / "demo" / "model")
+    code, _, err = run(capsys, monkeypatch, "demo")
+    assert code == 2
+    assert "choose another --out" in err

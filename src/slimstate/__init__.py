@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from slimstate.api.measuring import analyze, evaluate, sweep
     from slimstate.api.training import preview, reconstruct, recover, train
     from slimstate.benchmark import BenchOptions, MixerShape
-    from slimstate.data.rows import Texts
     from slimstate.evaluation.analyze import AnalysisOptions
     from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.sweep import SweepOptions
@@ -50,7 +49,6 @@ HOMES = {
     "api.measuring": ("analyze", "evaluate", "sweep"),
     "api.training": ("preview", "reconstruct", "recover", "train"),
     "benchmark": ("BenchOptions", "MixerShape"),
-    "data.rows": ("Texts",),
     "evaluation.analyze": ("AnalysisOptions",),
     "evaluation.evaluate": ("EvalOptions",),
     "evaluation.sweep": ("SweepOptions",),
@@ -88,7 +86,6 @@ __all__ = [
     "SlimstateError",
     "SweepGrid",
     "SweepOptions",
-    "Texts",
     "TrainerOptions",
     "TrainingText",
     "VerifyOptions",

@@ -50,7 +50,7 @@ def test_a_model_in_memory_keeps_the_channels_that_its_folder_keeps(model, tmp_p
         tmp_path / "model", tmp_path / "a", calibration=Calibration(data=str(rows), **SHORT), **asked
     )
     for given in (texts(), (text for text in texts()), [{"text": text} for text in texts()]):
-        calibration = Calibration(data=slimstate.Texts(given), **SHORT)
+        calibration = Calibration(data=given, **SHORT)
         found = slimstate.prune(model, tokenizer=tiny.tokenizer(), calibration=calibration, **asked)
         assert found.path is None
         for layer, selection in in_files.plan.selections.items():
@@ -68,15 +68,14 @@ def test_a_plain_list_of_strings_and_a_selector_of_ones_own_are_enough(model):
 
             super().__init__(name="loudest", needs={"gram"}, choose=best_of(score))
 
-    long = [tiny.text() * 40]
     cut = slimstate.prune(
         model, tokenizer=tiny.tokenizer(), method=Loudest(2.0), progress=False,
-        calibration=Calibration(data=slimstate.Texts(long), **SHORT),
+        calibration=texts(),
     )  # fmt: skip
     assert (cut.method, cut.key_dim) == ("loudest", 16), "half of 24 channels, a multiple of 16"
     plan = slimstate.make_plan(
         model, tokenizer=tiny.tokenizer(), method=Loudest(1.0), key_dim=16, progress=False,
-        calibration=Calibration(data=slimstate.Texts(long), **SHORT),
+        calibration=texts(),
     )  # fmt: skip
     for layer, selection in plan.selections.items():
         assert torch.equal(selection.keep, cut.plan.selections[layer].keep), "a power keeps the order"

@@ -121,7 +121,10 @@ BAD = {
     "no such dataset": (["MODEL", "--key-dim", "8", "--data", "no/dataset"], "the hub cannot be reached from here"),
     "no data": (["MODEL", "--key-dim", "8"], "give text to calibrate on with --data"),
     "missing data": (["MODEL", "--key-dim", "8", "--data", "/nowhere/x.txt"], "no data at /nowhere/x.txt"),
-    "short data": (["MODEL", "--key-dim", "8", "--data", "TEXT"], "samples of 2048 need 262,144"),
+    "short data": (
+        ["MODEL", "--key-dim", "8", "--data", "TEXT", "--samples", "128", "--length", "2048"],
+        "samples of 2048 need 262,144",
+    ),
     "f": (["MODEL", "--key-dim", "8", "--rrqr-f", "0.5"], "f >= 1"),
     "not a number": (["MODEL", "--key-dim", "many"], "Invalid value for '--key-dim'"),
     "no such option": (["MODEL", "--keydim", "8"], "No such option"),
@@ -173,7 +176,11 @@ def test_what_is_not_a_supported_model_is_refused(config, message, tmp_path, cap
 def test_help_and_version(capsys, monkeypatch):
     import slimstate
 
-    assert run(capsys, monkeypatch, "--version")[1].strip() == slimstate.__version__
+    first, packages, device = run(capsys, monkeypatch, "--version")[1].splitlines()
+    assert first == f"slimstate {slimstate.__version__}"
+    assert f"torch {torch.__version__}" in packages
+    assert "CPU" in device
+    assert run(capsys, monkeypatch, "-h") == run(capsys, monkeypatch, "--help")
     for verb, known in (("inspect", ()), ("eval", ()), ("prune", METHODS), ("sweep", (*SELECTORS, "0.3,0.4,0.5,0.75"))):
         code, out, _ = run(capsys, monkeypatch, verb, "--help")
         assert code == 0

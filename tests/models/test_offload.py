@@ -7,12 +7,13 @@ import sys
 import pytest
 import torch
 
+import slimstate
 import tiny
 from cutting import estimated, pruned
 from slimstate import cli
 from slimstate.models.load import load
 from slimstate.models.offload import LoadOptions, load_spread, parse_limits
-from slimstate.system.errors import PlanError
+from slimstate.system.errors import PlanError, SlimstateError
 
 pytestmark = pytest.mark.slow
 
@@ -92,9 +93,9 @@ def unloadable(monkeypatch):
 
 
 @pytest.mark.usefixtures("unloadable")
-def test_an_estimate_loads_and_writes_nothing(folders, tmp_path):
+def test_an_estimate_loads_and_writes_nothing(folders, text_file, tmp_path):
     for method in ("l1", "s-wanda", "grad", "drrqr"):
-        record = estimated(folders[tiny.PLAIN[0]], method=method, key_dim=16)
+        record = estimated(folders[tiny.PLAIN[0]], method=method, key_dim=16, data=str(text_file), length=64)
         seconds = record.seconds
         assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
         assert ("calibration" in seconds) == (method != "l1")
@@ -102,12 +103,29 @@ def test_an_estimate_loads_and_writes_nothing(folders, tmp_path):
 
 
 @pytest.mark.usefixtures("unloadable")
-def test_an_estimate_counts_weights_tokens_and_gradients(folders):
+def test_an_estimate_refuses_what_the_cut_would_refuse(folders, text_file, tmp_path):
     folder = folders[tiny.PLAIN[0]]
-    plain = estimated(folder, method="drrqr", key_dim=16, samples=8, length=128)
-    longer = estimated(folder, method="drrqr", key_dim=16, samples=800, length=128)
-    gradients = estimated(folder, method="grad", key_dim=16, samples=8, length=128)
-    assert (plain.tokens, longer.tokens) == (1024, 102400)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "something").write_text("else")
+    for words, given in {
+        "looks at activations": {"key_dim": 16},
+        "it must be at least 1": {"key_dim": 100, "method": "l1"},
+        "samples of 4096 need": {"key_dim": 16, "data": str(text_file), "samples": 9, "length": 4096},
+        "no data at": {"key_dim": 16, "data": "/nowhere/text.txt"},
+    }.items():
+        with pytest.raises(SlimstateError, match=words):
+            estimated(folder, **given)
+    with pytest.raises(SlimstateError, match="there"):
+        slimstate.estimate(folder, tmp_path / "there", key_dim=16, method="l1", progress=False)
+
+
+@pytest.mark.usefixtures("unloadable")
+def test_an_estimate_counts_weights_tokens_and_gradients(folders, text_file):
+    folder, asked = folders[tiny.PLAIN[0]], {"key_dim": 16, "data": str(text_file), "length": 64}
+    plain = estimated(folder, method="drrqr", samples=2, **asked)
+    longer = estimated(folder, method="drrqr", samples=8, **asked)
+    gradients = estimated(folder, method="grad", samples=2, **asked)
+    assert (plain.tokens, longer.tokens) == (128, 512)
     assert plain.host_bytes == longer.host_bytes  # memory does not grow with tokens
     assert gradients.host_bytes["a pass"] > 2 * plain.host_bytes["a pass"]
     parameters = sum(weight.numel() for weight in load(folder).model.state_dict().values())

@@ -34,7 +34,7 @@ MILLISECONDS = {
     64: 10.0, 56: 9.9, 48: 9.5, 40: 9.6, 32: 7.8, 24: 7.9, 16: 6.5,
 }  # fmt: skip
 SOURCE = (
-    "NVIDIA X1: one layer by itself, forward over 4 x 512 tokens, hidden 256, 2 heads, value dim 128, bfloat16{};"
+    "NVIDIA X1: one layer by itself, forward over 4 x 512 tokens, hidden 256, 2 heads, value dim 32, bfloat16{};"
     " a whole model gains less"
 )
 BELOW_128 = (
@@ -52,7 +52,7 @@ def row(key_dim: int, milliseconds: float, **changes: Any) -> MixerRow:
 
 def record(rows: list[MixerRow]) -> MixerRecord:
     sizes = MixerSettings(
-        models=("delta_net",), key_dims=(64,), batch=4, length=512, hidden=256, heads=2, value_dim=128
+        models=("delta_net",), key_dims=(64,), batch=4, length=512, hidden=256, heads=2, value_dim=32
     )  # fmt: skip
     return MixerRecord(
         device="NVIDIA X1", kernels="fla", dtype="bfloat16", settings=sizes, rounds=1, rows=tuple(rows), command=""
@@ -136,7 +136,7 @@ def test_only_forward_passes_that_ran_make_a_curve():
     assert known.seconds == {16: 0.001, 32: 0.002}
     assert curve_of(record(rows), "kda") is None
     with pytest.raises(ValueError, match="without times"):
-        Curve(device="", kernels="", conditions="", seconds={})
+        Curve(device="", kernels="", conditions="", seconds={}, heads=16, value_dim=128)
 
 
 def test_what_the_benchmark_gives_is_a_curve():

@@ -240,3 +240,15 @@ def test_names_that_are_no_utf8_can_be_written_about(tmp_path):
     atomic.write_text(tmp_path / "x", "caf\udce9")
     assert (tmp_path / "x").read_text() == "caf\\udce9"
     assert leftovers.is_partial(Path(f".x.partial-{HOST}-1"))
+
+
+def test_files_have_the_mode_of_any_other_file_here(tmp_path):
+    """safetensors makes its files for their owner alone."""
+    (tmp_path / "other").write_text("")
+    usual = (tmp_path / "other").stat().st_mode
+    with atomic.staged_file(tmp_path / "one") as path:
+        safetensors.torch.save_file({"x": torch.zeros(2)}, path)
+    with atomic.staged(tmp_path / "folder", force=False) as place:
+        safetensors.torch.save_file({"x": torch.zeros(2)}, place / "two")
+    assert (tmp_path / "one").stat().st_mode == usual
+    assert (tmp_path / "folder" / "two").stat().st_mode == usual

@@ -27,12 +27,13 @@ from slimstate.training.distill import prune as pruned
 HALF = 0.5  # of the channels, where nobody says how many
 
 
-def inspect(model: Model, *, budget: Budget | None = None) -> InspectionRecord:
+def inspect(model: Model, *, budget: Budget | None = None, context: int | None = None) -> InspectionRecord:
     """What the recurrent state of a model costs, and what each key dim would save. Only headers are read.
 
     Parameters:
-        model: a folder, a hub id, or a model of transformers in memory.
+        model: a folder, a hub id, a config.json, or a model of transformers in memory.
         budget: memory for the state; the largest key dim that fits is then in `.budget`.
+        context: tokens of a sequence, by which KV caches of softmax layers are counted; by default 32,768.
 
     Returns:
         A record with `key_dim`, `state_bytes`, `options` (the key dims worth choosing) and more.
@@ -43,7 +44,7 @@ def inspect(model: Model, *, budget: Budget | None = None) -> InspectionRecord:
         >>> found.to_dataframe()
     """
     with Inputs.of(None, False, model) as given:
-        return inspected(given.model(model, reads_text=False), budget=budget)
+        return inspected(given.model(model, reads_text=False), budget=budget, context=context)
 
 
 def prune(
@@ -93,8 +94,8 @@ def prune(
     """
     if key_dim is None and compression is None and budget is None:
         compression = HALF
-    selector = selector_named(method)
-    reads = selector.calibrated and calibration is not None
+    selector, calibration = selector_named(method), Calibration.of(calibration)
+    reads = selector.calibrated and calibration.data is not None
     with Inputs.of(tokenizer, progress, model) as given:
         source = given.model(model, reads_text=reads)
         place = given.folder() / "cut" if out is None and isinstance(model, torch.nn.Module) else out
@@ -143,9 +144,10 @@ def make_plan(
     """
     if key_dim is None and compression is None and budget is None:
         compression = HALF
+    calibration = Calibration.of(calibration)
     with Inputs.of(tokenizer, progress, model) as given:
         return planned(
-            given.model(model, reads_text=calibration is not None), key_dim=key_dim, compression=compression,
+            given.model(model, reads_text=calibration.data is not None), key_dim=key_dim, compression=compression,
             budget=budget, method=method, calibration=calibration, options=options, run=run, reporter=given.reporter,
         )  # fmt: skip
 
@@ -179,20 +181,25 @@ def apply_plan(
 
 def estimate(
     model: Model,
+    out: str | Path | None = None,
     *,
+    tokenizer: Any = None,
     key_dim: int | None = None,
     compression: float | None = None,
     budget: Budget | None = None,
     method: Method = "drrqr",
     calibration: Calibration | str | Path | Iterable[object] | None = None,
+    options: CutOptions = CutOptions(),
     run: LoadOptions = LoadOptions(),
     progress: Progress = True,
 ) -> EstimateRecord:
     """How long a cut will take and how much memory, within a factor of two; no model is loaded, nothing is written.
 
+    What `prune` refuses before it loads a model is refused here, too.
+
     Parameters:
-        model: as for `prune`, and so are `key_dim`, `compression`, `budget`, `method`, `calibration`, `run` and
-            `progress`.
+        model: as for `prune`, and so are `out`, `tokenizer`, `key_dim`, `compression`, `budget`, `method`,
+            `calibration`, `options`, `run` and `progress`.
 
     Returns:
         A record with `seconds` by stage, `gpu_bytes`, `host_bytes` and `disk_bytes`.
@@ -202,8 +209,9 @@ def estimate(
     """
     if key_dim is None and compression is None and budget is None:
         compression = HALF
-    with Inputs.of(None, progress, model) as given:
+    calibration = Calibration.of(calibration)
+    with Inputs.of(tokenizer, progress, model) as given:
         return estimated(
-            given.model(model, reads_text=False), key_dim=key_dim, compression=compression, budget=budget,
-            method=method, calibration=calibration, run=run, reporter=given.reporter,
+            given.model(model, reads_text=calibration.data is not None), out, key_dim=key_dim, compression=compression,
+            budget=budget, method=method, calibration=calibration, options=options, run=run, reporter=given.reporter,
         )  # fmt: skip

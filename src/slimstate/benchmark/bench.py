@@ -29,7 +29,15 @@ W = TypeVar("W", bound=WidthRow)
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """How often to time; on a GPU, `jobs` processes compile the kernels of all widths before they are timed in turn."""
+    """How often to time.
+
+    Parameters:
+        rounds: timings of each.
+        jobs: processes that compile the kernels of all widths on a GPU, before they are timed in turn.
+
+    Example:
+        >>> slimstate.bench_mixer(options=slimstate.BenchOptions(rounds=5))
+    """
 
     rounds: int = 20
     jobs: int = 0

@@ -58,7 +58,7 @@ def bench_calibrate(
         if not selector.calibrated:
             raise PlanError(f"{selector.name} looks at no activations: there is no calibration to time")
     settings = CalibrationSettings(
-        model=model, methods=tuple(methods), samples=calibration.samples, length=calibration.length,
+        model=model, methods=tuple(methods), samples=calibration.size[0], length=calibration.size[1],
         data=calibration.data, documents=calibration.documents,
         key_dim=width_of(config_of(model)) // 2 if key_dim is None else key_dim,
     )  # fmt: skip

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slimstate.checkpoints.card_header import HUB_ID, public
 from slimstate.core.file_names import PLAN
 from slimstate.core.plan import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
@@ -16,7 +18,6 @@ from slimstate.records.cut import CutRecord
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.training import Measured, RecoveryRecord, TrainingRecord
 
-HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 MARKUP = re.compile(r"[\\`*\[\]<>]|(?<!\w)_|_(?!\w)")
 HEADER = """---
 library_name: transformers
@@ -146,7 +147,7 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
         **_titled(name),
         correction=correction if plan.correction else "",
         model_type=plan.model_type,
-        source=code(source),
+        source=code(public(source)),
         key_dim=plan.key_dim,
         kept="directions (the projections were turned by a rotation first)" if rotated else "channels",
         width=plan.width,
@@ -159,7 +160,7 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
         score=code(plan.score),
         seed=plan.seed,
         calibration=calibration,
-        command=fenced(command("prune", [source], {"apply": PLAN, "out": "DIR"})),
+        command=fenced(command("prune", [public(source)], {"apply": PLAN, "out": "DIR"})),
         history=earlier + "\n" if earlier else "",
     )
 
@@ -173,17 +174,17 @@ def training_card(record: TrainingRecord, config: Config, name: str) -> str:
         **_titled(name),
         model_type=config["model_type"],
         parameters=record.parameters,
-        source=code(record.model),
+        source=code(public(record.model)),
         tokens=record.tokens,
-        data=code(None if record.corpus is None else record.corpus.data),
+        data=code(None if record.corpus is None else public(record.corpus.data)),
         epochs=record.epochs,
         sharing=f" In its convolutions {whose[shared]} one filter, stored for every channel." if shared else "",
         measured=measured.tokens,
-        text=prose(measured.text),
+        text=prose(_measured_on(record)),
         nats=measured.nats.after,
         perplexity=measured.perplexity["after"],
         per_word=_per_word(measured, "after"),
-        command=fenced(record.command),
+        command=fenced(_told(record.command)),
     )
 
 
@@ -201,7 +202,7 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     teaching, parts = "cross entropy", "all weights"
     if teacher is not None:
         how = f"temperature {settings.temperature:g}, weight {settings.kd_weight:g}"
-        teaching += f" and distillation from {code(teacher.model)} ({how})"
+        teaching += f" and distillation from {code(public(teacher.model))} ({how})"
     if not adaptation.full:
         parts = f"LoRA of rank {settings.lora_rank} on {', '.join(adaptation.targets)}"
         parts += "; convolutions trained whole" if adaptation.convolutions else ""
@@ -213,15 +214,15 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
         model_type=config["model_type"],
         **_titled(name),
         title=f"key dim {done['key_dim']} instead of {done['width']}, recovered" if cut else "fine-tuned, not cut",
-        source=code(record.model),
+        source=code(public(record.model)),
         teaching=teaching,
         tokens=record.tokens,
-        data=code(None if record.corpus is None else record.corpus.data),
+        data=code(None if record.corpus is None else public(record.corpus.data)),
         epochs=record.epochs,
         parts=parts,
         history="".join(f"\n{line}\n" for line in lines),
         measured=measured.tokens,
-        text=prose(measured.text),
+        text=prose(_measured_on(record)),
         rows="\n".join(
             f"| {ROWS[key]} | {nats:.4f} | {measured.perplexity[key]:.2f} | {_per_word(measured, key)} |"
             for key, nats in measured.nats.known().items()
@@ -231,7 +232,7 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
             for goal, share in measured.closed.items()
             if share is not None
         ),
-        command=fenced(record.command),
+        command=fenced(_told(record.command)),
     )
 
 
@@ -242,15 +243,15 @@ def reconstruction_section(record: ReconstructionRecord) -> str:
         f"| {layer.layer} | {layer.held_out_before:.4f} | {layer.held_out_after:.4f} |" for layer in record.layers
     )
     return RECONSTRUCTED.format(
-        teacher=code(record.teacher.model),
+        teacher=code(public(record.teacher.model)),
         steps=settings.steps,
         batch=settings.batch,
         samples=settings.samples,
         length=settings.length,
-        data=code(text.data),
+        data=code(public(text.data)),
         held_out=record.held_out,
         rows=rows,
-        command=fenced(record.command),
+        command=fenced(_told(record.command)),
     )
 
 
@@ -272,7 +273,19 @@ def _done(entry: Mapping[str, Any], when: str) -> Iterator[str]:
 
 
 def _base_line(source: str) -> str:
-    return f"base_model: {source}\n" if HUB_ID.fullmatch(source) else ""
+    """For models of the hub; a folder of this machine is none, though its name may look like one."""
+    return f"base_model: {source}\n" if HUB_ID.fullmatch(source) and public(source) == source else ""
+
+
+def _told(again: str | None) -> str:
+    """A command with no places of this machine in it."""
+    return shlex.join(word if word.startswith("-") else public(word) for word in shlex.split(again or ""))
+
+
+def _measured_on(record: RecoveryRecord | TrainingRecord) -> str:
+    """The text that was measured on, which may stand in a sentence."""
+    text, data = record.measured.text or "", None if record.corpus is None else record.corpus.data
+    return text.replace(data, public(data)) if data and data in text else public(text)
 
 
 def _titled(name: str) -> dict[str, str]:

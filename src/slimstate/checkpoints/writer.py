@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from slimstate.checkpoints.card_header import with_original
 from slimstate.checkpoints.ownership import check_free
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
@@ -78,7 +79,7 @@ class CheckpointWriter:
             if checkpoint.index is not None:
                 _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
             for name, text in documents.items():
-                _write_text(folder / name, text)
+                _write_text(folder / name, with_original(text, checkpoint.folder) if name == CARD else text)
             for name, other in (folders or {}).items():
                 shutil.copytree(other, folder / name, dirs_exist_ok=True)
             # last, because nothing loads a folder without it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from contextlib import suppress
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from slimstate.cli.flags import as_flags, flags_of
 from slimstate.cli.late_help import LateHelp
 from slimstate.cli.measuring import analyze, evaluate, report, sweep
 from slimstate.cli.reconstructing import reconstruct
-from slimstate.cli.running import run
+from slimstate.cli.running import demo, run
 from slimstate.cli.serving import verify
 from slimstate.cli.streams import readable, secure
 from slimstate.cli.terminal import USAGE_ERROR
@@ -28,7 +29,12 @@ from slimstate.system.errors import LONGEST_LINE, SlimstateError, quoted
 from slimstate.system.interruption import STOP
 from slimstate.system.version import __version__
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 app.command()(inspect)
 app.command(cls=LateHelp)(prune)
@@ -42,11 +48,12 @@ app.command()(report)
 app.command()(verify)
 app.add_typer(bench, name="bench")
 app.command()(run)
+app.command()(demo)
 
 
 @app.callback(invoke_without_command=True)
 def about(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version, and what it runs on.")] = False,
     max_line_mb: Annotated[
         float | None, typer.Option(min=0, help="MiB that a line of a text may have, 64 unless said otherwise.")
     ] = None,
@@ -55,12 +62,25 @@ def about(
     if max_line_mb is not None:
         os.environ["SLIMSTATE_MAX_LINE_MB"] = str(max_line_mb)
     if version:
-        print(__version__)
+        print(f"slimstate {__version__}", _surroundings(), sep="\n")
         raise typer.Exit
+
+
+def _surroundings() -> str:
+    """The packages that decide a result, and the device that would be used."""
+    import torch
+
+    from slimstate.records.base import versions
+
+    found = versions() | ({} if "flash-linear-attention" in versions() else {"flash-linear-attention": "not installed"})
+    packages = ", ".join(f"{name} {found[name]}" for name in found if name != "slimstate")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: kernels of PyTorch on the CPU"
+    return f"{packages}\n{device}"
 
 
 def main() -> None:
     secure()
+    warnings.formatwarning = _in_a_line
     STOP.translate, STOP.speaks = _in_flags, distributed.is_main
     with STOP.listening():
         code = _outcome()
@@ -89,6 +109,11 @@ def _outcome() -> int:
         if (line := shortages.in_words(error)) is None:
             raise
         return _complain(line)
+
+
+def _in_a_line(message: Warning | str, category: type[Warning], *place: object, **line: object) -> str:
+    """A warning as everything else that the command says."""
+    return f"slimstate: {quoted(message, LONGEST_LINE)}\n"
 
 
 def _in_flags(message: str) -> str:

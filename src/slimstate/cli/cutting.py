@@ -32,16 +32,20 @@ from slimstate.cli.reconstructing import (
     show_reconstruction,
 )
 from slimstate.cli.terminal import (
+    CalibrationLength,
+    CalibrationSamples,
     Device,
     Documents,
     Dtype,
     Json,
     Model,
+    PushToHub,
     Seed,
     Text,
     mebibytes,
     print_json,
     printer,
+    pushed_to,
 )
 from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import LONGEST_LINE, PlanError, quoted
@@ -72,30 +76,37 @@ def inspect(
     kv_dtype: KvDtype = "bfloat16",
     as_json: Json = False,
 ) -> None:
-    """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only."""
+    """Show a model's recurrent state and the key dims worth choosing. Reads config and tensor headers only.
+
+    MODEL may be a config.json alone. Of a hub id nothing but the config and the headers is downloaded.
+    """
     from slimstate.pruning.inspect import inspect as look
     from slimstate.serving.engines import rules_of
 
-    if context is not None:
+    if context is not None and engine is not None:
         asked = PoolAsked(
             memory_gb=memory_gb, context=context, prefix_caching=prefix_caching, tensor_parallel=tensor_parallel,
             state_dtype=state_dtype, kv_dtype=kv_dtype, speculative_tokens=speculative_tokens,
         )  # fmt: skip
-        show_pool(model, engine or "vllm", asked, as_json)
+        show_pool(model, engine, asked, as_json)
         return
-    record = look(model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype or "fp32"), engine=engine)
+    record = look(
+        model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype or "fp32"), engine=engine, context=context
+    )
     if as_json:
         print_json(record.to_json())
         return
     console, state = Console(highlight=False, markup=False), record.state_bytes
     softmax = f", {record.softmax_layers} softmax layers left alone" if record.softmax_layers else ""
     shared = f" ({record.value_heads} value heads)" if record.value_heads != record.heads else ""
-    console.print(f"{record.model}: {record.model_type}, {record.parameters:,} parameters", markup=False)
+    console.print(f"{record.model}: {record.model_type}{record.counted}", markup=False)
     dims = f"key dim {record.key_dim}, value dim {record.value_dim}"
     console.print(f"{record.mixers} linear layers{softmax}, {record.heads} heads{shared}, {dims}")
     console.print(
         f"recurrent state per sequence: {mebibytes(state['fp32'])} in fp32, {mebibytes(state['bf16'])} in bf16"
     )
+    if record.cached:
+        console.print(f"for each sequence{record.cached}".replace("sequence, and", "sequence also"))
     if (cut := record.already_cut) is not None:
         console.print(f"cut before: key dim {cut.width} to {cut.key_dim} by {cut.method}")
     table = Table("key dim", "compression", "state fp32", "state bf16", "sequences in the same memory", "parameters")
@@ -106,8 +117,8 @@ def inspect(
             f"{option.compression:.3g}",
             mebibytes(sizes["fp32"]),
             mebibytes(sizes["bf16"]),
-            f"{state['fp32'] / sizes['fp32']:.2f}x",
-            f"{option.parameters:,}",
+            f"{option.sequences:.2f}x",
+            "" if option.parameters is None else f"{option.parameters:,}",
         )
     console.print(table)
     if record.budget is not None:
@@ -144,8 +155,8 @@ def prune(
         typer.Option(help=Text.format("calibrate on")),
     ] = None,
     documents: Documents = None,
-    samples: Annotated[int, typer.Option(help="Calibration windows.")] = 128,
-    length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 2048,
+    samples: CalibrationSamples = None,
+    length: CalibrationLength = None,
     score: Annotated[
         str, typer.Option(help="Judge channels by keys and queries (kq), keys (k) or queries (q).")
     ] = "kq",
@@ -192,6 +203,7 @@ def prune(
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing output folder, once the new one is whole.")
     ] = False,
+    push_to_hub: PushToHub = None,
     as_json: Json = False,
 ) -> None:
     """Cut a model to fewer key/query channels per head and write a checkpoint that the stock class loads."""
@@ -206,6 +218,8 @@ def prune(
     if out is None and not (dry_run or plan_only):
         raise PlanError("give --out DIR, or --dry-run to write nothing")
     target = None if dry_run else out
+    if push_to_hub is not None and (dry_run or plan_only):
+        raise PlanError("--push-to-hub uploads what is written: leave out --dry-run and --plan-only")
     if apply is not None:
         if plan_only:
             raise PlanError(
@@ -217,7 +231,10 @@ def prune(
             raise PlanError(
                 "--apply has its plan, which says how much is kept: leave out --compression, --key-dim and budgets"
             )
-        _show(apply_plan(model, apply, target, force=force, engine=engine, reporter=reporter), as_json)
+        with pushed_to(push_to_hub, reporter) as push:
+            record = apply_plan(model, apply, target, force=force, engine=engine, reporter=reporter)
+            _show(record, as_json)
+            push(record.out)
         return
     calibration = Calibration(
         data=data, documents=documents, samples=samples, length=length, seed=seed, evidence=evidence
@@ -233,19 +250,21 @@ def prune(
     )  # fmt: skip
     if plan_only:
         planned = estimate(
-            model, key_dim=key_dim, compression=compression, budget=budget, method=method, calibration=calibration,
-            engine=engine, run=load, reporter=reporter,
+            model, target, key_dim=key_dim, compression=compression, budget=budget, method=method,
+            calibration=calibration, options=options, run=load, reporter=reporter,
         )  # fmt: skip
         if as_json:
             print_json(planned.to_json())
         else:
             _print_estimate(planned)
         return
-    record = cut(
-        model, target, key_dim=key_dim, compression=compression, budget=budget, method=method,
-        calibration=calibration, options=options, run=load, reporter=reporter,
-    )  # fmt: skip
-    _show(record, as_json)
+    with pushed_to(push_to_hub, reporter) as push:
+        record = cut(
+            model, target, key_dim=key_dim, compression=compression, budget=budget, method=method,
+            calibration=calibration, options=options, run=load, reporter=reporter,
+        )  # fmt: skip
+        _show(record, as_json)
+        push(record.out)
 
 
 def budget_of(

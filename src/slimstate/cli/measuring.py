@@ -10,6 +10,8 @@ from rich.table import Table
 
 from slimstate.cli.reconstructing import Batch, Length, Rate, Samples, Steps, reconstruction
 from slimstate.cli.terminal import (
+    CalibrationLength,
+    CalibrationSamples,
     Device,
     Documents,
     Dtype,
@@ -218,8 +220,8 @@ def sweep(
     ] = "float32",
     state_every: StateEvery = 1,
     data: Annotated[str | None, typer.Option(help=Text.format("calibrate on"))] = None,
-    samples: Annotated[int, typer.Option(help="Calibration windows.")] = 128,
-    length: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 2048,
+    samples: CalibrationSamples = None,
+    length: CalibrationLength = None,
     text_length: Annotated[int, typer.Option(help="Tokens per window of --text.")] = 1024,
     max_tokens: MaxTokens = None,
     documents: Documents = None,

@@ -13,10 +13,11 @@
 A member of a list may be a table: its entries are names then, in place of the values of all, and the lists that come
 after it in `each` may be among them. Above A is cut to 89 and 76, B to 179 and 153.
 
-`{out}` is where the results go, `{root}` the folder above the recipe's, `{built}` where other recipes put theirs. A
-word `{*name}` becomes all words of a list, and for a value that is a path `{name:name}` is its last part. `only` keeps
-a step to one scale. Another value for a list names its members with commas, a table by any text in it or the end of
-one: `models=B`. Steps that are done are remembered, so that a recipe goes on where it was stopped.
+`{out}` is where the results go, `{root}` the folder above the recipe's, `{demo}` that of the bundled model, `{built}`
+where other recipes put their results. A word `{*name}` becomes all words of a list, and for a value that is a path
+`{name:name}` is its last part. `only` keeps a step to one scale. Another value for a list names its members with
+commas, a table by any text in it or the end of one: `models=B`. Steps that are done are remembered, so that a recipe
+goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from typing import Any
 
 from slimstate.records.base import versions
 from slimstate.records.recipe import RecipeRecord, StepDone
-from slimstate.system import distributed
+from slimstate.system import bundled, distributed
 from slimstate.system.atomic import check_place, made, writing
-from slimstate.system.errors import DataError, OutputError, PlanError
+from slimstate.system.errors import DataError, OutputError, PlanError, named
 from slimstate.system.interruption import STOP
 from slimstate.system.locks import held
 from slimstate.system.progress import SILENT, Reporter
@@ -133,8 +134,9 @@ class Recipe:
             if name not in values:
                 raise PlanError(f"{self.path} has no value {name}; there are {', '.join(values)}")
             values[name] = _members(values[name], text) if isinstance(values[name], list) else text
-        root = self.path.absolute().parent.parent
-        places = {"out": out, "root": root, "built": root / "build" / "recipes"}
+        ours = self.path in bundled.recipes().values()
+        root = Path.cwd() if ours else self.path.absolute().parent.parent
+        places = {"out": out, "root": root, "demo": bundled.bundled("demo"), "built": root / "build" / "recipes"}
         with self._named("its values"):
             return {**{name: _filled(value, places) for name, value in values.items()}, **places}
 
@@ -194,6 +196,16 @@ def _filled(value: Any, known: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
         return {name: _filled(entry, known) for name, entry in value.items()}
     return _Names().vformat(value, (), dict(known)) if isinstance(value, str) else value
+
+
+def recipe_named(name: str) -> Path:
+    """A file of one's own, or a recipe that comes with slimstate, by its name."""
+    path, known = Path(name), bundled.recipes()
+    if path.is_file():
+        return path
+    if path.suffix in ("", ".toml") and path.stem in known:
+        return known[path.stem]
+    raise DataError(f"no file {named(name)} and no recipe of that name; there are {', '.join(known)}")
 
 
 def results_of(recipe: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, Text, print_json, printer
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, PushToHub, Seed, Text, print_json, printer, pushed_to
 from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError
 
@@ -59,6 +59,7 @@ def reconstruct(
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing output folder, once the new one is whole.")
     ] = False,
+    push_to_hub: PushToHub = None,
     as_json: Json = False,
 ) -> None:
     """Train each cut layer to give what the uncut one gave, on text alone, with one layer in memory at a time.
@@ -76,9 +77,12 @@ def reconstruct(
     run = LoadOptions(
         device=device, dtype=dtype, device_map=None if max_memory is None else "auto", max_memory=max_memory
     )
-    record = rebuild(
-        model, out, data=data, teacher=teacher, options=options, run=run, force=force, reporter=TerminalReporter()
-    )
+    reporter = TerminalReporter()
+    with pushed_to(push_to_hub, reporter) as push:
+        record = rebuild(
+            model, out, data=data, teacher=teacher, options=options, run=run, force=force, reporter=reporter
+        )
+        push(record.out)
     if as_json:
         print_json(record.to_json())
         return

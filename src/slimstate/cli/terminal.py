@@ -6,7 +6,9 @@ Results go to standard output; everything else goes to standard error. Of severa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -15,6 +17,7 @@ from rich.console import Console
 from slimstate.system import distributed
 from slimstate.system.console import console
 from slimstate.system.errors import PlanError
+from slimstate.system.progress import Reporter
 
 T = TypeVar("T")
 # typer carries its own copy of click in some versions, so the class is taken from where typer raises it
@@ -33,6 +36,19 @@ Documents = Annotated[
         " rows. By default a .txt file, or a row of a table; rows that are lines of one text are joined."
     ),
 ]
+PushToHub = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Upload the result to this repository of the hub, made private where there is none."
+    ),
+]
+CalibrationSamples = Annotated[
+    int | None, typer.Option(help="Calibration windows; by default 128, or as many as the text has.")
+]
+CalibrationLength = Annotated[
+    int | None,
+    typer.Option(help="Tokens per calibration window; by default 2048, or fewer where the text is shorter."),
+]
 Text = "Text to {}: .txt, .jsonl, .parquet, .xz or .gz of one, a folder of them, or a datasets name."
 
 
@@ -42,6 +58,23 @@ def listed(text: str, name: str, convert: Callable[[str], T]) -> list[T]:
         return [convert(part.strip()) for part in text.split(",") if part.strip()]
     except ValueError as error:
         raise PlanError(f"{name} {text}: give numbers with commas between them") from error
+
+
+@contextmanager
+def pushed_to(name: str | None, reporter: Reporter) -> Iterator[Callable[[str | None], None]]:
+    """Seen to be possible before the work in its body, which calls what this gives with the folder it wrote."""
+    from slimstate.system import hub
+
+    if name is not None:
+        distributed.from_main(lambda: hub.check_repository(name))
+
+    def push(folder: str | None) -> None:
+        if name is not None and folder is not None:
+            with reporter.waiting(f"uploading to {name}"):
+                address = distributed.from_main(lambda: hub.push(Path(folder), name))
+            reporter.say(f"uploaded to {address}")
+
+    yield push
 
 
 def print_json(record: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.table import Table
 
-from slimstate.cli.terminal import Device, Documents, Dtype, Json, Seed, Text, print_json, printer
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, PushToHub, Seed, Text, print_json, printer, pushed_to
 from slimstate.report.numbers import fixed, perplexity
 from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError
@@ -117,6 +117,7 @@ def recover(
     dtype: Dtype = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be trained, and train nothing.")] = False,
     force: Force = False,
+    push_to_hub: PushToHub = None,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a cut model, with the uncut one as its teacher, and write a checkpoint that the stock class loads."""
@@ -138,23 +139,25 @@ def recover(
         return
     if out is None or data is None:
         raise PlanError("give --data TEXT and --out DIR, or --dry-run to train nothing")
-    record = verb.recover(
-        model,
-        out,
-        data=values.TrainingText(
-            data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat, documents=documents
-        ),
-        teacher=teacher,
-        control=control,
-        control_out=control_out,
-        options=options,
-        trainer=values.TrainerOptions(
-            grad_accum=grad_accum, save_every=save_every, report_to=report_to, fsdp=fsdp, keep_adapter=keep_adapter,
-            resume=resume, force=force,
-        ),
-        run=where,
-        reporter=reporter,
-    )  # fmt: skip
+    with pushed_to(push_to_hub, reporter) as push:
+        record = verb.recover(
+            model,
+            out,
+            data=values.TrainingText(
+                data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat, documents=documents
+            ),
+            teacher=teacher,
+            control=control,
+            control_out=control_out,
+            options=options,
+            trainer=values.TrainerOptions(
+                grad_accum=grad_accum, save_every=save_every, report_to=report_to, fsdp=fsdp, keep_adapter=keep_adapter,
+                resume=resume, force=force,
+            ),
+            run=where,
+            reporter=reporter,
+        )  # fmt: skip
+        push(record.out)
     _print(record, as_json, _print_outcome)
 
 

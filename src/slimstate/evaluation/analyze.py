@@ -36,11 +36,19 @@ READINGS = 4  # times at which the bounds are tested
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisOptions:
-    """How the states are followed through `samples` texts of `length` tokens, and whose spectra are drawn.
+    """How the states are followed through a text, and whose spectra are drawn.
 
-    They are looked at after each `every` tokens; spectra and maps leave out the first `skip`. `head` is LAYER:HEAD, by
-    default a typical one. `documents` says how those of the text are told apart, by default as it suggests: lines,
-    blank, file or rows.
+    Parameters:
+        length: tokens of each text.
+        samples: texts to average over.
+        every: tokens after which the states are looked at.
+        skip: tokens that spectra and maps leave out.
+        seed: for what is drawn at random.
+        head: LAYER:HEAD whose spectra are drawn; by default a typical one.
+        documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
+
+    Example:
+        >>> slimstate.analyze("model", "text.txt", "records", options=slimstate.AnalysisOptions(length=512, head="0:1"))
     """
 
     length: int = 1024

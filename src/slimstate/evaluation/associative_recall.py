@@ -50,18 +50,22 @@ def associative_recall(
     sequences: int = 8,
     length: int = 512,
     seed: int = 0,
+    max_tokens: int | None = None,
     reporter: Reporter = SILENT,
 ) -> AssociativeRecall:
-    """The share of questions answered, by the number of pairs to remember.
+    """The share of questions answered, by the number of pairs to remember; the model reads `max_tokens` at most.
 
-    `accuracy` takes the likeliest of the candidate values, `exact` the likeliest of all tokens.
+    But every number of pairs is asked in one sequence at least. `accuracy` takes the likeliest of the candidate values,
+    `exact` the likeliest of all tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     keys, values = draw_vocabulary(runtime.tokenizer, max(pairs), generator)
     filler = _filler(runtime.tokenizer, Reading.of(text), length)
     points, digest = [], hashlib.sha256()
+    most = None if max_tokens is None else max(1, max_tokens // (length * len(pairs)))
     for count in reporter.track(pairs, "associative recall", len(pairs)):
         enough = max(sequences, -(-AT_LEAST // min(count, QUESTIONS)))
+        enough = enough if most is None else min(enough, most)
         probe = make_probe(runtime.tokenizer, filler, keys, values, count, enough, length, generator)
         digest.update(probe.tokens.numpy().tobytes())
         chosen, likeliest = _answers(runtime, probe, values)
@@ -80,7 +84,7 @@ def associative_recall(
         points=tuple(points),
         mean=sum(point.accuracy for point in points) / len(points),
         candidates=len(values),
-        sequences=sequences,
+        sequences=sequences if most is None else min(sequences, most),
         length=length,
         seed=seed,
         digest=f"sha256:{digest.hexdigest()}",

@@ -33,11 +33,21 @@ from slimstate.system.progress import SILENT, Reporter
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions(TaskOptions):
-    """How much is measured: windows of `length` of the first `max_tokens` tokens; the first `limit` documents per task.
+    """How much is measured.
 
-    `documents` says how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
-    `task_data` is a folder of files that take the place of hub datasets. States of the model, not of a baseline, are
-    stored as `state_dtype` after every `state_every` tokens: 1 as engines decode, more as they prefill.
+    Parameters:
+        length: tokens in a window of the text.
+        max_tokens: of its beginning; by default all.
+        documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
+        seed: for what is drawn at random.
+        task_data: a folder of files that take the place of hub datasets.
+        limit: documents of each task; by default all.
+        max_length: tokens that tasks show a model at once; by default what its config names.
+        state_dtype: what states of the model are stored in, not those of a baseline.
+        state_every: tokens after which they are: 1 as engines decode, more as they prefill.
+
+    Example:
+        >>> slimstate.evaluate("slim", "text.txt", options=slimstate.EvalOptions(max_tokens=100_000))
     """
 
     length: int = 1024
@@ -171,7 +181,9 @@ def _measured(found: Result, runtime: Runtime, programme: Programme, reporter: R
     if programme.windows is not None:
         found = _with_perplexity(found, runtime, programme.windows, reporter)
     if programme.text is not None and programme.associative:
-        recalled = associative_recall(runtime, programme.text, seed=options.seed, reporter=reporter)
+        recalled = associative_recall(
+            runtime, programme.text, seed=options.seed, max_tokens=options.max_tokens, reporter=reporter
+        )
         found = replace(found, associative_recall=recalled)
     if programme.tasks:
         scores = run_tasks(

@@ -76,13 +76,24 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(TaskOptions):
-    """What judges a cut, how it would be made, and the nats per token that a recommended one may cost.
+    """What judges a cut, how it would be made, and what a recommended one may cost.
 
-    Windows of `text_length` of the first `max_tokens` tokens of the text judge it, and `tasks`, names of lm-eval with
-    commas between them; `documents` says how those of the text are told apart, by default as it suggests: lines, blank,
-    file or rows. `f` is that of strong RRQR; with `keep_norm_eps` cuts leave the norm epsilon alone. With `reconstruct`
-    every candidate is judged as it is after a reconstruction. States in a type that loses something are stored after
-    every `state_every` tokens: 1 as engines decode.
+    Parameters:
+        text_length: tokens in a window of the text.
+        max_tokens: of its beginning; by default all.
+        documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
+        tasks: names of lm-eval with commas between them, which judge cuts too.
+        task_data: a folder of files that take the place of hub datasets.
+        limit: documents of each task; by default all.
+        max_length: tokens that tasks show a model at once; by default what its config names.
+        max_loss: nats per token that a recommended cut may cost.
+        f: the exchange threshold of drrqr.
+        keep_norm_eps: cuts leave the norm epsilon alone.
+        reconstruct: judge every cut as it is after a reconstruction.
+        state_every: tokens after which states are stored in a type that loses something: 1 as engines decode.
+
+    Example:
+        >>> slimstate.sweep("model", "records", text="test.txt", options=slimstate.SweepOptions(max_tokens=50_000))
     """
 
     text_length: int = 1024
@@ -212,8 +223,8 @@ def _prepare(
     reporter: Reporter,
 ) -> _Study:
     """Refuse what cannot be done, and read both texts and the fingerprint."""
-    for method in grid.methods:
-        check_rotatable(checkpoint, method)
+    for selector in grid.selectors:
+        check_rotatable(checkpoint, selector)
     if options.reconstruct is not None and calibration.data is None:
         raise PlanError("`reconstruct` trains on text: give it with `calibration`")
     if options.reconstruct is not None and distributed.count() > 1:
@@ -373,7 +384,9 @@ class _Judge:
     def _row(self, candidate: Candidate, running: Running, uncut: Uncut, kappas: Sequence[float]) -> Row:
         assert uncut.nats_per_token is not None, "of a sweep that can go on"
         rounding = StateRounding(dtype=candidate.state_dtype, every=self.study.settings.state_every)
-        label = " ".join(map(str, candidate.key if len(self.study.state_dtypes) > 1 else candidate.key[:3]))
+        place = f"row {self.study.candidates.index(candidate) + 1} of {len(self.study.candidates)}"
+        name = " ".join(map(str, candidate.key if len(self.study.state_dtypes) > 1 else candidate.key[:3]))
+        label = f"{place}: {name}"
         found = self._measure(running, candidate.key_dim, label, rounding)
         return Row(
             method=candidate.method,

@@ -45,21 +45,27 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepGrid:
-    """Methods, how much they keep, and what channels are judged by: kq, k or q.
+    """What a sweep tries. Where neither compressions nor key dims are given, four usual compressions are.
 
-    `compressions` are shares of the channels to remove, rounded as a cut rounds them, and `key_dims` exact. Where
-    neither is given, four usual compressions are tried. Every cut, and the uncut model, is judged with its states kept
-    in each of `state_dtypes`.
+    Parameters:
+        methods: names of methods, or `Selector`s of your own; by default all that keep channels.
+        compressions: shares of the channels to remove, rounded as a cut rounds them.
+        key_dims: channels to keep, exactly.
+        scores: what channels are judged by: "kq", "k", "q".
+        state_dtypes: what states are kept in; every cut, and the uncut model, is judged with each.
+
+    Example:
+        >>> slimstate.SweepGrid(methods=("drrqr", "l1"), key_dims=(96, 64, 32))
     """
 
-    methods: Sequence[Method] = tuple(SELECTORS)
+    methods: Sequence[Method] | None = None
     compressions: Sequence[float] | None = None
     key_dims: Sequence[int] = ()
     scores: Sequence[str] = ("kq",)
     state_dtypes: Sequence[str] = ("float32",)
 
     def __post_init__(self) -> None:
-        if not (self.methods and (self.shares or self.key_dims) and self.scores):
+        if not (self.selectors and (self.shares or self.key_dims) and self.scores):
             raise PlanError("a sweep needs at least one method, one compression or key dim, and one score")
         by_name(self.selectors)
         for score in self.scores:
@@ -69,7 +75,7 @@ class SweepGrid:
     @property
     def selectors(self) -> list[Selector]:
         """The methods, each once."""
-        return list(dict.fromkeys(map(selector_named, self.methods)))
+        return list(dict.fromkeys(map(selector_named, SELECTORS if self.methods is None else self.methods)))
 
     @property
     def shares(self) -> Sequence[float]:

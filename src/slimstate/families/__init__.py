@@ -16,7 +16,7 @@ from slimstate.core.stock_class import StockClass
 from slimstate.families.contract import Config, Correction, Family
 from slimstate.families.refused import refusal
 from slimstate.system.errors import ModelError
-from slimstate.system.plugins import plugged_in
+from slimstate.system.plugins import Registry, plugged_in
 
 __all__ = [
     "FAMILIES",
@@ -61,9 +61,13 @@ def by_model_type(families: Iterable[Family]) -> dict[str, Family]:
     return found
 
 
+def _all() -> dict[str, Family]:
+    theirs = plugged_in("slimstate.families", Family, lambda family: family.model_type, OURS)
+    return by_model_type((*OURS.values(), *theirs))
+
+
 OURS = by_model_type(found_in(__name__, __path__))
-THEIRS = tuple(plugged_in("slimstate.families", Family, lambda family: family.model_type, OURS))
-FAMILIES: dict[str, Family] = by_model_type((*OURS.values(), *THEIRS))
+FAMILIES: Registry[Family] = Registry(_all)
 
 
 def loader_of(model_type: str) -> StockClass:

@@ -172,6 +172,10 @@ class Family(ABC):
         """What the logits are multiplied by: a loss made from hidden states and head has to do so too."""
         return 1.0
 
+    def cached_per_token(self, config: Config) -> int | None:
+        """Numbers that softmax layers keep for every token, keys and values together; None where it is not said."""
+        return cached_numbers(len(self.softmax_layers(config)), {**self.defaults, **config})
+
     @property
     def stock_config(self) -> Config:
         """A config that says nothing, as the stock class reads it."""
@@ -207,6 +211,14 @@ def flat_rope(config: Config) -> dict[str, float]:
     known = nested if isinstance(nested, Mapping) else {}
     names = ("rope_theta", "partial_rotary_factor")
     return {name: known[name] for name in names if isinstance(known.get(name), (int, float))}
+
+
+def cached_numbers(layers: int, known: Config) -> int | None:
+    """Keys and values of so many softmax layers for a token; None where the config does not say."""
+    if not layers or not known.get("num_attention_heads"):
+        return None if layers else 0
+    heads, channels = softmax_sizes(known)
+    return 2 * layers * heads * channels or None
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:

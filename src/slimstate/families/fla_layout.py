@@ -89,6 +89,16 @@ class FlaFamily(Family):
         specs = [attention] if isinstance(attention, Mapping) else attention
         return frozenset(int(layer) for spec in specs for layer in spec["layers"])
 
+    def cached_per_token(self, config: Config) -> int | None:
+        """Of every entry under `attn`: its layers, and its own heads of a width that the hidden size gives."""
+        attention = config.get("attn") or ()
+        specs = [attention] if isinstance(attention, Mapping) else attention
+        hidden, found = int(self.known(config)["hidden_size"]), 0
+        for spec in specs:
+            heads = int(spec["num_heads"])
+            found += 2 * len(spec["layers"]) * int(spec.get("num_kv_heads") or heads) * (hidden // heads)
+        return found
+
     def correction(self, config: Config) -> Correction:
         known = self.known(config)
         return self.layer(known, self.sizes(known)).correction

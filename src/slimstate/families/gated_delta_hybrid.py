@@ -18,6 +18,7 @@ from slimstate.families.contract import (
     Family,
     Library,
     Sizes,
+    cached_numbers,
     corrected_epsilon,
     filter_axis,
     flat_rope,
@@ -159,6 +160,9 @@ class GatedDeltaHybrid(Family):
             kv_heads=kv_heads,
             kv_dim=kv_dim,
         )
+
+    def cached_per_token(self, config: Config) -> int | None:
+        return cached_numbers(len(self.softmax_layers(config)), self.text(config))
 
     def correction(self, config: Config) -> Correction:
         return self.layout(self.sizes(config)).correction

@@ -16,7 +16,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where and how precisely a model runs: by default a GPU in bfloat16 where there is one, else a CPU in float32."""
+    """Where and how precisely a model runs.
+
+    Parameters:
+        device: "cpu" or "cuda"; by default a GPU where there is one.
+        dtype: "float32", "bfloat16" or "float16"; by default bfloat16 on a GPU, float32 on a CPU.
+
+    Example:
+        >>> slimstate.evaluate("slim", "text.txt", run=slimstate.RunOptions(device="cpu"))
+    """
 
     device: str | None = None
     dtype: str | None = None

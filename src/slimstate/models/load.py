@@ -18,6 +18,7 @@ from slimstate.models.stock import quiet_transformers, refusals, stock_class, te
 from slimstate.system.errors import ModelError, named, reason_of
 from slimstate.system.input_files import files_inside, place_inside
 from slimstate.system.json_files import read_json
+from slimstate.system.tested import warn_of_untested
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
@@ -42,6 +43,7 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     checkpoint = Checkpoint.open(folder)
     family = checkpoint.family
     check_described(checkpoint)
+    warn_of_untested()
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
     quiet_transformers()

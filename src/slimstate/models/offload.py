@@ -30,9 +30,16 @@ SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activati
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(RunOptions):
-    """Where a model runs, and where its layers lie while they wait: `device_map` "auto" takes what room there is.
+    """Where a model runs, and where its layers lie while they wait.
 
-    `max_memory` is the most that weights may take there, such as "0=40GiB,cpu=100GiB".
+    Parameters:
+        device: "cpu" or "cuda"; by default a GPU where there is one.
+        dtype: "float32", "bfloat16" or "float16"; by default bfloat16 on a GPU, float32 on a CPU.
+        device_map: "auto" takes what room there is on GPUs, in host memory and on disk.
+        max_memory: the most that weights may take there, such as "0=40GiB,cpu=100GiB".
+
+    Example:
+        >>> slimstate.prune("model", "slim", calibration="text.txt", run=slimstate.LoadOptions(device_map="auto"))
     """
 
     device_map: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from importlib.util import find_spec
 
 import torch
 
@@ -32,15 +33,28 @@ def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library 
     return f"fla {fla.__version__} (Triton {triton.__version__}) on {card}, {precision}{gated}"
 
 
+def has_library(library: str) -> bool:
+    """Whether the library of a family is installed; transformers always is."""
+    return library != "fla" or find_spec("fla") is not None
+
+
 def prepare_fla() -> None:
-    """Import fla and make its models run on this machine."""
+    """Import flash-linear-attention and make its models run on this machine: on a CPU, on kernels in PyTorch.
+
+    Example:
+        >>> slimstate.prepare_fla()
+        >>> AutoModelForCausalLM.from_pretrained("slim")
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fla remarks on missing GPUs and flash-attn, which the PyTorch kernels cover
         logging.getLogger("fla").setLevel(logging.ERROR)
         try:
             import fla  # noqa: F401
         except ImportError as error:
-            raise ModelError(f"flash-linear-attention cannot be imported: {error}") from error
+            cure = "pip install 'slimstate[fla]'" if isinstance(error, ModuleNotFoundError) else str(error)
+            raise ModelError(
+                f"flash-linear-attention cannot be imported, and this model is one of its: {cure}"
+            ) from error
         from fla.utils import IS_NVIDIA_HOPPER
 
         install()
@@ -51,7 +65,15 @@ def prepare_fla() -> None:
 
 
 def prepare(model_type: str) -> None:
-    """Make the models of a family run on this machine, whatever their library would choose by itself."""
+    """Make the models of a family run on this machine, whatever their library would choose by itself.
+
+    Parameters:
+        model_type: as the model's config names it.
+
+    Example:
+        >>> slimstate.prepare("qwen3_next")
+        >>> AutoModelForCausalLM.from_pretrained("slim")
+    """
     family = FAMILIES.get(model_type) or family_of({"model_type": model_type})
     if family.library == "fla":
         prepare_fla()

@@ -37,7 +37,17 @@ def key_dims_worth_choosing(width: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Memory for the state of one sequence: given as such, or as the memory that so many sequences share."""
+    """Memory for the state of one sequence: given as such, or as the memory that so many sequences share.
+
+    Parameters:
+        state_mb: MiB for one sequence.
+        sequences: how many there are at once.
+        memory_gb: GiB that they share.
+        state_dtype: what the engine keeps states in: "fp32" or "bf16".
+
+    Example:
+        >>> slimstate.prune("model", "slim", budget=slimstate.Budget(sequences=512, memory_gb=20), method="l1")
+    """
 
     state_mb: float | None = None
     sequences: int | None = None

@@ -11,6 +11,7 @@ from slimstate.core.plan import PLAN, Plan
 from slimstate.core.surgery import outline
 from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
+from slimstate.models.prepare import has_library
 from slimstate.models.stock import as_published, stock_differences
 from slimstate.pruning.budget import key_dims_worth_choosing, state_bytes
 from slimstate.pruning.inspect import parameters_after
@@ -26,7 +27,7 @@ from slimstate.system.progress import SILENT, Reporter
 
 def tell_speed(checkpoint: Checkpoint, key_dim: int, reporter: Reporter) -> SpeedOfCut | None:
     """Say and return what the key dim does to the speed of a layer, where that was measured."""
-    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0].axis.width, key_dim)
+    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
     if speed is not None:
         reporter.say(speed.advice)
     return speed
@@ -47,6 +48,9 @@ def tell_serving(checkpoint: Checkpoint, key_dim: int, engine: str | None, repor
 
 def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
     """Every tensor the stock class would make of the config is there, in that shape, and will be after the cut."""
+    if not has_library(checkpoint.family.library):
+        reporter.say("flash-linear-attention is not installed: the tensors are not compared with its class")
+        return
     with reporter.waiting("comparing the tensors with the stock class"):
         shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
         for name, shape, expected in stock_differences(checkpoint.config, shapes):
@@ -118,7 +122,7 @@ def describe(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutReco
         correction=plan.correction,
         state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
         parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),
-        speed=speed_of_cut(plan.model_type, plan.width, plan.key_dim),
+        speed=speed_of_cut(plan.model_type, mixers[0], plan.key_dim),
         calibration=plan.calibration,
         certificate=plan.summary(),
         versions=plan.versions,

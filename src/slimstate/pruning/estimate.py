@@ -20,12 +20,14 @@ from slimstate.core.surgery import outline
 from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import Budget
-from slimstate.pruning.description import tell_serving, tell_speed
+from slimstate.pruning.description import begin_cut
 from slimstate.pruning.key_dim import Target
-from slimstate.pruning.options import Calibration
+from slimstate.pruning.options import Calibration, CutOptions
+from slimstate.pruning.prune import Choosing, opened
 from slimstate.records.cut import DeviceSpeed, EstimateRecord
 from slimstate.records.speed import SpeedOfCut
-from slimstate.selectors import Method, Selector, selector_named
+from slimstate.selectors import Method, Selector
+from slimstate.serving.widths import speed_of_cut
 from slimstate.system.progress import SILENT, Reporter
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
@@ -52,6 +54,12 @@ def measure(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) ->
     )
 
 
+def training_seconds(checkpoint: Checkpoint, tokens: int, run: RunOptions, *, taught: bool) -> float:
+    """About how long a training over so many tokens will take here, with a teacher that reads them too or without."""
+    speed = measure(checkpoint, run.place, run.precision).flops_per_second * EFFICIENCY[run.place.type]
+    return (TIMES_FORWARD["gradient"] + taught) * 2 * checkpoint.parameters * tokens / speed
+
+
 def _seconds(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> float:
     started = time.perf_counter()
     left @ right
@@ -62,24 +70,28 @@ def _seconds(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> f
 
 def estimate(
     model: str | PathLike[str],
+    out: str | Path | None = None,
     *,
     key_dim: int | None = None,
     compression: float | None = None,
     budget: Budget | None = None,
     method: Method = "drrqr",
     calibration: Calibration | str | Path | Iterable[object] | None = None,
-    engine: str | None = None,
+    options: CutOptions = CutOptions(),
     run: LoadOptions = LoadOptions(),
     reporter: Reporter = SILENT,
 ) -> EstimateRecord:
-    """How long the same call of `prune` would take, and how much memory; no model is loaded, nothing is written."""
-    checkpoint, selector = Checkpoint.open(model), selector_named(method)
+    """How long the same call of `prune` would take, and how much memory; no model is loaded, nothing is written.
+
+    What `prune` refuses before it loads a model is refused here, too.
+    """
+    checkpoint = opened(model, out, options.force, reporter)
     target = Target(key_dim=key_dim, compression=compression, budget=budget)
-    keep, line = target.resolve(checkpoint.mixers, whole=selector.rotates)
-    reporter.say(line)
-    tell_serving(checkpoint, keep, engine, reporter)
-    tokens = Calibration.of(calibration).tokens if selector.calibrated else 0
-    return stages(checkpoint, selector, tokens, keep, run, tell_speed(checkpoint, keep, reporter))
+    choice = Choosing.prepare(checkpoint, target, method, Calibration.of(calibration), options, run, reporter)
+    begin_cut(checkpoint, choice.key_dim, choice.line, options.engine, reporter)
+    tokens = 0 if choice.windows is None else choice.windows.tokens.numel()
+    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], choice.key_dim)
+    return stages(checkpoint, choice.method, tokens, choice.key_dim, run, speed)
 
 
 def stages(

@@ -37,7 +37,11 @@ def read_windows(
             raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with `calibration`")
         return None
     with reporter.waiting(f"reading {calibration.data}"):
-        return calibration.windows(load_tokenizer(checkpoint.folder))
+        windows = calibration.windows(load_tokenizer(checkpoint.folder))
+    if windows is not None and windows.tokens.shape != calibration.size:
+        samples, length = windows.tokens.shape
+        reporter.say(f"{windows.source} is short: {samples} windows of {length} tokens are all it has")
+    return windows
 
 
 @dataclass(frozen=True, kw_only=True)

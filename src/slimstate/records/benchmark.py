@@ -164,7 +164,16 @@ class Subjects:
 class MixerShape:
     """The sizes of a layer and of what flows through it; by default those of the paper.
 
-    With `no_gate` a layer goes without its output gate, where its type has one by default.
+    Parameters:
+        batch: sequences at once.
+        length: tokens in each.
+        hidden: the width of the model.
+        heads: heads of the layer.
+        value_dim: value channels of a head.
+        no_gate: leave out the output gate, where a type has one by default.
+
+    Example:
+        >>> slimstate.bench_mixer(shape=slimstate.MixerShape(length=4096, no_gate=True))
     """
 
     batch: Whole = 32

@@ -120,7 +120,8 @@ class KeyDimOption:
     key_dim: int
     compression: float
     state_bytes: Mapping[str, int]
-    parameters: int
+    parameters: int | None
+    sequences: float  # times as many that fit in the memory of states and KV caches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +148,12 @@ class Serving:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionRecord(Record):
-    """The shape of a model and its state, the key dims worth choosing, and the one that fits a budget."""
+    """The shape of a model and its state, the key dims worth choosing, and the one that fits a budget.
+
+    `kv_bytes` is what the softmax layers keep of a sequence of `context` tokens in bf16, which no cut makes smaller:
+    0 where there are none, None where the config does not say. `parameters` is None where only the config is known, and
+    the library of the model is not there to count them.
+    """
 
     KIND: ClassVar[str] = "inspection"
 
@@ -159,8 +165,10 @@ class InspectionRecord(Record):
     value_heads: int
     key_dim: int
     value_dim: int
-    parameters: int
+    parameters: int | None
     state_bytes: Mapping[str, int]
+    context: int
+    kv_bytes: int | None
     already_cut: Cut | None
     serving: Serving
     speed: SpeedsBelow | None
@@ -171,10 +179,22 @@ class InspectionRecord(Record):
         softmax = f", {self.softmax_layers} softmax layers left alone" if self.softmax_layers else ""
         dims = f"{self.heads} heads, key dim {self.key_dim}, value dim {self.value_dim}"
         return (
-            f"{self.model}: {self.model_type}, {self.parameters:,} parameters\n"
+            f"{self.model}: {self.model_type}{self.counted}\n"
             f"{self.mixers} linear layers{softmax}, {dims}\n"
-            f"recurrent state per sequence: {_mebibytes(self.state_bytes['fp32'])} in fp32"
+            f"recurrent state per sequence: {_mebibytes(self.state_bytes['fp32'])} in fp32{self.cached}"
         )
+
+    @property
+    def counted(self) -> str:
+        return "" if self.parameters is None else f", {self.parameters:,} parameters"
+
+    @property
+    def cached(self) -> str:
+        """What the softmax layers keep beside the state, as the end of a line."""
+        if self.kv_bytes is None:
+            return "; the config does not say how large the KV cache is"
+        size = f"{_mebibytes(self.kv_bytes)} of KV cache at {self.context:,} tokens (bf16), which stays"
+        return f", and {size}" if self.kv_bytes else ""
 
     def table(self) -> list[dict[str, object]]:
         """One for every key dim worth choosing."""
@@ -183,6 +203,7 @@ class InspectionRecord(Record):
                 "key_dim": option.key_dim,
                 "compression": option.compression,
                 "state_mib_fp32": option.state_bytes["fp32"] / 2**20,
+                "sequences": option.sequences,
                 "parameters": option.parameters,
             }
             for option in self.options

@@ -52,7 +52,8 @@ class WrittenReport(Shown):
 
 def write_report(folder: str | Path, out: str | Path | None = None, *, reporter: Reporter = SILENT) -> WrittenReport:
     """One self-contained HTML page from whatever records are under `folder`; by default, `report.html` in it."""
-    from slimstate.report.rendering import render  # matplotlib is an extra
+    import slimstate.report.plots  # noqa: F401  matplotlib is an extra, and missing it is said in a line
+    from slimstate.report.rendering import render
 
     folder = Path(folder)
     target = Path(out) if out is not None else folder / PAGE

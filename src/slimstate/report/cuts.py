@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from slimstate.records.plan import PlanRecord
 
 SCORES = {"kq": "keys and queries", "k": "keys", "q": "queries"}
+MEANINGS = {
+    "rho": "Rho is how much the volume that the kept channels span would grow by the best exchange with one that was"
+    " removed: 1 is none at all.",
+    "condition_after": "A condition number is the largest singular value of a head's keys over the smallest: the larger"
+    " it is, the closer some channels come to repeating others.",
+}
 DRAWN = 250_000  # channels whose strips are drawn in full; of further plans the page gives the facts alone
 
 
@@ -54,7 +60,7 @@ def plan_body(found: Found[PlanRecord], drawn: bool, opened: bool) -> Html:
             else "The strips of this plan are left out to keep the page small."
         )
     )
-    return joined([heading, facts(plan_facts(found)), strips])
+    return joined([heading, facts(plan_facts(found)), certificate_note(plan.summary()), strips])
 
 
 def plan_facts(found: Found[PlanRecord]) -> Iterator[tuple[str, object]]:
@@ -83,6 +89,12 @@ def calibration_words(calibration: Text | None) -> object:
     if not (calibration.samples and calibration.length):
         return text
     return joined([plural(calibration.samples, "window"), f"of {calibration.length} tokens of", text], " ")
+
+
+def certificate_note(certificate: Mapping[str, float | None]) -> Html | None:
+    """What the numbers of a certificate mean."""
+    meanings = [words for name, words in MEANINGS.items() if name in certificate]
+    return note(" ".join(meanings)) if meanings else None
 
 
 def certificate_words(certificate: Mapping[str, float | None]) -> str | None:

@@ -16,7 +16,7 @@ from slimstate.core.plan import Basis, Choice
 from slimstate.selectors.contract import SCORES, Case, Request, Selector, scored
 from slimstate.selectors.ranking import best_of
 from slimstate.system.errors import PlanError, quoted
-from slimstate.system.plugins import plugged_in
+from slimstate.system.plugins import Registry, plugged_in
 
 
 def found_in(package: str, places: Iterable[str]) -> Iterator[Selector]:
@@ -39,11 +39,19 @@ def by_name(selectors: Iterable[Selector]) -> dict[str, Selector]:
     return found
 
 
+def _all() -> dict[str, Selector]:
+    theirs = plugged_in("slimstate.selectors", Selector, lambda selector: selector.name, OURS)
+    return by_name((*OURS.values(), *theirs))
+
+
+def _that_rotate(rotates: bool) -> dict[str, Selector]:
+    return {name: selector for name, selector in METHODS.items() if selector.rotates is rotates}
+
+
 OURS = by_name(found_in(__name__, __path__))
-THEIRS = tuple(plugged_in("slimstate.selectors", Selector, lambda selector: selector.name, OURS))
-METHODS: dict[str, Selector] = by_name((*OURS.values(), *THEIRS))
-SELECTORS = {name: selector for name, selector in METHODS.items() if not selector.rotates}
-ROTATIONS = {name: selector for name, selector in METHODS.items() if selector.rotates}
+METHODS: Registry[Selector] = Registry(_all)
+SELECTORS: Registry[Selector] = Registry(lambda: _that_rotate(False))
+ROTATIONS: Registry[Selector] = Registry(lambda: _that_rotate(True))
 
 
 Method: TypeAlias = str | Selector

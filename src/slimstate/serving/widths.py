@@ -3,7 +3,8 @@
 A curve is a record of `slimstate bench mixer` over many key dims, or of an engine's kernels, decoding and prefill each
 by itself, kept in `curves/`. Kernels pad channels to blocks, so
 a width between two that were measured runs no faster than the wider of them, and is taken as that. Of widths beyond the
-widest or below the narrowest nothing is known and nothing is said, and neither of layers that were not timed.
+widest or below the narrowest nothing is known and nothing is said, and neither of layers that were not timed, or whose
+sizes are far from those that were.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from slimstate.core.layout import Mixer
 from slimstate.records.benchmark import KernelRecord, MixerRecord
 from slimstate.records.speed import SpeedOfCut, SpeedsBelow, Speedup
 
 CURVES = files("slimstate.serving") / "curves"
 USES = {"decode": "decoding", "prefill": "prefill"}  # of an engine's kernels
+FAR = 2  # times as many heads or value channels as were timed: beyond that nothing is said
 ALIKE = 0.04  # a difference in speed that is not worth a word, and may be noise
 
 
@@ -29,10 +32,17 @@ class Curve:
     kernels: str
     conditions: str
     seconds: Mapping[int, float]
+    heads: int
+    value_dim: int
 
     def __post_init__(self) -> None:
         if not self.seconds or min(self.seconds.values()) <= 0:
             raise ValueError("a curve without times, or with times that are none")
+
+    def near(self, mixer: Mixer) -> bool:
+        """Whether the layer is about as large as the one that was timed: half to twice its heads and its values."""
+        sizes = ((mixer.value_heads, self.heads), (mixer.value_dim, self.value_dim))
+        return all(measured <= FAR * size <= FAR * FAR * measured for size, measured in sizes)
 
     def covers(self, key_dim: int) -> bool:
         return min(self.seconds) <= key_dim <= max(self.seconds)
@@ -113,6 +123,8 @@ def curve_of(record: MixerRecord, model_type: str) -> Curve | None:
             f" {sizes.heads} heads, value dim {sizes.value_dim}, {record.dtype}"
         ),
         seconds={row.key_dim: row.time for row in rows},
+        heads=sizes.heads,
+        value_dim=sizes.value_dim,
     )
 
 
@@ -133,6 +145,8 @@ def kernel_curve_of(record: KernelRecord, model_type: str, mode: str) -> Curve |
         kernels=record.kernels,
         conditions=f"the kernel of {record.kernels} by itself, {work[mode]}, {heads}",
         seconds={row.key_dim: row.time for row in rows},
+        heads=shape.value_heads,
+        value_dim=shape.value_dim,
     )
 
 
@@ -145,8 +159,11 @@ def _records() -> Iterator[MixerRecord | KernelRecord]:
             yield kind.from_json(data)
 
 
-def known_curves(model_type: str, *key_dims: int) -> dict[str, Curve]:
-    """The curves in the package for layers of a model type that cover these key dims, by use; the first of each."""
+def known_curves(model_type: str, *key_dims: int, like: Mixer | None = None) -> dict[str, Curve]:
+    """The curves in the package for layers of a model type that cover these key dims, by use; the first of each.
+
+    Of those, with a layer `like` it, only curves of layers of about its size.
+    """
     found: dict[str, Curve] = {}
     for record in _records():
         if isinstance(record, MixerRecord):
@@ -155,14 +172,14 @@ def known_curves(model_type: str, *key_dims: int) -> dict[str, Curve]:
             modes = record.settings.modes
             by_use = {USES[mode]: kernel_curve_of(record, model_type, mode) for mode in modes}
         for use, curve in by_use.items():
-            if curve is not None and all(map(curve.covers, key_dims)):
+            if curve is not None and all(map(curve.covers, key_dims)) and (like is None or curve.near(like)):
                 found.setdefault(use, curve)
     return found
 
 
-def known_curve(model_type: str, *key_dims: int) -> Curve | None:
+def known_curve(model_type: str, *key_dims: int, like: Mixer | None = None) -> Curve | None:
     """The curve of a layer by itself: the first, by file name, that covers these key dims."""
-    return known_curves(model_type, *key_dims).get("")
+    return known_curves(model_type, *key_dims, like=like).get("")
 
 
 def _joined(advice: Mapping[str, str]) -> str:
@@ -170,9 +187,10 @@ def _joined(advice: Mapping[str, str]) -> str:
     return "; ".join(f"{use}: {words}" if use else words for use, words in advice.items())
 
 
-def speeds_below(model_type: str, width: int) -> SpeedsBelow | None:
+def speeds_below(model_type: str, mixer: Mixer) -> SpeedsBelow | None:
     """What narrower layers gain; None where that was not measured."""
-    curves = {use: curve for use, curve in known_curves(model_type, width).items() if curve.narrower(width)}
+    width = mixer.axis.width
+    curves = {use: curve for use, curve in known_curves(model_type, width, like=mixer).items() if curve.narrower(width)}
     if not curves:
         return None
     first = next(iter(curves.values()))
@@ -187,9 +205,10 @@ def speeds_below(model_type: str, width: int) -> SpeedsBelow | None:
     )
 
 
-def speed_of_cut(model_type: str, width: int, key_dim: int) -> SpeedOfCut | None:
+def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> SpeedOfCut | None:
     """What a cut does to the speed of a layer; None where that was not measured."""
-    curves = known_curves(model_type, width, key_dim) if key_dim < width else {}
+    width = mixer.axis.width
+    curves = known_curves(model_type, width, key_dim, like=mixer) if key_dim < width else {}
     if not curves:
         return None
     first = next(iter(curves.values()))

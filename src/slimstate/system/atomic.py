@@ -22,6 +22,9 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+UMASK = os.umask(0)  # which can be asked for only by setting it
+os.umask(UMASK)
+MODE = 0o666 & ~UMASK
 
 
 @contextmanager
@@ -109,6 +112,7 @@ def publish(staging: Path, out: Path, force: bool) -> None:
     """Let the sibling take the place of `out` in one step, once all of it is on the disk."""
     out = Path(os.path.abspath(out))
     for path in staging.rglob("*"):
+        as_others_are(path)
         flush_to_disk(path)
     check_kind(out, folder=True)
     with STOP.lock:
@@ -128,10 +132,18 @@ def _move(files: dict[Path, Path]) -> None:
     """Every file to its place; what is there is replaced."""
     for target in files.values():
         check_kind(target, folder=False)
+    for path in files:
+        as_others_are(path)
     with STOP.lock:
         for path, target in files.items():
             path.replace(target)
             STOP.written(target)
+
+
+def as_others_are(path: Path) -> None:
+    """The mode of any new file: some libraries make theirs for their owner alone."""
+    if path.is_file() and not path.is_symlink():
+        path.chmod(MODE)
 
 
 def _exchange(new: Path, old: Path) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from urllib.parse import urlparse
+
+from slimstate.system.errors import OutputError, quoted
 
 
 def reason(error: Exception) -> str:
@@ -29,3 +32,41 @@ def reachable() -> bool:
     except OSError:
         return False
     return True
+
+
+def check_repository(name: str) -> None:
+    """Refuse, before any work, a name that no repository can have, and a push that nobody is logged in for."""
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise OutputError(f"`push_to_hub` {quoted(name)} is no name of a repository: {reason(error)}") from error
+    if not reachable():
+        raise OutputError("`push_to_hub`: the hub cannot be reached from here")
+    if get_token() is None:
+        raise OutputError("`push_to_hub`: nobody is logged in here; run `hf auth login`, or set HF_TOKEN")
+    try:
+        HfApi().whoami()
+    except Exception as error:  # of many kinds
+        raise OutputError(f"`push_to_hub`: the hub does not take the login: {reason(error)}") from error
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload a model's folder to a repository, made private where there is none of that name; returns its address."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        made = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(
+            repo_id=made.repo_id,
+            folder_path=folder,
+            commit_message="A model cut by slimstate",
+            ignore_patterns=["runs/*"],
+        )
+    except Exception as error:  # of many kinds; what was made lies in its folder all the same
+        raise OutputError(f"{folder} is written, and could not be pushed to {name}: {reason(error)}") from error
+    return str(made)

@@ -1,17 +1,43 @@
 """What other packages add: values that they announce as entry points, `[project.entry-points."GROUP"]`.
 
 An entry point leads to a value of the kind that the group is for, or to a tuple of some. What cannot be used is named
-in a warning and left out: a package of somebody else never keeps slimstate from working.
+in a warning and left out: a package of somebody else never keeps slimstate from working. They are loaded when somebody
+first looks, and not when slimstate is imported: they import slimstate themselves.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from slimstate.system.errors import quoted, reason_of
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Values by name, which are gathered when the first is asked for."""
+
+    def __init__(self, gather: Callable[[], Mapping[str, T]]) -> None:
+        self._gather = gather
+        self._found: Mapping[str, T] | None = None
+
+    @property
+    def _values(self) -> Mapping[str, T]:
+        if self._found is None:
+            self._found = self._gather()
+        return self._found
+
+    def __getitem__(self, name: str) -> T:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 def plugged_in(group: str, kind: Any, name: Callable[[Any], str], taken: Collection[str]) -> Iterator[Any]:

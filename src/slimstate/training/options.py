@@ -27,9 +27,18 @@ ONLY_ONCE = ("resume", "force")  # of one run, and no part of the command that d
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingText:
-    """The text that is trained on, and the one that is measured on: by default windows of `data` that are held out.
+    """The text that is trained on, and the one that is measured on.
 
-    `documents` says how those of both are told apart, by default as each suggests: lines, blank, file or rows.
+    Parameters:
+        data: what is trained on: a path, a dataset's name, or strings, chats or rows in a list or any iterable.
+        eval_text: what is measured on, in the same forms; by default windows of `data` that are held out.
+        eval_tokens: of its beginning; by default all.
+        no_repeat: refuse to read any of `data` twice.
+        documents: how those of both are told apart, by default as each suggests: lines, blank, file or rows.
+
+    Example:
+        >>> text = slimstate.TrainingText(data="text.txt", eval_text="test.txt")
+        >>> slimstate.recover("slim", "recovered", data=text)
     """
 
     data: str | Texts
@@ -40,6 +49,9 @@ class TrainingText:
 
     def __post_init__(self) -> None:
         check_documents(self.documents)
+        for name in ("data", "eval_text"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, given_text(given))
         if self.eval_tokens is not None and self.eval_tokens < 2:
             raise PlanError(f"`eval_tokens` {self.eval_tokens}: at least 2 are needed")
 
@@ -125,7 +137,23 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainOptions(TrainOptions):
-    """What decides the result of a pre-training, beside the config and the text."""
+    """What decides the result of a pre-training, beside the config and the text.
+
+    Parameters:
+        steps: how long it is; or
+        tokens: the same in tokens.
+        batch_size: windows in a step, over all processes.
+        length: tokens in a window.
+        lr: the learning rate at its highest.
+        min_lr: the one it ends with.
+        warm_up: the share of the steps in which it rises.
+        seed: for the weights and the order of the windows.
+        second_beta: of AdamW.
+        weight_decay: of AdamW.
+
+    Example:
+        >>> slimstate.train("delta_net-5m", "tiny", data="text.txt", options=slimstate.PretrainOptions(steps=100))
+    """
 
     second_beta: float = 0.95
     weight_decay: float = 0.0
@@ -149,8 +177,28 @@ class RecoverOptions(TrainOptions):
     The defaults are the paper's, where it says, but for the adapters: it names no targets, and here every projection of
     the mixers has one. `RecoverOptions.paper()` is the paper's recovery with what its released code trains.
 
-    The teacher weighs `kd_weight` beside the cross entropy. With `cache_teacher`, a folder, only its `cache_top_k` best
-    guesses for each token count, and they are kept there.
+    Parameters:
+        steps: how long it is; or
+        tokens: the same in tokens.
+        batch_size: windows in a step, over all processes.
+        length: tokens in a window.
+        lr: the learning rate at its highest.
+        min_lr: the one it ends with.
+        warm_up: the share of the steps in which it rises.
+        seed: for adapters and the order of the windows.
+        kd_weight: the weight of the teacher beside the cross entropy.
+        temperature: of the distillation.
+        no_teacher: learn from the text alone.
+        cache_teacher: a folder that keeps the teacher's best guesses, which then are all that counts of it.
+        cache_top_k: how many for each token.
+        full: train all weights.
+        lora_targets: linear maps with adapters, or "all-linear".
+        lora_rank: rank of the adapters.
+        lora_alpha: their scale.
+        unfreeze: "norms", "biases" or both, trained as well.
+
+    Example:
+        >>> slimstate.recover("slim", "recovered", data="text.txt", options=slimstate.RecoverOptions(steps=200))
     """
 
     DEFAULT_STEPS: ClassVar[int] = 2000
@@ -235,7 +283,20 @@ def preset_named(name: str) -> RecoverOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """What changes how a training is run, and not what it gives."""
+    """What changes how a training is run, and not what it gives.
+
+    Parameters:
+        grad_accum: pieces in which each batch is worked on.
+        save_every: steps between checkpoints; by default about twenty of them.
+        report_to: where losses are logged: "tensorboard", "wandb", ..., "none".
+        fsdp: shard the model over GPUs.
+        keep_adapter: write the adapter too.
+        resume: go on from the last whole checkpoint.
+        force: replace an output folder that exists, once the new one is whole.
+
+    Example:
+        >>> slimstate.recover("slim", "out", data="text.txt", trainer=slimstate.TrainerOptions(resume=True))
+    """
 
     grad_accum: int = 1
     save_every: int | None = None

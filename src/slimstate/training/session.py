@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -31,6 +32,7 @@ from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
+from slimstate.pruning.estimate import training_seconds
 from slimstate.records.base import changed, command, versions
 from slimstate.records.schema import read, written
 from slimstate.records.training import (
@@ -219,9 +221,13 @@ class Session(Generic[R]):
         size = sum(parameter.numel() for parameter in trainable(learner).values())
         kernels = describe_kernels(run.place, run.precision, student.family.library)
         reporter.say(f"kernels: {kernels}")
+        seconds = (
+            training_seconds(student, options.total_tokens, run, taught=teaching is not None) / distributed.count()
+        )
         reporter.say(
             f"training {size:,} parameters for {options.total_steps:,} steps of {options.batch_size} x"
-            f" {options.length} tokens: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs"
+            f" {options.length} tokens: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs,"
+            f" about {timedelta(seconds=round(seconds / distributed.count()))}, give or take a factor of two"
         )
         folder = self.folder / job.part
         resume = trainer.resume_from(folder)
