@@ -327,6 +327,14 @@ def test_a_large_norm_epsilon_is_said_and_a_larger_one_refused(folders, tmp_path
     assert cut(model, None).correction.endswith("so that cutting is zeroing")
 
 
+def test_values_that_fail_only_when_a_model_runs_are_refused(folders, tmp_path):
+    model = shutil.copytree(folders["qwen3_next-plain"], tmp_path / "experts")
+    change_json(model / "config.json", lambda data: data.pop("num_experts_per_tok"))
+    refused(model, "every token goes to 10 experts, and there are 4")
+    change_json(model / "config.json", lambda data: data.update(num_experts_per_tok=2, rms_norm_eps="little"))
+    refused(model, "rms_norm_eps is little, which is no number")
+
+
 def test_a_model_card_shows_names_as_text(model):
     source = model.parent / "a```\n# owned\n![x](evil) `b`"
     model.rename(source)

@@ -78,7 +78,8 @@ def _number_objection(name: str, value: Any) -> str | None:
     if isinstance(value, list) and name.endswith(("layers", "layer_types", "block_type")) and len(value) > MOST_LAYERS:
         return f"lists {len(value):,} layers; {MOST_LAYERS:,} can be meant"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
+        counted = name.endswith(("_eps", "epsilon")) and value is not None
+        return f"is {quoted(value)}, which is no number" if counted else None
     if isinstance(value, int) and abs(value) > LARGEST:
         return f"is {quoted(value)}, which is beyond all sizes"
     most = MOST_LAYERS if name.endswith("layers") or name == "depth" else MOST_LABELS if name == "num_labels" else None

@@ -81,9 +81,19 @@ def _loading_differences(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
+    _check_experts(model.config.get_text_config())
     asked = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     missing: list[Difference] = [(name, None, asked[name]) for name in sorted(report["missing_keys"])]
     return missing + [(name, list(found), list(want)) for name, found, want in sorted(report["mismatched_keys"])]
+
+
+def _check_experts(text: Any) -> None:
+    """A router that is to choose more experts than there are fails only when it runs."""
+    chosen = getattr(text, "num_experts_per_tok", None)
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((number for name in names if (number := getattr(text, name, None))), None)
+    if isinstance(chosen, int) and isinstance(experts, int) and chosen > experts:
+        raise ModelError(f"config.json: every token goes to {chosen} experts, and there are {experts}")
 
 
 def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:
