@@ -11,7 +11,7 @@ from rich.table import Table
 from slimstate.cli.terminal import Device, Documents, Dtype, Json, TerminalReporter, Text, listed, print_json, printer
 
 if TYPE_CHECKING:
-    from slimstate.records.benchmark import BenchRecord, DecodeRecord
+    from slimstate.records.benchmark import BenchRecord
 
 bench = typer.Typer(no_args_is_help=True, help="Time mixers, models, decoding and calibration at several key dims.")
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the tables and the figure.")]
@@ -173,6 +173,7 @@ def _key_dims(given: str | None) -> list[int] | None:
 
 def show(record: BenchRecord, out: Path | None, as_json: bool) -> None:
     from slimstate.benchmark.tables import lines
+    from slimstate.records.benchmark import DecodeRecord
 
     if as_json:
         print_json(record.to_json())
