@@ -100,6 +100,43 @@ def test_an_import_that_points_up_is_found_inside_a_function(folder, line):
     assert violations(folder, found)
 
 
+def for_types_alone(found: ast.Module) -> set[str]:
+    """Names that are not there when the code runs."""
+    blocks = (
+        node for node in ast.walk(found) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    imports = (node for block in blocks for node in block.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
+
+
+def used_when_running(found: ast.AST) -> Iterator[str]:
+    """Names that are looked up outside annotations, in functions that do not import them themselves."""
+    imported_here = {
+        alias.asname or alias.name.split(".")[0]
+        for node in ast.walk(found)
+        if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)) and isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    for field, value in ast.iter_fields(found):
+        if field not in ("annotation", "returns"):
+            for node in value if isinstance(value, list) else [value]:
+                if isinstance(node, ast.Name):
+                    yield node.id
+                elif isinstance(node, ast.AST):
+                    yield from (name for name in used_when_running(node) if name not in imported_here)
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=str(name)) for path, name in MODULES.items()])
+def test_what_is_imported_for_types_alone_is_not_used_when_the_code_runs(path):
+    assert not for_types_alone(tree(path)) & set(used_when_running(tree(path)))
+
+
+def test_a_name_that_is_there_for_types_alone_is_found_where_it_is_used():
+    found = ast.parse("if TYPE_CHECKING:\n    from a import B, C\ndef f(x: C) -> B:\n    return isinstance(x, B)")
+    assert for_types_alone(found) == {"B", "C"}
+    assert {*used_when_running(found)} & {"B", "C"} == {"B"}
+
+
 def test_the_package_holds_folders_and_nothing_else():
     files = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
     assert files == {"__init__.py", "__main__.py", "py.typed", *ALLOWED}

@@ -330,11 +330,11 @@ def _read_index(folder: Path) -> JsonObject | None:
 
 def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
     if index is not None:
-        found: set[str] = set()
+        distinct: set[str] = set()
         for name in index["weight_map"].values():  # of many tensors to few files; what is no text is refused
-            if not isinstance(name, str) or name not in found:
-                found.add(place_inside(folder, name, ModelError))
-        names = sorted(found)
+            if not isinstance(name, str) or name not in distinct:
+                distinct.add(place_inside(folder, name, ModelError))
+        names = sorted(distinct)
         for name in names:
             if not name.endswith(".safetensors"):
                 raise ModelError(f"{named(folder)}: shard {quoted(name)} is not a safetensors file")
