@@ -112,3 +112,16 @@ def test_recurrences_on_a_cpu_are_those_of_the_record():
         mebibytes = (peak[f"chunked, {way}"] / 2**20 for way in ("forward", "with gradients"))
         assert cells == [*expected, *(f"{each:.1f}" for each in mebibytes), f"{row['inputs'] / 2**20:.1f}"]
         assert row["error"] < 1e-4
+
+
+@pytest.mark.parametrize(("page", "name"), [("mlx-lm.md", "verify-mlx.json"), ("llama.cpp.md", "verify-llama.json")])
+def test_what_engines_do_is_what_their_records_say(page, name):
+    table = table_after((DOCS / "serving" / page).read_text(encoding="utf-8"), f"records/{name}")
+    head = table.pop("model")
+    rows = {(row["model"], str(row["key_dim"])): row for row in read_json(RECORDS / name)["rows"]}
+    assert len(rows) == len(table) * len(head)
+    for model, cells in table.items():
+        for key_dim, cell in zip(head, cells, strict=True):
+            row = rows[model, key_dim]
+            measured = "" if row["verdict"] == "refuses" else f" {max(row['prefill'], row['decoding']):.0e}"
+            assert cell == row["verdict"] + measured, (model, key_dim)
