@@ -14,10 +14,11 @@ from slimstate.models.stock import as_published
 from slimstate.system.json_files import read_json, write_json
 from tiny_model import COMMON, MIXTURE, VISION, Variant
 
-SIZE = {"vocab_size": 264}
+SIZE = {"vocab_size": 272}  # llama.cpp's converter takes Mamba-2 to have a multiple of 16
 GATED = {**MIXTURE, **SIZE, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 DENSE = {name: value for name, value in GATED.items() if "expert" not in name and "moe" not in name}
-NESTED = {"text_config": {**COMMON, **DENSE}, "vision_config": VISION}
+ROTATED = {"head_dim": 256}  # a quarter of it is rotated, in the sections that published models have
+NESTED = {"text_config": {**COMMON, **DENSE, **ROTATED}, "vision_config": VISION}
 
 
 def mamba(name: str, **changes: Any) -> Variant:
@@ -35,7 +36,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 MAMBA = {"state_size": 128, "intermediate_size": None}  # the class knows no such field; published configs have it
-HYBRID = {"mamba_d_state": 128, "mamba_n_groups": 1}
+NO_HEADS = {"num_heads": None}  # a name of fla's, which converters would take for that of the state's heads
+HYBRID = {"mamba_d_state": 128, "mamba_n_groups": 1, **NO_HEADS}
 EXPERTS = {"time_step_min": 1e-9}  # mlx-lm does not clamp at it, so it must be too small to matter
 MODELS = {
     "qwen3_next": Variant("qwen3_next", "qwen3_next", GATED),
@@ -44,7 +46,7 @@ MODELS = {
     "mamba2-groups": mamba("mamba2-plain", **MAMBA),
     "granitemoehybrid": mamba("granitemoehybrid-plain", **HYBRID),
     "falcon_h1": mamba("falcon_h1-plain", **HYBRID),
-    "nemotron_h": mamba("nemotron_h-plain", ssm_state_size=128, **EXPERTS),
+    "nemotron_h": mamba("nemotron_h-plain", ssm_state_size=128, **EXPERTS, **NO_HEADS),
 }
 
 
