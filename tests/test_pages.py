@@ -195,7 +195,7 @@ def test_units_and_uncut_models_are_those_of_the_records():
 
 def test_what_agrees_with_the_paper_and_what_does_not_is_so():
     by_size = {size: corrected(size) | ratios(*sweeps(size, "main")) for size in SIZES}
-    everyone = [*by_size.values(), ratios(record("bundled"), of="perplexity")]
+    everyone = [*by_size.values(), ratios(record("bundled"))]
     for each in everyone:
         widths = {width for _, score, width in each if score == "kq"}
         assert min(each.values()) > 1  # a cut never improves these models
