@@ -10,7 +10,11 @@ from typing import Any
 from places import ROOT
 
 RECORDS = ROOT / "docs" / "records"
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+DOCS = ROOT / "docs"
+PAGES = {
+    "README.md": (ROOT / "README.md").read_text(encoding="utf-8"),
+    **{str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")},
+}
 Ratios = dict[tuple[str, str, int], float]
 
 

@@ -195,7 +195,7 @@ def test_units_and_uncut_models_are_those_of_the_records():
 
 def test_what_agrees_with_the_paper_and_what_does_not_is_so():
     by_size = {size: corrected(size) | ratios(*sweeps(size, "main")) for size in SIZES}
-    everyone = [*by_size.values(), ratios(record("bundled"), of="perplexity")]
+    everyone = [*by_size.values(), ratios(record("bundled"))]
     for each in everyone:
         widths = {width for _, score, width in each if score == "kq"}
         assert min(each.values()) > 1  # a cut never improves these models
@@ -472,3 +472,18 @@ def test_settings_of_recovery_are_those_of_the_records():
     check_rows(EXPERIMENTS, "### Which settings", "settings | after | closed, to the uncut model", rows)
     harmed = runs()["gated drrqr-64 full 1e-3, 60 steps"]
     check_says(EXPERIMENTS, f"did harm: {harmed['before']:.4f} before, {harmed['after']:.4f} after.")
+
+
+# engines
+
+
+@pytest.mark.parametrize(("page", "name"), [("mlx-lm.md", "verify-mlx"), ("llama.cpp.md", "verify-llama")])
+def test_what_engines_do_is_what_their_records_say(page, name):
+    head, *body = table_after(f"serving/{page}", f"records/{name}.json")
+    rows = {(row["model"], str(row["key_dim"])): row for row in record(name)["rows"]}
+    assert len(rows) == len(body) * (len(head) - 1)
+    for model, *cells in body:
+        for key_dim, cell in zip(head[1:], cells, strict=True):
+            row = rows[model, key_dim]
+            measured = "" if row["verdict"] == "refuses" else f" {max(row['prefill'], row['decoding']):.0e}"
+            assert cell == row["verdict"] + measured, (model, key_dim)
