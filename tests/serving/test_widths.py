@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,17 +244,20 @@ def of_kernels() -> KernelRecord:
     )  # fmt: skip
 
 
+SERVED: Any = SimpleNamespace(axis=SimpleNamespace(width=128), value_heads=48, value_dim=128)
+
+
 def test_advice_says_which_use_a_key_dim_pays_for(curves):
     of_kernels().write(curves / "engine.json")
     assert known_curve("qwen3_5", 128, 64) is None  # nobody timed a layer of it
-    cut = speed_of_cut("qwen3_5_text", 128, 64)
+    cut = speed_of_cut("qwen3_5_text", SERVED, 64)
     decoding, prefill = cut.advice.split("; prefill: ")
     assert decoding.startswith("decoding: key dim 64 is 2.00x as fast as 128")
     assert "the kernel of vLLM 1.2, Triton by itself, a token for each of 1,024 sequences" in decoding
     assert prefill.startswith("key dim 64 runs at the speed of 128")
     assert cut.speedup == pytest.approx(2)
-    below = speeds_below("qwen3_5", 128)
+    below = speeds_below("qwen3_5", SERVED)
     assert [round(128 / each.key_dim / each.speedup, 6) for each in below.speedups] == [1] * 7
     assert "96 1.33x" in below.advice
     assert "prefill: speed against key dim 128, gains up to 4% left out: 112 to 16 no faster" in below.advice
-    assert speed_of_cut("rwkv6", 128, 64) is None
+    assert speed_of_cut("rwkv6", SERVED, 64) is None

@@ -38,7 +38,7 @@ app = typer.Typer(
 
 app.command()(inspect)
 app.command(cls=LateHelp)(prune)
-app.command(name="eval", cls=LateHelp)(evaluate)
+app.command(name="eval")(evaluate)
 app.command()(analyze)
 app.command(cls=LateHelp)(sweep)
 app.command()(reconstruct)

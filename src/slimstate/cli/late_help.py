@@ -16,14 +16,12 @@ class LateHelp(TyperCommand):
 
     def fill(self) -> None:
         """Put the words into the help texts; those without a name in braces stay as they are."""
-        from slimstate.core.state_dtype import TYPES
         from slimstate.evaluation.sweep_grid import COMPRESSIONS
         from slimstate.selectors import METHODS, SELECTORS
 
         words = {
             "methods": "; ".join(f"{selector.name}: {selector.summary}" for selector in METHODS.values()),
             "channel_methods": ",".join(SELECTORS),
-            "state_dtypes": ", ".join(TYPES),
             "compressions": ",".join(map(str, COMPRESSIONS)),
         }
         for option in self.params:

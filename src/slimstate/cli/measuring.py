@@ -77,7 +77,7 @@ def evaluate(
     state_dtype: Annotated[
         str,
         typer.Option(
-            help="What states are kept in between steps, as an engine would: {state_dtypes}. A baseline keeps float32."
+            help="What states are kept in between steps, as an engine would: float32, bfloat16 or float8_e4m3. A baseline keeps float32."
         ),
     ] = "float32",
     state_every: StateEvery = 1,
@@ -216,7 +216,7 @@ def sweep(
     key_dims: Annotated[str | None, typer.Option(help="Channels per head to keep, exactly, such as 89,76.")] = None,
     scores: Annotated[str, typer.Option(help="Judge channels by kq, k, q: keys and queries, keys, queries.")] = "kq",
     state_dtypes: Annotated[
-        str, typer.Option(help="What states are kept in, with commas between them: {state_dtypes}.")
+        str, typer.Option(help="What states are kept in, with commas between them: float32, bfloat16 or float8_e4m3.")
     ] = "float32",
     state_every: StateEvery = 1,
     data: Annotated[str | None, typer.Option(help=Text.format("calibrate on"))] = None,

@@ -192,6 +192,7 @@ class RecoverOptions(TrainOptions):
         cache_teacher: a folder that keeps the teacher's best guesses, which then are all that counts of it.
         cache_top_k: how many for each token.
         full: train all weights.
+        mixers: train the mixers whole, and nothing else.
         lora_targets: linear maps with adapters, or "all-linear".
         lora_rank: rank of the adapters.
         lora_alpha: their scale.

@@ -34,7 +34,17 @@ LEAST = -1e9  # nats: for what is no number
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Which engine, the interpreter that has it, what it is told beside the model, and a converter to GGUF."""
+    """Which engine is asked, and how it is started.
+
+    Parameters:
+        engine: transformers, mlx, llama.cpp, vllm or sglang.
+        python: the interpreter of the environment that has it; by default this one.
+        converter: a program that writes GGUF, for llama.cpp: its own convert_hf_to_gguf.py.
+        settings: what the engine is told beside the model, by its own names.
+
+    Example:
+        >>> slimstate.verify("slim", slimstate.EngineOptions(engine="mlx", python=Path("mlx/bin/python")))
+    """
 
     engine: str
     python: Path | None = None

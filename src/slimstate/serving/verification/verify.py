@@ -42,9 +42,19 @@ NO_NUMBER = 1e8  # a difference as large as this comes from what is no number
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """The text, how much of it, how many tokens are decoded, and the largest difference that still agrees.
+    """What an engine is asked about, and how near it must come.
 
-    In float32 by default, wherever it runs: what is asked is whether the same function is computed.
+    Parameters:
+        data: the text; by default one that comes with the package.
+        documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
+        samples: windows of it.
+        length: tokens in a window.
+        tokens: tokens that are decoded after each.
+        tolerance: the largest difference that agrees, in standard deviations of the logits.
+
+    Example:
+        >>> more = slimstate.VerifyOptions(data="text.txt", samples=16, length=256)
+        >>> slimstate.verify("slim", slimstate.EngineOptions(engine="mlx"), options=more)
     """
 
     data: str | None = None
@@ -73,7 +83,23 @@ def verify(
     out: str | Path | None = None,
     reporter: Reporter = SILENT,
 ) -> VerificationRecord:
-    """What an engine makes of a model, and of the one it was cut from; written to `out` where that is given."""
+    """What an engine makes of a model, token by token, beside what transformers makes of it.
+
+    Parameters:
+        model: a folder or a hub id.
+        engine: which one, and where it is.
+        against: the model it was cut from: tells an engine that is wrong by itself from one that a cut breaks.
+        options: the text, and how near the engine must come.
+        run: device and precision; float32 by default, because the question is whether the function is the same.
+        out: a file for the record.
+        reporter: who shows progress.
+
+    Returns:
+        A record: `verdict` (agrees, differs or refuses, with the largest difference and the engine's own words).
+
+    Example:
+        >>> print(slimstate.verify("slim", slimstate.EngineOptions(engine="mlx"), against="model").verdict)
+    """
     started = time.perf_counter()
     checkpoint = Checkpoint.open(model)
     uncut = None if against is None else Checkpoint.open(against)
