@@ -77,7 +77,8 @@ def evaluate(
     state_dtype: Annotated[
         str,
         typer.Option(
-            help="What states are kept in between steps, as an engine would: float32, bfloat16 or float8_e4m3. A baseline keeps float32."
+            help="States are kept in this between steps, as in an engine: float32, bfloat16 or float8_e4m3. A baseline"
+            " keeps float32."
         ),
     ] = "float32",
     state_every: StateEvery = 1,
