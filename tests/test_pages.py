@@ -524,3 +524,28 @@ def test_what_a_reconstruction_brings_is_that_of_its_record():
     for way, *told in body:
         usual = {"way": way, "steps": 400, "learning_rate": 1e-3}
         assert told == [f"{nats_of(model, 32, **usual):.3f}" for model in ("delta_net-30m", "gated_deltanet-31m")]
+
+
+def test_times_of_vllms_kernels_are_those_of_the_record():
+    times = {(row["model"], row["mode"], row["key_dim"]): row["ms"] for row in record("vllm-kernels")["rows"]}
+    (_, *head), *body = table_after("serving/vllm.md", "slimstate bench decode --kernels")
+    kinds = {
+        "Qwen3-Next, decoding": ("qwen3_next", "decode"),
+        "Qwen3-Next, prefill": ("qwen3_next", "prefill"),
+        "Qwen3.5, decoding": ("qwen3_5", "decode"),
+    }
+    for name, *cells in body:
+        if name == "against 128":
+            whole = times["qwen3_next", "decode", 128]
+            gains = [whole / times["qwen3_next", "decode", int(key_dim)] for key_dim in head[1:]]
+            assert cells == ["1", *(f"{gain:.2f}x" for gain in gains)]
+        else:
+            assert cells == [f"{times[(*kinds[name], int(key_dim))]:.2f}" for key_dim in head]
+
+
+def test_what_the_front_page_says_of_reconstruction_is_that_of_its_page():
+    _, *body = table_after("RECONSTRUCT.md", "## What it brings")
+    alone, *after = ([float(cell) for cell in row[1:-1]] for row in body)
+    back = [[100 * (1 - nats / cut) for nats, cut in zip(line, alone, strict=True)] for line in after]
+    rebuilt, distilled = (f"{min(line):.0f} to {max(line):.0f} %" for line in back)
+    check_says("README.md", f"got {rebuilt} of the loss back, {distilled} with `--distill 300`")
