@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from reading_pages import check_rows, check_says, ratios, record
 
 PAGE = "MEASURED.md"
@@ -99,3 +101,20 @@ def test_the_cut_of_a_large_checkpoint_is_that_of_the_record():
         f"({made['layers']} layers, {made['experts']} experts, random weights, {whole} in {made['shards']} shards)",
         f"{made['seconds']:.0f} s, {peak} at the peak, {before} of which",
     )
+
+
+def test_what_is_forgotten_is_that_of_the_records():
+    cuts = {key_dim: record(f"bundled-eval-{key_dim}") for key_dim in (64, 32)}
+    uncut = cuts[64]["baseline"]
+    asked = uncut["associative_recall"]
+    rows = [["uncut", "1", "1", f"{asked['mean']:.2f}"]]
+    for key_dim, cut in cuts.items():
+        assert cut["key_dim"] == key_dim
+        over = [f"{cut[name] / uncut[name]:.2f}" for name in ("perplexity", "word_perplexity")]
+        rows.append([f"key dim {key_dim}", *over, f"{cut['associative_recall']['mean']:.2f}"])
+    check_rows(PAGE, "## What is forgotten", " | perplexity per token, over uncut | per word | names recalled", rows)
+    points = asked["points"]
+    names = f"{points[0]['pairs']} to {points[-1]['pairs']} names in {asked['length']} tokens"
+    error = math.hypot(*(point["stderr"] for point in points)) / len(points)
+    check_says(PAGE, f"the mean over {names}, where chance is 1 in {asked['candidates']}")
+    check_says(PAGE, f"The standard error of the uncut model's mean is {error:.2f}")

@@ -333,6 +333,13 @@ def test_where_a_decoding_step_goes_is_that_of_the_profile():
         states = 2 * 1024 * decoding("bench-decode", "delta_net-1.3b", 1024)[row["key_dim"]]["state_bytes"]
         shares.append(f"{100 * states / (groups['recurrent'] / 1000) / record('bench-decode')['copy_bandwidth']:.0f}")
     (state, products, convolutions, rest), narrow = parts
+    step = decoding("bench-decode", "delta_net-1.3b", 1024)
+    moved = [2 * 1024 * (step[width]["state_bytes"] + step[width]["convolution_bytes"]) for width in (128, 64)]
+    ideal = [1000 * size / record("bench-decode")["copy_bandwidth"] for size in moved]
+    left = [time + float(part[1]) + float(part[3]) for time, part in zip(ideal, parts, strict=True)]
+    check_says(
+        PAGE, f"({ideal[0]:.1f} and {ideal[1]:.1f} ms), with all else as it is, would be at {left[1] / left[0]:.2f};"
+    )
     check_says(
         PAGE,
         f"{state} to {narrow[0]} ms, at {shares[0]} and {shares[1]} % of the copy bandwidth; the matrix products "
@@ -386,6 +393,10 @@ def test_a_whole_prune_is_that_of_the_record():
     waiting = cut["before reading the weights for their fingerprint"]
     calibrating = cut["calibrating"] + waiting
     without = plain["seconds"] - plain["reading text"]
+    names = list(cut)
+    last = slice(names.index("reading the weights for their fingerprint"), names.index("host_peak_bytes"))
+    after = sum(cut[name] for name in names[last])
+    check_says(PAGE, f"all after it {after:.2f}.")
     check_says(
         PAGE,
         f"Turn by turn that is {by_turn[0]}, {by_turn[1]} and {by_turn[2]} x.",
@@ -429,5 +440,11 @@ def test_recurrences_on_a_cpu_are_those_of_the_record():
     )
     slow = [gained["RWKV-6", width, "forward"] for width in (64, 8)]
     check_says(PAGE, f"RWKV-6 stays at {slow[0]:.1f} times (width 64) and {slow[1]:.1f} times (8)")
+    short = {
+        key: f"{gain:.1f}" for key, gain in gained.items() if key[2] == "forward" and gain < 10 and key[0] != "RWKV-6"
+    }
+    (kda, again), (gla,) = ([gain for key, gain in short.items() if key[0].startswith(name)] for name in ("KDA", "GLA"))
+    assert (kda, len(short)) == (again, 3)
+    check_says(PAGE, f"KDA at {kda} in two rows and GLA at {gla} in one")
     least = min(gain for (_, _, way), gain in gained.items() if way == "with gradients")
     check_says(PAGE, f"with gradients every row is {int(least)} times or more")
