@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 import slimstate
 import tiny
 from cutting import pruned
+from launching import PATIENCE, Program
 from slimstate import LoadOptions
 from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
@@ -425,52 +426,46 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
     cut(folders[NAME], tmp_path / "e", method="drrqr", evidence=file)
 
 
-KILLED_PRUNES = """
-import os, signal, sys, time, slimstate
+SLOW_PRUNE = """
+import pathlib, sys, time, slimstate
 from slimstate.checkpoints.safetensors_io import Rewriting
+model, out, began = sys.argv[1:]
 write = Rewriting.put
 def slow(*given):
-    os.write(said, b".")
+    pathlib.Path(began).touch()
     time.sleep(0.02)
     write(*given)
 Rewriting.put = slow
-slimstate.prepare_fla()
-for line in sys.stdin:
-    heard, said = os.pipe()
-    if (child := os.fork()) == 0:
-        slimstate.prune({model!r}, {out!r}, method="l1", key_dim=8)
-        os._exit(0)
-    os.read(heard, 1)
-    time.sleep(float(line))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    print("killed", flush=True)
+slimstate.prune(model, out, method="l1", key_dim=8)
 """
 
 
 @pytest.mark.slow
 def test_a_killed_prune_leaves_nothing_that_looks_finished(folders, tmp_path):
     """kill -9 at random moments of the writing; then a rerun works and clears up."""
-    script = KILLED_PRUNES.format(model=str(folders[NAME]), out=str(tmp_path / "cut"))
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    generator = random.Random(0)
-    for _ in range(6):
-        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
-        process.stdin.write(f"{generator.uniform(0, 0.15)}\n")
-        assert process.stdout.readline() == "killed\n"
-        if (tmp_path / "cut").exists():
-            assert Checkpoint.open(tmp_path / "cut").mixers[0].axis.width == 8
-            assert len(list((tmp_path / "cut").iterdir())) == len(list(folders[NAME].iterdir())) + 2
-        for path in (tmp_path / "cut", *tmp_path.glob(".cut*")):
+    place, script, generator = tmp_path / "place", tmp_path / "prune.py", random.Random(0)
+    out = place / "cut"
+    place.mkdir()
+    script.write_text(SLOW_PRUNE)
+    for number in range(6):
+        shutil.rmtree(out, ignore_errors=True)
+        began, until = tmp_path / f"began-{number}", time.monotonic() + PATIENCE
+        process = Program(script, folders[NAME], out, began)
+        while not began.exists():
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        time.sleep(generator.uniform(0, 0.15))
+        process.kill()
+        if out.exists():
+            assert Checkpoint.open(out).mixers[0].axis.width == 8
+            assert len(list(out.iterdir())) == len(list(folders[NAME].iterdir())) + 2
+        for path in (out, *place.glob(".cut*")):
             if path.exists() and not (path / "config.json").exists():
                 with pytest.raises(ModelError):
                     Checkpoint.open(path)
-    process.stdin.close()
-    assert process.wait() == 0
-    cut(folders[NAME], tmp_path / "cut", force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+    cut(folders[NAME], out, force=True)
+    assert [path.name for path in place.iterdir()] == ["cut"]
 
 
 def test_a_hub_model_is_inspected_by_its_headers_alone(folders, monkeypatch):
