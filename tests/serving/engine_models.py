@@ -38,7 +38,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 MAMBA = {"state_size": 128, "intermediate_size": None}  # the class knows no such field; published configs have it
 NO_HEADS = {"num_heads": None}  # a name of fla's, which converters would take for that of the state's heads
 HYBRID = {"mamba_d_state": 128, "mamba_n_groups": 1, **NO_HEADS}
-EXPERTS = {"time_step_min": 1e-9}  # mlx-lm does not clamp at it, so it must be too small to matter
+EXPERTS = {
+    "time_step_min": 1e-9,  # mlx-lm does not clamp at it, so it must be too small to matter
+    "layers_block_type": ["mamba", "attention", "moe", "mamba"],  # llama.cpp takes experts or none, not some of each
+}
 MODELS = {
     "qwen3_next": Variant("qwen3_next", "qwen3_next", GATED),
     "qwen3_5": Variant("qwen3_5", "qwen3_5", NESTED),
