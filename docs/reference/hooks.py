@@ -30,14 +30,18 @@ def sections(name: str, verb: Any) -> list[str]:
     options = [given for given in verb.params if given.param_type_name == "option" and given.name != "help"]
     usage = " ".join(["slimstate", name, *map(placeholder, arguments), "[OPTIONS]"])
     lines = [f"## {name}", (verb.help or "").strip(), f"```\n{usage}\n```"]
-    rows = [f"| `{given.human_readable_name}` | {escaped(given.help)} | |" for given in arguments]
+    rows = [f"| `{named(given)}` | {escaped(given.help)} | |" for given in arguments]
     rows += [f"| `{', '.join(given.opts)}` | {escaped(given.help)} | {default_of(given)} |" for given in options]
     return ["\n\n".join([*lines, "\n".join(["| option | what it does | default |", "|---|---|---|", *rows])])]
 
 
+def named(argument: Any) -> str:
+    return argument.metavar or argument.name.upper()
+
+
 def placeholder(argument: Any) -> str:
     """An argument as a line of usage has it."""
-    name = argument.human_readable_name.upper()
+    name = named(argument)
     return name if argument.required else f"[{name}]"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import slimstate
+from slimstate.selectors import METHODS
 
 MODULE = """
 from dataclasses import replace
@@ -74,7 +75,7 @@ def test_an_installed_package_brings_a_selector_and_a_family(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), source])}
     done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True, env=environment)
     first, *others = done.stdout.splitlines()
-    assert first == f"True {slimstate.selectors.METHODS['l1'].summary} True"
+    assert first == f"True {METHODS['l1'].summary} True"
     assert len(others) == 3
     assert "gone of another-package" in others[0]
     assert "the name l1 is taken" in others[1]
