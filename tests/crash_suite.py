@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+import slimstate
 import tiny
 
 STOPPED = "slimstate: stopped; "
@@ -348,7 +349,8 @@ def leftovers(folder: Path, *, run_folders: bool = True) -> list[str]:
 
 
 def build(root: Path) -> Stage:
-    """What the trials read."""
+    """What the trials read. Commands are forked, so that what they import is there before."""
+    assert all(hasattr(slimstate, name) for name in slimstate.__all__)
     stage, variant = Stage(root), tiny.VARIANTS["delta_net-plain"]
     for name in ("said", "place", "records"):
         (root / name).mkdir()

@@ -127,7 +127,8 @@ def test_verbs_that_are_stopped_leave_nothing_and_go_on(tmp_path):
     """A few trials of the crash suite; `make crash` has hundreds."""
     suite = crash_suite.Suite(crash_suite.build(tmp_path), seed=0)
     text = Calibration(data=str(tmp_path / "text.txt"), samples=4, length=64)
-    slimstate.prune(tmp_path / "model", None, key_dim=8, calibration=text)  # imports what those that are forked need
+    # imports what those that are forked need
+    slimstate.prune(tmp_path / "model", None, key_dim=8, calibration=text, progress=False)
     suite.learn("prune")
     crash_suite.kills(suite, 3, ["prune"])
     crash_suite.races(suite, 1, ["prune"])

@@ -96,7 +96,7 @@ def test_what_cannot_be_written_back_is_not_trained(folders):
     """Experts are joined when a model is loaded; softmax layers of a nested model are renamed, which is no matter."""
     with pytest.raises(PlanError, match="another form in the files of qwen3_next"):
         RecoverOptions(full=True).adaptation(Checkpoint.open(folders["qwen3_next-plain"]))
-    with pytest.raises(PlanError, match=r"norm.weight is kept in another form.* leave out `full` and `unfreeze`"):
+    with pytest.raises(PlanError, match=r"norm.weight is kept in another form.* leave out `full`, `mixers`"):
         RecoverOptions(unfreeze=RENAMED[1]).adaptation(Checkpoint.open(folders[RENAMED[0]]))
     RecoverOptions(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["qwen3_5-plain"]))
     RecoverOptions(full=True).adaptation(Checkpoint.open(folders["qwen3_5_text-plain"]))

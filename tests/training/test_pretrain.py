@@ -174,7 +174,7 @@ def test_a_stopped_training_goes_on_with_the_same_losses(configs, made, text_fil
 def test_text_is_read_as_a_stream(configs, tmp_path, monkeypatch):
     """From a text without an end: no more of it is read than is trained on."""
 
-    def endless(reading):
+    def endless(reading, render=None):
         for number in itertools.count():
             assert number < 2000
             yield Piece(text=tiny.text(4000, seed=number), ends=True)

@@ -199,7 +199,7 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
         training_calls.recover(pairs[NAME][1], root / name, **given)
     lines: list[str] = []
     monkeypatch.setattr(slimstate.Reporter, "say", lambda self, line: lines.append(line))
-    record = training_calls.recover(pairs[NAME][1], root / name, resume=True, **given)
+    record = training_calls.recover(pairs[NAME][1], root / name, resume=True, progress=False, **given)
     assert f"going on from {folder / f'checkpoint-{DIE_AT - 2}'}" in lines
     same(record, whole[1])
     if name == "alone":
