@@ -41,7 +41,7 @@ with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     from slimstate.families import FAMILIES
     from slimstate.selectors import METHODS
-print("mine" in METHODS, METHODS["l1"].summary, "delta_net_of_another" in FAMILIES)
+    print("mine" in METHODS, METHODS["l1"].summary, "delta_net_of_another" in FAMILIES)
 print(*(str(warning.message) for warning in told if "slimstate leaves out" in str(warning.message)), sep="\\n")
 """
 
