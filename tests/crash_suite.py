@@ -138,6 +138,7 @@ class Suite:
             for number, name in ((1, "stdout"), (2, "stderr")):
                 os.dup2(handle, number)
                 setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - in a test they are others
+            torch.set_num_threads(1)  # those of the parent are not in its fork, and would be waited for
             os._exit(command(words))
         os.close(handle)
         return child, Path(said)

@@ -112,8 +112,9 @@ def _outcome() -> int:
 
 
 def _in_a_line(message: Warning | str, category: type[Warning], *place: object, **line: object) -> str:
-    """A warning as everything else that the command says."""
-    return f"slimstate: {quoted(message, LONGEST_LINE)}\n"
+    """A warning as everything else that the command says; one that is for programmers is named by its kind."""
+    speaker = "slimstate" if issubclass(category, UserWarning) else category.__name__
+    return f"{speaker}: {quoted(message, LONGEST_LINE)}\n"
 
 
 def _in_flags(message: str) -> str:
