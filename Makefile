@@ -39,7 +39,7 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
 
 crash: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/crash_suite.py
+	$(BIN)/python tests/crash_suite.py
 
 # an environment for each engine, as each pins packages of its own; the tests run in ours and name its interpreter
 $(VENV)-mlx/.ready:

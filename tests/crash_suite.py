@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = "1"  # a fork has the locks of its parent's threads, and not the threads
+
 import torch
 
 import slimstate
@@ -138,7 +140,6 @@ class Suite:
             for number, name in ((1, "stdout"), (2, "stderr")):
                 os.dup2(handle, number)
                 setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - in a test they are others
-            torch.set_num_threads(1)  # those of the parent are not in its fork, and would be waited for
             os._exit(command(words))
         os.close(handle)
         return child, Path(said)

@@ -121,3 +121,13 @@ def test_a_signal_while_everything_is_still_imported_is_one_line(number, code):
     assert (process.returncode, err) == (
         code, "slimstate: stopped; nothing was written; the same command starts again\n",
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_verbs_that_are_stopped_leave_nothing_and_go_on():
+    """A few trials of the crash suite; `make crash` has hundreds."""
+    words = ["--trials", "3", "--classes", "kills,races", "--verbs", "prune"]
+    done = subprocess.run(
+        [sys.executable, TESTS / "crash_suite.py", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
