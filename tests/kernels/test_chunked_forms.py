@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from slimstate.kernels import delta_rule, gla, kda, linear_attention, mamba2, rwkv6
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
+from slimstate.kernels.chunks import inverse_by_halves, inverse_of_unit_lower
 
 STRONGEST = -50.0
 
@@ -176,3 +177,9 @@ def test_heads_shared_out_among_threads_are_the_same_to_the_last_bit(name):
     for a, b in zip(alone, shared, strict=True):
         assert torch.equal(a, b)
     assert torch.equal(inferred[0], alone[0])
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 63, 64])
+def test_the_inverse_by_halves_is_that_of_the_triangular_system(size):
+    x = torch.randn(3, size, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64) / 4
+    torch.testing.assert_close(inverse_by_halves(x.tril(-1)), inverse_of_unit_lower(x))

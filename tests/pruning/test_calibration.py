@@ -11,12 +11,13 @@ import torch.nn.functional as F
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
+from slimstate.models.hooks import hooked
 from slimstate.models.load import load
 from slimstate.pruning import calibration
 from slimstate.pruning.calibration import calibrate
 from slimstate.system.errors import DataError, ModelError
 
-EVERYTHING = frozenset({"gram", "moments", "input", "gradient"})
+EVERYTHING = frozenset({"gram", "moments", "input", "gradient", "weighted"})
 TOKENS = tiny.token_ids(10, 48)
 
 
@@ -79,6 +80,26 @@ def test_gradients_are_those_of_the_summed_loss(prepared):
         torch.testing.assert_close(gradient.flatten(0, 1), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_weighted_grams_count_a_token_by_the_gradient_of_the_loss_there(prepared):
+    runtime, mixers = prepared
+    evidence = calibrate(runtime, mixers, TOKENS, frozenset({"weighted"}))
+    seen = {}
+
+    def see(mixer, role, x):
+        seen[mixer.layer, role] = x
+        return x
+
+    runtime.model.requires_grad_(True)
+    with hooked(runtime.model, mixers, see):
+        logits = runtime.model(input_ids=TOKENS, use_cache=False).logits[:, :-1]
+    loss = F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten(), reduction="sum")
+    for (layer, role), gradient in zip(seen, torch.autograd.grad(loss, list(seen.values())), strict=True):
+        x, weights = seen[layer, role].detach().double(), gradient.double().norm(dim=-1)
+        expected = torch.einsum("bthc,bth,bthd->hcd", x, weights, x)
+        found = getattr(evidence[layer], f"{role}_weighted")
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("need", sorted(EVERYTHING))
 def test_only_what_is_needed_is_collected(prepared, need):
     runtime, mixers = prepared
@@ -106,7 +127,7 @@ def test_evidence_survives_its_file_and_refuses_strangers(prepared, tmp_path):
         assert back.evidence[layer].tokens == evidence[layer].tokens
         pairs = zip(back.evidence[layer].tensors(), evidence[layer].tensors(), strict=True)
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
-    assert back.missing(EVERYTHING | {"weight"}) == {"gradient", "moments"}
+    assert back.missing(EVERYTHING | {"weight"}) == {"gradient", "moments", "weighted"}
     back.check(path, "m", "d")
     back.check(path, "m", None)
     with pytest.raises(DataError, match="another model"):

@@ -23,14 +23,16 @@ from slimstate.system.input_files import open_regular
 from slimstate.system.json_files import JsonObject, parse_json
 
 # what a method may ask for; weights are read, the rest collected
-Need = Literal["weight", "gram", "moments", "input", "gradient"]
+Need = Literal["weight", "gram", "moments", "input", "gradient", "weighted"]
 NEEDS: tuple[str, ...] = get_args(Need)
 FIELDS: dict[str, tuple[str, ...]] = {
     "gram": ("query_gram", "key_gram"),
     "moments": ("query_moments", "key_moments"),
     "input": ("input_square",),
     "gradient": ("query_gradient", "key_gradient"),
+    "weighted": ("query_weighted", "key_weighted"),
 }
+BACKWARD: frozenset[str] = frozenset({"gradient", "weighted"})  # what takes the gradient of the whole model
 KNOWN = frozenset(name for names in FIELDS.values() for name in names)
 FORMAT = "1"
 ROUNDING = 1e-6  # of the largest entry: sums of many tokens, on a GPU too, are far closer to what they should be
@@ -45,7 +47,8 @@ class Evidence:
     [H, D + 1, D + 1]: the same of activations divided by their length, with a one behind each: the last row is their
     sum, and its last entry their number. input_square [input size]: sum of squares of the mixer's input.
     query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed language-model loss by the
-    projection weights. What a method does not need is None.
+    projection weights. query_weighted, key_weighted [H, D, D]: query_gram and key_gram, where every token of a head
+    counts as much as the length of the gradient of that loss by its activations. What a method does not need is None.
     """
 
     tokens: int
@@ -56,6 +59,8 @@ class Evidence:
     input_square: Tensor | None = None
     query_gradient: Tensor | None = None
     key_gradient: Tensor | None = None
+    query_weighted: Tensor | None = None
+    key_weighted: Tensor | None = None
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for item in fields(self):
@@ -179,7 +184,7 @@ def _about(found: JsonObject) -> JsonObject:
 
 def unfit(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | None:
     """Why a tensor cannot be what calibration sums up for this mixer, in words."""
-    wide = name in FIELDS["gram"] + FIELDS["moments"]
+    wide = name in FIELDS["gram"] + FIELDS["moments"] + FIELDS["weighted"]
     side = mixer.axis.width + (name in FIELDS["moments"])
     gradient = mixer.axis.heads, mixer.axis.width, None
     shape = (mixer.axis.heads, side, side) if wide else gradient if name in FIELDS["gradient"] else (mixer.input_size,)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from slimstate.kernels.channel_decay import SUB, ChannelDecay
-from slimstate.kernels.chunks import in_chunks, in_time, product
+from slimstate.kernels.chunks import in_chunks, in_time, inverse_of_unit_lower, product
 from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
 from slimstate.system.threads import side_by_side
 
@@ -183,10 +183,7 @@ class _Chunks:
         assert self.beta is not None
         decayed = self.decay.decayed
         system = self.beta.flatten(0, 1) * decayed.scores[:, 1]
-        one = torch.eye(self.chunk, dtype=system.dtype, device=system.device)
-        inverse = torch.linalg.solve_triangular(
-            system, one.expand_as(system), upper=False, unitriangular=True
-        ).contiguous()
+        inverse = inverse_of_unit_lower(system)
         carried, states, updates, read = self.state.flatten(0, 1), [], [], []
         flat = (self._by_chunk(x) for x in (decayed.readers.flatten(1, 2), inverse, decayed.keys.mT.contiguous()))
         for readers, solved, keys, v, beta, fade in zip(*flat, self.v, self.beta, self._fades(), strict=True):

@@ -33,6 +33,31 @@ def lower(size: int, diagonal: int, device: torch.device) -> Tensor:
     return torch.ones(size, size, dtype=torch.bool, device=device).tril(diagonal)
 
 
+def inverse_of_unit_lower(x: Tensor) -> Tensor:
+    """The inverse of I + x for every x [M, C, C] below its diagonal."""
+    one = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    if x.device.type == "cpu":
+        return torch.linalg.solve_triangular(x, one.expand_as(x), upper=False, unitriangular=True).contiguous()
+    return inverse_by_halves(x)
+
+
+def inverse_by_halves(x: Tensor) -> Tensor:
+    """By products alone, which a GPU has done long before it has solved as many small systems.
+
+    With A and B the inverses of two blocks on the diagonal, that of both is [[A, 0], [-B x_BA A, B]]: one step for all
+    pairs of blocks of a size.
+    """
+    size = x.shape[-1]
+    place = torch.arange(size, device=x.device)
+    found, half = torch.eye(size, dtype=x.dtype, device=x.device).expand_as(x), 1
+    while half < size:
+        block = place // half
+        joins = (block[:, None] == block + 1) & (block % 2 == 0)
+        found = torch.baddbmm(found, torch.bmm(found, x * joins), found, alpha=-1)
+        half *= 2
+    return found
+
+
 def sum_to_end(x: Tensor) -> Tensor:
     """For every token of [..., C, D] the sum of its chunk from there on."""
     return x.sum(-2, keepdim=True) - x.cumsum(-2) + x

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.core.evidence import Evidence, Need
+from slimstate.core.evidence import BACKWARD, Evidence, Need
 from slimstate.core.layout import Mixer
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.kernels.fla_calls import unit
@@ -33,7 +33,7 @@ class Sums:
         heads, width, size = mixer.axis.heads, mixer.axis.width, mixer.input_size
         self.tokens, self.device = 0, device
         self.tensors: dict[str, Tensor] = {}
-        for need, side in (("gram", width), ("moments", width + 1)):
+        for need, side in (("gram", width), ("weighted", width), ("moments", width + 1)):
             if need in needs:
                 for role in ("query", "key"):
                     shape = heads, side, side
@@ -53,6 +53,12 @@ class Sums:
         if f"{role}_moments" in self.tensors:
             lengthened = F.pad(unit(by_head), (0, 1), value=1.0)
             self.tensors[f"{role}_moments"] += (lengthened.mT @ lengthened).sum(0).to(self.device)
+
+    def add_weighted(self, role: Role, x: Tensor, gradient: Tensor) -> None:
+        """x [B, T, H, D] and the gradient of the loss by it."""
+        lengths = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True, dtype=torch.float64)
+        by_head, weights = (y.transpose(1, 2) for y in (x.double(), lengths))
+        self.tensors[f"{role}_weighted"] += (by_head.mT @ (by_head * weights)).sum(0).to(self.device)
 
     def add_input(self, x: Tensor) -> None:
         """x [..., input size]"""
@@ -75,7 +81,7 @@ def calibrate(
     reporter: Reporter = SILENT,
 ) -> dict[int, Evidence]:
     """The evidence of every mixer, by layer, from windows `tokens` [samples, length]; the same on every process."""
-    if "gradient" in needs and runtime.offloaded:
+    if BACKWARD & needs and runtime.offloaded:
         raise PlanError(
             f"gradients need the whole model on its device, and {runtime.offloaded} of its weights are not: "
             "use another method, a smaller `dtype`, or more GPUs"
@@ -87,7 +93,7 @@ def calibrate(
     with watched(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
             ids = windows.to(runtime.device, torch.long)
-            if "gradient" in needs:
+            if BACKWARD & needs:
                 _backward(runtime.model, mixers, sums, ids)
             else:
                 with torch.inference_mode():
@@ -113,13 +119,16 @@ def watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: f
     def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
         if role != "key-like":
             sums[mixer.layer].add_activations(role, x)
+            if "weighted" in needs:
+                seen = x.detach()
+                x.register_hook(lambda gradient: sums[mixer.layer].add_weighted(role, seen, gradient))
         return x
 
     def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         sums[mixer.layer].add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     with ExitStack() as stack:
-        if {"gram", "moments"} & needs:
+        if {"gram", "moments", "weighted"} & needs:
             stack.enter_context(hooked(model, mixers, see))
         if "input" in needs:
             for mixer in mixers:
@@ -148,7 +157,8 @@ def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: T
     for mixer, role, slot in places:
         gradient = mixer.by_channel(slot, gradients[mixer.running_name_of(slot)])
         entry = sums[mixer.layer]
-        entry.tensors[f"{role}_gradient"] += gradient.float().to(entry.device)
+        if f"{role}_gradient" in entry.tensors:
+            entry.tensors[f"{role}_gradient"] += gradient.float().to(entry.device)
 
 
 def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
@@ -159,7 +169,7 @@ def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
             if bool(bad.any()):
                 role, _, kind = name.partition("_")
                 seen = {"query": "queries", "key": "keys", "input": "inputs"}[role]
-                what = "gradients" if kind == "gradient" else seen
+                what = "gradients" if kind in BACKWARD else seen
                 head = "" if name == "input_square" else f", head {int(bad.nonzero()[0, 0])}"
                 return f"layer {mixer.layer}{head}: NaN or infinite {what} while calibrating"
     return None

@@ -16,6 +16,7 @@ import torch
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import BLOCK
 from slimstate.checkpoints.writer import WRITERS
+from slimstate.core.evidence import BACKWARD
 from slimstate.core.surgery import outline
 from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
 from slimstate.models.offload import LoadOptions
@@ -31,7 +32,7 @@ from slimstate.serving.widths import speed_of_cut
 from slimstate.system.progress import SILENT, Reporter
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
-TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": 3.2}  # of a calibration that needs it
+TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": 3.2, "weighted": 3.4}  # of a calibration
 FORWARD_COPIES = {"cuda": 15, "cpu": 30}  # of the hidden states of a pass, alive at once
 BACKWARD_COPIES = {"cuda": 18, "cpu": 40}  # of them, kept for each layer until its gradient is taken
 INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla
@@ -149,7 +150,7 @@ def _on_device(
         "a pass": FORWARD_COPIES[device.type] * states,
         "evidence": sum(16 * mixer.axis.heads * mixer.axis.width**2 for mixer in checkpoint.mixers),
     }
-    if "gradient" in selector.needs:
+    if BACKWARD & selector.needs:
         vocabulary = int(checkpoint.config.get("vocab_size", 0))
         layers = int(checkpoint.config.get("num_hidden_layers", len(checkpoint.mixers)))
         needed["a pass"] = BACKWARD_COPIES[device.type] * layers * states + 12 * tokens * vocabulary

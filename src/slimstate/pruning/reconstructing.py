@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.core.evidence import Evidence
+from slimstate.core.evidence import BACKWARD, Evidence
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import Choice, Plan, read_choice, written_choice
 from slimstate.core.surgery import Cutter
@@ -83,7 +83,7 @@ class CutOnTheWay:
 
 def chosen_on_the_way(selector: Selector, evidence: Path | None) -> bool:
     """Whether the channels can be chosen while the layers go by."""
-    return selector.calibrated and "gradient" not in selector.needs and evidence is None
+    return selector.calibrated and not BACKWARD & selector.needs and evidence is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,13 @@ Weights are kept only where they are better than those of the cut on windows tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from slimstate.reconstruction.steps import Errors, held_here, steps_of
 from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 
@@ -32,7 +33,8 @@ class Task:
 
     weights: Mapping[str, torch.nn.Parameter]
     dtypes: Mapping[str, torch.dtype]  # what the weights will be written in
-    error: Callable[[Tensor], Iterator[Tensor]]  # of windows of this process: a sum for every piece that fits memory
+    error: Errors  # over windows of this process
+    recordable: bool  # whether those take windows on the device, and need nothing from elsewhere
     power: float
     training: Tensor
     held_out: Tensor
@@ -52,11 +54,6 @@ class Task:
         with torch.no_grad():
             for name, weight in self.weights.items():
                 weight.copy_(values[name])
-
-
-def held_here(windows: Tensor) -> Tensor:
-    """Those of the windows that this process holds."""
-    return windows[windows % distributed.count() == distributed.rank()]
 
 
 def fit(task: Task, settings: ReconstructionSettings, layer: int, step: Step) -> LayerErrors:
@@ -89,36 +86,18 @@ def _steps(task: Task, settings: ReconstructionSettings, layer: int, step: Step)
     are no numbers: no look has found them good.
     """
     weights = list(task.weights.values())
-    adam = torch.optim.Adam(weights, lr=settings.learning_rate, betas=(0.9, 0.99))
+    steps = steps_of(weights, task.error, task.power, recordable=task.recordable)
     looks = {round(settings.steps * look / LOOKS) for look in range(1, LOOKS + 1)}
     batches = _batches(task.training, settings.batch, settings.seed + layer)
     told = max(1, settings.steps // TOLD)
     for number in range(1, settings.steps + 1):
-        for group in adam.param_groups:
-            group["lr"] = settings.learning_rate * _rate(number, settings.steps)
-        adam.zero_grad(set_to_none=True)
-        windows, losses = next(batches), []
-        for piece in task.error(held_here(windows)):
-            part = piece / (task.power * len(windows))
-            part.backward()  # type: ignore[no-untyped-call]
-            losses.append(part.detach())
-        _sum_gradients(weights)
-        adam.step()
+        error = steps.take(next(batches), settings.learning_rate * _rate(number, settings.steps))
         if number % told == 0 or number == settings.steps:
-            step(number, float(sum(losses)))
+            step(number, float(error))
         if number in looks:
             if not all(bool(weight.isfinite().all()) for weight in weights):
                 return
             yield number
-
-
-def _sum_gradients(weights: Sequence[torch.nn.Parameter]) -> None:
-    """Over all processes; one that had no window of the batch has none."""
-    if distributed.count() == 1:
-        return
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        distributed.sum_over_all(weight.grad)
 
 
 def _rate(number: int, steps: int) -> float:

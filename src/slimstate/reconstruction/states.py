@@ -66,6 +66,10 @@ class HiddenStates:
             self._data = torch.empty(shape, device=device if place == "device" else "cpu", dtype=torch.float32)
 
     @property
+    def on_device(self) -> bool:
+        return self._data.device.type == self.device.type
+
+    @property
     def bytes(self) -> int:
         return self._data.numel() * 4
 

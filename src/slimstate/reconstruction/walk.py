@@ -24,11 +24,12 @@ from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.offload import LoadOptions
 from slimstate.models.one_layer import OneLayerModel
-from slimstate.reconstruction.fit import Task, fit, held_here
+from slimstate.reconstruction.fit import Task, fit
 from slimstate.reconstruction.options import held_out_of
 from slimstate.reconstruction.parts import trained_places
 from slimstate.reconstruction.run_folder import RunFolder
 from slimstate.reconstruction.states import HiddenStates, Room
+from slimstate.reconstruction.steps import held_here
 from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 from slimstate.system.progress import Reporter
@@ -178,6 +179,7 @@ class Walk:
             weights=weights,
             dtypes={name: layer.stored[self.teacher.stored_names(name)[0]].dtype for name in weights},
             error=partial(self._errors, layer.number),
+            recordable=self.uncut_stream.states.on_device,
             power=added or 1.0,
             training=self.training,
             held_out=self.held_out,
@@ -261,10 +263,11 @@ class Embedding:
     @classmethod
     def of(cls, model: OneLayerModel, weight: Tensor, tokens: Tensor) -> Embedding:
         known, places = tokens.long().unique(return_inverse=True)
-        return cls(rows=model.embedded(weight, known), places=places)
+        rows = model.embedded(weight, known)
+        return cls(rows=rows, places=places.to(rows.device))
 
     def of_windows(self, windows: Tensor) -> Tensor:
-        return self.rows[self.places[windows].to(self.rows.device)]
+        return self.rows[self.places[windows.to(self.rows.device)]]
 
 
 def _local(windows: Tensor) -> Tensor:

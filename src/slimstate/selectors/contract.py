@@ -52,7 +52,8 @@ class Selector:
     Parameters:
         name: what plans, records and `method` call it.
         summary: a line for lists of methods.
-        needs: what must be collected for it: "weight", "gram", "moments", "input", "gradient".
+        needs: what must be collected for it: "weight", "gram", "moments", "input", "gradient",
+            "weighted".
         choose: a function of the mixers, each a `Case`, and of the `Request`, which gives a choice for every mixer.
             `best_of` makes one of a function that gives every channel of a mixer a score.
         options: fields of the request that a plan remembers of it.

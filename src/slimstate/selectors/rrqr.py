@@ -13,16 +13,21 @@ its Gram matrix G = M'M, through the table that sweeping G on S makes (symmetric
 
 An exchange is two principal pivots of that table: O(D^2). N heads go through every step together. The table is made
 afresh from G after every D exchanges and before any result is believed, so rounding cannot pile up.
+
+`drrqr-weighted` is the same with G = M'WM, where W holds for every token the length of the gradient of the loss by its
+activations: directions count where the loss looks at them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from slimstate.core.evidence import FIELDS
 from slimstate.core.plan import Selection
 from slimstate.selectors.contract import Case, Request, Selector, scored
 
@@ -150,20 +155,25 @@ def _pivot(table: Tensor, column: Tensor, sign: float) -> None:
     table[every, column, column] = -1 / pivot.squeeze(-1)
 
 
-def choose_drrqr(cases: Iterable[Case], request: Request) -> list[Selection]:
-    """All heads of all mixers in one batch."""
-    grams, heads = [], []
-    for case in cases:
-        if case.evidence is None:
-            raise ValueError("DRRQR without Gram matrices")
-        grams.append(torch.stack(scored(request.score, case.evidence.query_gram, case.evidence.key_gram)).sum(0))
-        heads.append(case.heads)
-    result = strong_rrqr(torch.cat(grams).to(request.device), request.keep, request.f)
-    found = (result.keep.cpu(), result.rho.cpu(), result.swaps.cpu())
-    parts = zip(*(column.split(heads) for column in found), strict=True)
-    return [
-        Selection(keep=keep, certificate={"rho": rho.tolist(), "swaps": swaps.tolist()}) for keep, rho, swaps in parts
-    ]
+def _choosing(need: Literal["gram", "weighted"]) -> Callable[[Iterable[Case], Request], list[Selection]]:
+    """Strong RRQR of such matrices of the evidence."""
+
+    def choose(cases: Iterable[Case], request: Request) -> list[Selection]:
+        """All heads of all mixers in one batch."""
+        grams, heads = [], []
+        for case in cases:
+            query, key = (getattr(case.evidence, name, None) for name in FIELDS[need])
+            grams.append(torch.stack(scored(request.score, query, key)).sum(0))
+            heads.append(case.heads)
+        result = strong_rrqr(torch.cat(grams).to(request.device), request.keep, request.f)
+        found = (result.keep.cpu(), result.rho.cpu(), result.swaps.cpu())
+        parts = zip(*(column.split(heads) for column in found), strict=True)
+        return [
+            Selection(keep=keep, certificate={"rho": rho.tolist(), "swaps": swaps.tolist()})
+            for keep, rho, swaps in parts
+        ]
+
+    return choose
 
 
 SELECTORS = (
@@ -171,8 +181,16 @@ SELECTORS = (
         name="drrqr",
         summary="strong rank-revealing QR of keys and queries",
         needs=frozenset({"gram"}),
-        choose=choose_drrqr,
+        choose=_choosing("gram"),
         options=("f",),
         order=50,
+    ),
+    Selector(
+        name="drrqr-weighted",
+        summary="the same, with tokens weighted by the gradient of the loss",
+        needs=frozenset({"weighted"}),
+        choose=_choosing("weighted"),
+        options=("f",),
+        order=60,
     ),
 )
