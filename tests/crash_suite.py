@@ -172,7 +172,8 @@ class Suite:
         sent = time.monotonic()
         os.kill(started[0], number)
         ended = self.finish(started, sent)
-        if moment < STARTING and ended.code == -number:  # before it listens a process ends as any other
+        early = moment < STARTING and number != signal.SIGKILL
+        if early and ended.code == -number:  # before it listens a process ends as any other
             ended = Ended(128 + number, STOPPED, ended.seconds)
         wrongs = list(self._after(name, number, ended))
         wrongs += self.again(name)

@@ -94,7 +94,7 @@ def test_weighted_grams_count_a_token_by_the_gradient_of_the_loss_there(prepared
         logits = runtime.model(input_ids=TOKENS, use_cache=False).logits[:, :-1]
     loss = F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten(), reduction="sum")
     for (layer, role), gradient in zip(seen, torch.autograd.grad(loss, list(seen.values())), strict=True):
-        x, weights = seen[layer, role].detach().double(), gradient.double().norm(dim=-1)
+        x, weights = seen[layer, role].detach().double(), gradient.double().square().sum(-1)
         expected = torch.einsum("bthc,bth,bthd->hcd", x, weights, x)
         found = getattr(evidence[layer], f"{role}_weighted")
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))

@@ -56,8 +56,8 @@ class Sums:
 
     def add_weighted(self, role: Role, x: Tensor, gradient: Tensor) -> None:
         """x [B, T, H, D] and the gradient of the loss by it."""
-        lengths = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True, dtype=torch.float64)
-        by_head, weights = (y.transpose(1, 2) for y in (x.double(), lengths))
+        squares = gradient.double().square().sum(-1, keepdim=True)
+        by_head, weights = (y.transpose(1, 2) for y in (x.double(), squares))
         self.tensors[f"{role}_weighted"] += (by_head.mT @ (by_head * weights)).sum(0).to(self.device)
 
     def add_input(self, x: Tensor) -> None:

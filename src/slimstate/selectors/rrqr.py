@@ -14,8 +14,8 @@ its Gram matrix G = M'M, through the table that sweeping G on S makes (symmetric
 An exchange is two principal pivots of that table: O(D^2). N heads go through every step together. The table is made
 afresh from G after every D exchanges and before any result is believed, so rounding cannot pile up.
 
-`drrqr-weighted` is the same with G = M'WM, where W holds for every token the length of the gradient of the loss by its
-activations: directions count where the loss looks at them.
+`drrqr-weighted` is the same with G = M'WM, where W holds for every token the squared length of the gradient of the loss
+by its activations: directions count where the loss looks at them.
 """
 
 from __future__ import annotations
