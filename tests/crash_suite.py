@@ -20,6 +20,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -328,7 +329,8 @@ def contents(folder: Path) -> dict[str, str]:
         if path.is_file():
             data = path.read_bytes()
             if path.suffix == ".json":
-                data = json.dumps(_lasting(json.loads(data))).encode()
+                with suppress(ValueError):  # of a file that is being written, in a folder that is none yet
+                    data = json.dumps(_lasting(json.loads(data))).encode()
             found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
     return found
 

@@ -368,6 +368,8 @@ def test_what_a_plan_claims_is_read_by_type(model):
         {"model": "x"},
         {"calibration": 5},
         {"parent": [1]},
+        {"method": "x" * 50_000},
+        {"score": ["kq"]},
         {"model": {"source": "x" * 50_000, "fingerprint": "y" * 50_000}},
     ):
         changed = model.parent / "plan.json"

@@ -139,8 +139,12 @@ def test_bad_requests_and_bad_states_are_named():
         trace_states(runtime, mixers, ids, every=8)
     with torch.no_grad():
         runtime.model.model.layers[1].attn.v_proj.weight[0, 0] = torch.nan
-    with pytest.raises(ModelError, match="layer 1: NaN or infinite values in the state"):
-        trace_states(runtime, mixers, ids, every=8, skip=0)
+    for readings in (0, 2):
+        with pytest.raises(ModelError, match="layer 1: NaN or infinite values in the state"):
+            trace_states(runtime, mixers, ids, every=8, skip=0, readings=readings)
+    last = FinalUtilisation(key_dim=mixers[0].axis.width, windows=1)
+    with pytest.raises(ModelError, match="layer 1"), observed(runtime.model, mixers, last.see), torch.no_grad():
+        runtime.model(input_ids=ids)
 
 
 def test_condition_numbers_of_full_states_are_finite():

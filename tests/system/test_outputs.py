@@ -193,6 +193,7 @@ def test_a_signal_ends_what_is_in_native_code_and_takes_what_is_unfinished_with_
     def work(begun) -> None:
         with atomic.partial(folder / "new" / "newer" / "out") as place, atomic.staged_file(folder / "file"):
             (place / "half").write_text("x")
+            atomic.write_text(place / "whole", "x")  # which goes with the folder it lies in
             begun()
             hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # a Python handler would wait for minutes
 

@@ -48,7 +48,8 @@ class Evidence:
     sum, and its last entry their number. input_square [input size]: sum of squares of the mixer's input.
     query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed language-model loss by the
     projection weights. query_weighted, key_weighted [H, D, D]: query_gram and key_gram, where every token of a head
-    counts as much as the squared length of the gradient of that loss by its activations. What a method does not need is None.
+    counts as much as the squared length of the gradient of that loss by its activations. What a method does not
+    need is None.
     """
 
     tokens: int

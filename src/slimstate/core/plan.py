@@ -83,6 +83,7 @@ class Basis:
 
 
 Choice: TypeAlias = Selection | Basis
+LONGEST_NAME = 100  # of a method or a model type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,9 @@ class Plan:
             names = {item.name for item in fields(cls)} - {"selections", "correction"}
             selections = {int(layer): read_choice(entry) for layer, entry in data["layers"].items()}
             correction = str(data.get("correction", ""))
+            for name in ("model_type", "method", "score"):
+                if not isinstance(data[name], str) or len(data[name]) > LONGEST_NAME:
+                    raise PlanError(f"its {name} is no name, but {quoted(data[name])}")
             return cls(selections=selections, correction=correction, **{name: data[name] for name in names})
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
             raise PlanError(f"not a slimstate plan: {reason_of(error)}") from error

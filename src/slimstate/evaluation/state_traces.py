@@ -63,6 +63,11 @@ def state_spectrum(state: Tensor) -> Tensor:
     return squares.clamp_min(0).sqrt().flip(-1)
 
 
+def _check_finite(values: Tensor, mixer: Mixer, what: str) -> None:
+    if not bool(values.isfinite().all()):
+        raise ModelError(f"layer {mixer.layer}: NaN or infinite values in {what}")
+
+
 @dataclass
 class _Layer:
     """Running results of one mixer."""
@@ -83,8 +88,7 @@ class _Layer:
         if not self.waiting:
             return
         states = torch.stack([state for _, state in self.waiting])
-        if not bool(states.isfinite().all()):
-            raise ModelError(f"layer {self.mixer.layer}: NaN or infinite values in the state")
+        _check_finite(states, self.mixer, "the state")
         values = state_spectrum(states)  # [n, B, G, d]
         self.utilisation.append(rank_utilisation(values).mean(1))
         self.kappa.append(condition_number(values, FLOAT32 / values.shape[-1]).log10().mean(1))
@@ -113,6 +117,8 @@ class _Layer:
         """Read the state with its own query and random noise, and keep what the theory says beside it."""
         assert self.key_gram is not None
         state = reading.state.mT.double().cpu()
+        _check_finite(state, self.mixer, "the state")
+        _check_finite(self.key_gram, self.mixer, "the keys")
         groups = state.shape[1] // reading.queries.shape[2]
         query = reading.queries[:, -1].double().cpu().repeat_interleave(groups, dim=1)
         noise = torch.randn(query.shape, generator=generator, dtype=torch.float64)
@@ -232,6 +238,7 @@ class FinalUtilisation:
         ranks = self.ranks.setdefault(reading.mixer.layer, [])
         state = reading.state[: self.windows - sum(map(len, ranks))]
         if len(state):
+            _check_finite(state, reading.mixer, "the state")
             ranks.append(effective_rank(state_spectrum(state.float())) / min(self.key_dim, state.shape[-1]))
 
     @property

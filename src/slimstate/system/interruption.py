@@ -139,7 +139,8 @@ class Interruption:
             with suppress(Exception):  # a folder that is being changed while it is looked at
                 if (kept := say()) is not None:
                     return " ".join(self.translate(kept).split())
-        there = [str(path) for path in self._written if path.exists()]
+        going = tuple(self._unfinished)
+        there = [str(path) for path in self._written if path.exists() and not _lies_in(path, going)]
         if not there:
             return "nothing was written; the same command starts again"
         return f"{there[-1]}{f' and {len(there) - 1} more' if len(there) > 1 else ''}: written, and whole"
@@ -175,6 +176,10 @@ def _hold_back() -> None:
 
 def _let_through() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _lies_in(path: Path, folders: tuple[Path, ...]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _left_to_the_thread(number: int, frame: FrameType | None) -> None:
