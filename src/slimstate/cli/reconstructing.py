@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slimstate.records.reconstruction import ReconstructionRecord
 
 Steps = Annotated[
-    int | None, typer.Option(help="Training steps for every layer; by default 600 on a GPU and 80 on a CPU.")
+    int | None, typer.Option(help="Training steps for every layer; by default 500 on a GPU and 80 on a CPU.")
 ]
 Batch = Annotated[int | None, typer.Option(help="Windows in a step; by default 16 on a GPU and 4 on a CPU.")]
 Samples = Annotated[

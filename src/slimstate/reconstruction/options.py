@@ -13,7 +13,7 @@ from slimstate.system.errors import PlanError
 
 FEWEST = 10  # windows, of which one is held out
 HELD_OUT = 0.1  # of the windows, which are never trained on
-STEPS = {"cuda": 600, "cpu": 80}
+STEPS = {"cuda": 500, "cpu": 80}
 BATCH = {"cuda": 16, "cpu": 4}
 SAMPLES = {"cuda": 640, "cpu": 128}
 
@@ -23,7 +23,7 @@ class ReconstructOptions:
     """How every cut layer is trained.
 
     Parameters:
-        steps: steps of Adam for every layer; by default 600 on a GPU and 80 on a CPU.
+        steps: steps of Adam for every layer; by default 500 on a GPU and 80 on a CPU.
         batch: windows in a step; by default 16 on a GPU and 4 on a CPU.
         samples: windows of the text; by default up to 640 on a GPU and 128 on a CPU. A tenth is held out.
         length: tokens in a window.
