@@ -3,6 +3,8 @@
 python benchmarks/engines.py mlx --python MLX_ENV/bin/python --out docs/records/verify-mlx.json
 python benchmarks/engines.py llama.cpp --python LLAMA_ENV/bin/python --converter llama.cpp/convert_hf_to_gguf.py \
     --key-dims 128,96,64,32 --out docs/records/verify-llama.json
+python benchmarks/engines.py vllm --python VLLM_ENV/bin/python --settings '{"gpu_memory_utilization": 0.2}' \
+    --key-dims 128,64 --out docs/records/verify-vllm.json
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ def main() -> None:
     parser.add_argument("engine", nargs="?", default="transformers")
     parser.add_argument("--python", type=Path)
     parser.add_argument("--converter", type=Path)
+    parser.add_argument("--settings", type=json.loads, default={}, help="what the engine is told beside the model")
     parser.add_argument("--key-dims", default="128,96,64,32,77")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    engine = EngineOptions(engine=given.engine, python=given.python, converter=given.converter)
+    engine = EngineOptions(engine=given.engine, python=given.python, converter=given.converter, settings=given.settings)
     names = ["mamba2"] if given.toy else list(engine_models.MODELS)
     key_dims = [64] if given.toy else [int(text) for text in given.key_dims.split(",")]
     version, rows = None, []
@@ -55,9 +58,10 @@ def main() -> None:
                 rows.append(row)
                 print(row, flush=True)
     if given.out is not None:
-        converter = " --converter convert_hf_to_gguf.py" if given.converter else ""
+        more = " --converter convert_hf_to_gguf.py" if given.converter else ""
+        more += f" --settings '{json.dumps(given.settings)}'" if given.settings else ""
         again = f"python benchmarks/engines.py {given.engine} --python ENV/bin/python --key-dims {given.key_dims}"
-        about = {"command": again + converter, "engine": given.engine, "version": version, "versions": versions()}
+        about = {"command": again + more, "engine": given.engine, "version": version, "versions": versions()}
         given.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -31,5 +31,6 @@ pytestmark = [
 def test_vllm_does_what_the_rules_say(name, verdict, tmp_path):
     cut = engine_models.cut(engine_models.uncut(name, tmp_path / name), 64)
     options = VerifyOptions(samples=2, length=48, tokens=8)
-    record = verify(cut, EngineOptions(engine="vllm", python=Path(PYTHON)), options=options)
+    engine = EngineOptions(engine="vllm", python=Path(PYTHON), settings={"gpu_memory_utilization": 0.2})
+    record = verify(cut, engine, options=options)
     assert record.outcome.verdict == verdict, record.verdict
