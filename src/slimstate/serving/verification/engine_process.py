@@ -140,7 +140,7 @@ def vllm(request: Any) -> Answer:
     windows, prompt, count = request["windows"], request["prompt"], request["count"]
     settings = {
         "dtype": request["dtype"], "max_model_len": max(map(len, windows)) + count, "enforce_eager": True,
-        "enable_prefix_caching": False, "skip_tokenizer_init": True, **request["options"],
+        "enable_prefix_caching": False, **request["options"],
     }  # fmt: skip
     engine = LLM(model=request["model"], **settings)
 
