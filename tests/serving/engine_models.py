@@ -15,7 +15,7 @@ from slimstate.system.json_files import read_json, write_json
 from tiny_model import COMMON, MIXTURE, VISION, Variant
 
 SIZE = {"vocab_size": 272}  # llama.cpp's converter takes Mamba-2 to have a multiple of 16
-GATED = {**MIXTURE, **SIZE, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+GATED = {**MIXTURE, **SIZE, "head_dim": 64, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 DENSE = {name: value for name, value in GATED.items() if "expert" not in name and "moe" not in name}
 ROTATED = {"head_dim": 256}  # a quarter of it is rotated, in the sections that published models have
 NESTED = {"text_config": {**COMMON, **DENSE, **ROTATED}, "vision_config": VISION}
