@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from slimstate.core.evidence import Evidence
@@ -24,6 +26,8 @@ def case(heads: int = 3, width: int = 12, size: int = 20, seed: int = 0) -> Case
         key_gradient=draw(heads, width, size),
     )
     weights = draw(heads, width, size), draw(heads, width, size)
+    felt = draw(heads, 60, 1).square()  # how much the loss feels each token
+    evidence = replace(evidence, query_weighted=queries.mT @ (felt * queries), key_weighted=keys.mT @ (felt * keys))
     return Case(heads=heads, width=width, query_weight=weights[0], key_weight=weights[1], evidence=evidence)
 
 
@@ -31,7 +35,12 @@ def changed(original: Case, by_channel) -> Case:
     """The case with its channels passed through a [H, D, n] -> [H, D, n] function, on both sides of a Gram matrix."""
     evidence = original.evidence
     assert evidence is not None
-    grams = (by_channel(by_channel(gram).mT).mT for gram in (evidence.query_gram, evidence.key_gram))
+
+    def both_sides(*grams: torch.Tensor) -> list[torch.Tensor]:
+        return [by_channel(by_channel(gram).mT).mT for gram in grams]
+
+    grams = both_sides(evidence.query_gram, evidence.key_gram)
+    weighted = both_sides(evidence.query_weighted, evidence.key_weighted)
     gradients = (by_channel(gradient) for gradient in (evidence.query_gradient, evidence.key_gradient))
     weights = (by_channel(weight) for weight in (original.query_weight, original.key_weight))
     return Case(
@@ -42,6 +51,7 @@ def changed(original: Case, by_channel) -> Case:
             tokens=evidence.tokens,
             input_square=evidence.input_square,
             **dict(zip(("query_gram", "key_gram"), grams, strict=True)),
+            **dict(zip(("query_weighted", "key_weighted"), weighted, strict=True)),
             **dict(zip(("query_gradient", "key_gradient"), gradients, strict=True)),
         ),
     )

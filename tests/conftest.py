@@ -45,6 +45,18 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, but their files are empty: rendering takes seconds, and is for tests that look at them."""
+    figures = pytest.importorskip("matplotlib.figure")
+    render = figures.Figure.savefig
+
+    def save(figure: object, target: Path, *, format: str, **settings: object) -> None:
+        render(figure, target, format=format, **settings) if format == "svg" else target.write_bytes(b"")
+
+    monkeypatch.setattr(figures.Figure, "savefig", save)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_is_loaded_stays() -> None:
     """Libraries hold millions of objects for good: collections, of which training asks for many, pass over them."""

@@ -1,6 +1,6 @@
-"""Run in a fresh process, with -O: load each folder with fla's class, save the logits that fla's own kernels make.
+"""Run in a fresh process: load each folder with fla's class, save the logits that fla's own kernels make.
 
-No slimstate here: Triton's interpreter runs the kernels on a CPU. Some refuse float32 by an assertion, hence the -O.
+No slimstate here: Triton's interpreter runs the kernels on a CPU.
 """
 
 import sys

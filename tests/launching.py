@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from places import TESTS
 
@@ -32,33 +33,44 @@ def options(**values: object) -> list[str]:
 
 
 @functools.cache
-def _warm() -> subprocess.Popen:
-    """The one process of this test run that every program is forked from (`warm_python.py`)."""
+def _warm() -> dict[bool, TextIO]:
+    """To the two Pythons that every program of this run is forked from (`warm_python.py`): with fla and without."""
+    ours, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
+    numbers = [place.fileno() for place in theirs]
     process = subprocess.Popen(
-        [sys.executable, TESTS / "warm_python.py"],
-        env=os.environ | ALONE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-    )  # fmt: skip
+        [sys.executable, TESTS / "warm_python.py", *map(str, numbers)], env=os.environ | ALONE, pass_fds=numbers
+    )
     atexit.register(process.kill)
-    return process
+    for place in theirs:
+        place.close()
+    return {fla: place.makefile("rw") for fla, place in zip((True, False), ours, strict=True)}
 
 
-def _ask(**wanted: object) -> int | None:
-    warm = _warm()
-    print(json.dumps(wanted), file=warm.stdin, flush=True)
-    return json.loads(warm.stdout.readline())
+def _ask(fla: bool, **wanted: object) -> int | None:
+    stream = _warm()[fla]
+    print(json.dumps(wanted), file=stream, flush=True)
+    return json.loads(stream.readline())
 
 
 class Program:
-    """`python WORDS` in a process of its own, which had torch, transformers and fla loaded when it began."""
+    """`python WORDS` in a process of its own, which had torch, transformers and maybe fla loaded when it began."""
 
-    def __init__(self, *words: object, out: Path | str = os.devnull, err: Path | str = os.devnull, **environment: str):
+    def __init__(
+        self,
+        *words: object,
+        out: Path | str = os.devnull,
+        err: Path | str = os.devnull,
+        fla: bool = True,
+        **environment: str,
+    ):
         given = {"environment": os.environ | ALONE | environment, "out": str(out), "err": str(err)}
-        self.pid = _ask(words=[str(word) for word in words], **given)
+        self.fla = fla
+        self.pid = _ask(fla, words=[str(word) for word in words], **given)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = _ask(wait=self.pid)
+            self.returncode = _ask(self.fla, wait=self.pid)
         return self.returncode
 
     def wait(self, timeout: float = PATIENCE) -> int:
@@ -79,14 +91,10 @@ class Program:
 def stock_logits(ids: Path, folders: Iterable[Path], kind: str = "") -> None:
     """Have the stock class load the folders in a process without slimstate, and leave its logits in each.
 
-    Where it matters whether fla is there (`reload_stock.py` has the kinds), that is a Python which has loaded nothing.
+    `reload_stock.py` has the kinds: with fla and without, where that matters.
     """
-    words = [TESTS / "reload_stock.py", *([kind] if kind else []), ids, *folders]
-    if kind.endswith("-fla"):
-        subprocess.run([sys.executable, *words], env=os.environ | ALONE, check=True, capture_output=True)
-        return
-    said = ids.with_suffix(".err")
-    assert Program(*words, err=said).wait() == 0, said.read_text()
+    words, said = [TESTS / "reload_stock.py", *([kind] if kind else []), ids, *folders], ids.with_suffix(".err")
+    assert Program(*words, err=said, fla=kind != "--without-fla").wait() == 0, said.read_text()
 
 
 def launch(count: int, folder: Path, *words: object) -> list[tuple[int, str, str]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 import slimstate
 import tiny
 from cutting import pruned
+from launching import Program
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import PLAN, Plan
@@ -121,6 +120,7 @@ def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize(
     "name", ["qwen3_next-plain", "olmo_hybrid-plain", "mamba2-plain", "nemotron_h-plain", "comba-plain"]
 )
@@ -164,7 +164,9 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     """Transformers then has other kernels to choose from; on a CPU it must make no difference."""
     names = ("qwen3_next-plain", "mamba2-plain")
     places = [str(place) for name in names for place in (folders[name], tmp_path / name)]
-    subprocess.run([sys.executable, "-c", WITHOUT_FLA, str(text_file), *places], check=True)
+    program, said = tmp_path / "program.py", tmp_path / "said"
+    program.write_text(WITHOUT_FLA)
+    assert Program(program, text_file, *places, err=said, fla=False).wait() == 0, said.read_text()
     for name in names:
         options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
         pruned(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)

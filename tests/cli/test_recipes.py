@@ -240,6 +240,7 @@ RESULTS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_at_a_toy_scale(name, toy, tmp_path, capsys, monkeypatch):
     recipe = Recipe.read(RECIPES[name])

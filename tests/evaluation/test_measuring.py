@@ -227,7 +227,7 @@ def other(folders, tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("unrendered")
 def test_models_of_other_depths_and_names_with_dots_keep_their_figures(folders, text_file, tmp_path):
     """A hybrid beside a model of one layer: spectra of the heads that both have, and a figure for each name."""
     hybrid = tiny.save(tiny.build(tiny.VARIANTS["delta_net-hybrid"]), tmp_path / "net-1.3B")

@@ -33,7 +33,7 @@ from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.tables import PER_WORD
 from slimstate.system.errors import DataError, PlanError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unrendered")]
 
 OPTIONS = SweepOptions(text_length=96, max_tokens=384)
 SHORT = SweepOptions(text_length=96, max_tokens=192)

@@ -20,7 +20,7 @@ from slimstate.records.sweep import SweepRecord
 from slimstate.system.errors import DataError
 
 pytest.importorskip("lm_eval")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unrendered")]
 
 MODEL, TEXT = ROOT / "demo" / "model", ROOT / "demo" / "evaluation.txt"
 GRID = SweepGrid(methods=("l1",), key_dims=(45,))

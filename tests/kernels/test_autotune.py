@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from launching import Program
 from slimstate.kernels.autotune import leave_out_faulty
 
 pytestmark = pytest.mark.slow
@@ -55,12 +52,11 @@ print(judged[0], [choice.kwargs["SIZE"] for choice in double.cache.values()])
 
 def run(tmp_path, sizes: tuple[int, ...], threads: int) -> str:
     """How many variants were compiled before the first was timed, and those that were chosen."""
-    program = tmp_path / "program.py"
+    program, out, err = (tmp_path / f"program.{kind}" for kind in ("py", "out", "err"))
     program.write_text(PROGRAM.replace("SIZES", repr(sizes)).replace("THREADS", str(threads)))
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    code = Program(program, out=out, err=err, TRITON_CACHE_DIR=str(tmp_path)).wait()
+    assert code == 0, err.read_text()
+    return out.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize(

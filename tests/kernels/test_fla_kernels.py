@@ -37,7 +37,7 @@ def models(tmp_path_factory) -> dict[str, Path]:
 def interpreted(models, sequences, tmp_path_factory) -> dict[str, list[torch.Tensor]]:
     place, script = tmp_path_factory.mktemp("interpreted"), TESTS / "interpret_fla.py"
     torch.save(sequences, place / "ids.pt")
-    command = [sys.executable, "-O", script, place / "ids.pt", place / "logits.pt", *models.values()]
+    command = [sys.executable, script, place / "ids.pt", place / "logits.pt", *models.values()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return torch.load(place / "logits.pt")
