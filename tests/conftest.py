@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the oracles here are float32 on the CPU
 
@@ -43,6 +46,18 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(tiny.text())
     return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="pages are tried in a browser by playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on this machine to open a page in")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -667,20 +667,6 @@ def test_colours_go_from_dark_to_bright_and_stay_within_the_scale():
     assert Scale(low=2, high=2).share(2) == 0.5
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="the page is tried in a browser by playwright")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine to open the page in")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
 @pytest.fixture(scope="module")
 def desktop(browser: Any, whole: Path) -> Any:
     """The page in a wide window, with what went wrong and what it asked for."""
