@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the oracles here are float32 on the CPU
 
@@ -55,6 +58,18 @@ def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
         render(figure, target, format=format, **settings) if format == "svg" else target.write_bytes(b"")
 
     monkeypatch.setattr(figures.Figure, "savefig", save)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="pages are tried in a browser by playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on this machine to open a page in")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,11 +20,12 @@ pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install '
 
 from slimstate.core.plan import PLAN
 from slimstate.core.stock_class import StockClass
-from slimstate.records.folder import Found
+from slimstate.records.folder import Found, Records
 from slimstate.records.states import TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY
 from slimstate.report import pieces, plots, tables, write_report
+from slimstate.report.again import distinct
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import brief, fixed, magnitude, mebibytes
@@ -340,7 +341,7 @@ def test_every_section_shows_the_numbers_of_its_records(whole):
         "± 0.012",
         "80.0%",
         "Reproduce",
-        "slimstate prune base/model --out SLIM --method random --key-dim 4",
+        "slimstate prune base/model --out again/SLIM --method random --key-dim 4",
         "from transformers import AutoModelForCausalLM",
         "2.13.0",
         "trace-slim.json",
@@ -360,6 +361,68 @@ def test_commands_are_given_once_and_in_order(whole):
     verbs = [re.sub("^Copy", "", line).split()[1] for line in lines]
     assert verbs == ["sweep", "prune", "prune", "recover", "analyze", "analyze", "eval"]
     assert f"--apply {whole.parent / 'cut' / PLAN}" in lines[2]
+
+
+def test_commands_to_measure_again_write_to_places_of_their_own():
+    lines = [
+        "slimstate prune m --apply a/plan.json --out a/slim",
+        "slimstate prune m --apply b/plan.json --out b/slim",
+        "slimstate eval m --text t --out /far/away/record.json",
+        "slimstate eval n --text t --out record.json",
+        "slimstate eval m --text t",
+        "slimstate eval m --text t",
+        "an 'open quote --out x",
+        "slimstate eval m --out",
+    ]
+    assert distinct(lines) == [
+        "slimstate prune m --apply a/plan.json --out again/slim",
+        "slimstate prune m --apply b/plan.json --out again/slim-2",
+        "slimstate eval m --text t --out again/record.json",
+        "slimstate eval n --text t --out again/record-2.json",
+        *lines[5:],
+    ]
+
+
+def test_what_is_not_on_a_page_is_named_with_the_command_that_adds_it(tmp_path, unpainted):
+    """A cut alone, as the first commands of the README leave it."""
+    folder = write(tmp_path, {f"slim/{PLAN}": plan()})
+    (folder / "slim" / "config.json").write_text("{}")
+    alone = readable(Path(write_report(folder).out).read_text())
+    for words in (
+        "Not on this page What the cut costs, beside the uncut model; How much of the state is used",
+        f"slimstate eval {folder / 'slim'} --baseline base/model --text TEXT --out {folder / 'evaluation.json'}",
+        f"slimstate analyze base/model {folder / 'slim'} --text TEXT",
+        "slimstate sweep base/model --data TEXT --text OTHER_TEXT",
+    ):
+        assert words in alone, words
+    assert "Not on this page" not in readable(Path(write_report(write(tmp_path / "all", everything())).out).read_text())
+
+
+def test_a_model_has_one_utilisation_and_a_note_where_the_sweep_found_another(tmp_path, unpainted):
+    swept = sweep()
+    row = swept["rows"][0]
+    base = swept["settings"]["fingerprint"]
+    same = cut(row["method"], key_dim=row["key_dim"]) | {"base_fingerprint": base, "score": row["score"]}
+    looked = [trace("model") | {"fingerprint": base}, trace("slim", same, width=row["key_dim"])]
+    records = {"sweep.json": swept, "trace-model.json": looked[0], "trace-slim.json": looked[1]}
+    means = [fixed(sum(map(sum, each["utilisation_by_head"])) / 4, 3) for each in looked]
+    assert len(looked[0]["utilisation_by_head"]) == len(looked[0]["utilisation_by_head"][0]) == 2
+    text = readable(Path(write_report(write(tmp_path, records)).out).read_text())
+    swept["recommended"]["row"] = 0
+    assert f"model (uncut) {fixed(swept['uncut']['rank_utilisation'], 3)}, here {means[0]}" in text
+    write(tmp_path, records)
+    text = readable(Path(write_report(tmp_path).out).read_text())
+    assert f"State in use {means[0]} → {means[1]} rank utilisation over a text" in text
+    looked[1]["cut"]["base_fingerprint"] = "sha256:another"
+    text = readable(Path(write_report(write(tmp_path, records)).out).read_text())
+    assert "rank utilisation at the end of windows" in text, "of a cut of another model nothing is taken"
+
+
+@pytest.mark.parametrize(("tokens", "warned"), [(8192, True), (200_000, False)])
+def test_shares_on_few_tokens_come_with_a_warning(tmp_path, unpainted, tokens, warned):
+    record = evaluation("slim") | {"tokens": tokens, "words": tokens // 2, "bytes": tokens * 4}
+    text = readable(Path(write_report(write(tmp_path, {"evaluation.json": record})).out).read_text())
+    assert (f"Few tokens Measured on {tokens:,} tokens: “kept” may be off" in text) == warned
 
 
 def test_several_records_of_a_kind_each_have_their_place(tmp_path, unpainted):
@@ -561,7 +624,10 @@ def test_metrics_of_tasks_stand_beside_the_perplexities_of_a_sweep(tmp_path, unp
     assert "wikitext word perplexity 30.500, wikitext bits per byte 0.875" in text
     assert "wikitext word_perplexity ↓" in text
     grid = tables.main_grid(SweepRecord.from_json(found), latex=False)
-    assert grid.baseline == ("110.00", "30.50", "0.100")
+    assert grid.baseline[:4] == ("110.00", "30.50", "0.100", "--")
+    assert len(grid.baseline) == sum(len(titles) for _, titles in grid.groups), (
+        "the uncut model stands under every group"
+    )
     assert dict(grid.lines)["L1"][:2] == ("<u>565.00</u>", "<u>34.50</u>")  # of key dim 2
     header, first, *_ = tables.as_csv(SweepRecord.from_json(found).rows).splitlines()
     assert header.endswith("tokens,words,bytes,wikitext word_perplexity,wikitext bits_per_byte")
@@ -665,20 +731,6 @@ def test_colours_go_from_dark_to_bright_and_stay_within_the_scale():
     assert scale.colour(1)[1]
     assert not scale.colour(1e9)[1]
     assert Scale(low=2, high=2).share(2) == 0.5
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="the page is tried in a browser by playwright")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine to open the page in")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -870,6 +922,6 @@ def test_paper_gets_no_bars_no_tips_and_light_colours(browser, whole):
 def test_how_to_load_depends_on_where_the_class_is(library, registered):
     loader = None if library is None else StockClass(library=library, name="AutoModelForImageTextToText")
     source = Provenance(path=Path("sweep.json"), kind="sweep", model="m", base="m", loader=loader, versions={})
-    section = reproduce_section([source])
+    section = reproduce_section([source], Records(), Path())
     assert ("import fla" in str(section.body)) == registered
     assert ("ImageTextToText" in str(section.body)) == (library is not None)

@@ -56,7 +56,7 @@ def bench_mixer(
     Returns:
         A record whose `rows` have medians, spread, peak memory and ratios to the widest key dim.
 
-    Example:
+    Examples:
         >>> small = slimstate.MixerShape(batch=1, length=256, hidden=256, heads=2)
         >>> slimstate.bench_mixer(["delta_net"], [128, 64], shape=small).to_dataframe()
     """
@@ -93,7 +93,7 @@ def bench_model(
     Returns:
         A record whose `rows` have medians, spread, peak memory and ratios to the widest key dim.
 
-    Example:
+    Examples:
         >>> slimstate.bench_model(["delta_net-5m"], batch=1, length=256).to_dataframe()
     """
     return time_models(
@@ -126,7 +126,7 @@ def bench_decode(
     Returns:
         A record whose `rows` have medians, spread, the share of the memory bandwidth, and ratios.
 
-    Example:
+    Examples:
         >>> slimstate.bench_decode(["delta_net-5m"], [128, 64], batches=[1, 8]).to_dataframe()
     """
     return time_decoding(
@@ -160,7 +160,7 @@ def bench_calibrate(
     Returns:
         A record whose `rows` have medians, spread and the ratio to a forward pass.
 
-    Example:
+    Examples:
         >>> short = slimstate.Calibration(samples=4, length=256)
         >>> slimstate.bench_calibrate("delta_net-5m", calibration=short).to_dataframe()
     """

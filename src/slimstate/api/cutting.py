@@ -38,7 +38,7 @@ def inspect(model: Model, *, budget: Budget | None = None, context: int | None =
     Returns:
         A record with `key_dim`, `state_bytes`, `options` (the key dims worth choosing) and more.
 
-    Example:
+    Examples:
         >>> found = slimstate.inspect("demo/model")
         >>> print(found)
         >>> found.to_dataframe()
@@ -84,7 +84,7 @@ def prune(
     Returns:
         A record: `plan` (the kept channels, `plan.selections[layer].keep`), `path`, `state_bytes`, `certificate`, ...
 
-    Example:
+    Examples:
         >>> cut = slimstate.prune("demo/model", "slim", key_dim=64, calibration="demo/calibration.txt")
         >>> cut.plan.selections[0].keep[0]          # channels that head 0 of layer 0 keeps
         >>> AutoModelForCausalLM.from_pretrained(cut.path)
@@ -137,7 +137,7 @@ def make_plan(
         The plan: `selections[layer].keep` [heads, key dim], `method`, `summary()`. `to_json()` is the file that
         `apply_plan` reads.
 
-    Example:
+    Examples:
         >>> plan = slimstate.make_plan("demo/model", key_dim=64, calibration="demo/calibration.txt")
         >>> Path("plan.json").write_text(plan.to_json())
         >>> slimstate.apply_plan("demo/model", "plan.json", "slim")
@@ -172,7 +172,7 @@ def apply_plan(
     Returns:
         The record of the cut, as `prune` gives it.
 
-    Example:
+    Examples:
         >>> slimstate.apply_plan("demo/model", "slim/slimstate_plan.json", "slim-again")
     """
     with Inputs.of(None, progress, model) as given:
@@ -204,7 +204,7 @@ def estimate(
     Returns:
         A record with `seconds` by stage, `gpu_bytes`, `host_bytes` and `disk_bytes`.
 
-    Example:
+    Examples:
         >>> print(slimstate.estimate("demo/model", key_dim=64, calibration="demo/calibration.txt"))
     """
     if key_dim is None and compression is None and budget is None:

@@ -56,7 +56,7 @@ def evaluate(
     Returns:
         A record: `perplexity` (per token), `word_perplexity`, `bits_per_byte`, `lm_eval`, `compared`, ...
 
-    Example:
+    Examples:
         >>> found = slimstate.evaluate("slim", "demo/evaluation.txt", baseline="demo/model")
         >>> found.perplexity, found.baseline.perplexity
     """
@@ -97,7 +97,7 @@ def sweep(
     Returns:
         A record: `rows`, `uncut`, `recommended`; `to_dataframe()` has a row for every cut.
 
-    Example:
+    Examples:
         >>> found = slimstate.sweep("demo/model", "records", text="demo/evaluation.txt",
         ...                         calibration="demo/calibration.txt",
         ...                         grid=slimstate.SweepGrid(methods=("drrqr", "l1"), key_dims=(64, 32)))
@@ -134,7 +134,7 @@ def analyze(
     Returns:
         `models`, each with its `utilisation` and `effective_rank`, `figures` and the folder, `path`.
 
-    Example:
+    Examples:
         >>> found = slimstate.analyze(["demo/model", "slim"], "demo/evaluation.txt", "records")
         >>> [model.utilisation for model in found.models]
     """

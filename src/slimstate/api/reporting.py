@@ -19,7 +19,7 @@ def report(folder: str | Path, out: str | Path | None = None, *, progress: Progr
     Returns:
         Where the page is (`path`), how many records of each kind it is from, and what could not be used.
 
-    Example:
+    Examples:
         >>> slimstate.report("records").path
     """
     return write_report(folder, out, reporter=reporter_of(progress))

@@ -49,7 +49,7 @@ def reconstruct(
     Returns:
         A record: `error_before`, `error_after`, and both for every one of `layers`.
 
-    Example:
+    Examples:
         >>> slimstate.reconstruct("slim", "better", data="demo/calibration.txt", teacher="demo/model")
     """
     with Inputs.of(tokenizer, progress, model, teacher) as given:
@@ -93,7 +93,7 @@ def recover(
     Returns:
         A record: `measured.nats` before and after, `measured.closed`, `log` of all losses, `path`.
 
-    Example:
+    Examples:
         >>> quick = slimstate.RecoverOptions(steps=50, batch_size=4, length=512)
         >>> slimstate.recover("slim", "recovered", data="demo/calibration.txt", options=quick)
     """
@@ -122,7 +122,7 @@ def preview(
     Returns:
         The modules with adapters (`targets`), those trained whole, and how many parameters that is.
 
-    Example:
+    Examples:
         >>> print(slimstate.preview("slim"))
     """
     with Inputs.of(None, progress, model, teacher) as given:
@@ -162,7 +162,7 @@ def train(
     Returns:
         A record: `measured.nats` before and after, `log` of all losses, `tokens_per_second`, `path`.
 
-    Example:
+    Examples:
         >>> quick = slimstate.PretrainOptions(steps=20, batch_size=4, length=128)
         >>> slimstate.train("delta_net-5m", "tiny", data="demo/calibration.txt", options=quick)
     """

@@ -35,7 +35,7 @@ class BenchOptions:
         rounds: timings of each.
         jobs: processes that compile the kernels of all widths on a GPU, before they are timed in turn.
 
-    Example:
+    Examples:
         >>> slimstate.bench_mixer(options=slimstate.BenchOptions(rounds=5))
     """
 

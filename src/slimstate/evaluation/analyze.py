@@ -47,7 +47,7 @@ class AnalysisOptions:
         head: LAYER:HEAD whose spectra are drawn; by default a typical one.
         documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
 
-    Example:
+    Examples:
         >>> slimstate.analyze("model", "text.txt", "records", options=slimstate.AnalysisOptions(length=512, head="0:1"))
     """
 

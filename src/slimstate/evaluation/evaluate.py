@@ -46,7 +46,7 @@ class EvalOptions(TaskOptions):
         state_dtype: what states of the model are stored in, not those of a baseline.
         state_every: tokens after which they are: 1 as engines decode, more as they prefill.
 
-    Example:
+    Examples:
         >>> slimstate.evaluate("slim", "text.txt", options=slimstate.EvalOptions(max_tokens=100_000))
     """
 

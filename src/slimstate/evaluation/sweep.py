@@ -92,7 +92,7 @@ class SweepOptions(TaskOptions):
         reconstruct: judge every cut as it is after a reconstruction.
         state_every: tokens after which states are stored in a type that loses something: 1 as engines decode.
 
-    Example:
+    Examples:
         >>> slimstate.sweep("model", "records", text="test.txt", options=slimstate.SweepOptions(max_tokens=50_000))
     """
 

@@ -54,7 +54,7 @@ class SweepGrid:
         scores: what channels are judged by: "kq", "k", "q".
         state_dtypes: what states are kept in; every cut, and the uncut model, is judged with each.
 
-    Example:
+    Examples:
         >>> slimstate.SweepGrid(methods=("drrqr", "l1"), key_dims=(96, 64, 32))
     """
 

@@ -22,7 +22,7 @@ class RunOptions:
         device: "cpu" or "cuda"; by default a GPU where there is one.
         dtype: "float32", "bfloat16" or "float16"; by default bfloat16 on a GPU, float32 on a CPU.
 
-    Example:
+    Examples:
         >>> slimstate.evaluate("slim", "text.txt", run=slimstate.RunOptions(device="cpu"))
     """
 

@@ -38,7 +38,7 @@ class LoadOptions(RunOptions):
         device_map: "auto" takes what room there is on GPUs, in host memory and on disk.
         max_memory: the most that weights may take there, such as "0=40GiB,cpu=100GiB".
 
-    Example:
+    Examples:
         >>> slimstate.prune("model", "slim", calibration="text.txt", run=slimstate.LoadOptions(device_map="auto"))
     """
 

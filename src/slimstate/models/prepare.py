@@ -41,7 +41,7 @@ def has_library(library: str) -> bool:
 def prepare_fla() -> None:
     """Import flash-linear-attention and make its models run on this machine: on a CPU, on kernels in PyTorch.
 
-    Example:
+    Examples:
         >>> slimstate.prepare_fla()
         >>> AutoModelForCausalLM.from_pretrained("slim")
     """
@@ -70,7 +70,7 @@ def prepare(model_type: str) -> None:
     Parameters:
         model_type: as the model's config names it.
 
-    Example:
+    Examples:
         >>> slimstate.prepare("qwen3_next")
         >>> AutoModelForCausalLM.from_pretrained("slim")
     """

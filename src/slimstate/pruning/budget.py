@@ -45,7 +45,7 @@ class Budget:
         memory_gb: GiB that they share.
         state_dtype: what the engine keeps states in: "fp32" or "bf16".
 
-    Example:
+    Examples:
         >>> slimstate.prune("model", "slim", budget=slimstate.Budget(sequences=512, memory_gb=20), method="l1")
     """
 

@@ -32,7 +32,7 @@ class Calibration:
             written.
         documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
 
-    Example:
+    Examples:
         >>> slimstate.prune("model", "slim", calibration=slimstate.Calibration(data="text.txt", samples=64, length=512))
     """
 
@@ -94,7 +94,7 @@ class CutOptions:
         reconstruct: train every cut layer on the calibration text to give what it gave before.
         engine: the one that will serve the model: what it makes of the key dim is said before the cut.
 
-    Example:
+    Examples:
         >>> better = slimstate.CutOptions(reconstruct=slimstate.ReconstructOptions())
         >>> slimstate.prune("model", "slim", key_dim=64, calibration="text.txt", options=better)
     """

@@ -32,7 +32,7 @@ class ReconstructOptions:
         documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
         distill: steps of a distillation of the whole model afterwards, taken only where it helps; none by default.
 
-    Example:
+    Examples:
         >>> slimstate.reconstruct("slim", "better", data="text.txt", options=slimstate.ReconstructOptions(steps=200))
     """
 

@@ -172,7 +172,7 @@ class MixerShape:
         value_dim: value channels of a head.
         no_gate: leave out the output gate, where a type has one by default.
 
-    Example:
+    Examples:
         >>> slimstate.bench_mixer(shape=slimstate.MixerShape(length=4096, no_gate=True))
     """
 

@@ -11,6 +11,8 @@ from slimstate.report.markup import Html, element, joined, variable
 from slimstate.report.numbers import UNKNOWN, fixed, percent, perplexity, plural
 from slimstate.report.pieces import Cell, Section, code, drawing, figure, note, prefix, sortable
 
+FEW_TOKENS = 50_000  # below which a share says little
+
 
 def evaluation_section(evaluations: Sequence[Found[EvaluationRecord]]) -> Section | None:
     if not evaluations:
@@ -27,6 +29,7 @@ def evaluation_body(record: EvaluationRecord, number: int) -> Html:
             element("h3", title),
             measured_on(record),
             measure_table(record, baseline),
+            few_tokens(record.tokens, "kept") if baseline else None,
             recall_figure([record, baseline] if baseline else [record], prefix("recall", number)),
         ]
     )
@@ -39,6 +42,15 @@ def measured_on(record: EvaluationRecord) -> Html | None:
     size = f", {plural(record.windows or 0, 'window')} of {record.length} tokens" if known else ""
     counts = f": {record.counts}" if record.counts else ""
     return note("Perplexity on ", code(record.text), f"{size}{counts}.")
+
+
+def few_tokens(count: int | None, share: str) -> Html | None:
+    """A warning where a share, by the name of its column, rests on little text."""
+    if count is None or count >= FEW_TOKENS:
+        return None
+    badge = element("strong", "Few tokens", class_="badge bad")
+    words = f" Measured on {count:,} tokens: “{share}” may be off by several percent. Shares to rely on need"
+    return element("p", badge, f"{words} {FEW_TOKENS:,} or more.", class_="note")
 
 
 def ordered_measures(result: Result) -> list[Measure]:

@@ -91,7 +91,7 @@ def of_plan(found: Found[PlanRecord]) -> Provenance:
         digest=_digest(found.record.calibration),
         seed=plan.seed,
         versions=plan.versions,
-        commands=(command("prune", [model.source], {"apply": found.path, "out": "SLIM"}),),
+        commands=(command("prune", [model.source], {"apply": found.path, "out": found.path.parent}),),
     )
 
 

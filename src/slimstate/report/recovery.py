@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from slimstate.records.folder import Found
 from slimstate.records.training import RecoveryRecord
 from slimstate.report import plots
-from slimstate.report.evaluation import share_cell
+from slimstate.report.evaluation import few_tokens, share_cell
 from slimstate.report.markup import Html, joined
 from slimstate.report.numbers import UNKNOWN, fixed
-from slimstate.report.pieces import Cell, Section, drawing, figure, note, sortable
+from slimstate.report.pieces import Cell, Section, drawing, figure, sortable
 
-FEW_TOKENS = 50_000  # below which a share of a gap says little
 STAGES = ("before", "after", "uncut", "control")
 CAPTION = (
     "Nats per token on text that was not trained on: less is better. The control is the uncut model after the same "
@@ -25,16 +24,14 @@ def recovery_section(recoveries: Sequence[Found[RecoveryRecord]]) -> Section | N
     if not recoveries:
         return None
     records = [found.record for found in recoveries]
-    body = joined([outcome_table(records), few_tokens(records), loss_figure(records)])
+    body = joined(
+        [
+            outcome_table(records),
+            few_tokens(min(record.measured.tokens for record in records), "closed"),
+            loss_figure(records),
+        ]
+    )
     return Section(anchor="recovery", title="Recovery", body=body)
-
-
-def few_tokens(records: Sequence[RecoveryRecord]) -> Html | None:
-    """A warning where shares rest on little text."""
-    least = min(record.measured.tokens for record in records)
-    if least >= FEW_TOKENS:
-        return None
-    return note(f"Measured on {least:,} tokens: few, so that “closed” may be off by several percent.")
 
 
 def outcome_table(records: Sequence[RecoveryRecord]) -> Html:

@@ -24,13 +24,13 @@ def render(records: Records, folder: Path) -> str:
     found = (
         cut_section(records.plan),
         tradeoff_section(records.sweep),
-        state_section(records.trace),
+        state_section(records.trace, records.sweep),
         filter_section(records.filters),
         reconstruction_section(records.reconstruction),
         recovery_section(records.recovery),
         evaluation_section(records.evaluation),
         verification_section(records.verification),
-        reproduce_section(sources, next(iter(records.plan), None)),
+        reproduce_section(sources, records, folder),
     )
     sections: list[Section] = [section for section in found if section is not None]
     names = models(sources)

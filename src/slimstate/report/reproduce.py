@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimstate.core.stock_class import FLA
-from slimstate.records.folder import Found
+from slimstate.records.folder import Found, Records
+from slimstate.report.again import AGAIN, distinct, missing
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import UNKNOWN
 from slimstate.report.pieces import Section, code, command_lines, digest, listing, note
@@ -18,21 +19,28 @@ if TYPE_CHECKING:
     from slimstate.records.plan import PlanRecord
 
 
-def reproduce_section(sources: Sequence[Provenance], cut: Found[PlanRecord] | None = None) -> Section:
-    """Every command that made a record, once, and those that make the cuts; then how to load the cut model."""
-    lines = list(dict.fromkeys(line for source in sources for line in source.commands))
+def reproduce_section(sources: Sequence[Provenance], records: Records, folder: Path) -> Section:
+    """Every command that made a record or a cut, once; how to load the cut model; what is not on the page."""
+    lines = distinct(line for source in sources for line in source.commands)
     loader = next((source.loader for source in sources if source.loader is not None), FLA)
-    folder = "SLIM" if cut is None else cut_folder(cut)
+    cut = cut_folder(records.plan[0]) if records.plan else "SLIM"
+    more = dict(missing(records, sources, cut, folder))
     parts = [
         element("h3", "Measure it again") if lines else None,
+        note("Each writes to a place of its own under ", code(f"{AGAIN}/"), ", and replaces nothing.")
+        if lines
+        else None,
         listing("commands", command_lines(lines)) if lines else None,
         element("h3", "Load the result"),
-        listing("Python", loader.loading_code(json.dumps(folder, ensure_ascii=False))),
+        listing("Python", loader.loading_code(json.dumps(cut, ensure_ascii=False))),
         note(
             "The stock class loads it; no custom code is needed. To run it on a CPU, call ",
             code("slimstate.prepare(model_type)"),
             " before.",
         ),
+        element("h3", "Not on this page") if more else None,
+        note("; ".join(more), ": there are no records of it here. Then make the page again.") if more else None,
+        listing("missing", command_lines(list(more.values()))) if more else None,
     ]
     return Section(anchor="reproduce", title="Reproduce", body=joined(parts))
 

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from slimstate.records.folder import Found
 from slimstate.records.states import FiltersRecord, TraceRecord
+from slimstate.records.sweep import SweepRecord
 from slimstate.report import plots
 from slimstate.report.heat import common_scale, heat_map, legend
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import brief, fixed, magnitude, plural
 from slimstate.report.pieces import Section, code, drawing, figure, note, prefix
-
-
-def mean_utilisation(trace: TraceRecord) -> float:
-    return statistics.fmean(value for row in trace.utilisation_by_head for value in row)
+from slimstate.report.utilisation import differing_note, mean_utilisation
 
 
 def comparable(traces: Iterable[Found[TraceRecord]]) -> list[list[TraceRecord]]:
@@ -28,7 +26,7 @@ def comparable(traces: Iterable[Found[TraceRecord]]) -> list[list[TraceRecord]]:
     return [sorted(group, key=lambda trace: trace.cut is not None) for group in groups.values()]
 
 
-def state_section(traces: Sequence[Found[TraceRecord]]) -> Section | None:
+def state_section(traces: Sequence[Found[TraceRecord]], sweeps: Sequence[Found[SweepRecord]] = ()) -> Section | None:
     if not traces:
         return None
     groups = comparable(traces)
@@ -36,7 +34,9 @@ def state_section(traces: Sequence[Found[TraceRecord]]) -> Section | None:
         joined([group_heading(group) if len(groups) > 1 else None, group_body(group, number)])
         for number, group in enumerate(groups)
     ]
-    return Section(anchor="states", title="How much of the state is used", body=joined(bodies))
+    return Section(
+        anchor="states", title="How much of the state is used", body=joined([differing_note(sweeps, traces), *bodies])
+    )
 
 
 def group_heading(group: Sequence[TraceRecord]) -> Html:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slimstate.records.evaluation import EvaluationRecord
-from slimstate.records.folder import Records
+from slimstate.records.folder import Found, Records
 from slimstate.records.states import TraceRecord
 from slimstate.records.sweep import Row, SweepRecord
 from slimstate.report import plots
@@ -15,9 +15,10 @@ from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
 from slimstate.report.pieces import code, note
 from slimstate.report.provenance import Provenance
-from slimstate.report.states import comparable, mean_utilisation
+from slimstate.report.states import comparable
 from slimstate.report.tables import PER_TOKEN, Metric, perplexity_metric
 from slimstate.report.tradeoff import saved
+from slimstate.report.utilisation import mean_utilisation, trace_of
 
 if TYPE_CHECKING:
     from slimstate.records.plan import PlanRecord
@@ -65,7 +66,7 @@ def summary_cards(records: Records) -> Iterator[Card]:
     """From the first sweep; without one, from the first plan, evaluation and traces."""
     evaluation = records.evaluation[0].record if records.evaluation else None
     if records.sweep:
-        yield from sweep_cards(records.sweep[0].record)
+        yield from sweep_cards(records.sweep[0].record, records.trace)
     else:
         if records.plan:
             yield from plan_cards(records.plan[0].record)
@@ -77,7 +78,7 @@ def summary_cards(records: Records) -> Iterator[Card]:
         yield from average_cards(evaluation)
 
 
-def sweep_cards(sweep: SweepRecord) -> Iterator[Card]:
+def sweep_cards(sweep: SweepRecord, traces: Sequence[Found[TraceRecord]]) -> Iterator[Card]:
     uncut, chosen = sweep.uncut, sweep.recommended
     if chosen is None or chosen.row is None:
         yield Card(label="State, MiB", value=mebibytes(uncut.state_bytes), remark="per sequence in fp32, uncut")
@@ -91,8 +92,18 @@ def sweep_cards(sweep: SweepRecord) -> Iterator[Card]:
     remark = f"{row.method}, key dim {row.key_dim} of {sweep.width}"
     yield Card(label="State saved", value=percent(saved(sweep, row)), remark=remark)
     yield perplexity_card(sweep, f"{signed(row.nats_over_uncut)} nats per token", row)
-    used = f"{fixed(uncut.rank_utilisation, 3)}{ARROW}{fixed(row.rank_utilisation, 3)}"
-    yield Card(label="State in use", value=used, remark="rank utilisation, uncut and cut")
+    yield utilisation_card(sweep, row, traces)
+
+
+def utilisation_card(sweep: SweepRecord, row: Row, traces: Sequence[Found[TraceRecord]]) -> Card:
+    """As the section on states has it, where both models were looked into; otherwise as the sweep does."""
+    before, after = trace_of(sweep, None, traces), trace_of(sweep, row, traces)
+    if before is not None and after is not None:
+        used, where = (mean_utilisation(before), mean_utilisation(after)), "over a text"
+    else:
+        used, where = (sweep.uncut.rank_utilisation, row.rank_utilisation), "at the end of windows"
+    value = f"{fixed(used[0], 3)}{ARROW}{fixed(used[1], 3)}"
+    return Card(label="State in use", value=value, remark=f"rank utilisation {where}, uncut and cut")
 
 
 def perplexity_card(sweep: SweepRecord, remark: str, row: Row | None = None) -> Card:

@@ -94,7 +94,7 @@ def task_values(measured: Row | Uncut) -> dict[str, float | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Groups of columns, and lines of a name and cells; `baseline` is the last line's first cells."""
+    """Groups of columns, lines of a name and cells, and the last line: the uncut model, a cell for every column."""
 
     caption: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]
@@ -152,7 +152,7 @@ def main_grid(sweep: SweepRecord, latex: bool) -> Grid:
         caption_of(sweep),
         rows,
         [(metric.latex if latex else metric.title, metric, judged) for metric in (*metrics, KAPPA)],
-        tuple(metric.shown(metric.of(sweep.uncut)) for metric in metrics),
+        (*(metric.shown(metric.of(sweep.uncut)) for metric in metrics), "--"),
         latex,
     )
 
@@ -164,17 +164,21 @@ def ablation_grid(sweep: SweepRecord, latex: bool) -> Grid:
     by_score = {score: [row for row in rows if row.score == score] for score in SCORES}
     unit = "word" if metric is PER_WORD else "token"
     columns = [(f"{SCORES[score]}, {unit} ppl", metric, judged) for score, judged in by_score.items() if judged]
-    return _grid(caption_of(sweep), rows, columns, (metric.shown(metric.of(sweep.uncut)),), latex)
+    uncut = metric.shown(metric.of(sweep.uncut))
+    return _grid(caption_of(sweep), rows, columns, (uncut,) * len(columns), latex)
 
 
 def _grid(
     caption: str,
     rows: Sequence[Row],
     columns: Sequence[tuple[str, Metric, Sequence[Row]]],
-    baseline: tuple[str, ...],
+    uncut: tuple[str, ...],
     latex: bool,
 ) -> Grid:
-    """A group for each size of state, the smallest first, with columns of a title, a metric and the rows it is of."""
+    """A group for each size of state, the smallest first, with columns of a title, a metric and the rows it is of.
+
+    `uncut` has a cell for each of these columns, and stands under every group.
+    """
     sizes = {_size(row): row.compression for row in rows}
     methods = list(dict.fromkeys(row.method for row in rows))
     cells = [
@@ -193,7 +197,7 @@ def _grid(
             (NAMES.get(method, method), tuple(column[number] for column in cells))
             for number, method in enumerate(methods)
         ),
-        baseline=baseline,
+        baseline=uncut * len(sizes),
     )
 
 
@@ -224,7 +228,7 @@ def _column(metric: Metric, rows: Mapping[str, Row], methods: Sequence[str], lat
 def as_markdown(grid: Grid) -> str:
     titles = [f"{group}: {title}" for group, names in grid.groups for title in names]
     lines = [["Method", *titles], ["---"] * (len(titles) + 1), *([name, *cells] for name, cells in grid.lines)]
-    lines.append(["Baseline", *grid.baseline, *["—"] * (len(titles) - len(grid.baseline))])
+    lines.append(["Baseline", *grid.baseline])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{grid.caption}\n"
 
 
@@ -235,8 +239,7 @@ def as_latex(grid: Grid) -> str:
     rules = " ".join(rf"\cmidrule(lr){{{2 + i * width}-{1 + (i + 1) * width}}}" for i in range(len(grid.groups)))
     titles = " & ".join(["Method", *(title for _, names in grid.groups for title in names)])
     body = [" & ".join([name, *cells]) + r" \\" for name, cells in grid.lines]
-    empty = len(grid.groups) * width - len(grid.baseline)
-    baseline = " & ".join(["Baseline", *grid.baseline, *["--"] * empty]) + r" \\"
+    baseline = " & ".join(["Baseline", *grid.baseline]) + r" \\"
     return "\n".join(
         [
             f"% {' '.join(grid.caption.split())}",

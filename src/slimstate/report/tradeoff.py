@@ -160,7 +160,7 @@ def paper_table(caption: str, grid: tables.Grid) -> Html:
     """Groups of columns over columns, a line for each method, the uncut model last."""
     groups = (element("th", name, scope="colgroup", colspan=len(titles)) for name, titles in grid.groups)
     titles = [element("th", title, scope="col") for _, names in grid.groups for title in names]
-    lines = [*grid.lines, ("uncut", (*grid.baseline, *[""] * (len(titles) - len(grid.baseline))))]
+    lines = [*grid.lines, ("uncut", grid.baseline)]
     body = (
         element("tr", element("th", name, scope="row"), *(element("td", marked(cell)) for cell in cells))
         for name, cells in lines

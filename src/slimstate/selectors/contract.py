@@ -60,7 +60,7 @@ class Selector:
         rotates: whether it keeps directions.
         order: its place in lists.
 
-    Example:
+    Examples:
         >>> from slimstate.selectors import best_of
         >>> def loud(case, request):
         ...     return case.evidence.key_gram.diagonal(dim1=-2, dim2=-1)

@@ -11,7 +11,7 @@ LONGEST_QUOTE, LONGEST_LINE = 80, 480  # characters
 class SlimstateError(Exception):
     """The request or its input is at fault, and nothing was written. The message names parameters in backquotes.
 
-    Example:
+    Examples:
         >>> try:
         ...     slimstate.prune("model", "slim", key_dim=1000, method="l1")
         ... except slimstate.SlimstateError as error:

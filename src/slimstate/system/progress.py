@@ -12,7 +12,7 @@ T = TypeVar("T")
 class Reporter:
     """Says lines, follows loops and waits with you; this one is silent. One of your own overrides what it shows.
 
-    Example:
+    Examples:
         >>> class Log(slimstate.Reporter):
         ...     def say(self, line):
         ...         logging.info(line)

@@ -36,7 +36,7 @@ class TrainingText:
         no_repeat: refuse to read any of `data` twice.
         documents: how those of both are told apart, by default as each suggests: lines, blank, file or rows.
 
-    Example:
+    Examples:
         >>> text = slimstate.TrainingText(data="text.txt", eval_text="test.txt")
         >>> slimstate.recover("slim", "recovered", data=text)
     """
@@ -151,7 +151,7 @@ class PretrainOptions(TrainOptions):
         second_beta: of AdamW.
         weight_decay: of AdamW.
 
-    Example:
+    Examples:
         >>> slimstate.train("delta_net-5m", "tiny", data="text.txt", options=slimstate.PretrainOptions(steps=100))
     """
 
@@ -198,7 +198,7 @@ class RecoverOptions(TrainOptions):
         lora_alpha: their scale.
         unfreeze: "norms", "biases" or both, trained as well.
 
-    Example:
+    Examples:
         >>> slimstate.recover("slim", "recovered", data="text.txt", options=slimstate.RecoverOptions(steps=200))
     """
 
@@ -295,7 +295,7 @@ class TrainerOptions:
         resume: go on from the last whole checkpoint.
         force: replace an output folder that exists, once the new one is whole.
 
-    Example:
+    Examples:
         >>> slimstate.recover("slim", "out", data="text.txt", trainer=slimstate.TrainerOptions(resume=True))
     """
 

@@ -125,7 +125,7 @@ def layer_errors(reconstructions: Sequence[ReconstructionRecord]) -> Figure:
         axes.plot(layers, after, "o", color=shade, markersize=5, label=literal(label_of(record)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="layer", ylabel="relative squared error", title="Reconstruction", ylim=(0, None))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.legend(loc="outside lower left")
     return figure
 
 
@@ -142,5 +142,5 @@ def loss_curves(recoveries: Sequence[RecoveryRecord]) -> Figure:
         axes.plot(x, means, color=shade, linewidth=1.5, label=literal(label_of(record)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k"))
     axes.set(xlabel="tokens trained on", ylabel="loss", title="Recovery")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.legend(loc="outside lower left")
     return figure

@@ -42,7 +42,7 @@ class EngineOptions:
         converter: a program that writes GGUF, for llama.cpp: its own convert_hf_to_gguf.py.
         settings: what the engine is told beside the model, by its own names.
 
-    Example:
+    Examples:
         >>> slimstate.verify("slim", slimstate.EngineOptions(engine="mlx", python=Path("mlx/bin/python")))
     """
 

@@ -52,7 +52,7 @@ class VerifyOptions:
         tokens: tokens that are decoded after each.
         tolerance: the largest difference that agrees, in standard deviations of the logits.
 
-    Example:
+    Examples:
         >>> more = slimstate.VerifyOptions(data="text.txt", samples=16, length=256)
         >>> slimstate.verify("slim", slimstate.EngineOptions(engine="mlx"), options=more)
     """
@@ -97,7 +97,7 @@ def verify(
     Returns:
         A record: `verdict` (agrees, differs or refuses, with the largest difference and the engine's own words).
 
-    Example:
+    Examples:
         >>> print(slimstate.verify("slim", slimstate.EngineOptions(engine="mlx"), against="model").verdict)
     """
     started = time.perf_counter()
