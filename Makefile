@@ -11,7 +11,7 @@ BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 EXTRAS ?= fla,eval,recover,report,docs,dev
 
-.PHONY: install demo quick test fuzz-quick fuzz crash engines engines-mlx engines-llama engines-vllm wheel docs lint format clean
+.PHONY: install demo quick test tests fuzz-quick fuzz crash engines engines-mlx engines-llama engines-vllm wheel docs lint format clean
 
 install: $(READY)
 
@@ -24,11 +24,15 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python demo/run.py
 
-quick: $(READY) lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slow" --durations 5
+# lint keeps one core busy, so it runs beside the tests
+quick: $(READY)
+	$(MAKE) --no-print-directory --jobs 2 lint tests TESTS='-m "not slow" --durations 5'
 
-test: $(READY) lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test: $(READY)
+	$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 fuzz-quick: $(READY)
 	$(BIN)/python tests/fuzz/run.py --cases 240 --seed 0

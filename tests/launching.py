@@ -91,10 +91,11 @@ class Program:
 def stock_logits(ids: Path, folders: Iterable[Path], kind: str = "") -> None:
     """Have the stock class load the folders in a process without slimstate, and leave its logits in each.
 
-    `reload_stock.py` has the kinds: with fla and without, where that matters.
+    Where it matters whether fla is there (`reload_stock.py` has the kinds), it was not loaded before: it registers
+    classes of its own in place of those of transformers.
     """
     words, said = [TESTS / "reload_stock.py", *([kind] if kind else []), ids, *folders], ids.with_suffix(".err")
-    assert Program(*words, err=said, fla=kind != "--without-fla").wait() == 0, said.read_text()
+    assert Program(*words, err=said, fla=not kind.endswith("-fla")).wait() == 0, said.read_text()
 
 
 def launch(count: int, folder: Path, *words: object) -> list[tuple[int, str, str]]:

@@ -64,7 +64,7 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
     """Everything that needs processes of its own, at once: the folder of what they left, and their exit codes.
 
     `alone` is one process, `torchrun` and `accelerate` start two; the first two of these run several commands, of which
-    the last is killed.
+    the last is killed. accelerate is the command, which starts processes as the command torchrun does.
     """
     root = tmp_path_factory.mktemp("ended")
 
@@ -84,7 +84,7 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
 
     train = ["train", str(config), *options(data=text_file, out=root / "trained", shared_filters="head", **TRAINING)]
     whole = {"torchrun": [*recover("torchrun"), "--json"], "trained": train}
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    torchrun = [TESTS / "forked_torchrun.py", free_port(), *killed("pair", pairs[GATED], **whole)]
     # what it has for CPUs needs MPI, so the processes are started as for GPUs, and find none
     accelerate = [
         "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
@@ -93,7 +93,7 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
     ]  # fmt: skip
     started = {
         "alone": Program(*killed("alone"), out=root / "alone.out", err=root / "alone.err"),
-        "torchrun": start(root, "torchrun", [*torchrun, *killed("pair", pairs[GATED], **whole)]),
+        "torchrun": Program(*torchrun, out=root / "torchrun.out", err=root / "torchrun.err"),
         "accelerate": start(root, "accelerate", [*accelerate, *recover("accelerate", LIGHT), "--json"]),
     }
     try:
