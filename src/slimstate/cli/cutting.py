@@ -97,11 +97,10 @@ def inspect(
         print_json(record.to_json())
         return
     console, state = Console(highlight=False, markup=False), record.state_bytes
-    softmax = f", {record.softmax_layers} softmax layers left alone" if record.softmax_layers else ""
     shared = f" ({record.value_heads} value heads)" if record.value_heads != record.heads else ""
     console.print(f"{record.model}: {record.model_type}{record.counted}", markup=False)
     dims = f"key dim {record.key_dim}, value dim {record.value_dim}"
-    console.print(f"{record.mixers} linear layers{softmax}, {record.heads} heads{shared}, {dims}")
+    console.print(f"{record.mixers} linear layers{record.left_alone}, {record.heads} heads{shared}, {dims}")
     console.print(
         f"recurrent state per sequence: {mebibytes(state['fp32'])} in fp32, {mebibytes(state['bf16'])} in bf16"
     )

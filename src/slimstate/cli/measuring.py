@@ -24,7 +24,7 @@ from slimstate.cli.terminal import (
     print_json,
     printer,
 )
-from slimstate.report.numbers import fixed, perplexity
+from slimstate.report.numbers import HUGE, fixed, perplexity
 from slimstate.system.console import TerminalReporter
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def print_evaluation(record: EvaluationRecord) -> None:
 def _number(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"
+    return f"{value:.4g}" if not 1e4 <= value < HUGE else f"{value:,.0f}"
 
 
 def analyze(

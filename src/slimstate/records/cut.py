@@ -176,13 +176,17 @@ class InspectionRecord(Record):
     options: tuple[KeyDimOption, ...]
 
     def headline(self) -> str:
-        softmax = f", {self.softmax_layers} softmax layers left alone" if self.softmax_layers else ""
         dims = f"{self.heads} heads, key dim {self.key_dim}, value dim {self.value_dim}"
         return (
             f"{self.model}: {self.model_type}{self.counted}\n"
-            f"{self.mixers} linear layers{softmax}, {dims}\n"
+            f"{self.mixers} linear layers{self.left_alone}, {dims}\n"
             f"recurrent state per sequence: {_mebibytes(self.state_bytes['fp32'])} in fp32{self.cached}"
         )
+
+    @property
+    def left_alone(self) -> str:
+        several = "s" * (self.softmax_layers > 1)
+        return f", {self.softmax_layers} softmax layer{several} left alone" if self.softmax_layers else ""
 
     @property
     def counted(self) -> str:

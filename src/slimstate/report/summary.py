@@ -98,10 +98,10 @@ def sweep_cards(sweep: SweepRecord, traces: Sequence[Found[TraceRecord]]) -> Ite
 def utilisation_card(sweep: SweepRecord, row: Row, traces: Sequence[Found[TraceRecord]]) -> Card:
     """As the section on states has it, where both models were looked into; otherwise as the sweep does."""
     before, after = trace_of(sweep, None, traces), trace_of(sweep, row, traces)
+    used: tuple[float, float | None] = (sweep.uncut.rank_utilisation, row.rank_utilisation)
+    where = "at the end of windows"
     if before is not None and after is not None:
         used, where = (mean_utilisation(before), mean_utilisation(after)), "over a text"
-    else:
-        used, where = (sweep.uncut.rank_utilisation, row.rank_utilisation), "at the end of windows"
     value = f"{fixed(used[0], 3)}{ARROW}{fixed(used[1], 3)}"
     return Card(label="State in use", value=value, remark=f"rank utilisation {where}, uncut and cut")
 
