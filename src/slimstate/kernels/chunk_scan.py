@@ -16,22 +16,25 @@ chunks, and where something is erased the updates u and the inverse of I + beta 
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from slimstate.kernels.channel_decay import SUB, ChannelDecay
-from slimstate.kernels.chunks import in_chunks, in_time, inverse_of_unit_lower, product
+from slimstate.kernels.channel_decay import ChannelDecay
+from slimstate.kernels.chunks import chunk_views, in_chunks, inverse_of_unit_lower, product, put_in_time
 from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
 from slimstate.system.threads import side_by_side
 
-# tokens of a chunk: longer ones take more inside of them, most of all where every channel decays, shorter ones more
-# of the state between them
-CHUNK, CHUNK_BY_CHANNEL = 64, 32
+# tokens of a chunk: longer ones take more inside of them, shorter ones more of the state between them
+CHUNK = 64
+# tokens times channels of a part, below which threads wait for each other longer than they compute
+WORTH_A_THREAD = 65536
+# where the heads are in q, k, v, g, beta, erase, bonus and the state
+HEAD_AXES = (2, 2, 2, 2, 2, 2, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,8 @@ class Inputs:
     g: Tensor | None = None
     beta: Tensor | None = None
     erase: Tensor | None = None
+    # how much of the writing of their own token the queries see besides the state before it [H, K]
+    bonus: Tensor | None = None
 
 
 def chunk_scan(inputs: Inputs, state: Tensor | None, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -65,12 +70,13 @@ def chunk_scan(inputs: Inputs, state: Tensor | None, rule: Rule) -> tuple[Tensor
     if state is None:
         shape = inputs.v.shape
         state = inputs.v.new_zeros(shape[0], shape[2], inputs.k.shape[-1], shape[3])
-    given = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.erase, state)
+    given = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.erase, inputs.bonus, state)
     o, last = _ChunkScan.apply(rule, *given)  # type: ignore[no-untyped-call]
     return o, last
 
 
 Given = tuple[Tensor | None, ...]
+T = TypeVar("T")
 
 
 class _ChunkScan(torch.autograd.Function):
@@ -78,80 +84,103 @@ class _ChunkScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rule: Rule, *given: Tensor | None) -> tuple[Tensor, Tensor]:
-        parts = _by_heads(given)
-        with torch.autocast(given[0].device.type, enabled=False):  # type: ignore[union-attr]
-            found = side_by_side(lambda part: _Chunks(rule, part).forward(), parts)
-        ctx.rule, ctx.parts, ctx.kept = rule, len(parts), len(found[0][2])
-        ctx.save_for_backward(*given, *(tensor for _, _, kept in found for tensor in kept))
-        return _joined([o for o, _, _ in found], 2).contiguous(), _joined([last for _, last, _ in found], 1)
+        v, parts = given[2], _parts(given)
+        assert v is not None
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+
+        def work(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+            own = _heads(o, 2, number, parts)
+            return _Chunks(rule, _heads_of_all(given, number, parts)).forward(own)
+
+        found = _done(work, parts, v.device)
+        ctx.rule, ctx.parts, ctx.kept = rule, parts, len(found[0][1])
+        ctx.save_for_backward(*given, *(tensor for _, kept in found for tensor in kept))
+        lasts = [last for last, _ in found]
+        return o, lasts[0] if parts == 1 else torch.cat(lasts, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor, by_last: Tensor) -> tuple[Any, ...]:
-        given, kept, each = ctx.saved_tensors[:7], ctx.saved_tensors[7:], ctx.kept
-        outputs, lasts = by_output.chunk(ctx.parts, 2), by_last.chunk(ctx.parts, 1)
+        count = len(HEAD_AXES)
+        given, kept, each = ctx.saved_tensors[:count], ctx.saved_tensors[count:], ctx.kept
+        found = [None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
 
-        def work(number: int) -> tuple[Tensor | None, ...]:
+        def work(number: int) -> None:
+            chunks = _Chunks(ctx.rule, _heads_of_all(given, number, ctx.parts), keep=True)
+            by = _heads(by_output, 2, number, ctx.parts), _heads(by_last, 1, number, ctx.parts)
             own = kept[number * each : (number + 1) * each]
-            return _Chunks(ctx.rule, parts[number]).backward(own, outputs[number], lasts[number])
+            chunks.backward(own, *by, _heads_of_all(found, number, ctx.parts))
 
-        parts = _by_heads(given, ctx.parts)
-        with torch.autocast(by_output.device.type, enabled=False):
-            found = side_by_side(work, range(len(parts)))
-        axes = (2, 2, 2, 2, 2, 2, 1)
-        return None, *(
-            None if tensors[0] is None else _joined(tensors, axis)
-            for tensors, axis in zip(zip(*found, strict=True), axes, strict=True)
-        )
+        _done(work, ctx.parts, by_output.device)
+        return None, *found
 
 
-def _by_heads(given: Given, parts: int | None = None) -> list[Given]:
-    """The inputs and the state of some heads each: as many parts as there are cores, where that is worth while."""
-    state = given[-1]
+def _parts(given: Given) -> int:
+    """Into how many parts the heads go: one for each core, where the work of each is worth a thread."""
+    q, state = given[0], given[-1]
+    assert q is not None
     assert state is not None
-    if parts is None:
-        worth = state.device.type == "cpu" and given[0] is not None and given[0].shape[1] > CHUNK
-        parts = math.gcd(state.shape[1], torch.get_num_threads()) if worth else 1
-    split = [[None] * parts if x is None else x.chunk(parts, 1 if x is state else 2) for x in given]
-    return list(zip(*split, strict=True))
+    if state.device.type != "cpu":
+        return 1
+    parts = min(state.shape[1], torch.get_num_threads())
+    return parts if q.shape[1] * state[:, :, :, 0].numel() >= parts * WORTH_A_THREAD else 1
 
 
-def _joined(tensors: tuple[Tensor, ...] | list[Tensor], axis: int) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, axis)
+def _done(work: Callable[[int], T], parts: int, device: torch.device) -> list[T]:
+    """On a CPU each part by a thread that computes alone, also where there is but one."""
+    with torch.autocast(device.type, enabled=False):
+        return side_by_side(work, range(parts)) if device.type == "cpu" else [work(0)]
+
+
+def _heads(x: Tensor, axis: int, number: int, parts: int) -> Tensor:
+    return x.tensor_split(parts, axis)[number]
+
+
+def _heads_of_all(given: Sequence[Tensor | None], number: int, parts: int) -> Given:
+    """The inputs and the state of some heads, as views."""
+    axes = zip(given, HEAD_AXES, strict=True)
+    return tuple(None if x is None else _heads(x, axis, number, parts) for x, axis in axes)
 
 
 class _Chunks:
-    """The inputs of a recurrence in chunks, and what their decays make of them."""
+    """The inputs of a recurrence in chunks, and what their decays make of them; `keep`: for a backward pass."""
 
-    def __init__(self, rule: Rule, given: Given) -> None:
-        q, k, v, g, beta, erase, state = given
+    def __init__(self, rule: Rule, given: Given, *, keep: bool = False) -> None:
+        q, k, v, g, beta, erase, bonus, state = given
         assert q is not None
         assert k is not None
         assert v is not None
         assert state is not None
         self.rule, self.state, self.shape = rule, state, v.shape
         by_channel = g is not None and g.ndim == k.ndim
-        # sub-chunks are whole
-        chunk = rule.chunk or (CHUNK_BY_CHANNEL if by_channel else CHUNK)
-        self.chunk = min(chunk, -(-v.shape[1] // SUB) * SUB if by_channel else v.shape[1])
-        self.v = self._split(v)
+        chunk = rule.chunk or CHUNK
+        # blocks that are doubled end with the chunk
+        self.chunk = min(chunk, 1 << (v.shape[1] - 1).bit_length() if by_channel else v.shape[1])
+        self.v, self.by_keys = self._split(v), erase is None
         keys = self._split(k).flatten(0, 1)
-        readers = [self._split(q).flatten(0, 1) * rule.scale]
-        self.beta = None
-        if beta is not None:
-            readers.append(keys if erase is None else self._split(erase).flatten(0, 1))
-            self.beta = self._split(beta.unsqueeze(-1))
-        stacked = torch.stack(readers, 1)
+        self.beta = None if beta is None else self._split(beta.unsqueeze(-1))
+        readers = self._readers(q, None if beta is None else (k if erase is None else erase))
         self.decay: HeadDecay | ChannelDecay
         if g is not None and by_channel:
-            self.decay = ChannelDecay(stacked, keys, self._split(g).flatten(0, 1), late=rule.late)
+            seen = None if bonus is None else bonus.repeat(len(keys) // len(bonus), 1)
+            decay = self._split(g).flatten(0, 1)
+            self.decay = ChannelDecay(readers, keys, decay, late=rule.late, bonus=seen, keep=keep)
         else:
-            decay = None if g is None else self._split(g.unsqueeze(-1)).flatten(0, 1)
-            self.decay = HeadDecay(stacked, keys, decay, early=rule.early_erase)
-        self.by_keys = erase is None
+            decays = None if g is None else self._split(g.unsqueeze(-1)).flatten(0, 1)
+            self.decay = HeadDecay(readers, keys, decays, early=rule.early_erase)
 
     def _split(self, x: Tensor) -> Tensor:
         return in_chunks(x, self.chunk)
+
+    def _readers(self, q: Tensor, erase: Tensor | None) -> Tensor:
+        """[N B H, R, C, K]."""
+        views = [chunk_views(x, self.chunk) for x in (q, erase) if x is not None]
+        chunks, batch, heads = views[0].shape[:3]
+        found = q.new_empty(chunks, batch, heads, len(views), *views[0].shape[3:])
+        torch.mul(views[0], self.rule.scale, out=found[:, :, :, 0])
+        for place, view in enumerate(views[1:], 1):
+            found[:, :, :, place] = view
+        return found.flatten(0, 2)
 
     def _by_chunk(self, x: Tensor) -> Tensor:
         """[N B H, ...] to [N, B H, ...]."""
@@ -161,64 +190,65 @@ class _Chunks:
         fade = self.decay.decayed.fade
         return [None] * len(self.v) if fade is None else list(self._by_chunk(fade))
 
-    def forward(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """The outputs, the last state, and what a backward pass needs."""
+    def forward(self, into: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The last state and what a backward pass needs; the outputs are put into a tensor by token."""
         o, last, kept = self._added() if self.beta is None else self._erasing()
-        batch, time = self.shape[:2]
-        return in_time(o, batch, time), last.view_as(self.state), kept
+        put_in_time(into, o)
+        return last.view(self.state.shape), kept
 
     def _added(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         decayed, v = self.decay.decayed, self.v.flatten(0, 1)
-        written = self._by_chunk(product(decayed.keys.mT, v))
-        carried, states = self.state.flatten(0, 1), []
-        for fade, new in zip(self._fades(), written, strict=True):
-            states.append(carried)
-            carried = carried + new if fade is None else torch.addcmul(new, carried, fade)
-        before = torch.stack(states)
-        inside = product(decayed.scores[:, 0], v)
-        o = torch.baddbmm(inside, decayed.readers[:, 0], before.flatten(0, 1))
-        return self._by_chunk(o), carried, (before,)
+        first = self.state.flatten(0, 1)
+        states = v.new_empty(len(self.v) + 1, *first.shape)
+        states[0] = first
+        torch.bmm(decayed.keys.mT, v, out=states[1:].flatten(0, 1))
+        carried, *others = states.unbind(0)
+        for fade, state in zip(self._fades(), others, strict=True):
+            carried = state.add_(carried) if fade is None else state.addcmul_(carried, fade)
+        o = torch.bmm(decayed.scores[:, 0], v).baddbmm_(decayed.readers[:, 0], states[:-1].flatten(0, 1))
+        return self._by_chunk(o), carried.clone(), (states,)
 
     def _erasing(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         assert self.beta is not None
-        decayed = self.decay.decayed
-        system = self.beta.flatten(0, 1) * decayed.scores[:, 1]
-        inverse = inverse_of_unit_lower(system)
-        carried, states, updates, read = self.state.flatten(0, 1), [], [], []
-        flat = (self._by_chunk(x) for x in (decayed.readers.flatten(1, 2), inverse, decayed.keys.mT.contiguous()))
-        for readers, solved, keys, v, beta, fade in zip(*flat, self.v, self.beta, self._fades(), strict=True):
-            states.append(carried)
-            seen = torch.bmm(readers, carried)
-            updates.append(torch.bmm(solved, beta * (v - seen[:, self.chunk :])))
-            carried = torch.baddbmm(carried if fade is None else carried * fade, keys, updates[-1])
-            read.append(seen[:, : self.chunk])
-        update = torch.stack(updates)
-        o = torch.baddbmm(torch.stack(read).flatten(0, 1), decayed.scores[:, 0], update.flatten(0, 1))
-        return self._by_chunk(o), carried, (torch.stack(states), update, inverse)
+        decayed, v, first = self.decay.decayed, self.v, self.state.flatten(0, 1)
+        beta = self.beta.flatten(0, 1)
+        inverse = inverse_of_unit_lower(beta * decayed.scores[:, 1])
+        states, update = v.new_empty(len(v) + 1, *first.shape), torch.empty_like(v)
+        states[0] = first
+        flat = (self._by_chunk(x).unbind(0) for x in (decayed.readers[:, 1], inverse * beta.mT, decayed.keys.mT))
+        carried, *later = states.unbind(0)
+        chunks = zip(*flat, v.unbind(0), update.unbind(0), later, self._fades(), strict=True)
+        for erasers, solved, keys, values, updates, state, fade in chunks:
+            torch.bmm(solved, torch.baddbmm(values, erasers, carried, alpha=-1), out=updates)
+            state.copy_(carried) if fade is None else torch.mul(carried, fade, out=state)
+            carried = state.baddbmm_(keys, updates)
+        o = torch.bmm(decayed.scores[:, 0], update.flatten(0, 1))
+        o.baddbmm_(decayed.readers[:, 0], states[:-1].flatten(0, 1))
+        return self._by_chunk(o), carried.clone(), (states, update, inverse)
 
-    def backward(self, kept: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient by q, k, v, g, beta, erase and the state."""
+    def backward(self, kept: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor, into: Given) -> None:
+        """The gradient by q, k, v, g, beta, erase, bonus and the state, put into tensors of their shapes."""
         output, last = self._split(by_output).flatten(0, 1), by_last.flatten(0, 1)
         if self.beta is None:
-            gradient, (v, beta, first) = self._added_backward(kept[0], output, last)
+            gradient, (v, beta, first) = self._added_backward(kept[0][:-1], output, last)
         else:
-            gradient, (v, beta, first) = self._erasing_backward(kept, output, last)
-        readers, keys, g = self.decay.backward(gradient)
+            gradient, (v, beta, first) = self._erasing_backward((kept[0][:-1], *kept[1:]), output, last)
+        readers, keys, g, bonus = self.decay.backward(gradient)
         erase = None
         if self.by_keys and self.beta is not None:
             keys = keys + readers[:, 1]
         elif self.beta is not None:
             erase = readers[:, 1]
-        tensors = (readers[:, 0] * self.rule.scale, keys, v, g, beta, erase)
-        found = [None if x is None else self._joined(x) for x in tensors]
-        for place in (3, 4):  # g and beta, where they are numbers of a head
-            each = found[place]
-            if each is not None and (place == 4 or isinstance(self.decay, HeadDecay)):
-                found[place] = each.squeeze(-1)
-        return (*found, first.view_as(self.state))
-
-    def _joined(self, x: Tensor) -> Tensor:
-        return in_time(self._by_chunk(x), *self.shape[:2])
+        found = (readers[:, 0] * self.rule.scale, keys, v, g, beta, erase)
+        for whole, x in zip(into, found, strict=False):
+            if whole is not None and x is not None:
+                put_in_time(whole if whole.ndim == 4 else whole.unsqueeze(-1), self._by_chunk(x))
+        if bonus is not None and into[6] is not None:
+            # head by head, so that how many there are does not change the order of a sum
+            for own, parts in zip(into[6], bonus.unflatten(0, (-1, len(into[6]))).unbind(1), strict=True):
+                own.copy_(parts.contiguous().sum(0))
+        assert into[7] is not None
+        into[7].copy_(first.view(self.state.shape))
 
     def _by_fade(self, states: Tensor, later: Tensor) -> Tensor | None:
         fade = self.decay.decayed.fade

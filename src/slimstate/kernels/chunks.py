@@ -11,21 +11,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def in_chunks(x: Tensor, chunk: int) -> Tensor:
-    """[B, T, H, D] to [N, B H, C, D]; the zeros that fill the last chunk leave the state as it is."""
+def chunk_views(x: Tensor, chunk: int) -> Tensor:
+    """[B, T, H, D] as [N, B, H, C, D]; the zeros that fill the last chunk leave the state as it is."""
     missing = -x.shape[1] % chunk
     x = F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
-    return x.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4).flatten(1, 2).contiguous()
+    return x.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
 
 
-def in_time(x: Tensor, batch: int, time: int) -> Tensor:
-    """[N, B H, C, D] back to [B, T, H, D]."""
-    return x.unflatten(1, (batch, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :time]
+def in_chunks(x: Tensor, chunk: int) -> Tensor:
+    """[B, T, H, D] to [N, B H, C, D]."""
+    return chunk_views(x, chunk).flatten(1, 2).contiguous()
+
+
+def put_in_time(into: Tensor, x: Tensor) -> None:
+    """[N, B H, C, D] back to [B, T, H, D], into a tensor that is there."""
+    batch, time, chunk = *into.shape[:2], x.shape[2]
+    x, whole = x.unflatten(1, (batch, -1)), time // chunk
+    if whole:
+        chunk_views(into[:, : whole * chunk], chunk).copy_(x[:whole])
+    if whole * chunk < time:
+        into[:, whole * chunk :] = x[whole, :, :, : time - whole * chunk].transpose(1, 2)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a b for every matrix [M, ., .]; a transposed view is copied first, since some libraries are slow at those."""
-    return torch.bmm(a.contiguous(), b.contiguous())
+    """a b for every matrix [M, ., .]; where b is a transposed view, it is copied: some libraries are slow at those."""
+    return torch.bmm(a, b.contiguous())
 
 
 def lower(size: int, diagonal: int, device: torch.device) -> Tensor:
@@ -37,7 +47,8 @@ def inverse_of_unit_lower(x: Tensor) -> Tensor:
     """The inverse of I + x for every x [M, C, C] below its diagonal."""
     one = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     if x.device.type == "cpu":
-        return torch.linalg.solve_triangular(x, one.expand_as(x), upper=False, unitriangular=True).contiguous()
+        # from the right: the rows of x lie together
+        return torch.linalg.solve_triangular(x, one.expand_as(x), upper=False, unitriangular=True, left=False)
     return inverse_by_halves(x)
 
 

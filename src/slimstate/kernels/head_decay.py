@@ -64,13 +64,13 @@ class HeadDecay:
             scores=products * self.between, readers=readers * self.begun, keys=keys * self.left, fade=last.to(g).exp()
         )
 
-    def backward(self, by: DecayedGradient) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The gradient by readers, keys and g."""
+    def backward(self, by: DecayedGradient) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        """The gradient by readers, keys, g and a bonus, which there is none of."""
         inside = (by.scores * self.between).flatten(1, 2)
         readers = product(inside, self.keys).view_as(self.given)
         keys = product(inside.mT, self.given.flatten(1, 2))
         if self.g is None:
-            return readers + by.readers, keys + by.keys, None
+            return readers + by.readers, keys + by.keys, None, None
         assert by.fade is not None
         assert self.decayed.fade is not None
         gained, lost = by.readers * self.begun, by.keys * self.left
@@ -83,4 +83,4 @@ class HeadDecay:
         g = sum_to_end(at_once) + end
         if self.early:
             g = g - read[:, 1]
-        return readers + gained, keys + lost, g
+        return readers + gained, keys + lost, g, None

@@ -29,7 +29,8 @@ def recurrence(
     for t in range(q.shape[1]):
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
         state = decay[:, t] * state + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
-    return (torch.stack(outputs, dim=1) + _newest(q, k, v, bonus)) * scale, state
+    newest = (q * bonus * k).sum(-1, keepdim=True) * v
+    return (torch.stack(outputs, dim=1) + newest) * scale, state
 
 
 def chunked(
@@ -43,13 +44,8 @@ def chunked(
     state: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same function, C tokens at a time; the newest token is none of the state that is read."""
-    o, last = chunk_scan(Inputs(q=q, k=k, v=v, g=w), state, Rule(scale=scale, late=False, chunk=chunk))
-    return o + _newest(q, k, v, bonus) * scale, last
-
-
-def _newest(q: Tensor, k: Tensor, v: Tensor, bonus: Tensor) -> Tensor:
-    return (q * bonus * k).sum(-1, keepdim=True) * v
+    """The same function, C tokens at a time; of the newest one the state that is read has nothing but the bonus."""
+    return chunk_scan(Inputs(q=q, k=k, v=v, g=w, bonus=bonus), state, Rule(scale=scale, late=False, chunk=chunk))
 
 
 def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:

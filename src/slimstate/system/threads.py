@@ -47,11 +47,11 @@ def in_the_background(number: int) -> ThreadPoolExecutor:
 
 
 def side_by_side(work: Callable[[S], T], parts: Sequence[S]) -> list[T]:
-    """The results of work on several parts, each by a thread of its own, while this one waits.
+    """The results of work on parts, each by a thread of its own, while this one waits.
 
     For parts of many small operations, which torch cannot share out: its threads would wait for each other after each.
     """
-    if len(parts) == 1:
+    if len(parts) == 1 and torch.get_num_threads() == 1:
         return [work(parts[0])]
     inference, pool = torch.is_inference_mode_enabled(), _standing_pool(len(parts))
 
