@@ -25,9 +25,9 @@ from slimstate.records.base import versions  # noqa: E402
 from slimstate.system.json_files import JsonObject  # noqa: E402
 
 
-def row_of(folder: Path, name: str, key_dim: int, engine: EngineOptions) -> tuple[str | None, JsonObject]:
+def row_of(folder: Path, name: str, key_dim: int, engine: EngineOptions, dtype: str) -> tuple[str | None, JsonObject]:
     options = VerifyOptions(samples=2, length=48, tokens=8)
-    record = verify(folder, engine, options=options, run=RunOptions(device="cpu", dtype="float32"))
+    record = verify(folder, engine, options=options, run=RunOptions(device="cpu", dtype=dtype))
     found, outcome = record.outcome.differences, record.outcome
     measured = {} if found is None else {name: getattr(found, name) for name in ("prefill", "decoding", "same")}
     words = {} if outcome.words is None else {"words": outcome.words, "reason": outcome.reason}
@@ -42,11 +42,13 @@ def main() -> None:
     parser.add_argument("--python", type=Path)
     parser.add_argument("--converter", type=Path)
     parser.add_argument("--settings", type=json.loads, default={}, help="what the engine is told beside the model")
+    parser.add_argument("--models", default=",".join(engine_models.MODELS))
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--key-dims", default="128,96,64,32,77")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     engine = EngineOptions(engine=given.engine, python=given.python, converter=given.converter, settings=given.settings)
-    names = ["mamba2"] if given.toy else list(engine_models.MODELS)
+    names = ["mamba2"] if given.toy else given.models.split(",")
     key_dims = [64] if given.toy else [int(text) for text in given.key_dims.split(",")]
     version, rows = None, []
     with tempfile.TemporaryDirectory() as place:
@@ -54,7 +56,7 @@ def main() -> None:
             model = engine_models.uncut(name, Path(place) / name)
             for key_dim in key_dims:
                 folder = model if key_dim == 128 else engine_models.cut(model, key_dim)
-                version, row = row_of(folder, name, key_dim, engine)
+                version, row = row_of(folder, name, key_dim, engine, given.dtype)
                 rows.append(row)
                 print(row, flush=True)
     if given.out is not None:

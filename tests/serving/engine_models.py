@@ -37,7 +37,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 MAMBA = {"state_size": 128, "intermediate_size": None}  # the class knows no such field; published configs have it
 NO_HEADS = {"num_heads": None}  # a name of fla's, which converters would take for that of the state's heads
-HYBRID = {"mamba_d_state": 128, "mamba_n_groups": 1, **NO_HEADS}
+WIDE = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}  # narrower ones vLLM does not run on a CPU
+HYBRID = {"mamba_d_state": 128, "mamba_n_groups": 1, **WIDE, **NO_HEADS}
 EXPERTS = {
     "time_step_min": 1e-9,  # mlx-lm does not clamp at it, so it must be too small to matter
     "layers_block_type": ["mamba", "attention", "moe", "mamba"],  # llama.cpp takes experts or none, not some of each
@@ -49,7 +50,7 @@ MODELS = {
     "mamba2-groups": mamba("mamba2-plain", **MAMBA),
     "granitemoehybrid": mamba("granitemoehybrid-plain", **HYBRID),
     "falcon_h1": mamba("falcon_h1-plain", **HYBRID),
-    "nemotron_h": mamba("nemotron_h-plain", ssm_state_size=128, **EXPERTS, **NO_HEADS),
+    "nemotron_h": mamba("nemotron_h-plain", ssm_state_size=128, **EXPERTS, **WIDE, **NO_HEADS),
 }
 
 
