@@ -72,7 +72,8 @@ def test_every_method_score_and_key_dim_is_a_row(name, measured_sweeps):
     _, out, record = measured_sweeps[name]
     assert record == SweepRecord.read(out / "sweep.json")
     found = {row.key[:3] for row in record.rows}
-    informed = {(m, s, k) for m in ("l1", "s-wanda", "grad", "drrqr") for s in ("kq", "k") for k in (16,)}
+    methods = ("l1", "s-wanda", "grad", "drrqr", "drrqr-weighted")
+    informed = {(method, score, 16) for method in methods for score in ("kq", "k")}
     assert found == informed | {("random", "kq", 16)}  # both compressions of 24 channels round to 16
     for row in record.rows:
         assert row.nats_over_uncut == pytest.approx(row.nats_per_token - record.uncut.nats_per_token)
@@ -156,7 +157,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(folders, text_file, tmp_path, monk
     assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["rows"]) == 2
     monkeypatch.setattr("slimstate.pruning.evidence.calibrate", None)  # the evidence is there
     resumed = verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options)
-    assert len(evaluations) == 4 + 3
+    assert len(evaluations) == 4 + len(whole.rows) - 2
     assert resumed.rows == whole.rows
     monkeypatch.setattr(sweeps, "load", None)  # all rows are there: nothing to load
     assert verb(folders[tiny.PLAIN[0]], tmp_path / "out", **options).rows == whole.rows
