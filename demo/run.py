@@ -93,9 +93,8 @@ def main() -> None:
     change = (
         f"perplexity per word {perplexity['before']:.1f} to {perplexity['after']:.1f}, uncut {perplexity['uncut']:.1f}"
     )
-    console.print(
-        f"  {recovered.tokens:,} tokens: {change}; {gap:.0%} of the gap in nats is closed (windows of {options.length} tokens)"
-    )
+    console.print(f"  {recovered.tokens:,} tokens: {change} (windows of {options.length} tokens)")
+    console.print(f"  {gap:.0%} of what the reconstruction left of the gap in nats is closed")
     step("7. The stock class loads the cut model in a fresh process and writes with it.")
     subprocess.run([sys.executable, HERE / "generate.py", cuts[0.5], "The city was founded in"], check=True)
     step("8. One page of it all.")
