@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slimstate.reconstruction.run_folder import RunFolder
 from slimstate.reconstruction.steps import RecordedSteps, Steps, steps_of
 
 STEPS = 12
@@ -60,3 +61,13 @@ def test_recorded_steps_are_those_that_were_launched_one_by_one(asks):
     assert (steps.graph is None) is asks
     torch.testing.assert_close(found[0], wanted[0])
     assert found[1] == pytest.approx(wanted[1], rel=1e-4)
+
+
+def test_a_stop_tells_how_to_go_on_from_the_first_layer_on(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.kept() == "no layer is done yet; the same command starts again with the first"
+    for layer, words in ((0, "1 layer is kept"), (3, "2 layers are kept")):
+        (tmp_path / f"layer-{layer}.json").write_text("{}")
+        assert folder.kept() == f"{words} in {tmp_path}; the same command goes on there"
+    (tmp_path / "layer-4.safetensors").touch()
+    assert folder.kept().startswith("2 layers"), "a layer without its errors is not done"

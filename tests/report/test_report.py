@@ -21,10 +21,11 @@ pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install '
 from slimstate.core.plan import PLAN
 from slimstate.core.stock_class import StockClass
 from slimstate.records.folder import Found, Records
+from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.records.states import TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY
-from slimstate.report import pieces, plots, tables, write_report
+from slimstate.report import pieces, plots, tables, usable_records, write_report
 from slimstate.report.again import distinct
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
@@ -446,6 +447,14 @@ def test_several_records_of_a_kind_each_have_their_place(tmp_path, unpainted):
         assert any(heading.startswith(f"{model} /") for heading in headings)
     ids = re.findall(r'\bid="([^"]*)"', page)
     assert len(ids) == len(set(ids))
+
+
+def test_the_plan_of_a_reconstructed_model_is_shown_once(tmp_path):
+    folder = write(tmp_path, {f"slim/{PLAN}": plan(), f"better/{PLAN}": plan()})
+    (folder / "better" / RECONSTRUCTION).write_text("{}")
+    assert [found.path.parent.name for found in usable_records(folder).plan] == ["slim"]
+    shutil.rmtree(folder / "slim")
+    assert [found.path.parent.name for found in usable_records(folder).plan] == ["better"]
 
 
 def test_the_plan_of_a_recovered_model_is_shown_once(tmp_path, unpainted):

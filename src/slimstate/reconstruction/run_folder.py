@@ -49,13 +49,16 @@ class RunFolder:
                 go_on_or_begin(folder.path, settings, ALWAYS_SET, "reconstruction", force, reporter)
 
             distributed.from_main(begin)
-            with STOP.keeping(folder._kept):
+            with STOP.keeping(folder.kept):
                 yield folder
             distributed.from_main(lambda: empty(folder.path))
 
-    def _kept(self) -> str | None:
-        done = len(list(self.path.glob("layer-*.safetensors")))
-        return f"{done} layers are kept in {self.path}; the same command goes on there" if done else None
+    def kept(self) -> str:
+        """What a stop leaves, and how to go on."""
+        done = len(list(self.path.glob("layer-*.json")))
+        if not done:
+            return "no layer is done yet; the same command starts again with the first"
+        return f"{done} {'layer is' if done == 1 else 'layers are'} kept in {self.path}; the same command goes on there"
 
     def _weights(self, layer: int) -> Path:
         return self.path / f"layer-{layer}.safetensors"

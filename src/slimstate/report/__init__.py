@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimstate.records.folder import Found, Records, read_records
+from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.records.schema import written
 from slimstate.records.shown import Shown
 from slimstate.records.training import RECOVERY
@@ -88,10 +89,11 @@ def usable_records(folder: Path) -> Records:
 
 
 def without_copies(plans: Sequence[Found[PlanRecord]]) -> tuple[Found[PlanRecord], ...]:
-    """Plans, less those that `analyze` or `recover` copied where the cut model itself is here too."""
+    """Plans, less those that `analyze`, `reconstruct` or `recover` copied where the cut model itself is here too."""
 
     def copied(plan: Found[PlanRecord]) -> bool:
-        return plan.record.folder is not None or (plan.path.parent / RECOVERY).exists()
+        trained = any((plan.path.parent / name).exists() for name in (RECONSTRUCTION, RECOVERY))
+        return plan.record.folder is not None or trained
 
     here = [plan.record for plan in plans if not copied(plan)]
     return tuple(plan for plan in plans if not copied(plan) or not any(map(plan.record.same_cut, here)))
