@@ -494,7 +494,9 @@ def test_settings_of_recovery_are_those_of_the_records():
 # engines
 
 
-@pytest.mark.parametrize(("page", "name"), [("mlx-lm.md", "verify-mlx"), ("llama.cpp.md", "verify-llama")])
+@pytest.mark.parametrize(
+    ("page", "name"), [("mlx-lm.md", "verify-mlx"), ("llama.cpp.md", "verify-llama"), ("vllm.md", "verify-vllm")]
+)
 def test_what_engines_do_is_what_their_records_say(page, name):
     head, *body = table_after(f"serving/{page}", f"records/{name}.json")
     rows = {(row["model"], str(row["key_dim"])): row for row in record(name)["rows"]}
