@@ -2,11 +2,11 @@
 
     python benchmarks/activations.py [--hidden 256 --heads 4 --lengths 512 1024 2048 4096]
 
-A layer is all of a mixer: projections, convolutions, recurrence, norm, gate and output, in float32, for one sequence. Its
-activations are every tensor that autograd keeps for the backward pass, once each, with the input and the output, without
-the weights. The peak is the most that is allocated at one time from the beginning of the forward pass to the end of the
-backward pass, with the input, without the weights and their gradients, which were there before. With one thread, since
-a profiler sees no other; threads share out heads, and all of them together hold what one does.
+A layer is all of a mixer: projections, convolutions, recurrence, norm, gate and output, in float32, for one sequence.
+Its activations are every tensor that autograd keeps for the backward pass, once each, with the input and the output,
+without the weights. The peak is the most that is allocated at one time from the beginning of the forward pass to the
+end of the backward pass, with the input, without the weights and their gradients, which were there before. With one
+thread, since a profiler sees no other; threads share out heads, and all of them together hold what one does.
 """
 
 from __future__ import annotations

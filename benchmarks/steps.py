@@ -2,9 +2,9 @@
 
     python benchmarks/steps.py [--models FOLDER ... --batch 2 --length 512 --threads 2 --rounds 5 --against SOURCES]
 
-With `--against`, the folder `src` of another version, both run in turns, each in a process of its own. A training step is
-forward, backward and AdamW; times are the shortest of all rounds. Where the time goes is profiled with one thread, in
-which every operation can be seen. A small Qwen3-Next with random weights is made beside the models that are given.
+With `--against`, the folder `src` of another version, both run in turns, each in a process of its own. A training step
+is forward, backward and AdamW; times are the shortest of all rounds. Where the time goes is profiled with one thread,
+in which every operation can be seen. A small Qwen3-Next with random weights is made beside the models that are given.
 """
 
 from __future__ import annotations
