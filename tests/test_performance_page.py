@@ -448,3 +448,21 @@ def test_recurrences_on_a_cpu_are_those_of_the_record():
     check_says(PAGE, f"KDA at {kda} in two rows and GLA at {gla} in one")
     least = min(gain for (_, _, way), gain in gained.items() if way == "with gradients")
     check_says(PAGE, f"with gradients every row is {int(least)} times or more")
+
+
+def test_the_memory_of_a_training_step_is_that_of_the_record():
+    made, expected = record("activations")["rows"], []
+    for name in dict.fromkeys(row["type"] for row in made):
+        rows = {row["length"]: row for row in made if row["type"] == name}
+        sizes = [f"{rows[length][kind] / 2**20:.1f}" for kind in ("activations", "peak") for length in (512, 4096)]
+        expected.append([name, *sizes, *(f"{row['peak'] / row['activations']:.2f}" for row in rows.values())])
+    check_rows(
+        PAGE,
+        "records/activations.json",
+        "layer | activations at 512, MiB | at 4096 | peak at 512, MiB | at 4096 | peak over activations, 512"
+        " | 1024 | 2048 | 4096",
+        expected,
+    )
+    most = max(row["peak"] / row["activations"] for row in made)
+    assert most < 2
+    check_says(PAGE, f"The peak is at most {most:.2f} times the activations")

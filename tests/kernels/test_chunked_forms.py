@@ -106,6 +106,13 @@ def test_a_window_of_a_thousand_tokens_is_as_good(name, strong):
 
 
 @every_form
+def test_a_gradient_made_in_groups_of_chunks_is_that_of_the_recurrence(name, monkeypatch):
+    monkeypatch.setattr(slimstate.kernels.chunk_scan, "SMALL_GROUP", 1)
+    form, given = FORMS[name], tensors(6, 150, True, torch.float64)
+    assert_near(results(form.chunked, form, given, chunk=16), results(form.naive, form, given), 1e-9)
+
+
+@every_form
 def test_a_state_carries_a_sequence_across_a_cut(name):
     form, given = FORMS[name], tensors(6, 100, True, torch.float64)
     named = {each: given[each] for each in form.by_name}

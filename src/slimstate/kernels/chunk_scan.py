@@ -33,6 +33,8 @@ from slimstate.system.threads import side_by_side
 CHUNK = 64
 # tokens times channels of a part, below which threads wait for each other longer than they compute
 WORTH_A_THREAD = 65536
+# how many groups of chunks a gradient is made in, and tokens times channels of a group that is not made smaller
+GROUPS, SMALL_GROUP = 4, 32768
 # where the heads are in q, k, v, g, beta, erase, bonus and the state
 HEAD_AXES = (2, 2, 2, 2, 2, 2, 0, 1)
 
@@ -90,7 +92,8 @@ class _ChunkScan(torch.autograd.Function):
 
         def work(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
             own = _heads(o, 2, number, parts)
-            return _Chunks(rule, _heads_of_all(given, number, parts)).forward(own)
+            inputs = _heads_of_all(given, number, parts)
+            return _Chunks(rule, inputs, chunk=_chunk_of(rule, inputs)).forward(own)
 
         found = _done(work, parts, v.device)
         ctx.rule, ctx.parts, ctx.kept = rule, parts, len(found[0][1])
@@ -106,13 +109,49 @@ class _ChunkScan(torch.autograd.Function):
         found = [None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
 
         def work(number: int) -> None:
-            chunks = _Chunks(ctx.rule, _heads_of_all(given, number, ctx.parts), keep=True)
+            own = _heads_of_all(given, number, ctx.parts)
             by = _heads(by_output, 2, number, ctx.parts), _heads(by_last, 1, number, ctx.parts)
-            own = kept[number * each : (number + 1) * each]
-            chunks.backward(own, *by, _heads_of_all(found, number, ctx.parts))
+            mine = kept[number * each : (number + 1) * each]
+            _backward_in_groups(ctx.rule, own, mine, by, _heads_of_all(found, number, ctx.parts))
 
         _done(work, ctx.parts, by_output.device)
         return None, *found
+
+
+def _backward_in_groups(rule: Rule, given: Given, kept: Given, by: tuple[Tensor, Tensor], into: Given) -> None:
+    """The gradient, some chunks at a time from the end: what is made anew for it is small beside what is kept."""
+    chunk = _chunk_of(rule, given)
+    output, last = by
+    bonus, first = into[6:]
+    if bonus is not None:
+        bonus.zero_()
+    for start, end in reversed(_groups(given, chunk)):
+        tokens = slice(start * chunk, end * chunk)
+        part, into_part = (
+            (*(None if x is None else x[:, tokens] for x in all_[:6]), *all_[6:]) for all_ in (given, into)
+        )
+        chunks = _Chunks(rule, part, chunk=chunk, keep=True)
+        last = chunks.backward(tuple(x[start:end] for x in kept if x is not None), output[:, tokens], last, into_part)
+    assert first is not None
+    first.copy_(last)
+
+
+def _chunk_of(rule: Rule, given: Given) -> int:
+    """Tokens of a chunk, not many more than there are; where channels decay, a power of 2."""
+    q, g = given[0], given[3]
+    assert q is not None
+    time = q.shape[1]
+    by_channel = g is not None and g.ndim == q.ndim
+    return min(rule.chunk or CHUNK, 1 << (time - 1).bit_length() if by_channel else time)
+
+
+def _groups(given: Given, chunk: int) -> list[tuple[int, int]]:
+    """The chunks whose gradient is made at a time, from one to another."""
+    q = given[0]
+    assert q is not None
+    count, each = -(-q.shape[1] // chunk), q[:, :chunk].numel()
+    size = max(1, min(max(-(-count // GROUPS), SMALL_GROUP // each), count))
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _parts(given: Given) -> int:
@@ -145,23 +184,19 @@ def _heads_of_all(given: Sequence[Tensor | None], number: int, parts: int) -> Gi
 class _Chunks:
     """The inputs of a recurrence in chunks, and what their decays make of them; `keep`: for a backward pass."""
 
-    def __init__(self, rule: Rule, given: Given, *, keep: bool = False) -> None:
+    def __init__(self, rule: Rule, given: Given, *, chunk: int, keep: bool = False) -> None:
         q, k, v, g, beta, erase, bonus, state = given
         assert q is not None
         assert k is not None
         assert v is not None
         assert state is not None
-        self.rule, self.state, self.shape = rule, state, v.shape
-        by_channel = g is not None and g.ndim == k.ndim
-        chunk = rule.chunk or CHUNK
-        # blocks that are doubled end with the chunk
-        self.chunk = min(chunk, 1 << (v.shape[1] - 1).bit_length() if by_channel else v.shape[1])
+        self.rule, self.state, self.chunk = rule, state, chunk
         self.v, self.by_keys = self._split(v), erase is None
         keys = self._split(k).flatten(0, 1)
         self.beta = None if beta is None else self._split(beta.unsqueeze(-1))
         readers = self._readers(q, None if beta is None else (k if erase is None else erase))
         self.decay: HeadDecay | ChannelDecay
-        if g is not None and by_channel:
+        if g is not None and g.ndim == k.ndim:
             seen = None if bonus is None else bonus.repeat(len(keys) // len(bonus), 1)
             decay = self._split(g).flatten(0, 1)
             self.decay = ChannelDecay(readers, keys, decay, late=rule.late, bonus=seen, keep=keep)
@@ -224,15 +259,15 @@ class _Chunks:
             carried = state.baddbmm_(keys, updates)
         o = torch.bmm(decayed.scores[:, 0], update.flatten(0, 1))
         o.baddbmm_(decayed.readers[:, 0], states[:-1].flatten(0, 1))
-        return self._by_chunk(o), carried.clone(), (states, update, inverse)
+        return self._by_chunk(o), carried.clone(), (states, update, self._by_chunk(inverse))
 
-    def backward(self, kept: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor, into: Given) -> None:
-        """The gradient by q, k, v, g, beta, erase, bonus and the state, put into tensors of their shapes."""
+    def backward(self, kept: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor, into: Given) -> Tensor:
+        """The gradient by the first state; the others are put into tensors of their shapes, that by the bonus added."""
         output, last = self._split(by_output).flatten(0, 1), by_last.flatten(0, 1)
         if self.beta is None:
-            gradient, (v, beta, first) = self._added_backward(kept[0][:-1], output, last)
+            gradient, (v, beta, first) = self._added_backward(kept[0], output, last)
         else:
-            gradient, (v, beta, first) = self._erasing_backward((kept[0][:-1], *kept[1:]), output, last)
+            gradient, (v, beta, first) = self._erasing_backward(kept, output, last)
         readers, keys, g, bonus = self.decay.backward(gradient)
         erase = None
         if self.by_keys and self.beta is not None:
@@ -240,15 +275,14 @@ class _Chunks:
         elif self.beta is not None:
             erase = readers[:, 1]
         found = (readers[:, 0] * self.rule.scale, keys, v, g, beta, erase)
-        for whole, x in zip(into, found, strict=False):
+        for whole, x in zip(into[:6], found, strict=True):
             if whole is not None and x is not None:
                 put_in_time(whole if whole.ndim == 4 else whole.unsqueeze(-1), self._by_chunk(x))
         if bonus is not None and into[6] is not None:
             # head by head, so that how many there are does not change the order of a sum
             for own, parts in zip(into[6], bonus.unflatten(0, (-1, len(into[6]))).unbind(1), strict=True):
-                own.copy_(parts.contiguous().sum(0))
-        assert into[7] is not None
-        into[7].copy_(first.view(self.state.shape))
+                own.add_(parts.contiguous().sum(0))
+        return first.view(self.state.shape)
 
     def _by_fade(self, states: Tensor, later: Tensor) -> Tensor | None:
         fade = self.decay.decayed.fade
@@ -280,7 +314,7 @@ class _Chunks:
         self, kept: tuple[Tensor, ...], output: Tensor, last: Tensor
     ) -> tuple[DecayedGradient, tuple[Tensor, Tensor | None, Tensor]]:
         assert self.beta is not None
-        decayed, (states, update, inverse) = self.decay.decayed, kept
+        decayed, (states, update, inverse) = self.decay.decayed, (x.flatten(0, 1) for x in kept)
         read = self._by_chunk(product(decayed.readers[:, 0].mT, output))
         used = self._by_chunk(product(decayed.scores[:, 0].mT, output))
         transposed = inverse.mT.contiguous(), decayed.readers[:, 1].mT.contiguous()
@@ -294,7 +328,7 @@ class _Chunks:
             kept_on = new + last if fade is None else torch.addcmul(new, last, fade)
             last = torch.baddbmm(kept_on, eraser, beta * solved[-1], alpha=-1)
         later, right = torch.stack(after[::-1]).flatten(0, 1), torch.stack(solved[::-1]).flatten(0, 1)
-        states, update, beta = states.flatten(0, 1), update.flatten(0, 1), self.beta.flatten(0, 1)
+        beta = self.beta.flatten(0, 1)
         by_v = beta * right
         both = torch.cat([output, -by_v], 1)
         scores = product(both, update.mT)
