@@ -466,3 +466,18 @@ def test_the_memory_of_a_training_step_is_that_of_the_record():
     most = max(row["peak"] / row["activations"] for row in made)
     assert most < 2
     check_says(PAGE, f"The peak is at most {most:.2f} times the activations")
+
+
+def test_steps_of_whole_models_on_a_cpu_are_those_of_the_record():
+    expected = []
+    groups = (
+        "products of layers", "by element", "products of chunks", "triangular solves", "convolutions", "copies", "loss",
+        "AdamW", "Python and autograd",
+    )  # fmt: skip
+    for row in record("steps")["rows"]:
+        for kind, shares in row["shares"].items():
+            now, before = (row["seconds"][version][kind][0] for version in ("now", "before"))
+            times = [f"{now:.3f}", f"{before:.3f}", f"{before / now:.2f}x"]
+            expected.append([f"{row['model']}, {kind}", *times, *(f"{100 * shares.get(x, 0):.0f} %" for x in groups)])
+    head = f"model, work | seconds | in 0.1 |  | {' | '.join(groups)}"
+    check_rows(PAGE, "records/steps.json", head, expected)
