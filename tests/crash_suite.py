@@ -381,16 +381,16 @@ def build(root: Path) -> Stage:
     return stage
 
 
-def warm(stage: Stage) -> None:
-    """Every verb once in this process, so that trials spend their time on what is tried and not on imports."""
+def warm(stage: Stage, names: list[str]) -> None:
+    """The verbs once in this process, so that trials spend their time on what is tried and not on imports."""
     torch.set_num_threads(1)
     streams = [os.dup(number) for number in (1, 2)]
     with (stage.root / "said" / "warm").open("w") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
-        for verb in stage.verbs().values():
+        for name in names:
             stage.clear()
-            assert command(verb.words) == 0
+            assert command(stage.verbs()[name].words) == 0
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream, number)
 
@@ -439,9 +439,10 @@ def main() -> int:
     os.environ.update(CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
     with tempfile.TemporaryDirectory(prefix="slimstate-crash-") as folder:
         suite = Suite(build(Path(folder)), asked.seed)
-        warm(suite.stage)
         names = [name for name in asked.verbs.split(",") if name] or list(suite.stage.verbs())
-        for name in names if "prune" in names else [*names, "prune"]:
+        known = names if "prune" in names else [*names, "prune"]
+        warm(suite.stage, known)
+        for name in known:
             suite.learn(name)
             print(f"{name}: {suite.duration[name]:.2f} s, {len(suite.reference[name])} files that do not vary")
         for kind in asked.classes.split(","):
