@@ -41,6 +41,7 @@ def texts() -> list[str]:
     return [tiny.text()[place : place + 400] for place in range(0, 4000, 400)]
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_keeps_the_channels_that_its_folder_keeps(model, tmp_path):
     tiny.save(model, tmp_path / "model")
     rows = tmp_path / "rows.jsonl"
@@ -81,6 +82,7 @@ def test_a_plain_list_of_strings_and_a_selector_of_ones_own_are_enough(model):
         assert torch.equal(selection.keep, cut.plan.selections[layer].keep), "a power keeps the order"
 
 
+@pytest.mark.slow
 def test_chats_are_read_in_the_words_of_the_template(model, tmp_path):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = CHATS
@@ -100,6 +102,7 @@ def test_chats_are_read_in_the_words_of_the_template(model, tmp_path):
         slimstate.evaluate(model, chats, tokenizer=tiny.tokenizer(), progress=False)
 
 
+@pytest.mark.slow
 def test_every_verb_takes_a_model_in_memory(model, tmp_path):
     words, quick = tiny.tokenizer(), EvalOptions(length=64, max_tokens=256)
     assert slimstate.inspect(model).model.endswith("(in memory)")

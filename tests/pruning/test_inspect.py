@@ -22,6 +22,7 @@ QWEN3_NEXT_80B = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_hybrid_with_a_long_context_hardly_gains_sequences(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(QWEN3_NEXT_80B))

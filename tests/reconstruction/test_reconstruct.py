@@ -79,6 +79,7 @@ def test_tensors_that_are_not_the_mixers_or_its_norms_are_the_same_bytes(name, r
         assert after[key].dtype == before[key].dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["delta_net-plain", "qwen3_next-plain"])
 def test_choosing_cutting_and_reconstructing_in_one_walk(name, folders, text_file, tmp_path):
     record = slimstate.prune(
@@ -118,6 +119,7 @@ def test_what_training_does_not_improve_keeps_the_weights_of_the_cut(folders, te
             assert torch.equal(tensor, tensors_of(cut)[key])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_at_its_layer_with_the_same_bytes(folders, text_file, tmp_path, monkeypatch):
     model = folders["gated_deltanet-plain"]
     whole = {"calibration": Calibration(data=str(text_file)), "key_dim": 8, "options": CutOptions(reconstruct=QUICK)}
@@ -144,6 +146,7 @@ def test_a_run_that_was_stopped_goes_on_at_its_layer_with_the_same_bytes(folders
     assert (tmp_path / "whole" / PLAN).read_text() == (tmp_path / "stopped" / PLAN).read_text()
 
 
+@pytest.mark.slow
 def test_hidden_states_on_disk_give_the_same_bytes(folders, text_file, tmp_path):
     cut = tmp_path / "cut"
     pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)

@@ -58,6 +58,7 @@ def test_a_distillation_that_helps_changes_the_mixers_alone_and_is_recorded(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_a_distillation_that_does_harm_is_not_taken(folders, text_file, plain, tmp_path, monkeypatch):
     told = iter((1.0, 1.5, 0.5))  # before, after, and the uncut model
     monkeypatch.setattr(session, "mean_nats", lambda *given: next(told))
@@ -70,6 +71,7 @@ def test_a_distillation_that_does_harm_is_not_taken(folders, text_file, plain, t
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_a_stopped_one_goes_on_with_what_was_reconstructed(folders, text_file, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as stopped:
@@ -88,6 +90,7 @@ def test_a_stopped_one_goes_on_with_what_was_reconstructed(folders, text_file, t
         distilled(folders[NAME], out, text_file, 1e-3, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_cut_that_exists_is_reconstructed_and_distilled(folders, text_file, tmp_path, monkeypatch):
     monkeypatch.setattr(distill, "LEARNING_RATE", 1e-3)
     slimstate.prune(folders[NAME], tmp_path / "cut", key_dim=8, method="l1", progress=False)
