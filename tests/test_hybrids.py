@@ -48,6 +48,7 @@ def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor
     return F.silu(filtered).unflatten(-1, (mixer.axis.heads, mixer.axis.width))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLAIN_HYBRIDS, "mamba2-biased", "mamba2-no-conv-bias", "mamba2-one-group"])
 def test_calibration_sees_queries_and_keys_as_they_enter_the_state(name, folders):
     checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")

@@ -124,6 +124,7 @@ def test_a_mixer_can_be_timed_without_its_output_gate(model_type):
     assert left_out == ({"g_proj.weight"} if model_type == "gated_deltanet" else set())
 
 
+@pytest.mark.slow
 def test_mixers_are_timed_at_every_width_and_mode(tmp_path):
     record = bench_mixer(key_dims=(16, 8), shape=SMALL, options=TWICE, out=tmp_path)
     keys = {(row.model, row.key_dim, row.mode) for row in record.rows}
@@ -155,6 +156,7 @@ def test_shipped_configs_have_the_sizes_of_the_models_they_are_named_after(name,
     assert name in shipped_configs()
 
 
+@pytest.mark.slow
 def test_models_are_timed_at_the_size_a_cut_would_have(folders, tmp_path):
     name = tiny.PLAIN[0]
     record = bench_model([str(folders[name])], [24, 8], batch=1, length=16, options=ONCE, out=tmp_path)

@@ -89,6 +89,7 @@ def test_chunks_give_the_values_and_gradients_of_the_recurrence(name, strong, ti
     assert_near(results(form.chunked, form, given, chunk=chunk), results(form.naive, form, given), 1e-9)
 
 
+@pytest.mark.slow
 @every_form
 @pytest.mark.parametrize("width", [8, 64])
 @pytest.mark.parametrize(("time", "strong"), [(63, True), (65, False), (200, True)])

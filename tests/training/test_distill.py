@@ -40,6 +40,7 @@ def plain(folders, text_file, tmp_path_factory):
     return weights(out)
 
 
+@pytest.mark.slow
 def test_a_distillation_that_helps_changes_the_mixers_alone_and_is_recorded(
     folders, text_file, plain, tmp_path, monkeypatch
 ):
