@@ -61,6 +61,11 @@ def main() -> None:
                 print(row, flush=True)
     if given.out is not None:
         more = " --converter convert_hf_to_gguf.py" if given.converter else ""
+        more += "".join(
+            f" --{name} {value}"
+            for name, value in (("models", given.models), ("dtype", given.dtype))
+            if value != parser.get_default(name)
+        )
         more += f" --settings '{json.dumps(given.settings)}'" if given.settings else ""
         again = f"python benchmarks/engines.py {given.engine} --python ENV/bin/python --key-dims {given.key_dims}"
         about = {"command": again + more, "engine": given.engine, "version": version, "versions": versions()}

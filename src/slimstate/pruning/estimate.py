@@ -32,7 +32,8 @@ from slimstate.serving.widths import speed_of_cut
 from slimstate.system.progress import SILENT, Reporter
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
-TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": 3.2, "weighted": 3.4}  # of a calibration
+# of a calibration that needs it
+TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": 3.2, "weighted": 3.4}
 FORWARD_COPIES = {"cuda": 15, "cpu": 30}  # of the hidden states of a pass, alive at once
 BACKWARD_COPIES = {"cuda": 18, "cpu": 40}  # of them, kept for each layer until its gradient is taken
 INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla
@@ -154,6 +155,7 @@ def _on_device(
         vocabulary = int(checkpoint.config.get("vocab_size", 0))
         layers = int(checkpoint.config.get("num_hidden_layers", len(checkpoint.mixers)))
         needed["a pass"] = BACKWARD_COPIES[device.type] * layers * states + 12 * tokens * vocabulary
+    if "gradient" in selector.needs:
         rows = sum(mixer.axis.heads * mixer.axis.width * mixer.input_size for mixer in checkpoint.mixers)
         needed["evidence"] = 8 * rows
     return needed

@@ -8,6 +8,7 @@ something on the way, is launched one by one as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +23,9 @@ BEFORE_RECORDING = 3  # steps, in which kernels are compiled and Adam makes its 
 class Steps:
     """Adam on the errors over windows, which are divided by `power` for each of them; `rate` is the learning rate."""
 
-    def __init__(self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float) -> None:
+    def __init__(self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, **adam: Any) -> None:
         self.weights, self.errors, self.power = weights, errors, power
-        self.adam = torch.optim.Adam(weights, betas=BETAS)
+        self.adam = torch.optim.Adam(weights, betas=BETAS, **adam)
 
     def take(self, windows: Tensor, rate: float) -> Tensor:
         """One step on windows; returns the error before it, of those of this process."""
@@ -48,10 +49,9 @@ class RecordedSteps(Steps):
     """The same on one GPU, by a CUDA graph where the step can be recorded."""
 
     def __init__(self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float) -> None:
-        super().__init__(weights, errors, power)
         device = weights[0].device
         self.rate = torch.zeros((), device=device)
-        self.adam = torch.optim.Adam(weights, lr=self.rate, betas=BETAS, fused=True, capturable=True)
+        super().__init__(weights, errors, power, lr=self.rate, fused=True, capturable=True)
         self.windows: Tensor | None = None
         self.error = torch.zeros((), device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
