@@ -1,4 +1,4 @@
-"""Records of trainings that 0.1 wrote are read, and say the same when they are written again."""
+"""Records of trainings on the pages are read, and say the same when they are written again."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def lost(before: Any, after: Any, place: str = "") -> Iterator[str]:
         yield place
 
 
-@pytest.mark.parametrize(("name", "count"), [("recovery", 22), ("hybrids", 2), ("shared-filters", 3)])
-def test_records_of_this_version_and_of_0_1_are_read_and_nothing_is_lost(name, count):
+@pytest.mark.parametrize(("name", "count"), [("recovery", 23), ("hybrids", 2), ("shared-filters", 3)])
+def test_records_on_the_pages_are_read_and_nothing_is_lost(name, count):
     found = list(records(json.loads((FOLDER / f"{name}.json").read_text())))
     assert len(found) == count
     for old in found:
