@@ -4,7 +4,7 @@
 
 With `--against`, the folder `src` of another version, both run in turns, each in a process of its own. A training step
 is forward, backward and AdamW; times are the shortest of all rounds. Where the time goes is profiled with one thread,
-in which every operation can be seen. A small Qwen3-Next with random weights is made beside the models that are given.
+in which every operation can be seen, in both versions. A small Qwen3-Next with random weights is made beside the models that are given.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ QWEN = {
     "linear_value_head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 128, "full_attention_interval": 4,
 }  # fmt: skip
+KINDS = ("forward", "training step")
 # an operation belongs to the first group with a part of its name, or of the name of one that it is part of
 GROUPS = {
     "AdamW": ("_foreach", "Optimizer", "fused_adam"),
@@ -91,18 +92,30 @@ def profiled(work: Callable[[], None]) -> dict[str, float]:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Run what each line of the input names, and answer with seconds by the clock and of the processor."""
+    """Run what each line of the input names, and answer with seconds by the clock and of the processor; or profile it."""
     torch.set_num_threads(options.threads)
     known = works(Path(options.models[0]), options.batch, options.length)
     for line in sys.stdin:
-        work = known[line.strip()]
+        way, _, kind = line.strip().partition(" ")
+        if way == "profile":
+            torch.set_num_threads(1)
+            known[kind]()
+            print(json.dumps(profiled(known[kind])), flush=True)
+            continue
         clock, processor = time.perf_counter(), time.process_time()
-        work()
+        known[kind]()
         print(json.dumps([time.perf_counter() - clock, time.process_time() - processor]), flush=True)
 
 
-def in_turns(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """The shortest seconds of each version for each kind of work."""
+def asked(server: subprocess.Popen[str], way: str, kind: str) -> Any:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    print(way, kind, file=server.stdin, flush=True)
+    return json.loads(server.stdout.readline())
+
+
+def in_turns(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The shortest seconds of each version for each kind of work, and where one thread spends them."""
     words = [sys.executable, __file__, "--here", "--models", folder]
     words += ["--batch", options.batch, "--length", options.length, "--threads", options.threads]
     versions = {"now": "", **({"before": options.against} if options.against else {})}
@@ -113,20 +126,18 @@ def in_turns(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, l
             [str(word) for word in words], env={**os.environ, **path}, text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-    found: dict[str, dict[str, list[float]]] = {version: {} for version in versions}
+    seconds: dict[str, dict[str, list[float]]] = {version: {} for version in versions}
     for turn in range(options.rounds + 1):
         for version, server in servers.items():
-            assert server.stdin is not None
-            assert server.stdout is not None
-            for kind in ("forward", "training step"):
-                print(kind, file=server.stdin, flush=True)
-                taken = json.loads(server.stdout.readline())
+            for kind in KINDS:
+                taken = asked(server, "time", kind)
                 if turn:  # the first one warms up
-                    best = found[version].get(kind, taken)
-                    found[version][kind] = [min(pair) for pair in zip(best, taken, strict=True)]
+                    best = seconds[version].get(kind, taken)
+                    seconds[version][kind] = [min(pair) for pair in zip(best, taken, strict=True)]
+    shares = {version: {kind: asked(server, "profile", kind) for kind in KINDS} for version, server in servers.items()}
     for server in servers.values():
         server.communicate()
-    return found
+    return {"seconds": seconds, "shares": shares}
 
 
 def main() -> None:
@@ -149,14 +160,8 @@ def main() -> None:
         random_model(QWEN, torch.device("cpu"), torch.float32).save_pretrained(scratch)
         add_tokenizer(Path(scratch))
         for folder in [*map(Path, options.models), Path(scratch)]:
-            seconds = in_turns(folder, options)
-            torch.set_num_threads(1)
-            shares = {}
-            for kind, work in works(folder, options.batch, options.length).items():
-                work()
-                shares[kind] = profiled(work)
             name = "Qwen3-Next, small" if str(folder) == scratch else folder.name
-            rows.append({"model": name, "seconds": seconds, "shares": shares})
+            rows.append({"model": name, **in_turns(folder, options)})
             print(name, file=sys.stderr, flush=True)
     about = {"batch": options.batch, "length": options.length, "threads": options.threads, "rounds": options.rounds}
     print(json.dumps({"benchmark": "steps", "torch": torch.__version__, **about, "rows": rows}, indent=1))

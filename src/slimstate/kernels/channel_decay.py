@@ -69,9 +69,8 @@ class ChannelDecay:
     @staticmethod
     def _pair(local: Tensor, ends: Tensor, hop: Tensor, half: int) -> _Halves:
         """Views of the halves of all blocks."""
-        readers = local.unflatten(2, (-1, 2, half))[:, :, :, 1].transpose(1, 2)
-        decays = hop.unflatten(1, (-1, 2))
-        return _Halves(readers, ends.unflatten(1, (-1, 2, half))[:, :, 0], decays[:, :, 0], decays[:, :, 1])
+        left, right = hop.view(len(hop), -1, 2, hop.shape[2]).unbind(2)
+        return _Halves(_right(local, half), _left(ends, half), left, right)
 
     def backward(self, by: DecayedGradient) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradient by readers, keys, g and the bonus."""
@@ -82,8 +81,7 @@ class ChannelDecay:
         g = (by.fade * self.decayed.fade).mT
         for halves in reversed(self.halves):
             half = halves.keys.shape[2]
-            to_readers = reading.unflatten(2, (-1, 2, half))[:, :, :, 1].transpose(1, 2)
-            to_keys = keys.unflatten(1, (-1, 2, half))[:, :, 0]
+            to_readers, to_keys = _right(reading, half), _left(keys, half)
             to_readers.mul_(halves.left[:, :, None, None])
             to_keys.mul_(halves.right.unsqueeze(2))
             left = (to_readers * halves.readers).sum((2, 3))
@@ -104,10 +102,24 @@ class ChannelDecay:
         return reading, keys, g, bonus
 
 
+def _right(readers: Tensor, half: int) -> Tensor:
+    """Of [M, R, C, K] the right halves of blocks [M, P, R, L, K], as a view."""
+    count, each, tokens, width = readers.shape
+    return readers.view(count, each, tokens // (2 * half), 2, half, width).select(3, 1).transpose(1, 2)
+
+
+def _left(keys: Tensor, half: int) -> Tensor:
+    """Of [M, C, K] the left halves of blocks [M, P, L, K], as a view."""
+    count, tokens, width = keys.shape
+    return keys.view(count, tokens // (2 * half), 2, half, width).select(2, 0)
+
+
 def _blocks(scores: Tensor, half: int) -> Tensor:
     """Of [M, R, C, C], where right halves of blocks meet left ones [M, P, R, L, L], as a view."""
-    parts = scores.unflatten(-1, (-1, 2, half)).unflatten(2, (-1, 2, half))
-    return parts[:, :, :, 1, :, :, 0].diagonal(0, 2, 4).permute(0, 4, 1, 2, 3)
+    count, each, tokens, _ = scores.shape
+    apart, row = 2 * half * (tokens + 1), half * tokens  # from a block to the next, and to its right half
+    shape, strides = (count, tokens // (2 * half), each, half, half), scores.stride()
+    return scores.as_strided(shape, (strides[0], apart, strides[1], tokens, 1), scores.storage_offset() + row)
 
 
 def _between(halves: _Halves) -> Tensor:
@@ -115,8 +127,7 @@ def _between(halves: _Halves) -> Tensor:
     readers, keys = halves.readers, halves.keys
     if keys.shape[2] <= SMALL:
         return (readers.unsqueeze(-2) * keys[:, :, None, None]).sum(-1)
-    found = product(readers.flatten(2, 3).flatten(0, 1), keys.flatten(0, 1).mT)
-    return found.view(*readers.shape[:-1], keys.shape[2])
+    return _of_own_block(product(_rows(readers), keys.flatten(1, 2).mT), keys.shape[2])
 
 
 def _between_backward(halves: _Halves, by: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +136,23 @@ def _between_backward(halves: _Halves, by: Tensor) -> tuple[Tensor, Tensor]:
     if keys.shape[2] <= SMALL:
         by = by.unsqueeze(-1)
         return (by * keys[:, :, None, None]).sum(-2), (by * readers.unsqueeze(-2)).sum((2, 3))
-    weights = by.flatten(2, 3).flatten(0, 1)
-    to_readers = product(weights, keys.flatten(0, 1))
-    to_keys = product(weights.mT, readers.flatten(2, 3).flatten(0, 1))
-    return to_readers.view_as(readers), to_keys.view_as(keys)
+    rows = _rows(readers)
+    weights = rows.new_zeros(*rows.shape[:2], keys[0, :, :, 0].numel())
+    _of_own_block(weights, keys.shape[2]).copy_(by)
+    to_readers = product(weights, keys.flatten(1, 2)).unflatten(1, (readers.shape[2], *keys.shape[1:3]))
+    return to_readers.transpose(1, 2), product(weights.mT, rows).view_as(keys)
+
+
+def _rows(readers: Tensor) -> Tensor:
+    """[M, P, R, L, K] as [M, R P L, K]."""
+    return readers.transpose(1, 2).flatten(1, 3)
+
+
+def _of_own_block(products: Tensor, half: int) -> Tensor:
+    """Of [M, R P L, P L] what readers and keys of one block have [M, P, R, L, L], as a view.
+
+    The others are made for nothing: one product for a chunk takes less time than many small ones.
+    """
+    count, rows, columns = products.shape
+    parts = products.view(count, rows // columns, columns // half, half, columns // half, half)
+    return parts.diagonal(0, 2, 4).permute(0, 4, 1, 2, 3)

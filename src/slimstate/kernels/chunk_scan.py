@@ -29,8 +29,9 @@ from slimstate.kernels.chunks import chunk_views, in_chunks, inverse_of_unit_low
 from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
 from slimstate.system.threads import side_by_side
 
-# tokens of a chunk: longer ones take more inside of them, shorter ones more of the state between them
-CHUNK = 64
+# tokens of a chunk: longer ones take more inside of them, shorter ones more of the state between them; the more so
+# where channels decay by themselves
+CHUNK, CHUNK_BY_CHANNEL = 64, 32
 # tokens times channels of a part, below which threads wait for each other longer than they compute
 WORTH_A_THREAD = 65536
 # how many groups of chunks a gradient is made in, and tokens times channels of a group that is not made smaller
@@ -141,8 +142,9 @@ def _chunk_of(rule: Rule, given: Given) -> int:
     q, g = given[0], given[3]
     assert q is not None
     time = q.shape[1]
-    by_channel = g is not None and g.ndim == q.ndim
-    return min(rule.chunk or CHUNK, 1 << (time - 1).bit_length() if by_channel else time)
+    if g is not None and g.ndim == q.ndim:
+        return min(rule.chunk or CHUNK_BY_CHANNEL, 1 << (time - 1).bit_length())
+    return min(rule.chunk or CHUNK, time)
 
 
 def _groups(given: Given, chunk: int) -> list[tuple[int, int]]:
