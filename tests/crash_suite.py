@@ -37,6 +37,9 @@ STARTING = 0.05  # seconds in which a process may not listen yet
 LONGEST = 120.0  # that a trial may take at all
 VOLATILE = ("seconds", "tokens_per_second")
 TINY = ("--samples", "4", "--length", "64")
+LAYERS = ("--steps", "4", "--batch", "2", "--samples", "10", "--length", "64")
+RUN_FOLDERS = (".training", ".reconstruction")
+WRITING_MODELS = ("prune", "reconstruct", "recover", "train")
 STEPS = ("--steps", "4", "--save-every", "1", "--batch-size", "4", "--length", "64", "--report-to", "none")
 RECIPE = """
 title = "A toy"
@@ -83,6 +86,7 @@ class Stage:
         return {
             "prune": Verb(("prune", model, *calibrated, "--out", out)),
             "sweep": Verb(("sweep", model, *data, *TINY, *swept, "--key-dims", "12,8", "--out", out)),
+            "reconstruct": Verb(("reconstruct", cut, "--teacher", model, *data, *LAYERS, "--out", out)),
             "recover": Verb(("recover", cut, "--teacher", model, *data, *STEPS, "--out", out), ("--resume",)),
             "train": Verb(("train", str(self.root / "config.json"), *data, *STEPS, "--out", out), ("--resume",)),
             "run": Verb(("run", str(self.root / "recipe.toml"), "--out", out)),
@@ -191,17 +195,18 @@ class Suite:
                 yield f"{ended.seconds:.1f} s to the end"
             if ended.code != 0 and not (len(ended.lines) == 1 and ended.lines[0].startswith(STOPPED)):
                 yield "no line, or more than one"
-            kept = ".training" in ended.said or name == "run"
+            kept = name == "run" or any(ending in ended.said for ending in RUN_FOLDERS)
             yield from (f"left {path}" for path in leftovers(self.stage.place, run_folders=not kept))
         for path, digest in contents(self.stage.place).items():
             whole = self.reference[name].get(path, digest)
-            if name in ("prune", "recover", "train") and ".training" not in path and digest != whole:
+            unfinished = any(ending in path for ending in RUN_FOLDERS)
+            if name in WRITING_MODELS and not unfinished and digest != whole:
                 yield f"{path} is not what it should be"
 
     def again(self, name: str) -> list[str]:
         """The same command, told to go on where it must be; it gives what it gives undisturbed."""
         verb, out = self.stage.verbs()[name], self.stage.place / "out"
-        if verb.words[0] in ("prune", "recover", "train") and out.exists():
+        if verb.words[0] in WRITING_MODELS and out.exists():
             words = (*verb.words, "--force", *verb.again)
         else:
             words = (*verb.words, *verb.again)
@@ -231,7 +236,7 @@ class Suite:
             wrongs = [] if ended.code in (0, 2) else [f"exit code {ended.code}"]
             wrongs += ["a traceback"] * ("Traceback" in ended.said)
             wrongs += ["no line, or more than one"] * (ended.code != 0 and len(ended.lines) != 1)
-            kept = "checkpoint-" in ended.said or name == "run"
+            kept = name == "run" or "checkpoint-" in ended.said or ".reconstruction" in ended.said
             wrongs += [f"left {path}" for path in leftovers(self.stage.place, run_folders=not kept)]
             subprocess.run(["mount", "-o", "remount,size=1g", str(self.stage.place)], check=True)
             wrongs += self.again(name)
@@ -242,7 +247,7 @@ class Suite:
     def sizes(self, name: str) -> Iterator[int]:
         """Of what the verb leaves, and of a training while it runs."""
         self.again(name)
-        more = 3 if name in ("recover", "train", "run") else 1
+        more = 3 if name in ("reconstruct", "recover", "train", "run") else 1
         yield from (more * path.stat().st_size + 4096 for path in self.stage.place.rglob("*"))
         self.stage.clear()
 
@@ -342,11 +347,11 @@ def _lasting(value: object) -> object:
 
 
 def leftovers(folder: Path, *, run_folders: bool = True) -> list[str]:
-    """Hidden files, empty folders, and unfinished trainings."""
+    """Hidden files, empty folders, and what an unfinished run has kept."""
     found = []
     for path in folder.rglob("*"):
-        unfinished = run_folders and path.name.endswith(".training")
-        in_one = any(part.endswith(".training") for part in path.relative_to(folder).parts)
+        unfinished = run_folders and path.name.endswith(RUN_FOLDERS)
+        in_one = any(part.endswith(RUN_FOLDERS) for part in path.relative_to(folder).parts)
         empty = path.is_dir() and not any(path.iterdir()) and not in_one
         if path.name.startswith(".") or unfinished or empty:
             found.append(str(path.relative_to(folder)))

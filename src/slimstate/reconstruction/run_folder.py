@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors import safe_open
@@ -19,6 +19,7 @@ from slimstate.records.reconstruction import LayerErrors
 from slimstate.records.schema import read, written
 from slimstate.system import distributed
 from slimstate.system.atomic import staged_file, writing
+from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
@@ -36,6 +37,8 @@ class RunFolder:
     """The folder of a reconstruction that is not finished."""
 
     path: Path
+    # what is open until there is a layer to go on with
+    without_layers: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     @contextmanager
@@ -49,13 +52,31 @@ class RunFolder:
                 go_on_or_begin(folder.path, settings, ALWAYS_SET, "reconstruction", force, reporter)
 
             distributed.from_main(begin)
-            with STOP.keeping(folder.kept):
+            with STOP.keeping(folder.kept), folder._kept_with_layers_alone():
                 yield folder
             distributed.from_main(lambda: empty(folder.path))
 
+    @contextmanager
+    def _kept_with_layers_alone(self) -> Iterator[None]:
+        """Without a layer there is nothing to go on with, and a stop or an error leaves nothing."""
+        with self.without_layers:
+            if distributed.is_main() and not self._done():
+                self.without_layers.enter_context(STOP.unfinished(self.path))
+            try:
+                yield
+            except BaseException as error:
+                if distributed.is_main() and not self._done():
+                    empty(self.path)
+                elif isinstance(error, OutputError):
+                    raise OutputError(f"{error}; {self.kept()}") from error
+                raise
+
+    def _done(self) -> int:
+        return len(list(self.path.glob("layer-*.json")))
+
     def kept(self) -> str:
         """What a stop leaves, and how to go on."""
-        done = len(list(self.path.glob("layer-*.json")))
+        done = self._done()
         if not done:
             return "no layer is done yet; the same command starts again with the first"
         return f"{done} {'layer is' if done == 1 else 'layers are'} kept in {self.path}; the same command goes on there"
@@ -77,6 +98,7 @@ class RunFolder:
         with writing(self.path):
             with staged_file(self._weights(errors.layer)) as file:
                 save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, file)
+            self.without_layers.close()
             write_json(self._errors(errors.layer), dict(written(errors)))
 
     def trained(self) -> TrainedTensors:
