@@ -4,7 +4,8 @@
 
 With `--against`, the folder `src` of another version, both run in turns, each in a process of its own. A training step
 is forward, backward and AdamW; times are the shortest of all rounds. Where the time goes is profiled with one thread,
-in which every operation can be seen, in both versions. A small Qwen3-Next with random weights is made beside the models that are given.
+in which every operation can be seen, in both versions. A small Qwen3-Next with random weights is made beside the
+models that are given.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def profiled(work: Callable[[], None]) -> dict[str, float]:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Run what each line of the input names, and answer with seconds by the clock and of the processor; or profile it."""
+    """Do what each line of the input names: time it, by the clock and of the processor, or profile it; and answer."""
     torch.set_num_threads(options.threads)
     known = works(Path(options.models[0]), options.batch, options.length)
     for line in sys.stdin:

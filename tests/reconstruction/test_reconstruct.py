@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -183,3 +184,34 @@ def test_bad_input_is_one_line(change, words, folders, text_file, tmp_path):
             options=ReconstructOptions(steps=1, length=32),
         )  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "short.txt"]
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "left"),
+    [
+        ("slimstate.reconstruction.run_folder.save_file", "no space left for .*; nothing of it was written", []),
+        (
+            "slimstate.checkpoints.safetensors_io.Rewriting.put",
+            "no space left.*; 2 layers are kept in .*out.reconstruction; the same command goes on there",
+            ["out.reconstruction"],
+        ),
+    ],
+    ids=["at the first layer", "at the end"],
+)
+def test_a_disk_that_fills_up_is_one_line_and_what_is_done_is_kept(
+    place, words, left, folders, text_file, tmp_path, monkeypatch
+):
+    cut = tmp_path / "cut"
+    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, full)
+        with pytest.raises(SlimstateError, match=words) as told:
+            slimstate.reconstruct(cut, tmp_path / "out", data=text_file, options=QUICK)
+    assert "\n" not in str(told.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", *left]
+    slimstate.reconstruct(cut, tmp_path / "out", data=text_file, options=QUICK)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "out"]
