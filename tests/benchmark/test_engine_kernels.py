@@ -185,7 +185,7 @@ def test_a_step_leaves_the_state_that_the_rule_leaves(wheels):
 def test_a_folder_without_kernels_says_how_to_get_one(tmp_path):
     with pytest.raises(PlanError, match="holds none of vLLM's: unpack vllm/third_party"):
         kernels.loaded(f"vllm={tmp_path}")
-    with pytest.raises(PlanError, match="holds none of SGLang's: unpack sglang/kernels/ops/attention/fla and"):
+    with pytest.raises(PlanError, match="holds none of SGLang's: unpack sglang/kernels/ops/attention/fla, "):
         kernels.loaded(f"sglang={tmp_path}")
     with pytest.raises(PlanError, match=r"`kernels` onnx=.*: vllm=PATH or sglang=PATH"):
         kernels.loaded(f"onnx={tmp_path}")

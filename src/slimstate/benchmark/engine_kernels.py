@@ -65,8 +65,8 @@ class Package:
         for folder in (path, path / self.name):
             if all((folder / f"{place}.py").is_file() for place in self.modules.values()):
                 return folder.resolve()
-        parts = " and ".join(dict.fromkeys(f"{self.name}/{Path(place).parent}" for place in self.modules.values()))
-        way = f"unpack {parts} of a {self.title} wheel, and name the folder that holds {self.name}"
+        parts = ", ".join(dict.fromkeys(f"{self.name}/{Path(place).parent}" for place in self.modules.values()))
+        way = f"unpack {parts} of a wheel of {self.title}, and name the folder that holds {self.name}"
         raise PlanError(f"`kernels`: {path} holds none of {self.title}'s: {way}")
 
     def _version(self, folder: Path) -> str:
