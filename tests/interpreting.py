@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType
 
 os.environ["TRITON_INTERPRET"] = "1"
+KERNELS = ("fla.ops.", "sglang.kernels.", "triton.", "vllm.")
 
 
 class Unasserted(SourceFileLoader):
@@ -27,7 +28,7 @@ class WithoutAssertions:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name.startswith(("fla.ops.", "triton.")) else None
+        spec = PathFinder.find_spec(name, path, target) if name.startswith(KERNELS) else None
         if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = Unasserted(name, spec.loader.path)
         return spec

@@ -506,6 +506,33 @@ def test_what_engines_do_is_what_their_records_say(page, name):
             assert cell == row["verdict"] + measured, (model, key_dim)
 
 
+def test_what_sglangs_kernels_do_is_what_the_record_says():
+    titles = {
+        "gated delta rule, decoding": "gated_delta decode",
+        "gated delta rule, prefill": "gated_delta prefill",
+        "Mamba-2, decoding": "state_space decode",
+        "Mamba-2, prefill": "state_space prefill",
+        "projections of Qwen3-Next": "Qwen3-Next projections",
+        "projections of Qwen3.5, decoding with CUDA": "Qwen3.5 projections, decode with CUDA",
+        "projections of Qwen3.5, elsewhere": "Qwen3.5 projections, elsewhere",
+        "queries, keys and values, prefill": "queries, keys and values, prefill",
+    }
+    kept = record("sglang-kernels")
+    rows = {(row["kernel"], str(row["key_dim"])): row for row in kept["rows"]}
+
+    def cell(row: dict[str, object]) -> str:
+        return "refused" if "error" in row else f"{row['difference']:.0e}" if row["difference"] else "0"
+
+    (_, *head), *body = table_after("serving/sglang.md", "records/sglang-kernels.json")
+    assert [name for name, *_ in body] == list(titles)
+    for name, *cells in body:
+        assert cells == [cell(rows[titles[name], key_dim]) for key_dim in head], name
+    assert len(rows) == len(body) * len(head)
+    (words,) = {row["error"] for row in rows.values() if "error" in row}
+    check_says("serving/sglang.md", f'Refused is "{words}".', f"The kernels of SGLang {kept['version']} were run")
+    assert kept["versions"]["triton"].startswith("3.8")
+
+
 # reconstruction
 
 

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.benchmark import vllm_kernels as engine
 from slimstate.benchmark.bench import Bench, BenchOptions, with_ratios
+from slimstate.benchmark.engine_kernels import EngineKernels, Given
+from slimstate.benchmark.sglang_kernels import SglangKernels
 from slimstate.benchmark.timing import copy_bandwidth, timed, timed_as_graph
+from slimstate.benchmark.vllm_kernels import VllmKernels
 from slimstate.kernels import delta_rule, mamba2
 from slimstate.kernels.autotune import compile_side_by_side, tune_briefly
 from slimstate.kernels.fla_calls import unit
@@ -36,7 +38,7 @@ CHUNK = 256  # tokens of a chunk in Mamba-2, as published models have it
 CHECKED = 256  # tokens, and sequences, on which outputs are compared
 COMPILING = 16  # threads
 USUAL = BenchOptions(rounds=20)
-Given = Mapping[str, Tensor]
+ENGINES: Mapping[str, type[EngineKernels]] = {"vllm": VllmKernels, "sglang": SglangKernels}
 
 
 def named(shapes: Sequence[str]) -> tuple[KernelShape, ...]:
@@ -47,8 +49,17 @@ def named(shapes: Sequence[str]) -> tuple[KernelShape, ...]:
     return tuple(known[name] for name in shapes)
 
 
+def loaded(kernels: str) -> EngineKernels:
+    """Those of an engine in a folder, as `vllm=PATH`."""
+    name, _, path = kernels.partition("=")
+    if name not in ENGINES or not path:
+        known = " or ".join(f"{engine}=PATH" for engine in ENGINES)
+        raise PlanError(f"`kernels` {kernels}: {known}, where PATH holds the engine as it is unpacked from a wheel")
+    return ENGINES[name].load(path)
+
+
 def bench_kernels(
-    path: str | Path,
+    kernels: str,
     shapes: Sequence[KernelShape] = SHAPES,
     key_dims: Sequence[int] | None = None,
     *,
@@ -58,25 +69,26 @@ def bench_kernels(
     out: str | Path | None = None,
     reporter: Reporter = SILENT,
 ) -> KernelRecord:
-    """Time vLLM's kernels, unpacked below `path`, at key dims: by default every multiple of 16 up to a shape's width.
+    """Time an engine's kernels, as `vllm=PATH`, at key dims: by default every multiple of 16 up to a shape's width.
 
-    `settings` say how many sequences and tokens; their shapes and key dims are those given here.
+    `settings` say how many sequences and tokens; the rest of them is what is given here.
     """
-    kernels = engine.vllm_kernels(path)
+    found = loaded(kernels)
     asked = replace(
-        settings or KernelSettings(kernels=f"vllm={path}"),
+        settings or KernelSettings(kernels=kernels),
+        kernels=kernels,
         shapes=tuple(shapes),
         key_dims=tuple(sorted(key_dims, reverse=True)) if key_dims else None,
     )
-    told = f"vLLM {kernels.version}, Triton"
+    told = f"{found.title}, Triton"
     bench = Bench.begin("kernels", options, run, out=out, reporter=reporter, kernels=told)
     if bench.device.type == "cuda":
         tune_briefly()
         compile_side_by_side(COMPILING)
-    return time_kernels(asked, kernels, bench)
+    return time_kernels(asked, found, bench)
 
 
-def time_kernels(settings: KernelSettings, kernels: engine.VllmKernels, bench: Bench) -> KernelRecord:
+def time_kernels(settings: KernelSettings, kernels: EngineKernels, bench: Bench) -> KernelRecord:
     bandwidth = copy_bandwidth(bench.device)
     rows = [
         bench.attempt(
@@ -117,7 +129,7 @@ class Work:
 
     shape: KernelShape
     settings: KernelSettings
-    kernels: engine.VllmKernels
+    kernels: EngineKernels
     bench: Bench
 
     @property
@@ -128,16 +140,20 @@ class Work:
         return self.rule(shape=self.shape, key_dim=key_dim, device=self.bench.device, dtype=self.bench.dtype)
 
     def difference(self, row: KernelRow) -> float:
-        """The largest difference from our recurrence on the same numbers, over the deviation of its outputs."""
+        """The largest difference from our recurrence on the same numbers, of outputs and of states.
+
+        Each is over the deviation of ours.
+        """
         inputs = self.inputs(row.key_dim)
         if row.mode == "decode":
             given = inputs.decoding(min(self.settings.sequences, CHECKED))
             state = given["state"].clone()
-            found, expected = inputs.decode(self.kernels, given, state), inputs.expected_decode(given)
+            found, expected = (inputs.decode(self.kernels, given, state), state[1:]), inputs.expected_decode(given)
         else:
             given = inputs.prefilling(1, min(self.settings.length, CHECKED))
             found, expected = inputs.prefill(self.kernels, given), inputs.expected_prefill(given)
-        return float((found.float() - expected.float()).abs().max() / expected.float().std())
+        pairs = zip(found, expected, strict=True)
+        return max(float((x.float() - ours.float()).abs().max() / ours.float().std()) for x, ours in pairs)
 
     def timed(self, row: KernelRow, bandwidth: float) -> KernelRow:
         inputs, sizes, bench = self.inputs(row.key_dim), self.settings, self.bench
@@ -195,15 +211,15 @@ class GatedDelta(Drawn):
             "state": self.normal(sequences + 1, g, v, k, wide=True),
         }
 
-    def decode(self, kernels: engine.VllmKernels, given: Given, state: Tensor) -> Tensor:
-        return engine.gated_decode(kernels, given, state)
+    def decode(self, kernels: EngineKernels, given: Given, state: Tensor) -> Tensor:
+        return kernels.gated_decode(given, state)
 
-    def expected_decode(self, given: Given) -> Tensor:
+    def expected_decode(self, given: Given) -> tuple[Tensor, Tensor]:
         h, v, k = self.shape.key_heads, self.shape.value_dim, self.key_dim
         mixed = given["mixed"].float()
         q, key = (mixed[:, place * h * k : (place + 1) * h * k].unflatten(-1, (h, k)) for place in (0, 1))
         decay = -given["A_log"].exp() * F.softplus(given["a"].float() + given["dt_bias"])
-        o, _ = delta_rule.recurrence(
+        o, last = delta_rule.recurrence(
             unit(q).unsqueeze(1),
             unit(key).unsqueeze(1),
             mixed[:, 2 * h * k :].unflatten(-1, (-1, v)).unsqueeze(1),
@@ -212,7 +228,7 @@ class GatedDelta(Drawn):
             scale=k**-0.5,
             state=given["state"][1:].mT.contiguous(),
         )
-        return o
+        return o, last.mT
 
     def prefilling(self, prompts: int, length: int) -> Given:
         h, g, v, k = self.shape.key_heads, self.shape.value_heads, self.shape.value_dim, self.key_dim
@@ -227,12 +243,13 @@ class GatedDelta(Drawn):
             "starts": self.starts(prompts, length),
         }
 
-    def prefill(self, kernels: engine.VllmKernels, given: Given) -> Tensor:
-        return engine.gated_prefill(kernels, given)[0]
+    def prefill(self, kernels: EngineKernels, given: Given) -> tuple[Tensor, Tensor]:
+        return kernels.gated_prefill(given)
 
-    def expected_prefill(self, given: Given) -> Tensor:
+    def expected_prefill(self, given: Given) -> tuple[Tensor, Tensor]:
         q, k, v, beta, g = (given[name].float() for name in ("q", "k", "v", "beta", "g"))
-        return delta_rule.chunked(q, k, v, beta, g, scale=self.key_dim**-0.5)[0]
+        o, last = delta_rule.chunked(q, k, v, beta, g, scale=self.key_dim**-0.5)
+        return o, last.mT
 
 
 class Mamba2(Drawn):
@@ -263,13 +280,15 @@ class Mamba2(Drawn):
             "state": self.normal(sequences + 1, heads, p, n, wide=True),
         }
 
-    def decode(self, kernels: engine.VllmKernels, given: Given, state: Tensor) -> Tensor:
-        return engine.mamba_decode(kernels, given, state)
+    def decode(self, kernels: EngineKernels, given: Given, state: Tensor) -> Tensor:
+        return kernels.mamba_decode(given, state)
 
-    def expected_decode(self, given: Given) -> Tensor:
+    def expected_decode(self, given: Given) -> tuple[Tensor, Tensor]:
         tokens = {name: given[name].unsqueeze(1) for name in ("x", "B", "C")}
         dt, begun = given["dt"][..., 0].unsqueeze(1), given["state"][1:]
-        return self._expected(tokens, dt, given["A"][:, 0, 0], given["dt_bias"][:, 0], given["D"][:, 0], begun)[:, 0]
+        by_head = (given["A"][:, 0, 0], given["dt_bias"][:, 0], given["D"][:, 0])
+        o, last = self._expected(tokens, dt, *by_head, begun)
+        return o[:, 0], last
 
     def prefilling(self, prompts: int, length: int) -> Given:
         heads, tokens = self.shape.value_heads, prompts * length
@@ -290,20 +309,21 @@ class Mamba2(Drawn):
             "chunk_sequences": torch.arange(prompts, device=self.device, dtype=torch.int32).repeat_interleave(each),
         }
 
-    def prefill(self, kernels: engine.VllmKernels, given: Given) -> Tensor:
+    def prefill(self, kernels: EngineKernels, given: Given) -> tuple[Tensor, Tensor]:
         chunk = int(given["x"].shape[0] // (len(given["chunk_starts"]) - 1))
-        return engine.mamba_prefill(kernels, given, chunk)[0]
+        return kernels.mamba_prefill(given, chunk)
 
-    def expected_prefill(self, given: Given) -> Tensor:
+    def expected_prefill(self, given: Given) -> tuple[Tensor, Tensor]:
         tokens = {name: given[name].unsqueeze(0) for name in ("x", "B", "C")}
-        return self._expected(tokens, given["dt"].unsqueeze(0), given["A"], given["dt_bias"], given["D"], None)[0]
+        o, last = self._expected(tokens, given["dt"].unsqueeze(0), given["A"], given["dt_bias"], given["D"], None)
+        return o[0], last
 
     def _expected(
         self, tokens: Given, dt: Tensor, rate: Tensor, bias: Tensor, skip: Tensor, begun: Tensor | None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         found = mamba2.state_space_scan(
             tokens["x"].float(), dt.float(), rate, tokens["B"].float(), tokens["C"].float(), CHUNK, skip.float(),
-            dt_bias=bias, initial_states=begun, dt_softplus=True,
+            dt_bias=bias, initial_states=begun, dt_softplus=True, return_final_states=True,
         )  # fmt: skip
-        assert isinstance(found, Tensor)
+        assert isinstance(found, tuple)
         return found

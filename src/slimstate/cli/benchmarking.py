@@ -128,9 +128,9 @@ def decode(
     kernels: Annotated[
         str | None,
         typer.Option(
-            metavar="vllm=PATH",
-            help="Time the kernels of an engine by themselves, decoding and prefill, at every multiple of 16: those in"
-            " a folder that holds vllm, unpacked from its wheel.",
+            metavar="ENGINE=PATH",
+            help="Time the kernels of an engine, vllm or sglang, by themselves, decoding and prefill, at every multiple"
+            " of 16: those in a folder that holds the engine, unpacked from its wheel.",
         ),
     ] = None,
     rounds: Rounds = 20,
@@ -208,14 +208,11 @@ def _kernels(
     from slimstate.benchmark.kernels import SHAPES, bench_kernels, named
     from slimstate.records.benchmark import KernelSettings
 
-    engine, _, path = kernels.partition("=")
     sequences = [1024] if batches is None else listed(batches, "--batches", int)
-    if engine != "vllm" or not path:
-        raise PlanError(f"--kernels {kernels}: vllm=PATH, where PATH holds vllm as it is unpacked from a wheel")
     if len(sequences) != 1:
         raise PlanError(f"--batches {batches}: one number of sequences with --kernels")
     return bench_kernels(
-        path,
+        kernels,
         SHAPES if models is None else named(listed(models, "--models", str)),
         _key_dims(key_dims),
         settings=KernelSettings(kernels=kernels, sequences=sequences[0]),

@@ -127,7 +127,7 @@ class DecodeRow(GraphRow):
 class KernelRow(GraphRow):
     """An engine's kernel by itself; `model` names a shape, `state_bytes` are those of a layer and a sequence.
 
-    `difference` is the largest one from our recurrence, over the standard deviation of its outputs.
+    `difference` is the largest one from our recurrence, of outputs and states, each over the deviation of ours.
     """
 
     LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "mode")
