@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from places import ROOT
+from reading_pages import table_after
 from slimstate.cli import app
 from slimstate.families import FAMILIES, family_of
 from slimstate.serving.pool import PoolOptions, group_size, pool
@@ -36,6 +37,35 @@ def options(**more) -> PoolOptions:
 def test_blocks_are_those_of_boot_logs(model, more, block):
     """vLLM says `Setting attention block size to ... tokens` when it starts."""
     assert pool(model, "vllm", options(**more)).rows[0].pages.block == block
+
+
+BOOTS = json.loads((ROOT / "docs" / "records" / "vllm-boot.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "boot", BOOTS["rows"], ids=lambda boot: f"{boot['model']}-{boot['key_dim']}-{boot['prefix_caching']}"
+)
+def test_a_pool_is_that_of_a_boot_log_to_the_last_digit(boot, tmp_path, monkeypatch):
+    monkeypatch.setattr("slimstate.serving.pool.ALIGNED", 128)  # on a CPU; on a GPU blocks are multiples of 16
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BOOTS["configs"][boot["model"]]))
+    given = options(memory_gb=1, context=4096, prefix_caching=boot["prefix_caching"])
+    row = pool(path, "vllm", given, (64,)).rows[boot["key_dim"] == 64]
+    own = row.pages.state + row.pages.convolution
+    assert row.pages.block == boot["block_tokens"]
+    assert f"{100 * (row.pages.page / own - 1):.2f}" == f"{boot['padding_percent']:.2f}"
+    assert f"{row.sequences:.2f}" == f"{boot['sequences']:.2f}"
+
+
+def test_boot_logs_on_the_page_are_those_of_the_record():
+    _, *body = table_after("serving/pool.md", "records/vllm-boot.json")
+    found = {(row["model"], row["key_dim"], row["prefix_caching"]): row for row in BOOTS["rows"]}
+    for (title, *cells), (model, key_dim) in zip(body, dict.fromkeys(key[:2] for key in found), strict=True):
+        row, shared = (found.get((model, key_dim, prefixes)) for prefixes in (False, True))
+        assert title == f"{model}, {key_dim}"
+        more = f"{shared['sequences']:.2f}" if shared else ""
+        told = [f"{row['block_tokens']}", f"{row['padding_percent']:.2f} %", f"{row['blocks']:,}"]
+        assert cells == [*told, f"{row['sequences']:.2f}", more]
 
 
 def filled(linear: int, softmax: int, states: int, context: int, block: int, blocks: int) -> int:

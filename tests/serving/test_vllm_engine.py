@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import engine_models
 import pytest
 
+from slimstate.serving import pool
 from slimstate.serving.verification.engine_call import EngineOptions
 from slimstate.serving.verification.verify import VerifyOptions, verify
 
@@ -34,3 +37,33 @@ def test_vllm_does_what_the_rules_say(name, verdict, tmp_path):
     engine = EngineOptions(engine="vllm", python=Path(PYTHON), settings={"gpu_memory_utilization": 0.2})
     record = verify(cut, engine, options=options)
     assert record.outcome.verdict == verdict, record.verdict
+
+
+BOOT = """
+import sys
+from vllm import LLM
+if __name__ == "__main__":
+    prefixes = len(sys.argv) > 2
+    LLM(model=sys.argv[1], dtype="bfloat16", max_model_len=256, enforce_eager=True, enable_prefix_caching=prefixes)
+"""
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("key_dim", [128, 64])
+@pytest.mark.parametrize("name", ["granitemoehybrid", "falcon_h1"])
+def test_the_pool_is_that_of_vllms_boot_log(name, key_dim, prefix_caching, tmp_path, monkeypatch):
+    uncut = engine_models.uncut(name, tmp_path / name)
+    folder = uncut if key_dim == 128 else engine_models.cut(uncut, key_dim)
+    (tmp_path / "boot.py").write_text(BOOT)
+    words = [PYTHON, tmp_path / "boot.py", folder, *["prefixes"] * prefix_caching]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    log = done.stdout + done.stderr
+    block = re.search(r"Setting attention block size to (\d+) tokens", log)
+    fits = re.search(r"Maximum concurrency for 256 tokens per request: ([\d.]+)x", log)
+    assert block, log[-2000:]
+    assert fits, log[-2000:]
+    monkeypatch.setattr(pool, "ALIGNED", 128)  # on a CPU; on a GPU blocks are multiples of 16
+    options = pool.PoolOptions(memory_gb=1, context=256, prefix_caching=prefix_caching)
+    row = pool.pool(uncut, "vllm", options, (64,)).rows[key_dim == 64]
+    assert (row.pages.block, f"{row.sequences:.2f}") == (int(block[1]), fits[1])

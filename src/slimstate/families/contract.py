@@ -112,6 +112,8 @@ class Caches:
     state_dtype: str | None = None
     # whether key heads are repeated where there are fewer of them than GPUs, as the groups of Mamba-2 are
     repeated_keys: bool = False
+    # whether a prefill hands over the state of a block's end on its way; where states are kept vLLM has one more for it
+    state_on_the_way: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

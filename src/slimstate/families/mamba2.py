@@ -180,6 +180,7 @@ class Mamba2(Family):
             taps=int(known.get(self.fields.taps, TAPS)),
             state_dtype=named or self.kept_in,
             repeated_keys=True,
+            state_on_the_way=True,
             kv_heads=kv_heads,
             kv_dim=kv_dim,
         )

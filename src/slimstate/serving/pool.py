@@ -130,7 +130,7 @@ def vllm_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) 
     pages = pages_of(caches, options, kept_in, key_dim)
     own = pages.state + pages.convolution
     linear, softmax = caches.linear_layers, caches.softmax_layers
-    states = (2 if options.prefix_caching else 1) + options.speculative_tokens
+    states = (2 + caches.state_on_the_way if options.prefix_caching else 1) + options.speculative_tokens
     if not softmax:
         size = linear * own
         return Fitting(
