@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import safetensors.torch
@@ -222,6 +223,23 @@ def test_a_stop_says_what_is_kept(tmp_path):
         stopped(folder, signal.SIGTERM, written)[1]
         == f"slimstate: stopped; {folder / 'b'} and 1 more: written, and whole\n"
     )
+
+
+def test_a_process_that_is_ending_makes_nothing_more(tmp_path):
+    """What is unfinished was removed by then; a folder that is made a moment later would stay."""
+    done = []
+
+    def write() -> None:
+        atomic.write_text(tmp_path / "new" / "out.txt", "words")
+        done.append(True)
+
+    with STOP.lock:
+        writer = Thread(target=write)
+        writer.start()
+        writer.join(0.1)
+        assert (list(tmp_path.iterdir()), done) == ([], [])
+    writer.join()
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "out.txt"]
 
 
 def test_a_signal_to_a_forked_process_is_none_to_its_parent():

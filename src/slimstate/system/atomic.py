@@ -85,7 +85,8 @@ def partial(out: Path) -> Iterator[Path]:
             leftovers.discard(staging)  # of an earlier process that had this one's number
             stack.enter_context(STOP.unfinished(staging))
             stack.callback(leftovers.discard, staging)
-            staging.mkdir()
+            with STOP.lock:  # a process that is ending makes nothing more
+                staging.mkdir()
         yield staging
 
 
@@ -97,7 +98,7 @@ def made(folder: Path) -> Iterator[None]:
             if not place.exists():
                 stack.enter_context(STOP.made_for_it(place))
                 stack.callback(remove_empty, place)
-                with suppress(FileExistsError):  # somebody else was faster
+                with suppress(FileExistsError), STOP.lock:  # somebody else was faster
                     place.mkdir()
         yield
 
