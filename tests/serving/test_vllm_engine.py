@@ -48,9 +48,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize("key_dim", [128, 64])
-@pytest.mark.parametrize("name", ["granitemoehybrid", "falcon_h1"])
+@pytest.mark.parametrize(
+    ("name", "key_dim", "prefix_caching"),
+    [("granitemoehybrid", 128, False), ("granitemoehybrid", 64, True), ("falcon_h1", 64, False)],
+)
 def test_the_pool_is_that_of_vllms_boot_log(name, key_dim, prefix_caching, tmp_path, monkeypatch):
     uncut = engine_models.uncut(name, tmp_path / name)
     folder = uncut if key_dim == 128 else engine_models.cut(uncut, key_dim)
