@@ -333,6 +333,10 @@ def test_values_that_fail_only_when_a_model_runs_are_refused(folders, tmp_path):
     refused(model, "every token goes to 10 experts, and there are 4")
     change_json(model / "config.json", lambda data: data.update(num_experts_per_tok=2, rms_norm_eps="little"))
     refused(model, "rms_norm_eps is little, which is no number")
+    change_json(model / "config.json", lambda data: data.update(rms_norm_eps=1e-6, pad_token_id=True))
+    refused(model, "pad_token_id is True, which is no token")
+    change_json(model / "config.json", lambda data: data.update(pad_token_id=None, eos_token_id=[1, 2]))
+    cut(model, None)
 
 
 def test_a_model_card_shows_names_as_text(model):

@@ -63,7 +63,15 @@ def _objection(name: str, value: Any) -> str | None:
         return _name_objection(NAMED[bare], value)
     if isinstance(value, (str, list, Mapping)) and len(value) > MOST_MEMBERS:
         return f"has {len(value):,} members"
+    if name.endswith("_token_id") and not _names_tokens(value):
+        return f"is {quoted(value)}, which is no token"
     return _number_objection(name, value)
+
+
+def _names_tokens(value: Any) -> bool:
+    """A token, several of them, or none; true and false are numbers too, and no class loads with them."""
+    each = value if isinstance(value, list) else [value]
+    return value is None or all(isinstance(one, int) and not isinstance(one, bool) for one in each)
 
 
 def _name_objection(known: tuple[str, ...], value: Any) -> str | None:
