@@ -117,9 +117,9 @@ def _left(keys: Tensor, half: int) -> Tensor:
 def _blocks(scores: Tensor, half: int) -> Tensor:
     """Of [M, R, C, C], where right halves of blocks meet left ones [M, P, R, L, L], as a view."""
     count, each, tokens, _ = scores.shape
-    apart, row = 2 * half * (tokens + 1), half * tokens  # from a block to the next, and to its right half
-    shape, strides = (count, tokens // (2 * half), each, half, half), scores.stride()
-    return scores.as_strided(shape, (strides[0], apart, strides[1], tokens, 1), scores.storage_offset() + row)
+    blocks = tokens // (2 * half)
+    parts = scores.view(count, each, blocks, 2, half, blocks, 2, half)
+    return _on_diagonal(parts.select(6, 0).select(3, 1))
 
 
 def _between(halves: _Halves) -> Tensor:
@@ -154,5 +154,9 @@ def _of_own_block(products: Tensor, half: int) -> Tensor:
     The others are made for nothing: one product for a chunk takes less time than many small ones.
     """
     count, rows, columns = products.shape
-    parts = products.view(count, rows // columns, columns // half, half, columns // half, half)
+    return _on_diagonal(products.view(count, rows // columns, columns // half, half, columns // half, half))
+
+
+def _on_diagonal(parts: Tensor) -> Tensor:
+    """Of [M, R, P, L, P, L] those of one block [M, P, R, L, L], as a view."""
     return parts.diagonal(0, 2, 4).permute(0, 4, 1, 2, 3)

@@ -65,10 +65,10 @@ class RunFolder:
             try:
                 yield
             except BaseException as error:
+                if self._done() and isinstance(error, OutputError):
+                    raise OutputError(f"{error}; {self.kept()}") from error
                 if distributed.is_main() and not self._done():
                     empty(self.path)
-                elif isinstance(error, OutputError):
-                    raise OutputError(f"{error}; {self.kept()}") from error
                 raise
 
     def _done(self) -> int:
