@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from slimstate.checkpoints.safetensors_io import Digests, TensorFile, TensorInfo
+from slimstate.checkpoints.safetensors_io import Digests, StoredTensor, TensorFile, TensorInfo
 from slimstate.core.layout import Mixer, Slot
 from slimstate.core.plan import MOST_OF_A_PLAN, PLAN
 from slimstate.families import Config, Family, family_of
@@ -151,8 +151,12 @@ class Checkpoint:
         if json.dumps(read_json(self.folder / "config.json")) != json.dumps(self.config):
             raise ModelError(f"{named(self.folder / 'config.json')} changed while the model was read")
 
+    def stored(self, name: str) -> StoredTensor:
+        """A tensor as it lies in its file, to be read later."""
+        return StoredTensor(next(file for file in self.files.values() if name in file.tensors), name)
+
     def read(self, name: str) -> Tensor:
-        return next(file for file in self.files.values() if name in file.tensors).read(name)
+        return self.stored(name)[...]
 
     def expect(self, names: Iterable[str]) -> None:
         """Tell the system that these tensors will soon be read, so that it reads them ahead where it can."""

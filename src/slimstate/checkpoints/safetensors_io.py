@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
+from types import EllipsisType
 from typing import Protocol
 
 import safetensors
@@ -115,15 +116,30 @@ class TensorFile:
         with self._opened():
             pass
 
-    def read(self, name: str) -> Tensor:
+    def dtype(self, name: str) -> torch.dtype:
         info = self.tensors[name]
         if info.dtype not in DTYPES:
             raise ModelError(f"{named(self.path)}: {quoted(name)} is of dtype {info.dtype}, which cannot be cut")
-        whole = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="cpu")
+        return DTYPES[info.dtype]
+
+    def read(self, name: str) -> Tensor:
+        info = self.tensors[name]
+        whole = torch.empty(info.shape, dtype=self.dtype(name), device="cpu")
         with self._opened() as file:
             file.seek(info.start)
             self._fill(whole, file)
         return whole
+
+    def read_rows(self, name: str, rows: Tensor) -> Tensor:
+        """The rows with these numbers, and nothing of the others."""
+        info = self.tensors[name]
+        few = torch.empty((len(rows), *info.shape[1:]), dtype=self.dtype(name), device="cpu")
+        size = info.size // info.shape[0]
+        with self._opened() as file:
+            for place, row in enumerate(rows.tolist()):
+                file.seek(info.start + row * size)
+                self._fill(few[place], file)
+        return few
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """The raw bytes of a tensor, a piece at a time, all in the same memory."""
@@ -158,6 +174,31 @@ class TensorFile:
                     waiting.pop()
                 position += size
         return Digests(file=whole.hexdigest(), tensors=sums)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that stays in its file: indexed as `stored[...]`, it is read, every time anew.
+
+    The stock classes take it in place of a tensor when they load, and read it when its turn comes.
+    """
+
+    file: TensorFile
+    name: str
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.file.tensors[self.name].shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.file.dtype(self.name)
+
+    def __getitem__(self, whole: EllipsisType) -> Tensor:
+        return self.file.read(self.name)
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        return self.file.read_rows(self.name, numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ it. The layers before the one that is wanted pass hidden states on, and the run 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,11 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.safetensors_io import StoredTensor
 from slimstate.families import family_of
 from slimstate.families.contract import Config
 from slimstate.models.prepare import prepare
+from slimstate.models.resting import Resting
 from slimstate.models.stock import quiet_transformers, refusals, stock_model
 from slimstate.system.errors import ModelError
+
+Stored = Tensor | StoredTensor
+NARROWER = ({torch.bfloat16}, {torch.float16})  # than float32, with no value that it does not have
 
 
 class _Behind(Exception):  # noqa: N818 - the way out of a run, and no error
@@ -42,6 +47,7 @@ class OneLayerModel:
         with _default_dtype(dtype), _parameters_without_memory():
             self.model = stock_model(config, device).eval()
         self.model.requires_grad_(False)
+        self._mixers = tuple(f"{mixer.path}." for mixer in checkpoint.mixers)
         running = checkpoint.mixers[0].path.split(".")
         self._list = ".".join(running[: next(place for place, part in enumerate(running) if part.isdigit())])
         self._current = 0
@@ -76,17 +82,56 @@ class OneLayerModel:
         running, stored = self._roots
         return running + name.removeprefix(stored) if name.startswith(stored) else name
 
-    def converted(self, layer: int, stored: Mapping[str, Tensor], part: str | None = None) -> dict[str, Tensor]:
-        """The tensors of a layer, or of a `part` of it by its place, as the running model names, joins and keeps them.
+    def parts_with(self, layer: int, names: Iterable[str]) -> tuple[str, ...]:
+        """The places right below a layer that hold these tensors of the files; none where it takes the whole layer."""
+        place = self.place_of(layer)
+        known = {f"{place}.{name}" for name, _ in self.model.get_submodule(place).named_children()}
+        found = {".".join(self._running(name).split(".")[: place.count(".") + 2]) for name in names}
+        return tuple(sorted(found)) if found <= known else ()
 
-        The stock class loads them, as it would load the whole model.
+    def converted(self, layer: int, stored: Mapping[str, Stored], parts: Sequence[str] = ()) -> dict[str, Tensor]:
+        """The tensors of a layer, or of parts of it by their places, as the running model names, joins and keeps them.
+
+        Tensors that are still in their files are read when their turn comes. Experts rest as the files have them where
+        they would take more memory otherwise.
         """
-        places = [part] if part else [self.place_of(number) for number in (layer, *self._shared_with(layer))]
+        own = tuple(f"{place}." for place in parts or [self.place_of(layer)])
+        places = list(parts) or [self.place_of(number) for number in (layer, *self._shared_with(layer))]
+        wanted = {self._running(name): tensor for name, tensor in stored.items()}
+        wanted = {name: tensor for name, tensor in wanted.items() if name.startswith(own) or not parts}
+        resting = self._resting(places, wanted)
+        found: dict[str, Tensor] = {}
+        for place, dtype in resting.items():
+            experts = {name: wanted.pop(name) for name in list(wanted) if name.startswith(f"{place}.")}
+            found |= {name: Resting(weight) for name, weight in self._loaded(layer, experts, [place], dtype).items()}
+        found |= self._loaded(layer, wanted, places, self._dtype, without=resting)
+        return {name: tensor for name, tensor in found.items() if name.startswith(own)}
+
+    def _resting(self, places: Sequence[str], stored: Mapping[str, Stored]) -> dict[str, torch.dtype]:
+        """Modules in these places that hold weights of many experts, with the narrower dtype that the files have."""
+        if self._dtype != torch.float32 or self._device.type != "cpu":
+            return {}
+        found = {}
+        for name, module in self.model.named_modules():
+            if name.startswith(tuple(f"{place}." for place in places)) and not name.startswith(self._mixers):
+                dtypes = {tensor.dtype for stem, tensor in stored.items() if stem.startswith(f"{name}.")}
+                if dtypes in NARROWER and any(weight.dim() == 3 for weight in module.parameters(recurse=False)):
+                    found[name] = dtypes.pop()
+        return found
+
+    def _loaded(
+        self, layer: int, stored: Mapping[str, Stored], places: list[str], dtype: torch.dtype,
+        *, without: Iterable[str] = (),
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """What is in these places of the model, loaded by the stock class as it would load the whole model."""
         stock = type(self.model)
 
         class Part(stock):  # type: ignore[misc, valid-type]
             def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **options)
+                for place in without:
+                    owner, _, name = place.rpartition(".")
+                    setattr(self.get_submodule(owner), name, nn.Module())
                 _keep_only(self, places)
 
         Part.__name__ = stock.__name__
@@ -94,16 +139,12 @@ class OneLayerModel:
             warnings.simplefilter("ignore")
             quiet_transformers()
             model, report = Part.from_pretrained(
-                None,
-                config=self.model.config,
-                state_dict={self._running(name): tensor for name, tensor in stored.items()},
-                dtype=self._dtype,
-                output_loading_info=True,
+                None, config=self.model.config, state_dict=dict(stored), dtype=dtype, output_loading_info=True
             )
         if wrong := [*report["missing_keys"], *report["mismatched_keys"]]:
             raise ModelError(f"the stock class does not load {len(wrong)} tensors of layer {layer}, such as {wrong[0]}")
-        own = f"{part or self.place_of(layer)}."
-        return {name: tensor for name, tensor in model.state_dict().items() if name.startswith(own)}
+        loaded: dict[str, Tensor] = model.state_dict()
+        return loaded
 
     @contextmanager
     def holding(self, layer: int, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
@@ -164,16 +205,17 @@ class OneLayerModel:
             self._stored(next(name for name, module in self.model.named_modules() if module is embedding)) + ".weight"
         )
 
-    def embedded(self, weight: Tensor, ids: Tensor) -> Tensor:
-        """What the embedding with this weight makes of tokens."""
+    def embedded(self, rows: Tensor) -> Tensor:
+        """What the embedding makes of tokens, from the rows of its weight that are theirs."""
         module = self.model.get_input_embeddings()
-        module.load_state_dict({"weight": weight.to(self._dtype)}, assign=True)
+        whole, padding = module.weight, module.padding_idx
+        module.weight, module.padding_idx = nn.Parameter(rows.to(self._dtype), requires_grad=False), None
         try:
             with torch.no_grad():
-                rows: Tensor = module(ids).to(self._device)
-            return rows
+                found: Tensor = module(torch.arange(len(rows))).to(self._device)
+            return found
         finally:
-            module.weight = _without_memory(module.weight)
+            module.weight, module.padding_idx = whole, padding
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.safetensors_io import StoredTensor
 from slimstate.core.evidence import BACKWARD, Evidence
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import Choice, Plan, read_choice, written_choice
@@ -51,17 +52,17 @@ class CutOnTheWay:
     def config(self) -> Config:
         return self.checkpoint.family.resize(self.checkpoint.config, self.request.keep, corrected=self.corrected)
 
-    def embedding(self, name: str) -> Tensor:
-        return self.checkpoint.read(name)
+    def embedding(self, name: str) -> StoredTensor:
+        return self.checkpoint.stored(name)
 
-    def layer(self, number: int, uncut: Mapping[str, Tensor], watch: Watch) -> Mapping[str, Tensor]:
+    def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
         mixer = next((mixer for mixer in self.checkpoint.mixers if mixer.layer == number), None)
         if mixer is None:
-            return uncut
+            return {}
         if number not in self.chosen:
             self.chosen[number] = self._choose(mixer, watch)
         cutter = Cutter([mixer], {number: self.chosen[number]}, corrected=self.corrected)
-        return {name: cutter.apply(name, tensor) for name, tensor in uncut.items()}
+        return {name: cutter.apply(name, stored[...]) for name, stored in uncut.items() if cutter.touches(name)}
 
     def _choose(self, mixer: Mixer, watch: Watch) -> Choice:
         """As an earlier run chose, or from the evidence that the layer now gives."""

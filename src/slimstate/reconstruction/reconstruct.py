@@ -16,7 +16,7 @@ from torch import Tensor
 from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.model_card import reconstruction_section
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.safetensors_io import Change
+from slimstate.checkpoints.safetensors_io import Change, StoredTensor
 from slimstate.checkpoints.writer import CARD, check_output, write_checkpoint
 from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
@@ -111,15 +111,16 @@ class StoredCut:
     def config(self) -> Config:
         return self.checkpoint.config
 
-    def layer(self, number: int, uncut: Mapping[str, Tensor], watch: Watch) -> Mapping[str, Tensor]:
-        return {name: self._same(name, tensor) for name, tensor in uncut.items()}
+    def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, before in uncut.items():
+            tensor = self.checkpoint.read(name)
+            if tensor.shape != before.shape or not torch.equal(tensor, before[...]):
+                found[name] = tensor
+        return found
 
-    def _same(self, name: str, uncut: Tensor) -> Tensor:
-        tensor = self.checkpoint.read(name)
-        return uncut if tensor.shape == uncut.shape and torch.equal(tensor, uncut) else tensor
-
-    def embedding(self, name: str) -> Tensor:
-        return self.checkpoint.read(name)
+    def embedding(self, name: str) -> StoredTensor:
+        return self.checkpoint.stored(name)
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.safetensors_io import DTYPES
+from slimstate.checkpoints.safetensors_io import DTYPES, StoredTensor
 from slimstate.core.layout import Mixer
 from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.offload import LoadOptions
-from slimstate.models.one_layer import OneLayerModel
+from slimstate.models.one_layer import OneLayerModel, Stored
 from slimstate.reconstruction.fit import Task, fit
 from slimstate.reconstruction.options import held_out_of
 from slimstate.reconstruction.parts import trained_places
@@ -43,18 +43,18 @@ class CutModel(Protocol):
 
     def config(self) -> Config: ...
 
-    def layer(self, number: int, uncut: Mapping[str, Tensor], watch: Watch) -> Mapping[str, Tensor]:
-        """The tensors of a layer, from those of the uncut one; what is the same is the same object.
+    def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
+        """The tensors of a layer that are others than in the uncut model.
 
         `watch` runs the uncut layer over what enters it in the cut model.
         """
 
-    def embedding(self, name: str) -> Tensor: ...
+    def embedding(self, name: str) -> StoredTensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer of the cut model while it is in memory: its weights, and its tensors as the files have them.
+    """One layer of the cut model: its weights in memory, and its tensors as the files have or will have them.
 
     `errors` are there where an earlier run has trained it.
     """
@@ -62,7 +62,7 @@ class Layer:
     number: int
     mixer: Mixer | None
     weights: Mapping[str, Tensor]
-    stored: Mapping[str, Tensor]
+    stored: Mapping[str, Stored]
     errors: LayerErrors | None
 
 
@@ -84,7 +84,7 @@ class Walk:
         self.cut_model = OneLayerModel(teacher, cut.config(), self.device, kept_in)
         name = self.uncut_model.embedding_name()
         embeddings = (
-            Embedding.of(self.uncut_model, teacher.read(name), tokens),
+            Embedding.of(self.uncut_model, teacher.stored(name), tokens),
             Embedding.of(self.cut_model, cut.embedding(name), tokens),
         )
         self.uncut_stream, self.cut_stream = self._streams(
@@ -130,34 +130,32 @@ class Walk:
     def layers(self) -> Iterator[LayerErrors]:
         """Walk; gives the errors of every layer that has a mixer, once its weights are kept."""
         for number in range(self.uncut_model.layers):
-            before = {name: self.teacher.read(name) for name in self.uncut_model.stored_names(self.teacher, number)}
-            uncut = self.uncut_model.converted(number, before)
-            with self.uncut_model.holding(number, uncut):
-                layer = self._cut(number, before, uncut)
-                del before, uncut
-                self._expect(number + 1)
-                trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer)
-                added = self._advance(self.uncut_stream, number)
-                with self.cut_model.holding(number, layer.weights):
-                    if layer.mixer is not None:
-                        yield layer.errors or self._reconstruct(layer, trained, added)
-                    if number + 1 < self.uncut_model.layers:
-                        self._advance(self.cut_stream, number)
+            yield from self._layer(number)  # and nothing of it stays
 
-    def _cut(self, number: int, before: Mapping[str, Tensor], uncut: Mapping[str, Tensor]) -> Layer:
+    def _layer(self, number: int) -> Iterator[LayerErrors]:
+        stored = {name: self.teacher.stored(name) for name in self.uncut_model.stored_names(self.teacher, number)}
+        uncut = self.uncut_model.converted(number, stored)
+        with self.uncut_model.holding(number, uncut):
+            layer = self._cut(number, stored, uncut)
+            self._expect(number + 1)
+            trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer)
+            added = self._advance(self.uncut_stream, number)
+        del uncut
+        with self.cut_model.holding(number, layer.weights):
+            if layer.mixer is not None:
+                yield layer.errors or self._reconstruct(layer, trained, added)
+            if number + 1 < self.uncut_model.layers:
+                self._advance(self.cut_stream, number)
+
+    def _cut(self, number: int, before: Mapping[str, StoredTensor], uncut: Mapping[str, Tensor]) -> Layer:
         """The cut layer, as an earlier run left it where there was one; it shares all weights that did not change."""
-        mixer, found = self.mixers.get(number), self.folder.found(number)
-        stored = dict(self.cut.layer(number, before, partial(self._watch, number)))
+        changed, found = self.cut.changed(number, before, partial(self._watch, number)), self.folder.found(number)
         errors, earlier = (None, {}) if found is None else found
-        stored |= earlier
-        changed = [name for name, tensor in stored.items() if tensor is not before.get(name)]
-        weights = uncut
-        if mixer is not None and all(name.startswith(f"{mixer.place_in_files}.") for name in changed):
-            own = {name: tensor for name, tensor in stored.items() if name.startswith(f"{mixer.place_in_files}.")}
-            weights = {**uncut, **self.cut_model.converted(number, own, part=mixer.path)}
-        elif changed:
-            weights = self.cut_model.converted(number, stored)
-        return Layer(number=number, mixer=mixer, weights=weights, stored=stored, errors=errors)
+        changed |= earlier
+        stored, weights = {**before, **changed}, dict(uncut)
+        if changed:
+            weights |= self.cut_model.converted(number, stored, self.cut_model.parts_with(number, changed))
+        return Layer(number=number, mixer=self.mixers.get(number), weights=weights, stored=stored, errors=errors)
 
     def _watch(self, number: int, watching: Callable[[nn.Module], AbstractContextManager[object]]) -> int:
         seeing = replace(self.uncut_stream, states=self.cut_stream.states)
@@ -225,7 +223,7 @@ class Walk:
             for part, values in zip(stored, pieces, strict=True):
                 found[part] = values.to(layer.stored[part].dtype).view(layer.stored[part].shape)
         if not errors.step:
-            found = {name: layer.stored[name] for name in found}
+            found = {name: layer.stored[name][...] for name in found}
         if distributed.is_main():
             self.folder.keep(errors, found)
 
@@ -261,9 +259,9 @@ class Embedding:
     places: Tensor
 
     @classmethod
-    def of(cls, model: OneLayerModel, weight: Tensor, tokens: Tensor) -> Embedding:
+    def of(cls, model: OneLayerModel, weight: StoredTensor, tokens: Tensor) -> Embedding:
         known, places = tokens.long().unique(return_inverse=True)
-        rows = model.embedded(weight, known)
+        rows = model.embedded(weight.rows(known))
         return cls(rows=rows, places=places.to(rows.device))
 
     def of_windows(self, windows: Tensor) -> Tensor:
