@@ -1,6 +1,6 @@
 """Peak memory and time of a cut, and of its reconstruction, on a checkpoint far larger than that memory.
 
-    python benchmarks/large.py [--experts 128 --layers 8 --method l1] [--reconstruct --dtype bfloat16]
+    python benchmarks/large.py [--experts 128 --layers 8 --method l1] [--reconstruct --dtype float32]
 
 The checkpoint is shaped like Qwen3-Next (8 GB by default) with random weights in shards of 1 GB, made and removed here.
 """
@@ -11,16 +11,21 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import torch
 from harness import add_tokenizer, arguments, last_line_of, peak_memory_kib
 
 from slimstate.benchmark.random_models import random_model
 from slimstate.models.offload import LoadOptions
+from slimstate.models.resting import Resting
 from slimstate.pruning.options import CutOptions
 from slimstate.pruning.prune import prune
 from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.walk import Layer, Walk
+from slimstate.records.reconstruction import LayerErrors
 
 TEXT = Path(__file__).parent.parent / "demo" / "calibration.txt"
 QWEN3_NEXT = {
@@ -34,9 +39,38 @@ QWEN3_NEXT = {
 FEW = ReconstructOptions(steps=2, batch=2, samples=4, length=256)
 
 
+class Watched:
+    """What memory holds in the first layer of a walk: when it begins, when it is loaded, and when it is trained."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, int] = {}
+        begin, train = Walk.layers, Walk._reconstruct
+
+        def beginning(walk: Walk) -> Iterator[LayerErrors]:
+            self.bytes["before_the_first_layer"] = psutil.Process().memory_info().rss
+            self.bytes["hidden_states"] = walk.uncut_stream.states.bytes + walk.cut_stream.states.bytes
+            return begin(walk)
+
+        def training(walk: Walk, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
+            if layer.number == 0:
+                self.bytes["peak_while_it_is_loaded"] = 1024 * peak_memory_kib()
+                resting = [weight._kept for weight in layer.weights.values() if isinstance(weight, Resting)]
+                others = [weight for weight in layer.weights.values() if not isinstance(weight, Resting)]
+                self.bytes |= {"experts": _bytes(resting), "other_weights": _bytes(others)}
+                trained = [walk.cut_model.model.get_submodule(each).parameters() for each in places]
+                self.bytes["trained_weights"] = _bytes(weight for each in trained for weight in each)
+            return train(walk, layer, places, added)
+
+        Walk.layers, Walk._reconstruct = beginning, training  # type: ignore[method-assign]
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def cut_alone(place: Path, options: argparse.Namespace) -> None:
     """In a process of its own, which has nothing else in memory."""
-    started, before = time.perf_counter(), peak_memory_kib()
+    started, before, watched = time.perf_counter(), peak_memory_kib(), Watched()
     record = prune(
         place / "model",
         place / "cut",
@@ -48,7 +82,8 @@ def cut_alone(place: Path, options: argparse.Namespace) -> None:
     )
     assert record.key_dim == 64
     seconds, peak = time.perf_counter() - started, peak_memory_kib()
-    print(json.dumps({"seconds": seconds, "peak_bytes": 1024 * peak, "peak_bytes_before": 1024 * before}))
+    measured = {"seconds": seconds, "peak_bytes": 1024 * peak, "peak_bytes_before": 1024 * before}
+    print(json.dumps({**measured, "first_layer_bytes": watched.bytes or None}))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ it. The layers before the one that is wanted pass hidden states on, and the run 
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,7 +136,7 @@ class OneLayerModel:
                 _keep_only(self, places)
 
         Part.__name__ = stock.__name__
-        with warnings.catch_warnings(), refusals():
+        with warnings.catch_warnings(), refusals(), _nothing_read_ahead():
             warnings.simplefilter("ignore")
             quiet_transformers()
             model, report = Part.from_pretrained(
@@ -228,8 +229,23 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def _nothing_read_ahead() -> Iterator[None]:
+    """The stock class reads a tensor when it is needed, and not all of them by threads while the first is joined."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def _without_memory(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+    return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), requires_grad=False)
 
 
 @contextmanager

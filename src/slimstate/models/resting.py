@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-AT_ONCE = 8  # experts that are in float32 at the same time
+AT_ONCE = 4  # experts that are in float32 at the same time
 VIEWS = {
     torch.ops.aten.alias.default,
     torch.ops.aten.detach.default,
