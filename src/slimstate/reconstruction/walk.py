@@ -152,7 +152,8 @@ class Walk:
         changed, found = self.cut.changed(number, before, partial(self._watch, number)), self.folder.found(number)
         errors, earlier = (None, {}) if found is None else found
         changed |= earlier
-        stored, weights = {**before, **changed}, dict(uncut)
+        stored: dict[str, Stored] = {**before, **changed}
+        weights = dict(uncut)
         if changed:
             weights |= self.cut_model.converted(number, stored, self.cut_model.parts_with(number, changed))
         return Layer(number=number, mixer=self.mixers.get(number), weights=weights, stored=stored, errors=errors)
