@@ -53,7 +53,7 @@ class Watched:
 
         def training(walk: Walk, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
             if layer.number == 0:
-                self.bytes["peak_while_it_is_loaded"] = 1024 * peak_memory_kib()
+                self.bytes["peak_before_it_is_trained"] = 1024 * peak_memory_kib()
                 resting = [weight._kept for weight in layer.weights.values() if isinstance(weight, Resting)]
                 others = [weight for weight in layer.weights.values() if not isinstance(weight, Resting)]
                 self.bytes |= {"experts": _bytes(resting), "other_weights": _bytes(others)}

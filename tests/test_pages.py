@@ -612,6 +612,26 @@ def test_times_of_reconstructions_are_those_of_the_record():
     )
 
 
+def test_the_memory_of_a_large_reconstruction_is_that_of_the_record():
+    made, cut = record("large-reconstruction"), record("large")
+    parts, settings, peak = made["first_layer_bytes"], made["reconstructed"], made["peak_bytes"]
+    assert [made[name] for name in ("checkpoint_bytes", "shards")] == [
+        cut[name] for name in ("checkpoint_bytes", "shards")
+    ]
+    assert peak < 3e9
+    sizes = [parts["before_the_first_layer"], parts["experts"], parts["other_weights"], 6 * parts["trained_weights"]]
+    told = [float(row[-1]) for row in table_after("RECONSTRUCT.md", "records/large-reconstruction.json")[1:]]
+    assert told == [round(size / 1e9, 2) for size in (*sizes, peak - sum(sizes), peak)]
+    check_says(
+        "RECONSTRUCT.md",
+        f"{made['layers']} layers, {made['experts']} experts, random weights, {made['checkpoint_bytes'] / 1e9:.2f} GB",
+        f"{settings['samples']} windows of {settings['length']} tokens and {settings['steps']} steps a layer",
+        f"took {made['seconds']:.0f} s and {peak / 1e9:.2f} GB at the peak",
+        f"{parts['hidden_states'] / 1e9:.2f} GB are hidden states",
+        f"Until a layer is trained, the peak is {parts['peak_before_it_is_trained'] / 1e9:.2f} GB",
+    )
+
+
 def check_kernel_times(after: str, times: dict[tuple[str, str, int], float]) -> None:
     """A table of vLLM's page: milliseconds by shape and mode, and gains of the decoding in the row above them."""
     shapes = {"Qwen3-Next": "qwen3_next", "Qwen3.5": "qwen3_5", "Mamba-2": "mamba2"}
