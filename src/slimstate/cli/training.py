@@ -79,13 +79,26 @@ def recover(
     length: Length = 2048,
     batch_size: BatchSize = 16,
     grad_accum: GradAccum = 1,
-    lr: LearningRate = 1e-4,
-    min_lr: LeastRate = 1e-5,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Highest learning rate; by default 5e-4 for models up to 512 wide, and less for wider ones."),
+    ] = None,
+    min_lr: Annotated[float | None, typer.Option(help="The rate it falls to; a twentieth by default.")] = None,
     warm_up: WarmUp = 0.05,
-    kd_weight: Annotated[float, typer.Option(help="Weight of the distillation beside the cross entropy.")] = 1.0,
+    kd_weight: Annotated[float, typer.Option(help="Weight of the distillation beside the cross entropy.")] = 4.0,
     temperature: Annotated[float, typer.Option(help="Temperature of the distillation.")] = 2.0,
-    full: Annotated[bool, typer.Option("--full", help="Train all weights instead of adapters.")] = False,
-    mixers: Annotated[bool, typer.Option("--mixers", help="Train the mixers whole instead of adapters.")] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="Train all weights: the default, but for models whose files keep some of them, such as experts, in"
+            " another form.",
+        ),
+    ] = False,
+    mixers: Annotated[bool, typer.Option("--mixers", help="Train the mixers whole, and nothing else.")] = False,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Train low-rank adapters and the convolutions: least memory, recovers less.")
+    ] = False,
     lora_targets: Annotated[
         str | None,
         typer.Option(
@@ -128,7 +141,7 @@ def recover(
     flags = {
         "steps": steps, "tokens": tokens, "length": length, "batch_size": batch_size, "lr": lr, "min_lr": min_lr,
         "warm_up": warm_up, "seed": seed, "kd_weight": kd_weight, "temperature": temperature, "no_teacher": no_teacher,
-        "cache_teacher": cache_teacher, "cache_top_k": cache_top_k, "full": full, "mixers": mixers,
+        "cache_teacher": cache_teacher, "cache_top_k": cache_top_k, "full": full, "mixers": mixers, "lora": lora,
         "lora_targets": lora_targets, "lora_rank": lora_rank, "lora_alpha": lora_alpha, "unfreeze": unfreeze,
     }  # fmt: skip
     options = _preset(preset, {name: value for name, value in flags.items() if _was_given(context, name)})
@@ -175,7 +188,7 @@ def _preset(name: str | None, given: Mapping[str, object]) -> RecoverOptions:
     if "tokens" in given and "steps" not in given:
         given = {**given, "steps": None}
     if given.get("full") or given.get("mixers"):
-        given = {"lora_targets": None, "unfreeze": None, **given}
+        given = {"lora": False, "lora_targets": None, "unfreeze": None, **given}
     return replace(base, **given)  # type: ignore[arg-type]
 
 

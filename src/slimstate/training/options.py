@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +22,9 @@ from slimstate.system.errors import PlanError
 from slimstate.system.json_files import JsonObject
 from slimstate.training.lora import Adaptation, unfrozen_kinds
 
+RANK, ALPHA = 16, 32  # of adapters
+RATE, WIDTH = 5e-4, 512  # the learning rate of a recovery, for models up to this hidden size
+LEAST_RATE = 0.05  # of the highest, at the end
 ONLY_ONCE = ("resume", "force")  # of one run, and no part of the command that does it again
 
 
@@ -73,8 +76,8 @@ class TrainOptions:
     tokens: int | None = None
     batch_size: int = 64
     length: int = 1024
-    lr: float = 3e-3
-    min_lr: float = 3e-4
+    lr: float | None = None
+    min_lr: float | None = None
     warm_up: float = 0.05
     seed: int = 0
 
@@ -85,10 +88,16 @@ class TrainOptions:
             raise PlanError("give either `steps` or `tokens`")
         if self.tokens is not None and self.tokens < self.tokens_per_step:
             raise PlanError(f"`tokens` {self.tokens}: one step alone takes {self.tokens_per_step}")
-        if not 0 < self.lr < math.inf or not 0 <= self.min_lr <= self.lr:
-            raise PlanError(f"a learning rate from {self.lr:g} to {self.min_lr:g}: it must fall, and end at 0 or above")
+        self._check_rates()
         if not 0 <= self.warm_up < 1:
             raise PlanError(f"`warm_up` {self.warm_up:g}: it is a share of the steps, from 0 to less than 1")
+
+    def _check_rates(self) -> None:
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise PlanError(f"`lr` {self.lr:g}: a learning rate is above 0")
+        if self.min_lr is not None and not 0 <= self.min_lr <= (math.inf if self.lr is None else self.lr):
+            until = "" if self.lr is None else f" from {self.lr:g}"
+            raise PlanError(f"`min_lr` {self.min_lr:g}: a learning rate falls{until}, and ends at 0 or above")
 
     @property
     def tokens_per_step(self) -> int:
@@ -122,14 +131,17 @@ class TrainOptions:
 
     def adaptation(self, student: Checkpoint) -> Adaptation:
         """What is trained; all of it can be written back into files like the student's."""
-        adaptation = self._adaptation(student)
-        for name in adaptation.weights(student.config):
-            if not student.stored_names(name):
-                raise PlanError(
-                    f"{name} is kept in another form in the files of {student.family.model_type} models, and cannot be"
-                    f" trained: {self.WAY_OUT}"
-                )
-        return adaptation
+        if (name := self.not_written(student)) is not None:
+            raise PlanError(
+                f"{name} is kept in another form in the files of {student.family.model_type} models, and cannot be"
+                f" trained: {self.WAY_OUT}"
+            )
+        return self._adaptation(student)
+
+    def not_written(self, student: Checkpoint) -> str | None:
+        """The first weight that would be trained and that the student's files keep in another form."""
+        names = self._adaptation(student).weights(student.config)
+        return next((name for name in names if not student.stored_names(name)), None)
 
     def _adaptation(self, student: Checkpoint) -> Adaptation:
         return Adaptation.of(student.config, student.mixers, full=True)
@@ -155,6 +167,8 @@ class PretrainOptions(TrainOptions):
         >>> slimstate.train("delta_net-5m", "tiny", data="text.txt", options=slimstate.PretrainOptions(steps=100))
     """
 
+    lr: float = 3e-3
+    min_lr: float = 3e-4
     second_beta: float = 0.95
     weight_decay: float = 0.0
 
@@ -174,16 +188,16 @@ class PretrainOptions(TrainOptions):
 class RecoverOptions(TrainOptions):
     """What decides the result of a recovery.
 
-    The defaults are the paper's, where it says, but for the adapters: it names no targets, and here every projection of
-    the mixers has one. `RecoverOptions.paper()` is the paper's recovery with what its released code trains.
+    All weights are trained by default; only the mixers where the files keep others, such as experts, in another form.
+    `RecoverOptions.paper()` is the paper's recovery, with what its released code trains.
 
     Parameters:
         steps: how long it is; or
         tokens: the same in tokens.
         batch_size: windows in a step, over all processes.
         length: tokens in a window.
-        lr: the learning rate at its highest.
-        min_lr: the one it ends with.
+        lr: the learning rate at its highest; by default 5e-4 for models up to 512 wide, and less for wider ones.
+        min_lr: the one it ends with; by default a twentieth.
         warm_up: the share of the steps in which it rises.
         seed: for adapters and the order of the windows.
         kd_weight: the weight of the teacher beside the cross entropy.
@@ -193,7 +207,8 @@ class RecoverOptions(TrainOptions):
         cache_top_k: how many for each token.
         full: train all weights.
         mixers: train the mixers whole, and nothing else.
-        lora_targets: linear maps with adapters, or "all-linear".
+        lora: train low-rank adapters and the convolutions; so do `lora_targets`, `unfreeze`, another rank or alpha.
+        lora_targets: linear maps with adapters, or "all-linear"; by default every projection of the mixers.
         lora_rank: rank of the adapters.
         lora_alpha: their scale.
         unfreeze: "norms", "biases" or both, trained as well.
@@ -203,24 +218,23 @@ class RecoverOptions(TrainOptions):
     """
 
     DEFAULT_STEPS: ClassVar[int] = 2000
-    WAY_OUT: ClassVar[str] = "leave out `full`, `mixers` and `unfreeze`, and choose `lora_targets` without it"
+    WAY_OUT: ClassVar[str] = "leave out `full` and `unfreeze`, or choose `lora_targets` without it"
     PACKAGES: ClassVar[tuple[str, ...]] = ("peft", "accelerate")
-    NO_SETTINGS: ClassVar[tuple[str, ...]] = ("tokens", "no_teacher", "cache_teacher", "cache_top_k")
+    NO_SETTINGS: ClassVar[tuple[str, ...]] = ("tokens", "no_teacher", "cache_teacher", "cache_top_k", "lora")
 
     batch_size: int = 16
     length: int = 2048
-    lr: float = 1e-4
-    min_lr: float = 1e-5
-    kd_weight: float = 1.0
+    kd_weight: float = 4.0
     temperature: float = 2.0
     no_teacher: bool = False
     cache_teacher: str | Path | None = None
     cache_top_k: int = 64
     full: bool = False
     mixers: bool = False
+    lora: bool = False
     lora_targets: str | None = None
-    lora_rank: int = 16
-    lora_alpha: int = 32
+    lora_rank: int = RANK
+    lora_alpha: int = ALPHA
     unfreeze: str | None = None
 
     @classmethod
@@ -247,6 +261,8 @@ class RecoverOptions(TrainOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         unfrozen_kinds(self.unfreeze)
+        if self.lora and (self.full or self.mixers):
+            raise PlanError(f"give either `lora` or `{'full' if self.full else 'mixers'}`")
         if not 0 < self.temperature < math.inf or not 0 <= self.kd_weight < math.inf:
             raise PlanError(
                 f"`temperature` {self.temperature:g} must be positive, `kd_weight` {self.kd_weight:g} not negative"
@@ -256,19 +272,35 @@ class RecoverOptions(TrainOptions):
             if self.no_teacher:
                 raise PlanError("`cache_teacher` without a teacher: leave out `no_teacher`")
 
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters were asked for."""
+        other = (self.lora_rank, self.lora_alpha) != (RANK, ALPHA)
+        return self.lora or other or self.lora_targets is not None or self.unfreeze is not None
+
+    def for_model(self, student: Checkpoint) -> RecoverOptions:
+        """With what was left to the model: the learning rate, and what is trained."""
+        lr = rate_for(student) if self.lr is None else self.lr
+        options = replace(self, lr=lr, min_lr=lr * LEAST_RATE if self.min_lr is None else self.min_lr)
+        if self.full or self.mixers or self.adapts:
+            return options
+        everything = replace(options, full=True)
+        return everything if everything.not_written(student) is None else replace(options, mixers=True)
+
     def settings(self, run: RunOptions) -> JsonObject:
         return {**super().settings(run), "top_k": None if self.cache_teacher is None else self.cache_top_k}
 
     def _adaptation(self, student: Checkpoint) -> Adaptation:
+        chosen = self.for_model(student)
         return Adaptation.of(
             student.config,
             student.mixers,
-            self.lora_targets,
-            rank=self.lora_rank,
-            alpha=self.lora_alpha,
-            full=self.full,
-            whole_mixers=self.mixers,
-            unfreeze=self.unfreeze,
+            chosen.lora_targets,
+            rank=chosen.lora_rank,
+            alpha=chosen.lora_alpha,
+            full=chosen.full,
+            whole_mixers=chosen.mixers,
+            unfreeze=chosen.unfreeze,
         )
 
 
@@ -335,6 +367,12 @@ class TrainerOptions:
         """About two hundred points, such that every checkpoint ends one."""
         saves = self.steps_between_saves(steps)
         return next(size for size in range(min(max(1, steps // 200), saves), 0, -1) if saves % size == 0)
+
+
+def rate_for(student: Checkpoint) -> float:
+    """Found on models up to 512 wide; on wider ones in inverse proportion, as Adam's steps add up over the width."""
+    mixer = student.mixers[0]
+    return RATE * min(1.0, WIDTH / student.tensors[mixer.name_of(mixer.key)].shape[-1])
 
 
 def at_least(name: str, value: int | None, least: int) -> None:

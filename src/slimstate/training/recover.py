@@ -56,6 +56,7 @@ def recover(
     options, trainer, run = options or RecoverOptions(), trainer or TrainerOptions(), run or RunOptions()
     distributed.join(run.place)
     student = Checkpoint.open(model)
+    options = _for_model(options, student, reporter)
     uncut = _find_teacher(student, teacher, options, control, reporter)
     if control and uncut is None:
         raise PlanError("`control` fine-tunes the uncut model too: give it with `teacher`")
@@ -118,6 +119,7 @@ def preview(
     """What `recover` would train, without text and without training anything."""
     options, run = options or RecoverOptions(), run or RunOptions()
     student = Checkpoint.open(model)
+    options = _for_model(options, student, reporter)
     uncut = _find_teacher(student, teacher, options, control, reporter)
     adaptation = options.adaptation(student)
     sizes = {name: tensor.shape for name, tensor in stock_model(student.config).state_dict().items()}
@@ -191,6 +193,13 @@ class _Control:
         return self.session.train(Job(student=self.uncut, out=self.out, part=CONTROL), tokens, reporter=reporter)
 
 
+def _for_model(given: RecoverOptions, student: Checkpoint, reporter: Reporter) -> RecoverOptions:
+    options = given.for_model(student)
+    if options.mixers and not given.mixers:
+        reporter.say("the mixers alone are trained: the files keep other weights, such as experts, in another form")
+    return options
+
+
 def _distillation(uncut: Checkpoint | None, options: RecoverOptions, run: RunOptions) -> Distillation | None:
     if uncut is None:
         return None
@@ -235,7 +244,8 @@ def _find_teacher(
 def _check(session: Session[RecoveryRecord], student: Checkpoint, control: _Control | None) -> None:
     """All that can be seen to go wrong before anything is read or written."""
     session.options.settings(session.run)
-    session.options.adaptation(student)
+    if not session.options.adaptation(student).adapted and session.trainer.keep_adapter:
+        raise PlanError("`keep_adapter`: there is none, all that is trained is trained whole; give `lora`")
     sources, outs = [student], [session.out]
     if control is not None and control.out.resolve() == session.out.resolve():
         raise OutputError(f"{control.out} cannot hold both the model and its control: choose another `control_out`")
