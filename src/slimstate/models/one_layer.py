@@ -37,6 +37,10 @@ class _Behind(Exception):  # noqa: N818 - the way out of a run, and no error
         self.output = output
 
 
+class _Watched(Exception):  # noqa: N818 - the same
+    """The mixer has run."""
+
+
 class OneLayerModel:
     """The stock model of a config, without weights but those that `holding` gives to one of its layers."""
 
@@ -169,6 +173,20 @@ class OneLayerModel:
     def run(self, layer: int, states: Tensor, embedded: Tensor) -> Tensor:
         """What a layer makes of the hidden states that enter it."""
         return self._run(layer, states, embedded)
+
+    def run_mixer(self, layer: int, mixer: str, states: Tensor, embedded: Tensor) -> None:
+        """Run a layer as far as its mixer, which lies at this place, for those who watch that."""
+
+        def leave(*_: object) -> None:
+            raise _Watched
+
+        hook = self.model.get_submodule(mixer).register_forward_hook(leave)
+        try:
+            self._run(layer, states, embedded)
+        except _Watched:
+            return
+        finally:
+            hook.remove()
 
     def _run(self, layer: int, states: Tensor | None, embedded: Tensor) -> Tensor:
         self._current, self._given = layer, states

@@ -23,7 +23,7 @@ from slimstate.system import distributed
 WARM_UP = 10  # steps
 LEAST_RATE = 0.05  # of the learning rate, at the end
 Step = Callable[[int, float], None]  # told the steps done and the error
-LOOKS = 8  # at the windows that are held out
+LOOKS = 4  # at the windows that are held out
 TOLD = 40  # times that a layer tells how far it is
 
 

@@ -34,7 +34,7 @@ from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 from slimstate.system.progress import Reporter
 
-# run a layer over all windows of this process, inside of what is made for the model, such as hooks; gives their tokens
+# run a mixer over all windows of this process, inside of what is made for the model, such as hooks; gives their tokens
 Watch = Callable[[Callable[[nn.Module], AbstractContextManager[object]]], int]
 
 
@@ -46,7 +46,7 @@ class CutModel(Protocol):
     def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
         """The tensors of a layer that are others than in the uncut model.
 
-        `watch` runs the uncut layer over what enters it in the cut model.
+        `watch` runs the uncut mixer over what enters its layer in the cut model.
         """
 
     def embedding(self, name: str) -> StoredTensor: ...
@@ -159,10 +159,11 @@ class Walk:
         return Layer(number=number, mixer=self.mixers.get(number), weights=weights, stored=stored, errors=errors)
 
     def _watch(self, number: int, watching: Callable[[nn.Module], AbstractContextManager[object]]) -> int:
-        seeing = replace(self.uncut_stream, states=self.cut_stream.states)
-        with torch.no_grad(), self.computing(), watching(self.uncut_model.model):
+        model, stream, place = self.uncut_model, self.cut_stream, self.mixers[number].path
+        with torch.no_grad(), self.computing(), watching(model.model):
             for piece in self.pieces(self.here):
-                seeing.run(number, piece)
+                embedded = self.uncut_stream.embedding.of_windows(piece)
+                model.run_mixer(number, place, stream.states[_local(piece)], embedded)
         return len(self.here) * self.settings.length
 
     def _expect(self, number: int) -> None:
