@@ -12,6 +12,16 @@ from slimstate.records.training import RecoveryRecord, TrainingRecord
 from slimstate.training.recover import Preview
 
 
+class Listener(slimstate.Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
 def values(given: dict[str, Any], **kinds: type) -> dict[str, Any]:
     """Options of these kinds, made of what is given; the rest of it as it is."""
     rest, made = dict(given), {}

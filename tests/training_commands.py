@@ -29,7 +29,8 @@ from slimstate.training.teacher import LiveTeacher
 def student(uncut: Path, cut: Path, full: bool) -> trainer.Student:
     """In the middle of its training: an adapter that has learnt nothing has no gradient to speak of."""
     torch.manual_seed(0)
-    adapted = RecoverOptions(full=full).adaptation(Checkpoint.open(cut)).attach(load(cut, device="cpu").model)
+    adaptation = RecoverOptions(full=full, lora=not full).adaptation(Checkpoint.open(cut))
+    adapted = adaptation.attach(load(cut, device="cpu").model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trainer.trainable(adapted).values():

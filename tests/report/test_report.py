@@ -22,15 +22,17 @@ from slimstate.core.plan import PLAN
 from slimstate.core.stock_class import StockClass
 from slimstate.records.folder import Found, Records
 from slimstate.records.reconstruction import RECONSTRUCTION
+from slimstate.records.schema import read
 from slimstate.records.states import TraceRecord
 from slimstate.records.sweep import SweepRecord
-from slimstate.records.training import RECOVERY
+from slimstate.records.training import RECOVERY, RecoverySettings
 from slimstate.report import pieces, plots, tables, usable_records, write_report
 from slimstate.report.again import distinct
 from slimstate.report.heat import Scale
 from slimstate.report.markup import Html, element, joined
 from slimstate.report.numbers import brief, fixed, magnitude, mebibytes
 from slimstate.report.provenance import Provenance
+from slimstate.report.recovery import trained_parts
 from slimstate.report.reproduce import reproduce_section
 from slimstate.report.states import state_section
 from slimstate.report.strips import runs, strip_path
@@ -455,6 +457,18 @@ def test_the_plan_of_a_reconstructed_model_is_shown_once(tmp_path):
     assert [found.path.parent.name for found in usable_records(folder).plan] == ["slim"]
     shutil.rmtree(folder / "slim")
     assert [found.path.parent.name for found in usable_records(folder).plan] == ["better"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"adaptation": {"full": True}}, "all weights"),
+        ({"adaptation": {"full": False, "mixers": 3}}, "the mixers"),
+        ({"adaptation": {"full": False}, "unfreeze": "norms,biases"}, "adapters, convolutions, norms, biases"),
+    ],
+)
+def test_what_a_recovery_trained_is_named(settings, parts):
+    assert trained_parts(read(RecoverySettings, {"length": 64, "batch_size": 4, **settings})) == parts
 
 
 def test_the_plan_of_a_recovered_model_is_shown_once(tmp_path, unpainted):

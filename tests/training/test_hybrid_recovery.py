@@ -15,14 +15,20 @@ from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import write_checkpoint
 from slimstate.families import logit_factor
 from slimstate.models.load import load
+from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
 from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
-from slimstate.training.options import RecoverOptions
+from slimstate.training.options import RecoverOptions, rate_for
+from training_calls import Listener
 
 pytestmark = pytest.mark.slow
 
 NAMES = sorted(tiny.EVERY_PLAIN)
 RENAMED = ("olmo_hybrid-plain", "norms,biases")  # the norms of its files have other names
+MIXERS_ALONE = {
+    "granitemoehybrid", "nemotron_h", "olmo_hybrid", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen4_exp",
+    "qwen4_exp_text",
+}  # fmt: skip
 IDS = tiny.token_ids(2, 40)
 
 
@@ -96,7 +102,7 @@ def test_what_cannot_be_written_back_is_not_trained(folders):
     """Experts are joined when a model is loaded; softmax layers of a nested model are renamed, which is no matter."""
     with pytest.raises(PlanError, match="another form in the files of qwen3_next"):
         RecoverOptions(full=True).adaptation(Checkpoint.open(folders["qwen3_next-plain"]))
-    with pytest.raises(PlanError, match=r"norm.weight is kept in another form.* leave out `full`, `mixers`"):
+    with pytest.raises(PlanError, match=r"norm.weight is kept in another form.* leave out `full` and `unfreeze`, or"):
         RecoverOptions(unfreeze=RENAMED[1]).adaptation(Checkpoint.open(folders[RENAMED[0]]))
     RecoverOptions(lora_targets=ALL_LINEAR).adaptation(Checkpoint.open(folders["qwen3_5-plain"]))
     RecoverOptions(full=True).adaptation(Checkpoint.open(folders["qwen3_5_text-plain"]))
@@ -109,8 +115,44 @@ def test_a_cut_hybrid_is_recovered(name, folders, text_file, tmp_path):
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
     record = training_calls.recover(
         tmp_path / "cut", tmp_path / "recovered", teacher=folders[name], data=str(text_file),
-        steps=6, batch_size=2, length=32, lr=3e-3, device="cpu", report_to="none",
+        lora=True, steps=6, batch_size=2, length=32, lr=3e-3, device="cpu", report_to="none",
     )  # fmt: skip
+    assert record.settings.adaptation.targets != ()
     assert record.measured.nats.after < record.measured.nats.before
     found = load(tmp_path / "recovered", device="cpu").model
     assert (logits(found) - logits(load(tmp_path / "cut", device="cpu").model)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_by_default_all_is_trained_that_can_be_written_back(name, folders):
+    checkpoint = Checkpoint.open(folders[name])
+    found = RecoverOptions().for_model(checkpoint)
+    alone = name.removesuffix("-plain") in MIXERS_ALONE
+    assert (found.full, found.mixers) == (not alone, alone)
+    assert RecoverOptions().adaptation(checkpoint) == found.adaptation(checkpoint)
+    assert rate_for(checkpoint) == 5e-4
+
+
+def test_where_experts_are_packed_the_mixers_alone_are_trained_and_that_is_said(folders, text_file, tmp_path):
+    slimstate.prune(folders["qwen3_next-plain"], tmp_path / "cut", method="l1", key_dim=8)
+    brief = {"teacher": folders["qwen3_next-plain"], "steps": 3, "batch_size": 2, "length": 32, "device": "cpu"}
+    said = Listener()
+    record = training_calls.recover(
+        tmp_path / "cut", tmp_path / "out", data=str(text_file), report_to="none", progress=said, **brief
+    )
+    line = "the mixers alone are trained: the files keep other weights, such as experts, in another form"
+    assert said.lines.count(line) == 1
+    before, after = Checkpoint.open(tmp_path / "cut"), Checkpoint.open(tmp_path / "out")
+    within = tuple(f"{mixer.place_in_files}." for mixer in before.mixers)
+    assert before.tensors.keys() == after.tensors.keys()
+    for name in before.tensors:
+        assert torch.equal(before.read(name), after.read(name)) != name.startswith(within), name
+    settings = record.settings
+    assert (settings.full, settings.mixers, settings.lr, settings.min_lr) == (False, True, 5e-4, 2.5e-5)
+    assert settings.adaptation == AdaptationSettings(full=False, mixers=len(before.mixers))
+    assert "--mixers" in record.command
+    assert "; the mixers whole)." in (tmp_path / "out" / "README.md").read_text()
+    previewed = Listener()
+    preview = training_calls.preview(tmp_path / "cut", progress=previewed, **brief)
+    assert line in previewed.lines
+    assert (preview.settings, preview.trained_parameters) == (settings, record.trained_parameters)

@@ -77,13 +77,13 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
             **before,
             f"{out}-nowhere": recover(f"{out}-nowhere", data="/nowhere/x.txt"),
             f"{out}-nan": [*recover(f"{out}-nan", lr=1e30, save_every=1), "--full"],
-            out: recover(out),
+            out: [*recover(out), "--lora"],
         }
         wanted = {"commands": commands, "die_at": DIE_AT, "shard": None if shard is None else list(map(str, shard))}
         return [str(SCRIPT), str(root), json.dumps(wanted)]
 
     train = ["train", str(config), *options(data=text_file, out=root / "trained", shared_filters="head", **TRAINING)]
-    whole = {"torchrun": [*recover("torchrun"), "--json"], "trained": train}
+    whole = {"torchrun": [*recover("torchrun"), "--lora", "--json"], "trained": train}
     torchrun = [TESTS / "forked_torchrun.py", free_port(), *killed("pair", pairs[GATED], **whole)]
     # what it has for CPUs needs MPI, so the processes are started as for GPUs, and find none
     accelerate = [
@@ -105,11 +105,12 @@ def ended(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, i
 
 @pytest.fixture(scope="module")
 def unbroken(pairs, text_file, tmp_path_factory) -> dict[str, tuple[Path, RecoveryRecord]]:
-    """The recoveries that one process makes without a break."""
+    """The recoveries that one process makes without a break: one with adapters, one of all weights."""
     found = {}
     for name in (NAME, LIGHT):
         (uncut, cut), out = pairs[name], tmp_path_factory.mktemp("whole") / "out"
-        found[name] = out, training_calls.recover(cut, out, teacher=uncut, data=str(text_file), **TRAINING)
+        given = {"teacher": uncut, "data": str(text_file), "lora": name == NAME, **TRAINING}
+        found[name] = out, training_calls.recover(cut, out, **given)
     return found
 
 
@@ -194,7 +195,7 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
     assert f"checkpoint-{DIE_AT - 2}" in marked
     assert f"checkpoint-{DIE_AT}" not in marked
     assert not (root / name).exists()
-    given = {"teacher": pairs[NAME][0], "data": str(text_file), **TRAINING}
+    given = {"teacher": pairs[NAME][0], "data": str(text_file), "lora": True, **TRAINING}
     with pytest.raises(slimstate.SlimstateError, match="`resume` goes on with it, `force` starts anew"):
         training_calls.recover(pairs[NAME][1], root / name, **given)
     lines: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import inspect
@@ -11,7 +12,6 @@ import math
 import re
 import shlex
 import shutil
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load, load_tokenizer
 from slimstate.records.schema import read, written
-from slimstate.records.training import RECOVERY, CorpusText, RecoveryRecord
+from slimstate.records.training import RECOVERY, AdaptationSettings, CorpusText, RecoveryRecord, RecoverySettings
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.system.locks import held
 from slimstate.training import options, session, teacher
@@ -45,6 +45,7 @@ from slimstate.training.recover import Preview
 from slimstate.training.run_folder import WHOLE
 from slimstate.training.session import LEAST_GAP
 from slimstate.training.trainer import StudentTrainer
+from training_calls import Listener
 
 pytestmark = pytest.mark.slow
 
@@ -54,16 +55,8 @@ ALONE = {"teacher": None, "no_teacher": True}
 BRIEF = {"steps": 4, "length": 32, "batch_size": 4, "lr": 1e-2}
 PAPER = {"lora_targets": "q_proj,k_proj,v_proj", "unfreeze": "norms,biases"}
 SHORT = {**BRIEF, "save_every": 2, "report_to": "none"}
-
-
-class Listener(slimstate.Reporter):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
+DEFAULT = {"lora": False}  # nothing is said of what is trained
+SAYS_WHAT = {"full", "mixers", "lora", "lora_targets", "lora_rank", "lora_alpha", "unfreeze"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,10 +99,12 @@ def unseen_text(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def recover(pairs, text_file):
-    """Recovers the cut model of a pair, shortly, with the uncut one as its teacher."""
+    """Recovers the cut model of a pair, shortly, with the uncut one as its teacher; with adapters by default."""
 
     def shortly(name: str, out: Path, model: Path | None = None, **changes) -> RecoveryRecord:
         given = {"teacher": pairs[name][0], "data": str(text_file), **SHORT, **changes}
+        if not given.get("full") and not SAYS_WHAT & (changes.keys() - {"full"}):
+            given["lora"] = True
         return training_calls.recover(pairs[name][1] if model is None else model, out, **given)
 
     return shortly
@@ -124,7 +119,7 @@ def made(pairs, recover, tmp_path_factory) -> dict[str, Path]:
     recover("paper", folders["paper"], **PAPER)
     for name in (NAME, GATED, "bfloat16"):
         recover(name, folders[name])
-    recover(NAME, folders["full"], full=True)
+    recover(NAME, folders["full"], **DEFAULT)
     for name in TIED:
         recover(name, folders[name], full=True)
     recover(NAME, folders["alone"], teacher=None, no_teacher=True)
@@ -265,6 +260,54 @@ def test_every_card_says_what_was_done(made, pairs):
     assert "Cut before" not in cards["cut control"]
 
 
+def test_by_default_all_weights_are_trained_at_the_models_own_rate_and_a_bare_resume_goes_on(
+    pairs, recover, text_file, tmp_path, capsys, monkeypatch
+):
+    """The record has the numbers that the model was given, and they give the same when they are spelled out."""
+    usual = {"lr": None, **DEFAULT}
+    folder = interrupt(recover, tmp_path / "out", **usual) / "model"
+    given = {**SHORT, "lr": None, "teacher": pairs[NAME][0], "data": text_file, "out": tmp_path / "out"}
+    code, _, err = run(capsys, monkeypatch, "recover", pairs[NAME][1], *words(given), "--resume")
+    assert code == 0, err
+    assert f"going on from {folder / 'checkpoint-2'}" in err
+    assert "the mixers alone" not in err
+    settings = record_of(tmp_path / "out").settings
+    assert (settings.lr, settings.min_lr, settings.kd_weight, settings.temperature) == (5e-4, 2.5e-5, 4.0, 2.0)
+    assert (settings.full, settings.mixers, settings.lora_targets, settings.unfreeze) == (True, False, None, None)
+    assert settings.adaptation == AdaptationSettings(full=True)
+    assert "--lr 0.0005 --min-lr 2.5e-05 --full" in record_of(tmp_path / "out").command
+    recover(NAME, tmp_path / "spelled out", lr=5e-4, min_lr=2.5e-5, kd_weight=4.0, full=True)
+    assert weights_of(tmp_path / "out") == weights_of(tmp_path / "spelled out")
+
+
+@pytest.mark.parametrize(("width", "rate"), [(64, 5e-4), (512, 5e-4), (640, 4e-4), (1024, 2.5e-4)])
+def test_the_rate_is_in_inverse_proportion_to_a_width_above_512(width, rate, tmp_path):
+    model = tiny.build(tiny.VARIANTS[NAME], hidden_size=width, intermediate_size=32, num_hidden_layers=1)
+    student = Checkpoint.open(tiny.save(model, tmp_path / "model"))
+    assert options.rate_for(student) == pytest.approx(rate)
+    for given in (RecoverOptions(), RecoverOptions(lora=True)):
+        found = given.for_model(student)
+        assert (found.lr, found.min_lr) == (options.rate_for(student), pytest.approx(rate / 20))
+        assert (found.full, found.mixers) == (not given.lora, False)
+        assert found.for_model(student) == found
+    assert RecoverOptions(lr=1e-3).for_model(student).min_lr == pytest.approx(5e-5)
+    assert RecoverOptions(min_lr=0.0).for_model(student).min_lr == 0
+    with pytest.raises(PlanError, match=r"`min_lr` 0.00051: a learning rate falls from"):
+        RecoverOptions(min_lr=5.1e-4).for_model(student)
+    assert RecoverOptions.paper().for_model(student) == RecoverOptions.paper()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lora": True}, {"lora_targets": "q_proj"}, {"unfreeze": "norms"}, {"lora_rank": 5}, {"lora_alpha": 5}],
+    ids=str,
+)
+def test_adapters_are_trained_where_something_is_said_of_them(changes, pairs):
+    found = RecoverOptions(**changes).for_model(Checkpoint.open(pairs[NAME][1]))
+    assert (found.full, found.mixers) == (False, False)
+    assert found.adaptation(Checkpoint.open(pairs[NAME][1])).targets != ()
+
+
 @pytest.mark.parametrize(("name", "full"), [(NAME, True), (GATED, False)])
 def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, recover, text_file, tmp_path):
     """Losses, rates and weights; and the text, of which there is much to learn, is learnt."""
@@ -275,7 +318,7 @@ def test_training_is_the_loop_one_would_write_by_hand(name, full, pairs, recover
     uncut, source = (load(folder, device="cpu").model for folder in pairs[name])
     corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 32, 4 * steps, 1, tmp_path / "tokens")
     schedule = Schedule(corpus, 4 * steps, seed=0)
-    adaptation = RecoverOptions(full=full).adaptation(Checkpoint.open(pairs[name][1]))
+    adaptation = RecoverOptions(full=full, lora=not full).adaptation(Checkpoint.open(pairs[name][1]))
     torch.manual_seed(0)
     model = adaptation.attach(source).train()
     optimizer = torch.optim.AdamW(trainable(model).values(), lr=lr, weight_decay=0.0)
@@ -458,7 +501,7 @@ def test_a_control_is_used_again_where_it_fits(made, recover, unseen_text, tmp_p
     others = {
         "lr 0.01, now 0.005": {"lr": 5e-3},
         "steps 4, now 5": {"steps": 5},
-        "kd_weight 1.0, now 0.5": {"kd_weight": 0.5},
+        "kd_weight 4.0, now 0.5": {"kd_weight": 0.5},
         "tokens sha256:.*, now sha256:": {"eval_text": str(unseen_text)},
     }
     for difference, changes in others.items():
@@ -504,6 +547,7 @@ def interrupt(recover, out: Path, step: int = 3, name: str = NAME, **changes) ->
         (NAME, {}, {}),
         (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}),
         ("full", {"full": True}, {}),
+        ("full", DEFAULT, {"full": True}),
         ("controlled", {"control": True}, {}),
         ("paper", PAPER, {}),
     ],
@@ -521,7 +565,7 @@ def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, change
         record_of(made[kind]),
     )
     assert f"going on from {folder / 'checkpoint-2'}" in said.lines
-    if later:
+    if "grad_accum" in later:
         assert losses(record) == pytest.approx(losses(expected), rel=1e-5)
         assert record.measured.nats.known() == pytest.approx(expected.measured.nats.known(), rel=1e-5)
     else:
@@ -765,6 +809,11 @@ BAD = {
     "cache in a file": ({"cache_teacher": "FILE"}, OutputError, "little.txt is a file"),
     "targets": ({"lora_targets": "x_proj"}, PlanError, "--lora-targets x_proj matches no linear map; there are q_proj"),
     "targets of all": ({"lora_targets": "q_proj", "full": True}, PlanError, "--full trains all weights"),
+    "adapters and all": ({"lora": True, "full": True}, PlanError, "give either --lora or --full"),
+    "adapters and mixers": ({"lora": True, "mixers": True}, PlanError, "give either --lora or --mixers"),
+    "all and mixers": ({"full": True, "mixers": True}, PlanError, "give either --full or --mixers"),
+    "no adapter": ({"keep_adapter": True}, PlanError, "--keep-adapter: there is none, .*; give --lora"),
+    "no adapter of all": ({"keep_adapter": True, "full": True}, PlanError, "--keep-adapter: there is none"),
     "rank": ({"lora_rank": 0}, PlanError, "LoRA of rank 0"),
     "both": ({"steps": 4, "tokens": 999}, PlanError, "give either --steps or --tokens"),
     "few tokens": ({"steps": None, "tokens": 127}, PlanError, "--tokens 127: one step alone takes 128"),
@@ -774,10 +823,13 @@ BAD = {
     "pieces": ({"grad_accum": 3}, PlanError, "--batch-size 4 cannot be split evenly .*with --grad-accum 3"),
     "no pieces": ({"grad_accum": 0}, PlanError, "--grad-accum 0: it must be at least 1"),
     "saves": ({"save_every": 0}, PlanError, "--save-every 0: it must be at least 1"),
-    "lr": ({"lr": -1e-4}, PlanError, "a learning rate from -0.0001 to 1e-05: it must fall"),
-    "no lr": ({"lr": "nan"}, PlanError, "a learning rate from nan"),
-    "rising lr": ({"lr": 1e-4, "min_lr": 1e-3}, PlanError, "from 0.0001 to 0.001: it must fall"),
-    "min lr": ({"min_lr": -1e-3}, PlanError, "to -0.001: it must fall, and end at 0 or above"),
+    "lr": ({"lr": -1e-4}, PlanError, "--lr -0.0001: a learning rate is a finite number above 0"),
+    "no lr": ({"lr": "nan"}, PlanError, "--lr nan: a learning rate is a finite number above 0"),
+    "endless lr": ({"lr": "inf"}, PlanError, "--lr inf: a learning rate is a finite number above 0"),
+    "rising lr": ({"lr": 1e-4, "min_lr": 1e-3}, PlanError, "--min-lr 0.001: a learning rate falls from 0.0001, and"),
+    "above the model's lr": ({"lr": None, "min_lr": 1e-3}, PlanError, "0.001: a learning rate falls from 0.0005, and"),
+    "min lr": ({"min_lr": -1e-3}, PlanError, "--min-lr -0.001: a learning rate falls from 0.01, and ends at 0"),
+    "min lr alone": ({"lr": None, "min_lr": -1e-3}, PlanError, "--min-lr -0.001: a learning rate falls, and ends at 0"),
     "warm-up": ({"warm_up": 1.0}, PlanError, "--warm-up 1: it is a share of the steps"),
     "temperature": ({"temperature": 0.0}, PlanError, "--temperature 0 must be positive"),
     "hot": ({"temperature": "inf"}, PlanError, "--temperature inf must be positive"),
@@ -870,23 +922,25 @@ def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(recover, place
     ("name", "changes", "kind"),
     [
         (NAME, {"lora_rank": 5}, None),
-        (GATED, {}, GATED),
+        (GATED, {"lora": True}, GATED),
         (NAME, {"lora_targets": "all-linear"}, None),
         (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None),
         (GATED, PAPER, "paper"),
+        (NAME, {}, "full"),
         (NAME, {"full": True}, "full"),
+        (NAME, {"mixers": True}, None),
         (TIED[1], {"full": True}, TIED[1]),
     ],
 )
 def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, kind, pairs, recover, made, tmp_path):
     preview = training_calls.preview(pairs[name][1], teacher=pairs[name][0], **{**BRIEF, **changes})
     assert list(tmp_path.iterdir()) == []
-    checkpoint, full = Checkpoint.open(pairs[name][1]), "full" in changes
-    chosen = {name: changes.get(name) for name in ("lora_targets", "unfreeze")}
-    adaptation = RecoverOptions(full=full, **chosen).adaptation(checkpoint)
+    checkpoint, whole = Checkpoint.open(pairs[name][1]), not changes or {"full", "mixers"} & changes.keys()
+    chosen = {option: value for option, value in changes.items() if option in SAYS_WHAT}
+    adaptation = RecoverOptions(**chosen).adaptation(checkpoint)
     assert preview.unfrozen == (*adaptation.norms, *adaptation.biases)
     assert (preview.targets, preview.convolutions) == (adaptation.targets, adaptation.convolutions)
-    assert (preview.targets == ()) == full
+    assert (preview.targets == ()) == bool(whole)
     assert (preview.parameters, preview.out) == (checkpoint.parameters, None)
     record = recover(name, tmp_path / "out", **changes) if kind is None else record_of(made[kind])
     assert preview.trained_parameters == record.trained_parameters
@@ -896,12 +950,15 @@ def test_a_dry_run_says_what_training_trains_and_writes_nothing(name, changes, k
 
 def test_a_dry_run_needs_neither_text_nor_a_place(pairs, capsys, monkeypatch):
     given = ["recover", pairs[NAME][1], "--teacher", pairs[NAME][0], "--dry-run"]
-    code, out, err = run(capsys, monkeypatch, *given)
+    code, out, err = run(capsys, monkeypatch, *given, "--lora")
     assert (code, err) == (0, "")
     assert "adapters on:\n  model.layers.0.attn.q_proj\n" in out
     assert "trained whole:\n  model.layers.0.attn.q_conv1d\n" in out
     assert "2,000 steps, 65,536,000 tokens; dry run: nothing was trained" in out
-    assert "all weights are trained" in run(capsys, monkeypatch, *given, "--full")[1]
+    for words_for_all in ((), ("--full",)):
+        code, out, err = run(capsys, monkeypatch, *given, *words_for_all)
+        assert (code, err) == (0, "")
+        assert out.startswith("all weights are trained\n")
     code, out, _ = run(capsys, monkeypatch, *given, "--json")
     assert json.loads(out) == slimstate.preview(pairs[NAME][1], teacher=pairs[NAME][0]).to_json()
 
@@ -912,6 +969,8 @@ def test_the_papers_recovery_is_what_it_says_and_what_its_code_trains():
     assert (found.batch_size, found.length, found.warm_up, found.lr, found.min_lr) == (16, 2048, 0.05, 1e-4, 1e-5)
     assert (found.lora_rank, found.lora_alpha, found.no_teacher) == (16, 32, False)
     assert (found.lora_targets, found.unfreeze) == (PAPER["lora_targets"], PAPER["unfreeze"])
+    assert (found.kd_weight, found.temperature, found.seed) == (1.0, 2.0, 0)
+    assert (found.full, found.mixers) == (False, False)
 
 
 def test_a_preset_sets_defaults_and_what_is_given_beside_it_counts(pairs, capsys, monkeypatch):
@@ -933,13 +992,22 @@ def test_a_preset_sets_defaults_and_what_is_given_beside_it_counts(pairs, capsys
         "norm",
         "dt_bias",
     }
-    assert asked().unfrozen == ()
+    assert paper.settings == RecoverySettings(
+        adaptation=paper.settings.adaptation, steps=2000, batch_size=16, length=2048, lr=1e-4, min_lr=1e-5,
+        warm_up=0.05, seed=0, dtype="float32", kd_weight=1.0, temperature=2.0, full=False, mixers=False, lora_rank=16,
+        lora_alpha=32, **PAPER,
+    )  # fmt: skip
+    default = asked()
+    assert (default.unfrozen, default.targets, default.settings.full) == ((), (), True)
+    assert asked("--lora-rank", 16) == asked("--lora") != default  # of adapters, so there are some
+    assert asked("--lora-alpha", 32, "--full") == default
     mine = asked("--preset", "paper", "--lora-targets", "q_proj", "--lr", "3e-4", "--lora-rank", "16")
     assert (mine.settings.lora_targets, mine.settings.lr, mine.settings.lora_rank) == ("q_proj", 3e-4, 16)
     assert (mine.settings.unfreeze, mine.steps) == ("norms,biases", 2000)
     monkeypatch.setitem(options.PRESETS, "paper", lambda: RecoverOptions(lora_rank=5, steps=7))
     assert asked("--preset", "paper").settings.lora_rank == 5
-    assert asked("--preset", "paper", "--lora-rank", "16").settings.lora_rank == 16
+    usual = asked("--preset", "paper", "--lora-rank", "16")
+    assert (usual.settings.lora_rank, usual.settings.full) == (16, False)
     assert asked("--preset", "paper", "--tokens", "327680").steps == 10
     assert asked("--preset", "paper", "--full").settings.full
     code, _, err = run(capsys, monkeypatch, "recover", pairs[GATED][1], "--preset", "mine", "--dry-run")
@@ -987,7 +1055,7 @@ def test_the_command_and_the_function_have_the_same_options_and_defaults(verb, o
     for name in ("options", "trainer", "run"):
         assert theirs.pop(name) is None
     for value in (options, TrainingText, TrainerOptions, RunOptions):
-        theirs |= {item.name: item.default for item in fields(value)}
+        theirs |= {item.name: item.default for item in dataclasses.fields(value)}
     ours = {name: each.default for name, each in inspect.signature(getattr(commands, verb)).parameters.items()}
     assert ours.pop("as_json") is False
     if verb == "recover":

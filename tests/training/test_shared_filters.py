@@ -108,8 +108,8 @@ def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
         training_calls.recover(source, out["full"], data=str(text_file), full=True, **SHORT)
         slimstate.prune(source, out["cut"], method="l1", key_dim=8)
         slimstate.prune(source, out["rotated"], method="random-rotation", key_dim=8)
-        training_calls.recover(out["cut"], out["recovered"], data=str(text_file), **SHORT)
-        training_calls.recover(out["recovered"], out["again"], data=str(text_file), **SHORT)
+        training_calls.recover(out["cut"], out["recovered"], data=str(text_file), lora=True, **SHORT)
+        training_calls.recover(out["recovered"], out["again"], data=str(text_file), lora=True, **SHORT)
         folders |= {f"{kind}-{step}": (folder, kind) for step, folder in out.items()}
     return folders
 
@@ -131,7 +131,7 @@ def test_training_changes_the_shared_filters(kind, models, made):
     source = models[tiny.PLAIN[kind == "all"], kind]
     before, after = dict(filters(source)), dict(filters(made[f"{kind}-full"][0]))
     assert all(not torch.equal(before[place], after[place]) for place in before)
-    adapted = RecoverOptions().adaptation(Checkpoint.open(source)).attach(load(source, device="cpu").model)
+    adapted = RecoverOptions(lora=True).adaptation(Checkpoint.open(source)).attach(load(source, device="cpu").model)
     whole = [parameter for name, parameter in trainable(adapted).items() if "conv1d" in name]
     mixer = Checkpoint.open(source).mixers[0]
     assert {len(parameter) for parameter in whole} == ({mixer.axis.heads} if kind == "head" else {1})

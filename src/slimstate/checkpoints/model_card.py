@@ -203,7 +203,9 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     if teacher is not None:
         how = f"temperature {settings.temperature:g}, weight {settings.kd_weight:g}"
         teaching += f" and distillation from {code(public(teacher.model))} ({how})"
-    if not adaptation.full:
+    if adaptation.mixers:
+        parts = "the mixers whole"
+    elif not adaptation.full:
         parts = f"LoRA of rank {settings.lora_rank} on {', '.join(adaptation.targets)}"
         parts += "; convolutions trained whole" if adaptation.convolutions else ""
         parts += f"; {settings.unfreeze.replace(',', ' and ')} unfrozen" if settings.unfreeze else ""

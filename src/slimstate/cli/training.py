@@ -189,6 +189,8 @@ def _preset(name: str | None, given: Mapping[str, object]) -> RecoverOptions:
         given = {**given, "steps": None}
     if given.get("full") or given.get("mixers"):
         given = {"lora": False, "lora_targets": None, "unfreeze": None, **given}
+    elif "lora_rank" in given or "lora_alpha" in given:  # also where it is the usual one
+        given = {"lora": True, **given}
     return replace(base, **given)  # type: ignore[arg-type]
 
 

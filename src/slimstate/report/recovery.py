@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slimstate.records.folder import Found
-from slimstate.records.training import RecoveryRecord
+from slimstate.records.training import RecoveryRecord, RecoverySettings
 from slimstate.report import plots
 from slimstate.report.evaluation import few_tokens, share_cell
 from slimstate.report.markup import Html, joined
@@ -41,16 +41,21 @@ def outcome_table(records: Sequence[RecoveryRecord]) -> Html:
 
 def outcome_cells(record: RecoveryRecord) -> list[Cell]:
     nats, closed = record.measured.nats, record.measured.closed
-    settings = record.settings
-    parts = ("adapters", "convolutions", *([settings.unfreeze.replace(",", ", ")] if settings.unfreeze else []))
-    trained = "all weights" if settings.adaptation.full else ", ".join(parts)
     return [
         Cell(shown=plots.label_of(record)),
         Cell(shown=f"{record.tokens:,}", value=record.tokens, numeric=True),
-        Cell(shown=trained),
+        Cell(shown=trained_parts(record.settings)),
         *map(nats_cell, (nats.before, nats.after, nats.uncut, nats.control)),
         share_cell(closed.get("control", closed.get("uncut"))),
     ]
+
+
+def trained_parts(settings: RecoverySettings) -> str:
+    if settings.adaptation.full:
+        return "all weights"
+    if settings.adaptation.mixers:
+        return "the mixers"
+    return ", ".join(("adapters", "convolutions", *(settings.unfreeze.split(",") if settings.unfreeze else ())))
 
 
 def nats_cell(nats: float | None) -> Cell:

@@ -94,7 +94,7 @@ class TrainOptions:
 
     def _check_rates(self) -> None:
         if self.lr is not None and not 0 < self.lr < math.inf:
-            raise PlanError(f"`lr` {self.lr:g}: a learning rate is above 0")
+            raise PlanError(f"`lr` {self.lr:g}: a learning rate is a finite number above 0")
         if self.min_lr is not None and not 0 <= self.min_lr <= (math.inf if self.lr is None else self.lr):
             until = "" if self.lr is None else f" from {self.lr:g}"
             raise PlanError(f"`min_lr` {self.min_lr:g}: a learning rate falls{until}, and ends at 0 or above")
@@ -371,8 +371,7 @@ class TrainerOptions:
 
 def rate_for(student: Checkpoint) -> float:
     """Found on models up to 512 wide; on wider ones in inverse proportion, as Adam's steps add up over the width."""
-    mixer = student.mixers[0]
-    return RATE * min(1.0, WIDTH / student.tensors[mixer.name_of(mixer.key)].shape[-1])
+    return RATE * min(1.0, WIDTH / student.mixers[0].input_size)
 
 
 def at_least(name: str, value: int | None, least: int) -> None:
