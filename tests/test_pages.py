@@ -535,6 +535,27 @@ def test_defaults_of_recovery_were_tried_on_four_models():
     )
 
 
+def test_reconstructions_of_the_bundled_model_are_those_of_the_record():
+    told = record("bundled-reconstruction")
+    lost = {(row["command"], row["key_dim"]): row["nats_per_token"] - told["uncut"] for row in told["rows"]}
+    rows = []
+    for title, flags in {
+        "cut only": "",
+        "`--reconstruct`": " --reconstruct",
+        "`--reconstruct --reconstruct-steps 30 --distill 30`": " --reconstruct --reconstruct-steps 30 --distill 30",
+    }.items():
+        cells = []
+        for width in (64, 32):
+            start = f"slimstate prune demo/model --key-dim {width} --data demo/calibration.txt"
+            (row,) = (row for row in told["rows"] if row["command"] == f"{start}{flags} --out SLIM")
+            ours = lost[row["command"], width]
+            share = f"{1 - ours / lost[f'{start} --out SLIM', width]:.0%}".replace("%", " %")
+            minutes, seconds = divmod(round(row["seconds"] or 0), 60)
+            cells.append(f"{ours:.3f}" + (f", {share} back in {minutes} min {seconds} s" if flags else ""))
+        rows.append([title, *cells])
+    check_rows("RECONSTRUCT.md", "The bundled model on two idle", " | key dim 64 | 32", rows)
+
+
 # engines
 
 

@@ -279,7 +279,12 @@ def _print_preview(preview: Preview) -> None:
         console.print("all weights are trained")
     if preview.settings.mixers:
         console.print("the mixers are trained whole")
-    console.print(f"{preview.trained_parameters:,} parameters to train beside the {preview.parameters:,} of the model")
+    if preview.targets:
+        console.print(
+            f"{preview.trained_parameters:,} parameters to train beside the {preview.parameters:,} of the model"
+        )
+    else:
+        console.print(f"{preview.trained_parameters:,} of {preview.parameters:,} parameters")
     console.print(f"{preview.steps:,} steps, {preview.tokens:,} tokens; dry run: nothing was trained")
 
 
