@@ -451,6 +451,8 @@ def test_long_recoveries_are_those_of_the_records():
             assert _flags(known[name]["settings"]) in (ROOT / "docs" / EXPERIMENTS).read_text(), name
     head = " | settings | cut | reconstructed | recovered | control | closed"
     check_rows(EXPERIMENTS, "At most 65.5M tokens, cut by", head, rows)
+    apart = runs()["long reconstructed-64"]["after"] - runs()["long control"]["after"]
+    assert f"came within {apart:.3f} nats" in (ROOT / "README.md").read_text()
 
 
 def _flags(settings) -> str:
