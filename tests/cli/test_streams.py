@@ -114,6 +114,7 @@ def test_a_signal_while_everything_is_still_imported_is_one_line(number, code):
         stderr=subprocess.PIPE,
         text=True,
         cwd=TESTS,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a job in the background would ignore it
     )
     time.sleep(0.6)  # torch is being imported, which takes seconds
     process.send_signal(number)
