@@ -109,13 +109,16 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_everything_is_still_imported_is_one_line(number, code):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "slimstate", "inspect", str(ROOT / "demo" / "model")],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=TESTS,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a job in the background would ignore it
-    )
+    before = signal.signal(number, lambda *_: None)  # a job in the background ignores SIGINT, and so would its child
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slimstate", "inspect", str(ROOT / "demo" / "model")],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=TESTS,
+        )
+    finally:
+        signal.signal(number, before)
     time.sleep(0.6)  # torch is being imported, which takes seconds
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
