@@ -541,12 +541,9 @@ def test_reconstructions_of_the_bundled_model_are_those_of_the_record():
     told = record("bundled-reconstruction")
     lost = {(row["command"], row["key_dim"]): row["nats_per_token"] - told["uncut"] for row in told["rows"]}
     rows = []
-    for title, flags in {
-        "cut only": "",
-        "`--reconstruct`": " --reconstruct",
-        "`--reconstruct --reconstruct-steps 30 --distill 30`": " --reconstruct --reconstruct-steps 30 --distill 30",
-    }.items():
-        cells = []
+    some, more = (f"--reconstruct --reconstruct-steps {steps} --distill {steps}" for steps in (30, 115))
+    for given in ("", "--reconstruct", some, more):
+        title, flags, cells = (f"`{given}`", f" {given}", []) if given else ("cut only", "", [])
         for width in (64, 32):
             start = f"slimstate prune demo/model --key-dim {width} --data demo/calibration.txt"
             (row,) = (row for row in told["rows"] if row["command"] == f"{start}{flags} --out SLIM")

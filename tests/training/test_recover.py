@@ -891,7 +891,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
 @pytest.mark.parametrize(
     ("missing", "options", "way_out"),
     [
-        ("peft", {}, r"pip install 'slimstate\[recover\]'$"),
+        ("peft", {"lora": True}, r"pip install 'slimstate\[recover\]'$"),
         ("accelerate", {}, r"pip install 'slimstate\[recover\]'$"),
         ("tensorboard", {"report_to": "tensorboard"}, r"pip install 'slimstate\[recover\]', or `report_to` none$"),
         ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or `report_to` none$"),
@@ -906,6 +906,14 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
     with pytest.raises(PlanError, match=f"^{missing} cannot be imported: {way_out}"):
         recover(NAME, tmp_path / "out", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["full", "mixers"])
+def test_peft_is_not_needed_without_adapters(what, recover, tmp_path, monkeypatch):
+    module = importlib.import_module("slimstate.training.options")
+    find_spec = module.find_spec
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "peft" else find_spec(name))
+    recover(NAME, tmp_path / "out", **{what: True})
 
 
 def test_text_that_runs_out_is_read_again_and_the_epochs_are_said(recover, places, tmp_path):

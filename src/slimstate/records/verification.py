@@ -40,7 +40,7 @@ class Outcome:
     model: str
     verdict: Verdict
     words: str | None = None
-    reason: str | None = None  # why, where that is known
+    reason: str | None = None  # a refusal of such models that is known; the words may be about another
     differences: Differences | None = None
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Outcome:
         """The verdict with what it rests on."""
         found = self.differences
         if found is None:
-            return f"refuses: {self.words}" + (f" ({self.reason})" if self.reason else "")
+            return f"refuses: {self.words}" + (f" (known of such models: {self.reason})" if self.reason else "")
         parts = f"prefill {_number(found.prefill)}, decoding {_number(found.decoding)}"
         greedy = f"{found.same} of {found.continued} greedy tokens the same"
         return f"{self.verdict}: largest difference {_number(found.largest)} ({parts}), {greedy}"

@@ -69,7 +69,6 @@ class TrainOptions:
 
     DEFAULT_STEPS: ClassVar[int] = 4000
     WAY_OUT: ClassVar[str] = "choose a config without it, such as one whose layers have no experts"
-    PACKAGES: ClassVar[tuple[str, ...]] = ("accelerate",)
     NO_SETTINGS: ClassVar[tuple[str, ...]] = ("tokens",)  # fields that records do not keep as they are
 
     steps: int | None = None
@@ -98,6 +97,11 @@ class TrainOptions:
         if self.min_lr is not None and not 0 <= self.min_lr <= (math.inf if self.lr is None else self.lr):
             until = "" if self.lr is None else f" from {self.lr:g}"
             raise PlanError(f"`min_lr` {self.min_lr:g}: a learning rate falls{until}, and ends at 0 or above")
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What must be installed beside transformers."""
+        return ("accelerate",)
 
     @property
     def tokens_per_step(self) -> int:
@@ -219,7 +223,6 @@ class RecoverOptions(TrainOptions):
 
     DEFAULT_STEPS: ClassVar[int] = 2000
     WAY_OUT: ClassVar[str] = "leave out `full` and `unfreeze`, or choose `lora_targets` without it"
-    PACKAGES: ClassVar[tuple[str, ...]] = ("peft", "accelerate")
     NO_SETTINGS: ClassVar[tuple[str, ...]] = ("tokens", "no_teacher", "cache_teacher", "cache_top_k", "lora")
 
     batch_size: int = 16
@@ -271,6 +274,10 @@ class RecoverOptions(TrainOptions):
             at_least("cache_top_k", self.cache_top_k, 1)
             if self.no_teacher:
                 raise PlanError("`cache_teacher` without a teacher: leave out `no_teacher`")
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("peft", *super().packages) if self.adapts else super().packages
 
     @property
     def adapts(self) -> bool:
@@ -350,7 +357,7 @@ class TrainerOptions:
 
     def check(self, options: TrainOptions, run: RunOptions) -> None:
         """This training can be run like this here: its packages, its loggers, its processes."""
-        _check_installed(options.PACKAGES, self.loggers)
+        _check_installed(options.packages, self.loggers)
         if options.batch_size % (self.grad_accum * distributed.count()):
             raise PlanError(
                 f"`batch_size` {options.batch_size} cannot be split evenly over {distributed.count()} processes"

@@ -214,7 +214,7 @@ class Comparison:
 
 
 def _reason(checkpoint: Checkpoint, engine: str) -> str | None:
-    """Why the engine does not run the model, where a rule says so."""
+    """Why the engine does not run such models, where a rule says so."""
     known = advice(Served.of(checkpoint.config), engine)
     return next((rule.what for rule in known if rule.verdict in ("refuses", "not there")), None)
 
