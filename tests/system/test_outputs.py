@@ -173,7 +173,8 @@ def stopped(folder: Path, number: int, work) -> tuple[int, str, float]:
         try:
             with said.open("w") as file:
                 os.dup2(file.fileno(), 2)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in the background ignore
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup does
             STOP.listen()
             work(lambda: os.write(begun, b"x"))
         finally:
