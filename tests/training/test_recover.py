@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib
 import inspect
 import itertools
 import json
@@ -888,8 +887,14 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
     assert before == {path for root in roots for path in root.rglob("*")}
 
 
+def without(package: str, monkeypatch) -> None:
+    """As if it were not installed."""
+    find_spec = options.find_spec
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == package else find_spec(name))
+
+
 @pytest.mark.parametrize(
-    ("missing", "options", "way_out"),
+    ("missing", "given", "way_out"),
     [
         ("peft", {"lora": True}, r"pip install 'slimstate\[recover\]'$"),
         ("accelerate", {}, r"pip install 'slimstate\[recover\]'$"),
@@ -898,21 +903,17 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, places, pairs, tmp_pat
     ],
 )
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
-    missing, options, way_out, recover, tmp_path, monkeypatch
+    missing, given, way_out, recover, tmp_path, monkeypatch
 ):
-    module = importlib.import_module("slimstate.training.options")
-    find_spec = module.find_spec
-    monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else find_spec(name))
+    without(missing, monkeypatch)
     with pytest.raises(PlanError, match=f"^{missing} cannot be imported: {way_out}"):
-        recover(NAME, tmp_path / "out", **options)
+        recover(NAME, tmp_path / "out", **given)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["full", "mixers"])
 def test_peft_is_not_needed_without_adapters(what, recover, tmp_path, monkeypatch):
-    module = importlib.import_module("slimstate.training.options")
-    find_spec = module.find_spec
-    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "peft" else find_spec(name))
+    without("peft", monkeypatch)
     recover(NAME, tmp_path / "out", **{what: True})
 
 

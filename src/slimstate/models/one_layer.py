@@ -30,15 +30,11 @@ NARROWER = ({torch.bfloat16}, {torch.float16})  # than float32, with no value th
 
 
 class _Behind(Exception):  # noqa: N818 - the way out of a run, and no error
-    """The run has come to where it ends, with what the layer gave, or what would enter it."""
+    """The run has come to where it ends: with what the layer gave, what would enter it, or nothing."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
         self.output = output
-
-
-class _Watched(Exception):  # noqa: N818 - the same
-    """The mixer has run."""
 
 
 class OneLayerModel:
@@ -178,13 +174,11 @@ class OneLayerModel:
         """Run a layer as far as its mixer, which lies at this place, for those who watch that."""
 
         def leave(*_: object) -> None:
-            raise _Watched
+            raise _Behind(None)
 
         hook = self.model.get_submodule(mixer).register_forward_hook(leave)
         try:
             self._run(layer, states, embedded)
-        except _Watched:
-            return
         finally:
             hook.remove()
 

@@ -135,17 +135,13 @@ class TrainOptions:
 
     def adaptation(self, student: Checkpoint) -> Adaptation:
         """What is trained; all of it can be written back into files like the student's."""
-        if (name := self.not_written(student)) is not None:
+        adaptation = self._adaptation(student)
+        if (name := _not_written(adaptation, student)) is not None:
             raise PlanError(
                 f"{name} is kept in another form in the files of {student.family.model_type} models, and cannot be"
                 f" trained: {self.WAY_OUT}"
             )
-        return self._adaptation(student)
-
-    def not_written(self, student: Checkpoint) -> str | None:
-        """The first weight that would be trained and that the student's files keep in another form."""
-        names = self._adaptation(student).weights(student.config)
-        return next((name for name in names if not student.stored_names(name)), None)
+        return adaptation
 
     def _adaptation(self, student: Checkpoint) -> Adaptation:
         return Adaptation.of(student.config, student.mixers, full=True)
@@ -292,7 +288,8 @@ class RecoverOptions(TrainOptions):
         if self.full or self.mixers or self.adapts:
             return options
         everything = replace(options, full=True)
-        return everything if everything.not_written(student) is None else replace(options, mixers=True)
+        written = _not_written(everything._adaptation(student), student) is None
+        return everything if written else replace(options, mixers=True)
 
     def settings(self, run: RunOptions) -> JsonObject:
         return {**super().settings(run), "top_k": None if self.cache_teacher is None else self.cache_top_k}
@@ -374,6 +371,11 @@ class TrainerOptions:
         """About two hundred points, such that every checkpoint ends one."""
         saves = self.steps_between_saves(steps)
         return next(size for size in range(min(max(1, steps // 200), saves), 0, -1) if saves % size == 0)
+
+
+def _not_written(adaptation: Adaptation, student: Checkpoint) -> str | None:
+    """The first weight that would be trained and that the student's files keep in another form."""
+    return next((name for name in adaptation.weights(student.config) if not student.stored_names(name)), None)
 
 
 def rate_for(student: Checkpoint) -> float:
