@@ -438,6 +438,8 @@ def test_long_recoveries_are_those_of_the_records():
         ("DeltaNet, key dim 64", "D", "mixers reconstructed-64", "mixers control"),
         ("Gated DeltaNet, key dim 64", "E", "gated long reconstructed-64", "gated long control"),
         ("Gated DeltaNet, key dim 64", "F", "gated reconstructed-64", "gated control"),
+        ("Gated DeltaNet, key dim 64", "G", "gated no teacher 1e-3 reconstructed-64", "gated no teacher 1e-3 control"),
+        ("Gated DeltaNet, key dim 64", "H", "gated no teacher 2e-3 reconstructed-64", "gated no teacher 2e-3 control"),
     ):
         run, after = runs()[name], runs()[control]["after"]
         method = "s-wanda" if "s-wanda" in name else "drrqr"
@@ -453,6 +455,34 @@ def test_long_recoveries_are_those_of_the_records():
     check_rows(EXPERIMENTS, "At most 65.5M tokens, cut by", head, rows)
     apart = runs()["long reconstructed-64"]["after"] - runs()["long control"]["after"]
     assert f"came within {apart:.3f} nats" in (ROOT / "README.md").read_text()
+
+
+def test_losses_of_a_cut_and_its_control_are_those_of_the_records():
+    known, apart, ends = {run["run"]: run for run in record("recovery")}, [], []
+    for rate in ("1e-3", "2e-3"):
+        cut, control = (known[f"gated no teacher {rate} {name}"] for name in ("reconstructed-64", "control"))
+        pairs = list(zip(cut["log"], control["log"], strict=True))
+        assert all(ours["step"] == theirs["step"] for ours, theirs in pairs)
+        late = [ours["loss"] - theirs["loss"] for ours, theirs in pairs if ours["step"] > 400]
+        apart += [min(late), max(late)]
+        ends.append(cut["measured"]["nats"]["after"] - control["measured"]["nats"]["after"])
+    start, end = (known["gated no teacher 1e-3 reconstructed-64"]["measured"]["nats"][at] for at in ("before", "after"))
+    taught = known["gated long reconstructed-64"]["measured"]["nats"]
+    check_says(
+        EXPERIMENTS,
+        "by {:.3f} to {:.3f} nats at 1e-3, by {:.3f} to {:.3f} at 2e-3".format(*apart),
+        "the same models end {:.3f} and {:.3f} apart".format(*ends),
+        f"its cut goes from {start:.2f} to {end:.2f}",
+        f"as it was ({taught['uncut']:.2f})",
+        f"(E) it ends at {taught['after']:.2f}",
+    )
+    check_says(
+        "guides/recover.md",
+        f"ended at {taught['after']:.2f} nats with a large weight on it and at {end:.2f} with none",
+    )
+    speeds = [run["tokens_per_second"] for name, run in known.items() if name.startswith("gated no teacher")]
+    least, most = (round(speed / 1000) * 1000 for speed in (min(speeds), max(speeds)))
+    check_says("PERFORMANCE.md", f"at once trained {least:,} to {most:,} tokens/s each")
 
 
 def _flags(settings) -> str:
