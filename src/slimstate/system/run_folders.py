@@ -56,7 +56,7 @@ def go_on_or_begin(
     ours = json.loads(json.dumps(settings))
     found = settings_of(folder, always_set)
     if found is None and not is_free(folder):
-        raise OutputError(f"{folder} is in the way and is no unfinished {what}: it has no {SETTINGS}")
+        raise OutputError(f"{folder} is in the way and is no unfinished {what}: it has no {SETTINGS} of one")
     other = None if found is None else difference(found, ours)
     if found is not None and other is None:
         reporter.say(f"going on with {folder}")
