@@ -198,11 +198,19 @@ def test_bad_input_is_one_line(change, words, folders, text_file, tmp_path):
     ],
     ids=["at the first layer", "at the end"],
 )
+@pytest.mark.parametrize("chosen_on_the_way", [False, True])
 def test_a_disk_that_fills_up_is_one_line_and_what_is_done_is_kept(
-    place, words, left, folders, text_file, tmp_path, monkeypatch
+    chosen_on_the_way, place, words, left, folders, text_file, tmp_path, monkeypatch
 ):
-    cut = tmp_path / "cut"
-    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    model, cut, out = folders["delta_net-plain"], tmp_path / "cut", tmp_path / "out"
+    pruned(model, cut, method="l1", key_dim=8)
+
+    def work():
+        if chosen_on_the_way:
+            reconstructing = CutOptions(reconstruct=QUICK)
+            slimstate.prune(model, out, key_dim=8, calibration=Calibration(data=str(text_file)), options=reconstructing)
+        else:
+            slimstate.reconstruct(cut, out, data=text_file, options=QUICK)
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -210,8 +218,8 @@ def test_a_disk_that_fills_up_is_one_line_and_what_is_done_is_kept(
     with monkeypatch.context() as patch:
         patch.setattr(place, full)
         with pytest.raises(SlimstateError, match=words) as told:
-            slimstate.reconstruct(cut, tmp_path / "out", data=text_file, options=QUICK)
+            work()
     assert "\n" not in str(told.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", *left]
-    slimstate.reconstruct(cut, tmp_path / "out", data=text_file, options=QUICK)
+    work()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "out"]

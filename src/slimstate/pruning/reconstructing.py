@@ -66,7 +66,7 @@ class CutOnTheWay:
 
     def _choose(self, mixer: Mixer, watch: Watch) -> Choice:
         """As an earlier run chose, or from the evidence that the layer now gives."""
-        kept = self.folder / f"layer-{mixer.layer}.choice.json"
+        kept = self.folder / f"choice-{mixer.layer}.json"
         if kept.is_file():
             return read_choice(read_json(kept))
         evidence = self._evidence(mixer, watch)
