@@ -29,11 +29,12 @@ def trained(steps, weight):
     return weight.detach().cpu(), told
 
 
-def test_steps_are_those_of_adam_on_the_mean_error():
+@pytest.mark.parametrize(("count", "second_beta"), [(500, 0.99), (80, 0.9375), (STEPS, 0.9)])
+def test_steps_are_those_of_adam_on_the_mean_error(count, second_beta):
     weight, errors = problem("cpu")
     other, errors_of_other = problem("cpu")
-    after, told = trained(steps_of([weight], errors, 2.0, recordable=True), weight)
-    adam, order = torch.optim.Adam([other], betas=(0.9, 0.99)), torch.Generator().manual_seed(1)
+    after, told = trained(steps_of([weight], errors, 2.0, count, recordable=True), weight)
+    adam, order = torch.optim.Adam([other], betas=(0.9, second_beta)), torch.Generator().manual_seed(1)
     for number in range(1, STEPS + 1):
         adam.param_groups[0]["lr"] = 0.1 / number
         adam.zero_grad()
@@ -56,8 +57,8 @@ def test_recorded_steps_are_those_that_were_launched_one_by_one(asks):
                 float(piece)
             yield piece
 
-    steps = RecordedSteps([other], asking, 2.0)
-    found, wanted = trained(steps, other), trained(Steps([weight], errors, 2.0), weight)
+    steps = RecordedSteps([other], asking, 2.0, STEPS)
+    found, wanted = trained(steps, other), trained(Steps([weight], errors, 2.0, STEPS), weight)
     assert (steps.graph is None) is asks
     torch.testing.assert_close(found[0], wanted[0])
     assert found[1] == pytest.approx(wanted[1], rel=1e-4)

@@ -86,7 +86,7 @@ def _steps(task: Task, settings: ReconstructionSettings, layer: int, step: Step)
     are no numbers: no look has found them good.
     """
     weights = list(task.weights.values())
-    steps = steps_of(weights, task.error, task.power, recordable=task.recordable)
+    steps = steps_of(weights, task.error, task.power, settings.steps, recordable=task.recordable)
     looks = {round(settings.steps * look / LOOKS) for look in range(1, LOOKS + 1)}
     batches = _batches(task.training, settings.batch, settings.seed + layer)
     told = max(1, settings.steps // TOLD)

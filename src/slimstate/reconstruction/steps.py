@@ -16,19 +16,22 @@ from torch import Tensor
 from slimstate.system import distributed
 
 Errors = Callable[[Tensor], Iterator[Tensor]]  # the squared errors over windows, a sum for every piece that fits memory
-BETAS = 0.9, 0.99
+FIRST_BETA, LEAST_SECOND_BETA = 0.9, 0.9
+REMEMBERED = 0.2  # of all steps, by Adam's second moment
 BEFORE_RECORDING = 3  # steps, in which kernels are compiled and Adam makes its moments
 
 
 class Steps:
-    """Adam on the errors over windows, which are divided by `power` for each of them; `rate` is the learning rate."""
+    """`count` steps of Adam on the errors over windows, which are divided by `power` for each of them."""
 
-    def __init__(self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, **adam: Any) -> None:
+    def __init__(
+        self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, **adam: Any
+    ) -> None:
         self.weights, self.errors, self.power = weights, errors, power
-        self.adam = torch.optim.Adam(weights, betas=BETAS, **adam)
+        self.adam = torch.optim.Adam(weights, betas=(FIRST_BETA, second_beta(count)), **adam)
 
     def take(self, windows: Tensor, rate: float) -> Tensor:
-        """One step on windows; returns the error before it, of those of this process."""
+        """One step on windows at a learning rate; returns the error before it, of those of this process."""
         for group in self.adam.param_groups:
             group["lr"] = rate
         return self._step(held_here(windows), len(windows))
@@ -48,10 +51,10 @@ class Steps:
 class RecordedSteps(Steps):
     """The same on one GPU, by a CUDA graph where the step can be recorded."""
 
-    def __init__(self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float) -> None:
+    def __init__(self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int) -> None:
         device = weights[0].device
         self.rate = torch.zeros((), device=device)
-        super().__init__(weights, errors, power, lr=self.rate, fused=True, capturable=True)
+        super().__init__(weights, errors, power, count, lr=self.rate, fused=True, capturable=True)
         self.windows: Tensor | None = None
         self.error = torch.zeros((), device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -93,10 +96,17 @@ class RecordedSteps(Steps):
         self.graph = graph
 
 
-def steps_of(weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, *, recordable: bool) -> Steps:
+def steps_of(
+    weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, *, recordable: bool
+) -> Steps:
     """What is fastest here; `recordable` says that `errors` takes windows on the device, and moves nothing there."""
     alone = distributed.count() == 1 and weights[0].device.type == "cuda"
-    return (RecordedSteps if recordable and alone else Steps)(weights, errors, power)
+    return (RecordedSteps if recordable and alone else Steps)(weights, errors, power, count)
+
+
+def second_beta(count: int) -> float:
+    """For the second moment to remember a share of the steps: a short training has no time for a long memory."""
+    return max(LEAST_SECOND_BETA, 1 - 1 / (REMEMBERED * max(1, count)))
 
 
 def held_here(windows: Tensor) -> Tensor:
