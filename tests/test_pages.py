@@ -417,9 +417,13 @@ def test_how_much_of_the_state_is_used_is_that_of_the_sweeps():
 # recovery
 
 
+def recoveries():
+    return {run["run"]: run for run in record("recovery")}
+
+
 def runs():
     printed = record("reconstruction-30m")["recovered"]
-    return {**{run["run"]: run["measured"]["nats"] for run in record("recovery")}, printed["run"]: printed["nats"]}
+    return {**{name: run["measured"]["nats"] for name, run in recoveries().items()}, printed["run"]: printed["nats"]}
 
 
 def closed(cut: dict[str, float], control: float) -> str:
@@ -428,7 +432,8 @@ def closed(cut: dict[str, float], control: float) -> str:
 
 def test_long_recoveries_are_those_of_the_records():
     rows = []
-    known = {run["run"]: run for run in (*record("recovery"), record("reconstruction-30m")["recovered"])}
+    printed = record("reconstruction-30m")["recovered"]
+    known = {**recoveries(), printed["run"]: printed}
     for title, settings, name, control in (
         ("DeltaNet, key dim 64", "A", "long reconstructed-64", "long control"),
         ("DeltaNet by `s-wanda`, key dim 64", "A", "long s-wanda reconstructed-64", "long control"),
@@ -458,7 +463,7 @@ def test_long_recoveries_are_those_of_the_records():
 
 
 def test_losses_of_a_cut_and_its_control_are_those_of_the_records():
-    known, apart, ends = {run["run"]: run for run in record("recovery")}, [], []
+    known, apart, ends, gained = recoveries(), [], [], []
     for rate in ("1e-3", "2e-3"):
         cut, control = (known[f"gated no teacher {rate} {name}"] for name in ("reconstructed-64", "control"))
         pairs = list(zip(cut["log"], control["log"], strict=True))
@@ -466,12 +471,17 @@ def test_losses_of_a_cut_and_its_control_are_those_of_the_records():
         late = [ours["loss"] - theirs["loss"] for ours, theirs in pairs if ours["step"] > 400]
         apart += [min(late), max(late)]
         ends.append(cut["measured"]["nats"]["after"] - control["measured"]["nats"]["after"])
+        gained.append(control["measured"]["nats"]["before"] - control["measured"]["nats"]["after"])
     start, end = (known["gated no teacher 1e-3 reconstructed-64"]["measured"]["nats"][at] for at in ("before", "after"))
     taught = known["gated long reconstructed-64"]["measured"]["nats"]
     check_says(
         EXPERIMENTS,
         "by {:.3f} to {:.3f} nats at 1e-3, by {:.3f} to {:.3f} at 2e-3".format(*apart),
         "the same models end {:.3f} and {:.3f} apart".format(*ends),
+        "itself gains {:.2f} and {:.2f} nats from the text of G and H".format(*gained),
+        "which gains {before:.2f} from such a text (A)".format(
+            before=runs()["long control"]["before"] - runs()["long control"]["after"]
+        ),
         f"its cut goes from {start:.2f} to {end:.2f}",
         f"as it was ({taught['uncut']:.2f})",
         f"(E) it ends at {taught['after']:.2f}",

@@ -36,14 +36,21 @@ def empty(folder: Path) -> None:
         leftovers.discard(path)
 
 
-def settings_of(folder: Path, always_set: Set[str]) -> JsonObject | None:
-    """What the work in a folder was begun with, known by what is always set; None where none has begun there."""
+def settings_of(folder: Path, always_set: Set[str], what: str) -> JsonObject | None:
+    """What unfinished `what` in a folder was begun with, known by what is always set; None where the folder is free.
+
+    Free it is too with what a killed process left. Anything else is in the way.
+    """
     path = folder / SETTINGS
     try:
-        found = read_json(path) if path.is_file() else None
+        found = read_json(path) if path.is_file() else {}
     except ModelError:
-        return None
-    return found if found is not None and found.keys() >= always_set else None
+        found = {}
+    if found.keys() >= always_set:
+        return found
+    if not all(map(leftovers.is_partial, folder.iterdir())):
+        raise OutputError(f"{folder} is in the way and is no unfinished {what}: it has no {SETTINGS} of one")
+    return None
 
 
 def go_on_or_begin(
@@ -54,9 +61,7 @@ def go_on_or_begin(
     What was begun with others is replaced with `force` alone, and what is not ours never.
     """
     ours = json.loads(json.dumps(settings))
-    found = settings_of(folder, always_set)
-    if found is None and not is_free(folder):
-        raise OutputError(f"{folder} is in the way and is no unfinished {what}: it has no {SETTINGS} of one")
+    found = settings_of(folder, always_set, what)
     other = None if found is None else difference(found, ours)
     if found is not None and other is None:
         reporter.say(f"going on with {folder}")
@@ -65,8 +70,3 @@ def go_on_or_begin(
         raise PlanError(f"{folder} was begun with other settings: {other}; `force` starts anew")
     empty(folder)
     write_json(folder / SETTINGS, ours)
-
-
-def is_free(folder: Path) -> bool:
-    """Whether nothing is in the folder but what a killed process left."""
-    return all(map(leftovers.is_partial, folder.iterdir()))

@@ -13,7 +13,7 @@ from slimstate.system.errors import OutputError, PlanError
 from slimstate.system.interruption import STOP
 from slimstate.system.json_files import difference, write_json
 from slimstate.system.progress import Reporter
-from slimstate.system.run_folders import SETTINGS, empty, is_free, settings_of
+from slimstate.system.run_folders import SETTINGS, empty, settings_of
 from slimstate.training.options import TrainerOptions
 
 WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
@@ -56,9 +56,7 @@ def kept(folder: Path, parts: tuple[str, ...]) -> Path | None:
 
 def _is_resumed(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions, reporter: Reporter) -> bool:
     """Whether the folder is of this training, and is gone on with; otherwise it is emptied, if it may be."""
-    found = settings_of(folder, ALWAYS_SET)
-    if found is None and not is_free(folder):
-        raise OutputError(f"{folder} is in the way and is no unfinished training: it has no {SETTINGS} of one")
+    found = settings_of(folder, ALWAYS_SET, "training")
     if found is None or (trainer.force and not trainer.resume):
         if trainer.resume:
             reporter.say(f"nothing to resume in {folder}: starting")
