@@ -4,7 +4,7 @@
 # make wheel: wheel and sdist, installed in an empty environment that runs the quickstart. make docs: the site.
 # make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
 # make engines-mlx: cut models in mlx-lm beside transformers.
-# make engines: the same in llama.cpp (which is compiled: a quarter of an hour) and vLLM for CPUs (2 GB).
+# make engines: the same in llama.cpp (which is compiled: a quarter of an hour) and vLLM for CPUs (2 GB), and its kernels.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
@@ -76,7 +76,9 @@ $(VENV)-vllm/.ready:
 	touch $@
 
 engines-vllm: $(READY) $(VENV)-vllm/.ready
-	SLIMSTATE_VLLM_PYTHON=$(abspath $(VENV)-vllm/bin/python) $(BIN)/python -m pytest tests/serving/test_vllm_engine.py
+	SLIMSTATE_VLLM_PYTHON=$(abspath $(VENV)-vllm/bin/python) \
+	SLIMSTATE_VLLM_KERNELS=$$($(VENV)-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
+	$(BIN)/python -m pytest tests/serving/test_vllm_engine.py tests/benchmark/test_engine_kernels.py
 
 engines: engines-mlx engines-llama engines-vllm
 
