@@ -46,6 +46,19 @@ def test_documents_are_the_same_in_every_format(kind, packed, tmp_path):
     assert stream(write(tmp_path, f"x.{kind}{packed}")) == expected
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_row_without_text_is_empty_and_not_the_word_none(kind, tmp_path):
+    found = []
+    for missing in (None, ""):
+        path, texts = tmp_path / f"{missing}.{kind}", ["a", missing, "b"]
+        if kind == "jsonl":
+            path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        else:
+            parquet.write_table(arrow.table({"text": texts}), path)
+        found.append(stream(path))
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.txt", "x.txt.xz", "x.txt.gz"])
 def test_plain_text_is_one_document_whatever_its_size(name, tmp_path):

@@ -56,7 +56,8 @@ def test_gradients_of_a_spread_model_are_refused(folders, text_file, tmp_path):
 
 
 def test_limits_are_read_by_place():
-    assert parse_limits("0=40GiB, cpu=100GiB") == {"0": "40GiB", "cpu": "100GiB"}
+    assert parse_limits("0=40GiB, cpu=100GiB") == {"0": 40 * 2**30, "cpu": 100 * 2**30}
+    assert parse_limits("cpu=1.5TB,1=7") == {"cpu": 1_500_000_000_000, "1": 7}
     assert parse_limits(None) is None
 
 
@@ -66,7 +67,9 @@ def test_limits_are_read_by_place():
         (("--device-map", "balanced"), "unknown device map 'balanced'"),
         (("--max-memory", "cpu=1GiB"), "give both"),
         (("--device-map", "auto", "--max-memory", "lots"), "such as 0=40GiB,cpu=100GiB"),
-        (("--device-map", "auto", "--max-memory", "cpu=lots"), "--max-memory: "),
+        (("--device-map", "auto", "--max-memory", "cpu=lots"), "--max-memory cpu=lots: give sizes such as"),
+        (("--device-map", "auto", "--max-memory", "cpu=-5GiB"), "such as 0=40GiB,cpu=100GiB"),
+        (("--device-map", "auto", "--max-memory", "cpu=inf"), "such as 0=40GiB,cpu=100GiB"),
         (("--device-map", "auto", "--max-memory", "cpu=1KB"), "not even the embeddings fit"),
         (("--plan-only", "--apply", "plan.json"), "nothing for --plan-only to estimate"),
     ],

@@ -187,6 +187,45 @@ def test_bad_input_is_one_line(change, words, folders, text_file, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        (
+            "delta_net-plain",
+            {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1},
+            "the tokenizer gives token .*, and the model has embeddings of 60",
+        ),
+        ("delta_net-residuals", {}, "hand on more than hidden states, such as attention residuals"),
+    ],
+)
+def test_models_that_cannot_be_reconstructed_are_refused(name, changes, words, text_file, tmp_path):
+    model, cut, out = tmp_path / "model", tmp_path / "cut", tmp_path / "out"
+    tiny.save(tiny.build(tiny.VARIANTS[name], **changes), model)
+    pruned(model, cut, method="l1", key_dim=8)
+    with pytest.raises(SlimstateError, match=words):
+        slimstate.reconstruct(cut, out, data=text_file, options=QUICK)
+    with pytest.raises(SlimstateError, match=words):
+        slimstate.prune(
+            model, out, key_dim=8, calibration=Calibration(data=str(text_file), samples=2, length=32),
+            options=CutOptions(reconstruct=QUICK),
+        )  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "model"]
+
+
+def test_hidden_states_take_their_room_on_the_disk_at_once(folders, text_file, tmp_path, monkeypatch):
+    """A mapped file without room behind it would end the process."""
+    cut, run = tmp_path / "cut", slimstate.LoadOptions(device_map="auto", max_memory="cpu=1KB")
+    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(SlimstateError, match=r"no space left for .*out\.reconstruction"):
+        slimstate.reconstruct(cut, tmp_path / "out", data=text_file, options=QUICK, run=run)
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+@pytest.mark.parametrize(
     ("place", "words", "left"),
     [
         ("slimstate.reconstruction.run_folder.save_file", "no space left for .*; nothing of it was written", []),

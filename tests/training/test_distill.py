@@ -80,7 +80,7 @@ def test_a_stopped_one_goes_on_with_what_was_reconstructed(folders, text_file, t
         with pytest.raises(KeyboardInterrupt):
             distilled(folders[NAME], out, text_file, 1e-3, monkeypatch)
     assert not out.exists()
-    kept = tmp_path / "out.distillation" / "out" / "config.json"
+    kept = tmp_path / "out.distillation" / "reconstructed" / "out" / "config.json"
     made = kept.stat().st_mtime_ns
     with pytest.raises(PlanError, match="begun with other settings"):
         distilled(folders[NAME], out, text_file, 1e-3, monkeypatch, distill=4)
@@ -100,3 +100,71 @@ def test_a_cut_that_exists_is_reconstructed_and_distilled(folders, text_file, tm
     assert record.distillation.taken
     assert record.command.endswith("--distill 3")
     assert f"--out {tmp_path / 'out'} " in record.command
+
+
+@pytest.mark.slow
+def test_killed_behind_its_last_step_or_behind_the_move_it_ends_at_once(folders, text_file, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    expected = distilled(folders[NAME], tmp_path / "whole", text_file, 1e-3, monkeypatch)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(distill, "publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            distilled(folders[NAME], out, text_file, 1e-3, monkeypatch)
+    assert not out.exists()
+    with monkeypatch.context() as stopped:
+        stopped.setattr(session.Session, "train", killed)  # nothing is left to train
+        emptied = distill.empty
+        stopped.setattr(distill, "empty", killed)
+        with pytest.raises(KeyboardInterrupt):
+            distilled(folders[NAME], out, text_file, 1e-3, monkeypatch)
+        assert (tmp_path / "out.distillation").is_dir()
+        stopped.setattr(distill, "empty", emptied)
+        record = distilled(folders[NAME], out, text_file, 1e-3, monkeypatch)
+    assert record.reconstruction.distillation == expected.reconstruction.distillation
+    assert all(torch.equal(tensor, weights(out)[name]) for name, tensor in weights(tmp_path / "whole").items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+@pytest.mark.slow
+def test_other_text_under_the_same_name_is_not_gone_on_with(folders, text_file, tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text(Path(text_file).read_text())
+    with monkeypatch.context() as stopped:
+        stopped.setattr(distill.Distilling, "_distil", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            distilled(folders[NAME], tmp_path / "out", text, 1e-3, monkeypatch)
+    text.write_text(text.read_text()[::-1])
+    with pytest.raises(PlanError, match="begun with other settings: windows sha256:"):
+        distilled(folders[NAME], tmp_path / "out", text, 1e-3, monkeypatch)
+
+
+@pytest.mark.parametrize("wrong", [{"samples": 1}, {"samples": 8, "length": 100_000}])
+def test_an_error_before_the_first_layer_leaves_nothing(wrong, folders, text_file, tmp_path, monkeypatch):
+    with pytest.raises(slimstate.SlimstateError):
+        distilled(folders[NAME], tmp_path / "out", text_file, 1e-3, monkeypatch, **wrong)
+    monkeypatch.setattr("slimstate.reconstruction.walk.Walk.layers", lambda self: iter((1 / 0,)))
+    with pytest.raises(ZeroDivisionError):
+        distilled(folders[NAME], tmp_path / "out", text_file, 1e-3, monkeypatch)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cut_itself_is_no_place_for_the_result(folders, text_file, tmp_path):
+    cut = tmp_path / "cut"
+    slimstate.prune(folders[NAME], cut, key_dim=8, method="l1", progress=False)
+    options = ReconstructOptions(**QUICK, distill=1)
+    for out in (cut, cut / "within"):
+        with pytest.raises(OutputError, match="is, holds or lies in the model folder itself"):
+            slimstate.reconstruct(cut, out, data=text_file, options=options, force=True, progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut"]
+    assert not list(cut.glob("within*"))
+
+
+@pytest.mark.slow
+def test_any_name_will_do(folders, text_file, tmp_path, monkeypatch):
+    for name in ("distilled", "reconstructed", "settings.json"):
+        distilled(folders[NAME], tmp_path / name, text_file, 1e-3, monkeypatch)
+    assert len(list(tmp_path.iterdir())) == 3

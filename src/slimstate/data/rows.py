@@ -71,7 +71,7 @@ def row_text(row: object, render: Render | None) -> str:
     if isinstance(row, str):
         return row
     if isinstance(row, Mapping) and ("text" in row or "messages" not in row):
-        return str(row["text"])
+        return "" if row["text"] is None else str(row["text"])
     messages: Any = row["messages"] if isinstance(row, Mapping) else row
     if not _is_chat(messages):
         raise LookupError("neither text nor messages")

@@ -96,14 +96,20 @@ def guard_vocabulary(model: Any, tokenizer: Any, device: torch.device) -> None:
     rows = embeddings.weight.shape[0]
 
     def check(_: Any, given: tuple[Any, ...]) -> None:
-        if given and given[0].numel() and int(given[0].max()) >= rows:
-            raise ModelError(
-                f"the tokenizer gives token {int(given[0].max())}, and the model has embeddings of {rows}: it is the"
-                " tokenizer of another model"
-            )
+        if given and given[0].numel():
+            check_embedded(given[0], rows)
 
     if device.type == "cpu" or max(tokenizer.get_vocab().values(), default=0) >= rows:
         embeddings.register_forward_pre_hook(check)
+
+
+def check_embedded(tokens: Tensor, rows: int) -> None:
+    """Refuse tokens beyond the rows of an embedding."""
+    if int(tokens.max()) >= rows:
+        raise ModelError(
+            f"the tokenizer gives token {int(tokens.max())}, and the model has embeddings of {rows}: it is the"
+            " tokenizer of another model"
+        )
 
 
 def load_tokenizer(folder: Path | str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -25,6 +26,10 @@ from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import refusals, stock_model, tied_weights
 from slimstate.system.errors import ModelError, PlanError, named
 
+UNITS = {"": 1, "B": 1} | {
+    f"{name}{end}": base**power for power, name in enumerate("KMGT", 1) for end, base in (("B", 1000), ("IB", 1024))
+}
+SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>B|[KMGT]i?B|)", re.IGNORECASE)
 SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
 
 
@@ -60,16 +65,17 @@ class LoadOptions(RunOptions):
         return load_spread(folder, self)
 
 
-def parse_limits(text: str | None) -> dict[str, str] | None:
-    """`0=40GiB,cpu=100GiB`: the most that weights may take on each GPU and in host memory."""
+def parse_limits(text: str | None) -> dict[str, int] | None:
+    """`0=40GiB,cpu=100GiB`: the most bytes that may be taken on each GPU and in host memory."""
     if text is None:
         return None
     limits = {}
     for part in text.split(","):
-        place, _, size = part.partition("=")
-        if not size or not (place.strip().isdigit() or place.strip() == "cpu"):
+        place, _, size = map(str.strip, part.partition("="))
+        found = SIZE.fullmatch(size)
+        if found is None or not (place.isdigit() or place == "cpu"):
             raise PlanError(f"`max_memory` {text}: give sizes such as 0=40GiB,cpu=100GiB")
-        limits[place.strip()] = size.strip()
+        limits[place] = int(float(found["number"]) * UNITS[found["unit"].upper()])
     return limits
 
 
@@ -117,7 +123,7 @@ def load_spread(folder: Path, options: LoadOptions) -> Runtime:
     )
 
 
-def _room(where: torch.device, limits: Mapping[str, str] | None) -> dict[int | str, Any]:
+def _room(where: torch.device, limits: Mapping[str, int] | None) -> dict[int | str, Any]:
     """What weights may take up on every device; without limits, most of what is free."""
     if limits is not None:
         return {int(place) if place.isdigit() else place: size for place, size in limits.items()}

@@ -193,6 +193,11 @@ class OneLayerModel:
         finally:
             self._given = None
         if isinstance(output, tuple):
+            if any(_tensors(output[1:])):
+                raise ModelError(
+                    "the layers of this model hand on more than hidden states, such as attention residuals, and those"
+                    " are all that is kept from layer to layer: it cannot be reconstructed, `recover` trains it whole"
+                )
             self._beside = output[1:]
             output = output[0]
         found: Tensor = output
@@ -229,6 +234,15 @@ class OneLayerModel:
             return found
         finally:
             module.weight, module.padding_idx = whole, padding
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[bool]:
+    """True for each tensor in what may hold lists of them."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor):
+            yield True
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import safe_open
@@ -23,7 +23,7 @@ from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
-from slimstate.system.run_folders import empty, go_on_or_begin, opened
+from slimstate.system.run_folders import empty, go_on_or_begin, kept_only_with, opened
 
 ALWAYS_SET = {"teacher", "tokens", "steps", "learning_rate"}  # by which our settings are known
 
@@ -37,8 +37,6 @@ class RunFolder:
     """The folder of a reconstruction that is not finished."""
 
     path: Path
-    # what is open until there is a layer to go on with
-    without_layers: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     @contextmanager
@@ -52,24 +50,17 @@ class RunFolder:
                 go_on_or_begin(folder.path, settings, ALWAYS_SET, "reconstruction", force, reporter)
 
             distributed.from_main(begin)
-            with STOP.keeping(folder.kept), folder._kept_with_layers_alone():
-                yield folder
+            with kept_only_with(folder.path, folder._any_done), STOP.keeping(folder.kept):
+                try:
+                    yield folder
+                except OutputError as error:
+                    if folder._any_done():
+                        raise OutputError(f"{error}; {folder.kept()}") from error
+                    raise
             distributed.from_main(lambda: empty(folder.path))
 
-    @contextmanager
-    def _kept_with_layers_alone(self) -> Iterator[None]:
-        """Without a layer there is nothing to go on with, and a stop or an error leaves nothing."""
-        with self.without_layers:
-            if distributed.is_main() and not self._done():
-                self.without_layers.enter_context(STOP.unfinished(self.path))
-            try:
-                yield
-            except BaseException as error:
-                if self._done() and isinstance(error, OutputError):
-                    raise OutputError(f"{error}; {self.kept()}") from error
-                if distributed.is_main() and not self._done():
-                    empty(self.path)
-                raise
+    def _any_done(self) -> bool:
+        return self._done() > 0
 
     def _done(self) -> int:
         return len(list(self.path.glob("layer-*.json")))
@@ -98,7 +89,6 @@ class RunFolder:
         with writing(self.path):
             with staged_file(self._weights(errors.layer)) as file:
                 save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, file)
-            self.without_layers.close()
             write_json(self._errors(errors.layer), dict(written(errors)))
 
     def trained(self) -> TrainedTensors:

@@ -5,6 +5,7 @@ Of several processes each holds those of its own windows.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from slimstate.models.devices import free_bytes
 from slimstate.models.offload import parse_limits
+from slimstate.system.atomic import writing
 
 SHARE = 0.5  # of what is free on a device or in host memory
-UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +33,8 @@ class Room:
         """By limits such as "0=40GiB,cpu=100GiB", or by what is free."""
         limits = parse_limits(max_memory)
         if limits is not None:
-            sizes = {place: _bytes(size) for place, size in limits.items()}
-            mine = sizes.get(str(device.index or 0), 0) if device.type == "cuda" else 0
-            return cls(device=device, on_device=mine, in_host=sizes.get("cpu", 0))
+            mine = limits.get(str(device.index or 0), 0) if device.type == "cuda" else 0
+            return cls(device=device, on_device=mine, in_host=limits.get("cpu", 0))
         free = int(SHARE * free_bytes(device)) if device.type == "cuda" else 0
         return cls(device=device, on_device=free, in_host=int(SHARE * free_bytes(torch.device("cpu"))))
 
@@ -45,10 +45,12 @@ class Room:
         return "host" if size <= self.in_host else "disk"
 
 
-def _bytes(size: str) -> int:
-    text = size.strip().upper()
-    unit = next((unit for unit in UNITS if text.endswith(unit)), "")
-    return int(float(text.removesuffix(unit)) * UNITS.get(unit, 1))
+def _take_room(file: int, size: int) -> None:
+    """All of it now: a disk that fills up behind a mapped file would end the process without a word."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.truncate(file, size)
 
 
 class HiddenStates:
@@ -57,10 +59,10 @@ class HiddenStates:
     def __init__(self, shape: tuple[int, ...], device: torch.device, place: str, folder: Path) -> None:
         self.device, self.place = device, place
         if place == "disk":
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".states-") as file:
+            with writing(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".states-") as file:
                 # the file has no name as soon as it is mapped, so that it goes with the process
                 count = torch.Size(shape).numel()
-                file.truncate(4 * count)
+                _take_room(file.fileno(), 4 * count)
                 self._data = torch.from_file(file.name, shared=True, size=count, dtype=torch.float32).view(shape)
         else:
             self._data = torch.empty(shape, device=device if place == "device" else "cpu", dtype=torch.float32)

@@ -22,6 +22,7 @@ from slimstate.checkpoints.safetensors_io import DTYPES, StoredTensor
 from slimstate.core.layout import Mixer
 from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
+from slimstate.models.load import check_embedded
 from slimstate.models.offload import LoadOptions
 from slimstate.models.one_layer import OneLayerModel, Stored
 from slimstate.reconstruction.fit import Task, fit
@@ -262,6 +263,7 @@ class Embedding:
 
     @classmethod
     def of(cls, model: OneLayerModel, weight: StoredTensor, tokens: Tensor) -> Embedding:
+        check_embedded(tokens, weight.shape[0])
         known, places = tokens.long().unique(return_inverse=True)
         rows = model.embedded(weight.rows(known))
         return cls(rows=rows, places=places.to(rows.device))

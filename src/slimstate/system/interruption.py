@@ -33,7 +33,7 @@ class Interruption:
         self.lock = Lock()
         self.translate: Callable[[str], str] = str  # from the words of the library into those of the command
         self.speaks: Callable[[], bool] = lambda: True
-        self._unfinished: list[Path] = []
+        self._unfinished: list[tuple[Path, Callable[[], bool]]] = []
         self._made: list[Path] = []
         self._written: list[Path] = []
         self._keepers: list[Callable[[], str | None]] = []
@@ -42,13 +42,14 @@ class Interruption:
         os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=self._leave_to_parent)
 
     @contextmanager
-    def unfinished(self, path: Path) -> Iterator[None]:
-        """Of no use to anybody if the process ends now."""
-        self._unfinished.append(path)
+    def unfinished(self, path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Of no use to anybody if the process ends now, `unless` this says otherwise then."""
+        entry = (path, unless)
+        self._unfinished.append(entry)
         try:
             yield
         finally:
-            self._unfinished.remove(path)
+            self._unfinished.remove(entry)
 
     @contextmanager
     def made_for_it(self, folder: Path) -> Iterator[None]:
@@ -139,7 +140,7 @@ class Interruption:
             with suppress(Exception):  # a folder that is being changed while it is looked at
                 if (kept := say()) is not None:
                     return " ".join(self.translate(kept).split())
-        going = tuple(self._unfinished)
+        going = tuple(path for path, unless in self._unfinished if not unless())
         there = [str(path) for path in self._written if path.exists() and not _lies_in(path, going)]
         if not there:
             return "nothing was written; the same command starts again"
@@ -147,8 +148,8 @@ class Interruption:
 
     def _remove(self) -> None:
         """Others may still write there: until it is gone."""
-        for path in reversed(self._unfinished):
-            for _ in range(50):
+        for path, unless in reversed(self._unfinished):
+            for _ in range(0 if unless() else 50):
                 shutil.rmtree(path, ignore_errors=True)
                 if not path.exists():
                     break

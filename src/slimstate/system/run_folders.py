@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from slimstate.system import leftovers
+from slimstate.system import distributed, leftovers
 from slimstate.system.atomic import check_place, made, remove_empty, writing
 from slimstate.system.errors import ModelError, OutputError, PlanError
+from slimstate.system.interruption import STOP
 from slimstate.system.json_files import JsonObject, difference, read_json, write_json
 from slimstate.system.locks import held
 from slimstate.system.progress import Reporter
@@ -28,6 +29,20 @@ def opened(folder: Path) -> Iterator[None]:
             stack.callback(remove_empty, folder)
             leftovers.clear(folder)
         yield
+
+
+@contextmanager
+def kept_only_with(folder: Path, something: Callable[[], bool]) -> Iterator[None]:
+    """Without something to go on with, a stop or an error leaves nothing in the folder."""
+    with ExitStack() as stack:
+        if distributed.is_main():
+            stack.enter_context(STOP.unfinished(folder, unless=something))
+        try:
+            yield
+        except BaseException:
+            if distributed.is_main() and not something():
+                empty(folder)
+            raise
 
 
 def empty(folder: Path) -> None:

@@ -1,25 +1,27 @@
 """A short distillation of a whole model after its reconstruction, on the same text; taken only where it helps.
 
-The mixers, all their weights, learn from the uncut model alone: the text is short, and what it says itself would be
+The mixers, all their weights, learn from the uncut model and hardly from the text itself: it is short, and would be
 learnt by heart. The windows that the reconstruction held out are held out here too, and decide.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.writer import check_output
+from slimstate.checkpoints.writer import check_apart, check_output
 from slimstate.data.corpus import Corpus
 from slimstate.data.rows import Texts, given_text
+from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import TextSize
 from slimstate.models.devices import RunOptions
+from slimstate.models.load import load_tokenizer
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.budget import Budget
 from slimstate.pruning.description import describe
@@ -32,13 +34,14 @@ from slimstate.reconstruction.reconstruct import reconstruct as rebuilt
 from slimstate.records.base import command
 from slimstate.records.cut import CutRecord
 from slimstate.records.reconstruction import RECONSTRUCTION, Distilled, ReconstructionRecord
-from slimstate.records.training import RecoveryRecord
+from slimstate.records.training import RECOVERY, RecoveryRecord
 from slimstate.selectors import Method, selector_named
 from slimstate.system import distributed
 from slimstate.system.atomic import publish, write_text
 from slimstate.system.errors import PlanError
+from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.system.run_folders import empty, go_on_or_begin, opened
+from slimstate.system.run_folders import empty, go_on_or_begin, kept_only_with, opened
 from slimstate.training.options import RecoverOptions, TrainerOptions, TrainingText, TrainOptions
 from slimstate.training.recover import RECOVERED
 from slimstate.training.run_folder import run_folder_of
@@ -49,7 +52,9 @@ from slimstate.training.tokens import Tokens
 LEARNING_RATE = 2e-4
 TEACHER = 100.0  # its weight beside the text itself
 BATCH = {"cuda": 16, "cpu": 4}
-ALWAYS_SET = {"distill", "asked"}  # by which our settings are known
+ALWAYS_SET = {"distill", "windows"}  # by which our settings are known
+RECONSTRUCTED, DISTILLED = "reconstructed", "distilled"  # folders with the model before and after
+WINNER = "winner.json"  # which of them takes the place of the output
 
 
 def prune(
@@ -80,11 +85,11 @@ def prune(
     if given.data is None:
         raise PlanError("a distillation is trained on text: give it with `calibration`")
     made: list[CutRecord] = []
+    uncut = Checkpoint.open(model)
     asked = {
-        "model": model, "key_dim": key_dim, "compression": compression, "budget": budget, "run": run,
+        "model": uncut.fingerprint, "key_dim": key_dim, "compression": compression, "budget": budget, "run": run,
         "method": selector_named(method).name, "calibration": given, "options": replace(options, force=False),
     }  # fmt: skip
-    uncut = Checkpoint.open(model)
     record = Distilling(
         out=Path(out), teacher=uncut, data=given.data, run=run, force=options.force,
         options=replace(rebuilding, documents=given.documents), asked=asked, reporter=reporter,
@@ -112,8 +117,10 @@ def reconstruct(
 
     if options.distill is None:
         return rebuild(Path(out), options, force)
-    uncut = find_teacher(Checkpoint.open(model), teacher, reporter)
-    asked = {"model": model, "data": text, "teacher": uncut.fingerprint, "options": options, "run": run}
+    cut = Checkpoint.open(model)
+    check_apart(cut, Path(out))
+    uncut = find_teacher(cut, teacher, reporter)
+    asked = {"model": cut.fingerprint, "data": text, "teacher": uncut.fingerprint, "options": options, "run": run}
     return Distilling(
         out=Path(out), teacher=uncut, data=text, run=run, force=force, options=options, asked=asked, reporter=reporter
     ).finish(lambda place, told: rebuild(place, told, True))
@@ -137,25 +144,40 @@ class Distilling:
 
     def finish(self, make: Callable[[Path, ReconstructOptions], object]) -> ReconstructionRecord:
         """`make` writes the reconstructed model to a folder; returns its record with what the distillation gave."""
-        check_output(self.teacher, self.out, self.force)
-        folder = self.out.with_name(f"{self.out.name}.distillation")
+        if not self._is_published():
+            check_output(self.teacher, self.out, self.force)
+        folder, name = self.folder, self.out.name
         with ExitStack() as stack:
 
             def begin() -> None:
+                windows = self._windows(load_tokenizer(self.teacher.folder))
+                settings = {"distill": self.options.distill, "windows": windows.digest, **dict(_told(self.asked))}
                 stack.enter_context(opened(folder))
-                settings = {
-                    "distill": self.options.distill,
-                    "asked": {name: str(value) for name, value in self.asked.items()},
-                }
                 go_on_or_begin(folder, settings, ALWAYS_SET, "distillation", self.force, self.reporter)
 
             distributed.from_main(begin)
-            rebuilt = folder / self.out.name
-            if not rebuilt.is_dir():
-                make(rebuilt, replace(self.options, distill=None))
-            found = self._distil(rebuilt, folder / "distilled" / self.out.name)
+            with kept_only_with(folder, lambda: any(folder.glob(f"{RECONSTRUCTED}/*"))):
+                if self._is_published():  # all that an earlier run had left to do
+                    found = ReconstructionRecord.read(self.out / RECONSTRUCTION)
+                else:
+                    rebuilt = folder / RECONSTRUCTED / name
+                    if not rebuilt.is_dir():
+                        make(rebuilt, replace(self.options, distill=None))
+                    found = self._distil(rebuilt, folder / DISTILLED / name)
             distributed.from_main(lambda: empty(folder))
         return found
+
+    @property
+    def folder(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.distillation")
+
+    def _is_published(self) -> bool:
+        """Whether the output is the folder that won here, which keeps its number when it is moved."""
+        path = self.folder / WINNER
+        return path.is_file() and self.out.is_dir() and read_json(path).get("inode") == self.out.stat().st_ino
+
+    def _windows(self, tokenizer: Any) -> Windows:
+        return self.options.windows(tokenizer, self.data, self.run.place.type)
 
     def _distil(self, rebuilt: Path, place: Path) -> ReconstructionRecord:
         student = Checkpoint.open(rebuilt)
@@ -163,11 +185,14 @@ class Distilling:
         more = command("prune", [], {"distill": self.options.distill}).partition("prune")[2]
         again = f"{record.command}{more}".replace(str(rebuilt), str(self.out))
         record = replace(record, command=again)
-        session = self._session(student, record, place)
-        begun_with = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
-        with session.prepared(lambda: student, begun_with, self.reporter) as tokens:
-            nats = session.train(Job(student=student, out=place), tokens, reporter=self.reporter).measured.nats
-        steps = self.options.distill
+        if place.is_dir():  # an earlier run came as far as this
+            trained = RecoveryRecord.read(place / RECOVERY)
+        else:
+            session = self._session(student, record, place)
+            begun_with = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
+            with session.prepared(lambda: student, begun_with, self.reporter) as tokens:
+                trained = session.train(Job(student=student, out=place), tokens, reporter=self.reporter)
+        steps, nats = self.options.distill, trained.measured.nats
         assert steps is not None
         taken = nats.after < nats.before
         found = Distilled(steps=steps, before=nats.before, after=nats.after, taken=taken)
@@ -177,6 +202,7 @@ class Distilling:
         def move() -> None:
             winner = place if taken else rebuilt
             write_text(winner / RECONSTRUCTION, json.dumps(record.to_json(), indent=1) + "\n")
+            write_json(self.folder / WINNER, {"inode": winner.stat().st_ino})
             publish(winner, self.out, self.force)
 
         distributed.from_main(move)
@@ -192,6 +218,7 @@ class Distilling:
         kind = replace(
             RECOVERED,
             label="distilling",
+            again="the same command goes on with it",
             record=lambda outcome, model: replace(
                 RecoveryRecord(**vars(outcome)), command=made.command, out=str(self.out)
             ),
@@ -212,7 +239,7 @@ class Distilling:
         if Corpus.lies_in(folder):
             corpus = Corpus.open(folder)
         else:
-            windows = self.options.windows(tokenizer, self.data, self.run.place.type)
+            windows = self._windows(tokenizer)
             apart = held_out_of(len(windows.tokens))
             held_out, training = windows.tokens[:apart], windows.tokens[apart:]
             corpus = Corpus.of_windows(training, held_out, str(text.data), self.options.documents, folder)
@@ -221,3 +248,13 @@ class Distilling:
         return Tokens(
             corpus=corpus, held_out=unseen, size=size, measured_on=f"windows of {text.data} that were not trained on"
         )
+
+
+def _told(asked: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """What was asked for, option by option."""
+    for name, value in asked.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            inner = {f"{name}.{field.name}": getattr(value, field.name) for field in fields(value)}
+            yield from _told(inner)
+        else:
+            yield name, str(value)

@@ -71,6 +71,7 @@ class Kind(Generic[R]):
     settings: type[TrainSettings]
     record: Callable[[Outcome, Checkpoint], R]
     card: Callable[[R, Config, str], str]
+    again: str = "`resume` goes on with it"  # after a stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +181,7 @@ class Session(Generic[R]):
 
     def _kept(self) -> str:
         last = kept(self.folder, PARTS)
-        return f"{self.folder} keeps {'its tokens' if last is None else last.name}; `resume` goes on with it"
+        return f"{self.folder} keeps {'its tokens' if last is None else last.name}; {self.kind.again}"
 
     def train(self, job: Job, tokens: Tokens, *, control: R | None = None, reporter: Reporter = SILENT) -> R:
         """Train a model, merge what it learnt, and write it; returns the record.
