@@ -50,7 +50,7 @@ def test_documents_are_the_same_in_every_format(kind, packed, tmp_path):
 def test_a_row_without_text_is_empty_and_not_the_word_none(kind, tmp_path):
     found = []
     for missing in (None, ""):
-        path, texts = tmp_path / f"{missing}.{kind}", ["a", missing, "b"]
+        path, texts = tmp_path / f"with-{missing}.{kind}", ["a", missing, "b"]
         if kind == "jsonl":
             path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
         else:

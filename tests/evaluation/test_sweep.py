@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 
 import slimstate
 import tiny
+from command import run
 from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import rank_utilisation, singular_values
@@ -381,7 +383,9 @@ def test_tables_say_what_the_rows_say(measured_sweeps):
     assert (out / "pareto.png").stat().st_size > 10_000
 
 
-def test_a_sweep_with_reconstruction_judges_what_the_recommended_command_makes(folders, text_file, tmp_path):
+def test_a_sweep_with_reconstruction_judges_what_the_recommended_command_makes(
+    folders, text_file, tmp_path, capsys, monkeypatch
+):
     """Stopped after a row it goes on; the row is the perplexity of the model that `prune --reconstruct` writes."""
     model = folders["delta_net-plain"]
     rebuilt = ReconstructOptions(steps=3, batch=2, samples=6, length=32, learning_rate=3e-3)
@@ -394,12 +398,8 @@ def test_a_sweep_with_reconstruction_judges_what_the_recommended_command_makes(f
     assert "--reconstruct" in record.recommended.command
     assert "--reconstruct-steps 3" in record.recommended.command
     assert not (tmp_path / "sweep" / "candidates").exists()
-    evidence = Calibration(
-        data=str(text_file), evidence=tmp_path / "sweep" / "evidence.safetensors", samples=4, length=64
-    )
-    slimstate.prune(
-        model, tmp_path / "cut", key_dim=8, calibration=evidence, options=slimstate.CutOptions(reconstruct=rebuilt)
-    )
+    _, *words = shlex.split(record.recommended.command.replace("SLIM", str(tmp_path / "cut")))
+    assert run(capsys, monkeypatch, *words)[0] == 0
     measured = slimstate.evaluate(tmp_path / "cut", text_file, options=EvalOptions(length=96, max_tokens=192))
     assert measured.nats_per_token == pytest.approx(record.rows[0].nats_per_token, abs=1e-6)
     with pytest.raises(DataError, match="another reconstruct"):

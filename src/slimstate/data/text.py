@@ -54,11 +54,11 @@ class Windows:
 
 def sample_windows(
     tokenizer: Any, text: str | Texts | Reading, *, samples: int = 128, length: int = 2048, seed: int = 0,
-    fewest: int | None = None,
+    fewest: int | None = None, enough: int = 1,
 ) -> Windows:  # fmt: skip
     """`samples` windows drawn by `seed` from the first 4 x `samples` of the text; with `fewest`, as many as it has.
 
-    `fewest` is then the least that is enough.
+    `fewest` is then the least that is taken of a text without a word; `enough` are the least that can be asked for.
     """
     if samples < 1 or length < 2:
         raise DataError(f"{samples} samples of {length} tokens: at least 1 of 2 are needed")
@@ -69,7 +69,7 @@ def sample_windows(
         samples = len(whole)
     if len(whole) < samples:
         samples = samples if fewest is None else fewest
-        way = f"use `samples` {max(1, len(whole))}, " if fewest is None else "give "
+        way = f"use `samples` {len(whole)}, " if fewest is None and len(whole) >= enough else "give "
         found = sum(len(window) for window in pool)
         raise DataError(
             f"{reading.source} has {found:,} tokens; {samples} samples of {length} need {samples * length:,}: "

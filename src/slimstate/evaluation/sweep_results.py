@@ -120,7 +120,8 @@ def _pruned(record: SweepRecord, chosen: Row, folder: Path, model: str) -> str:
         **reconstruction_flags(record.settings),
     }
     if record.settings.reconstruct is not None and record.settings.calibration is not None:
-        options["data"] = record.settings.calibration.data
+        text = record.settings.calibration
+        options |= {"data": text.data, "documents": text.documents, "samples": text.samples, "length": text.length}
     return command("prune", [model], options)
 
 

@@ -188,10 +188,10 @@ class Choosing:
         if not chosen_on_the_way(self.method, self.calibration.evidence):
             plan, _ = self.plan(meanwhile=lambda: None)
         told = {
-            "key_dim": self.key_dim, "method": self.method.name, "data": data, "reconstruct": True,
-            "score": options.score,
-            "keep_norm_eps": options.keep_norm_eps, "out": out, "device": self.run.device, "dtype": self.run.dtype,
-            "documents": self.calibration.documents, "seed": options.seed or None,
+            "key_dim": self.key_dim, "method": self.method.name, "reconstruct": True, "score": options.score,
+            "rrqr_f": None if options.f == CutOptions.f else options.f, "keep_norm_eps": options.keep_norm_eps,
+            "out": out, **dict(changed(self.run)), **dict(changed(self.calibration, but=("seed",))),
+            "seed": options.seed or None,
             **{f"reconstruct_{name}": given for name, given in changed(options.reconstruct, but=("seed", "distill"))},
         }  # fmt: skip
         return Reconstructing(

@@ -12,6 +12,7 @@ from slimstate.records.reconstruction import ReconstructionSettings
 from slimstate.system.errors import PlanError
 
 FEWEST = 10  # windows, of which one is held out
+LEAST = 2  # that can be asked for
 HELD_OUT = 0.1  # of the windows, which are never trained on
 STEPS = {"cuda": 500, "cpu": 80}
 BATCH = {"cuda": 16, "cpu": 4}
@@ -60,9 +61,11 @@ class ReconstructOptions:
         """The tokens to train on, drawn from a text."""
         samples = SAMPLES[device] if self.samples is None else self.samples
         reading, fewest = Reading(text, self.documents), min(FEWEST, samples) if self.samples is None else None
-        if samples < 2:
+        if samples < LEAST:
             raise PlanError(f"`samples` {samples}: one window is held out, and at least one more is needed")
-        return sample_windows(tokenizer, reading, samples=samples, length=self.length, seed=self.seed, fewest=fewest)
+        return sample_windows(
+            tokenizer, reading, samples=samples, length=self.length, seed=self.seed, fewest=fewest, enough=LEAST
+        )
 
     def on(self, device: str, windows: Windows) -> ReconstructionSettings:
         """With what the device and the text decide."""
