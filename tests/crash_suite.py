@@ -38,8 +38,8 @@ LONGEST = 120.0  # that a trial may take at all
 VOLATILE = ("seconds", "tokens_per_second")
 TINY = ("--samples", "4", "--length", "64")
 LAYERS = ("--steps", "4", "--batch", "2", "--samples", "10", "--length", "64")
-RUN_FOLDERS = (".training", ".reconstruction")
-WRITING_MODELS = ("prune", "reconstruct", "recover", "train")
+RUN_FOLDERS = (".training", ".reconstruction", ".distillation")
+WRITING_MODELS = ("prune", "reconstruct", "distill", "recover", "train")
 STEPS = ("--steps", "4", "--save-every", "1", "--batch-size", "4", "--length", "64", "--report-to", "none")
 RECIPE = """
 title = "A toy"
@@ -87,6 +87,7 @@ class Stage:
             "prune": Verb(("prune", model, *calibrated, "--out", out)),
             "sweep": Verb(("sweep", model, *data, *TINY, *swept, "--key-dims", "12,8", "--out", out)),
             "reconstruct": Verb(("reconstruct", cut, "--teacher", model, *data, *LAYERS, "--out", out)),
+            "distill": Verb(("reconstruct", cut, "--teacher", model, *data, *LAYERS, "--distill", "3", "--out", out)),
             "recover": Verb(("recover", cut, "--teacher", model, *data, *STEPS, "--out", out), ("--resume",)),
             "train": Verb(("train", str(self.root / "config.json"), *data, *STEPS, "--out", out), ("--resume",)),
             "run": Verb(("run", str(self.root / "recipe.toml"), "--out", out)),

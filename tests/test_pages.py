@@ -770,4 +770,4 @@ def test_what_the_front_page_says_of_reconstruction_is_that_of_its_page():
     after = (by_default, far)
     back = [[100 * (1 - nats / cut) for nats, cut in zip(line, alone, strict=True)] for line in after]
     rebuilt, distilled = (f"{min(line):.0f} to {max(line):.0f} %" for line in back)
-    check_says("README.md", f"got {rebuilt} of the loss back, {distilled} with `--distill 300`")
+    check_says("README.md", f"got {rebuilt} of the loss back, {distilled} with 600 steps and `--distill 300`")

@@ -127,9 +127,32 @@ BAD = {
         "samples of 2048 need 262,144",
     ),
     "f": (["MODEL", "--key-dim", "8", "--rrqr-f", "0.5"], "f >= 1"),
+    "state": (["MODEL", *L1, "--key-dim", "8", "--state-dtype", "junk"], "unknown --state-dtype 'junk'"),
     "not a number": (["MODEL", "--key-dim", "many"], "Invalid value for '--key-dim'"),
     "no such option": (["MODEL", "--keydim", "8"], "No such option"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prefix-caching"], "--prefix-caching is for the pool of an engine: give --engine vllm or sglang"),
+        (["--kv-dtype", "fp8", "--engine", "vllm"], "--kv-dtype is for the pool of an engine"),
+        (["--memory-gb", 40, "--context", 4096], "give --engine vllm or sglang, --context and --memory-gb"),
+        (["--state-dtype", "float16"], "unknown --state-dtype 'float16'; there are fp32, bf16"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(arguments, message, folders, capsys, monkeypatch):
+    code, out, err = run(capsys, monkeypatch, "inspect", folders[NAME], *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err
+
+
+def test_types_of_a_state_have_two_names_each(folders, capsys, monkeypatch):
+    told = [run(capsys, monkeypatch, "inspect", folders[NAME], "--state-mb", 1, "--state-dtype", name)[:2]
+            for name in ("bf16", "bfloat16")]  # fmt: skip
+    assert told[0] == told[1]
+    assert told[0][0] == 0
 
 
 @pytest.mark.parametrize("name", sorted(BAD))

@@ -456,6 +456,8 @@ def test_a_recipe_that_is_none_is_named(before, after, complaint, recipe):
 def test_bad_requests_are_refused(recipe, tmp_path, capsys, monkeypatch):
     with pytest.raises(PlanError, match=r"has no value modle; there are methods, model, many"):
         Recipe.read(recipe).commands("paper", Path("o"), {"modle": "x"})
+    code, _, err = run(capsys, monkeypatch, "run", "pre-rft", "--set", "cuts=none", "--dry-run")
+    assert (code, err) == (2, "slimstate: --set cuts=none: there is no none; there are published, corrected\n")
     code, _, err = run(capsys, monkeypatch, "run", recipe, "--set", "model")
     assert (code, err) == (2, "slimstate: --set model: give NAME=VALUE\n")
     code, out, _ = run(capsys, monkeypatch, "run", recipe, "--small", "--dry-run", "--out", "o")

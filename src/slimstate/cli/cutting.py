@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slimstate.cli.pool import (
+    STATE_DTYPES,
     Context,
     Engine,
     KvDtype,
@@ -90,6 +91,13 @@ def inspect(
         )  # fmt: skip
         show_pool(model, engine, asked, as_json)
         return
+    counted = {
+        "--prefix-caching": prefix_caching, "--tensor-parallel": tensor_parallel != 1,
+        "--speculative-tokens": speculative_tokens != 0, "--kv-dtype": kv_dtype != "bfloat16",
+        "--context with --memory-gb alone": context is not None and memory_gb is not None and sequences is None,
+    }  # fmt: skip
+    for flag in (flag for flag, given in counted.items() if given):
+        raise PlanError(f"{flag} is for the pool of an engine: give --engine vllm or sglang, --context and --memory-gb")
     record = look(
         model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype or "fp32"), engine=engine, context=context
     )
@@ -270,11 +278,13 @@ def budget_of(
     state_mb: float | None, sequences: int | None, memory_gb: float | None, state_dtype: str
 ) -> Budget | None:
     """What was asked for, if anything was."""
+    from slimstate.pruning.budget import Budget, check_kept_in
+
+    kept_in = next((short for short, full in STATE_DTYPES.items() if full == state_dtype), state_dtype)
+    check_kept_in(kept_in)
     if state_mb is None and sequences is None and memory_gb is None:
         return None
-    from slimstate.pruning.budget import Budget
-
-    return Budget(state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, state_dtype=state_dtype)
+    return Budget(state_mb=state_mb, sequences=sequences, memory_gb=memory_gb, state_dtype=kept_in)
 
 
 def _show(record: CutRecord, as_json: bool) -> None:

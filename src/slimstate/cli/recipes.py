@@ -133,7 +133,7 @@ class Recipe:
         for name, text in changes.items():
             if name not in values:
                 raise PlanError(f"{self.path} has no value {name}; there are {', '.join(values)}")
-            values[name] = _members(values[name], text) if isinstance(values[name], list) else text
+            values[name] = _members(name, text, values) if isinstance(values[name], list) else text
         ours = self.path in bundled.recipes().values()
         root = Path.cwd() if ours else self.path.absolute().parent.parent
         places = {"out": out, "root": root, "demo": bundled.bundled("demo"), "built": root / "build" / "recipes"}
@@ -166,12 +166,16 @@ class Recipe:
             raise DataError(f"{self.path}: {what}: {type(error).__name__} {error}") from error
 
 
-def _members(listed: Sequence[Any], text: str) -> list[Any]:
+def _members(name: str, text: str, values: Mapping[str, Any]) -> list[Any]:
     """The members that a text names, with commas between them; a table by any of its texts, or the end of a path."""
-    tables = [member for member in listed if isinstance(member, Mapping)]
+    tables = [member for member in values[name] if isinstance(member, Mapping)]
     texts = [(value, table) for table in tables for value in table.values() if isinstance(value, str)]
     named = {**{Path(value).name: table for value, table in texts}, **dict(texts)}
-    return [named.get(part.strip(), part.strip()) for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    alone = {key for table in tables for key in table} - values.keys()  # what only these tables say
+    if len(alone) > 1 and (unknown := [part for part in parts if part not in named]):
+        raise PlanError(f"--set {name}={text}: there is no {unknown[0]}; there are {', '.join(dict(texts))}")
+    return [named.get(part, part) for part in parts]
 
 
 class _Names(Formatter):

@@ -35,6 +35,12 @@ def key_dims_worth_choosing(width: int) -> list[int]:
     return [width >> shift for shift in range(1, width.bit_length()) if width >> shift]
 
 
+def check_kept_in(state_dtype: str) -> None:
+    """What an engine keeps states in is known."""
+    if state_dtype not in BYTES:
+        raise PlanError(f"unknown `state_dtype` {state_dtype!r}; there are {', '.join(BYTES)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """Memory for the state of one sequence: given as such, or as the memory that so many sequences share.
@@ -55,8 +61,7 @@ class Budget:
     state_dtype: str = "fp32"
 
     def __post_init__(self) -> None:
-        if self.state_dtype not in BYTES:
-            raise PlanError(f"unknown `state_dtype` {self.state_dtype!r}; there are {', '.join(BYTES)}")
+        check_kept_in(self.state_dtype)
         shared = self.sequences is not None and self.memory_gb is not None
         if (self.state_mb is None) != shared or (self.state_mb is not None and (self.sequences or self.memory_gb)):
             raise PlanError("a budget is `state_mb` for one sequence, or `sequences` and `memory_gb` together")

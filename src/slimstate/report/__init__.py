@@ -57,6 +57,8 @@ def write_report(folder: str | Path, out: str | Path | None = None, *, reporter:
     from slimstate.report.rendering import render
 
     folder = Path(folder)
+    if folder.is_file():
+        raise DataError(f"{folder} is a file; give the folder that holds records")
     target = Path(out) if out is not None else folder / PAGE
     _check_page(target)
     records = usable_records(folder)
