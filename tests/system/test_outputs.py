@@ -18,7 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from slimstate.system import atomic, leftovers, shortages
+from slimstate.system import atomic, leftovers, run_folders, shortages
 from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
 from slimstate.system.locks import held
@@ -272,3 +272,17 @@ def test_files_have_the_mode_of_any_other_file_here(tmp_path):
         safetensors.torch.save_file({"x": torch.zeros(2)}, place / "two")
     assert (tmp_path / "one").stat().st_mode == usual
     assert (tmp_path / "folder" / "two").stat().st_mode == usual
+
+
+def test_a_run_folder_is_emptied_with_its_settings_last(tmp_path, monkeypatch):
+    """Killed on the way, it is still known whose the rest is."""
+    for name in ("zebra", "apple"):
+        (tmp_path / name).mkdir()
+    for name in (run_folders.SETTINGS, "a.json", "z.json"):
+        (tmp_path / name).write_text("{}")
+    gone: list[str] = []
+    monkeypatch.setattr(run_folders.leftovers, "discard", lambda path: gone.append(path.name))
+    run_folders.empty(tmp_path)
+    assert set(gone[:2]) == {"zebra", "apple"}
+    assert gone[-1] == run_folders.SETTINGS
+    assert len(gone) == 5

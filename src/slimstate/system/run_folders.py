@@ -46,8 +46,11 @@ def kept_only_with(folder: Path, something: Callable[[], bool]) -> Iterator[None
 
 
 def empty(folder: Path) -> None:
-    """Remove what is in the folder; it itself stays, for whoever holds it."""
-    for path in folder.iterdir():
+    """Remove what is in the folder; it itself stays, for whoever holds it.
+
+    The settings go last: killed on the way, it is still known whose the rest is.
+    """
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name == SETTINGS, path.is_file())):
         leftovers.discard(path)
 
 
