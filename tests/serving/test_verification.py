@@ -100,6 +100,15 @@ def test_an_engine_that_fails_is_quoted(cut, engines, capsys, monkeypatch):
     assert out.startswith("vllm 0.0.1 refuses: RuntimeError: expect head_dim to be equal to head_dim_v")
 
 
+def test_kernels_that_need_a_gpu_are_the_known_reason_on_a_cpu(folders, monkeypatch):
+    monkeypatch.setattr(
+        "slimstate.serving.verification.verify.ask", lambda *given: Refused(version="5", words="0 active drivers")
+    )
+    record = verify(folders["delta_net-plain"], EngineOptions(engine="transformers"), options=OPTIONS)
+    assert "refuses: 0 active drivers (known of such models: flash-linear-attention's kernels" in record.verdict
+    assert "slimstate.prepare_fla()" in record.verdict
+
+
 @pytest.mark.skipif("mlx_lm" in sys.modules, reason="mlx-lm is there")
 def test_without_the_engine_a_line_says_how_to_install_it(cut, capsys, monkeypatch):
     code, out, err = run(capsys, monkeypatch, "verify", cut, "--engine", "mlx", *SMALL)

@@ -37,6 +37,9 @@ from slimstate.system.progress import SILENT, Reporter
 OUR_TEXT = Path(__file__).with_name("text.txt")
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 READS_GGUF = ("llama.cpp",)
+FLA_ON_A_CPU = (
+    "flash-linear-attention's kernels run on a GPU alone; on a CPU call slimstate.prepare_fla() in your own program"
+)
 NO_NUMBER = 1e8  # a difference as large as this comes from what is no number
 
 
@@ -163,7 +166,7 @@ class Comparison:
         with self.reporter.waiting(f"{self.engine.engine} runs {checkpoint.source}"):
             answer = self.answer(checkpoint)
         if isinstance(answer, Refused):
-            reason = _reason(checkpoint, self.engine.engine)
+            reason = self._reason(checkpoint)
             return answer.version, Outcome(
                 model=checkpoint.source, verdict="refuses", words=answer.words, reason=reason
             )
@@ -172,6 +175,14 @@ class Comparison:
         largest = found.largest
         verdict: Verdict = "agrees" if largest is not None and largest <= self.tolerance else "differs"
         return answer.version, Outcome(model=checkpoint.source, verdict=verdict, differences=found)
+
+    def _reason(self, checkpoint: Checkpoint) -> str | None:
+        """Why the engine does not run such models, where a rule says so."""
+        engine = self.engine.engine
+        if engine == "transformers" and checkpoint.family.library == "fla" and self.run.place.type == "cpu":
+            return FLA_ON_A_CPU
+        known = advice(Served.of(checkpoint.config), engine)
+        return next((rule.what for rule in known if rule.verdict in ("refuses", "not there")), None)
 
     def answer(self, checkpoint: Checkpoint) -> Scores | Refused:
         """What the engine says; where it reads GGUF alone, the model is converted first."""
@@ -211,12 +222,6 @@ class Comparison:
             continued=continued.numel(),
             deviation=deviation,
         )
-
-
-def _reason(checkpoint: Checkpoint, engine: str) -> str | None:
-    """Why the engine does not run such models, where a rule says so."""
-    known = advice(Served.of(checkpoint.config), engine)
-    return next((rule.what for rule in known if rule.verdict in ("refuses", "not there")), None)
 
 
 def logits_of(runtime: Any, ids: Tensor) -> Tensor:
