@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from slimstate.cli.pool import (
-    STATE_DTYPES,
     Context,
     Engine,
     KvDtype,
@@ -20,6 +19,7 @@ from slimstate.cli.pool import (
     PrefixCaching,
     SpeculativeTokens,
     TensorParallel,
+    short_name,
     show_pool,
 )
 from slimstate.cli.reconstructing import (
@@ -84,20 +84,14 @@ def inspect(
     from slimstate.pruning.inspect import inspect as look
     from slimstate.serving.engines import rules_of
 
+    asked = PoolAsked(
+        memory_gb=memory_gb, context=context, prefix_caching=prefix_caching, tensor_parallel=tensor_parallel,
+        state_dtype=state_dtype, kv_dtype=kv_dtype, speculative_tokens=speculative_tokens,
+    )  # fmt: skip
     if context is not None and engine is not None:
-        asked = PoolAsked(
-            memory_gb=memory_gb, context=context, prefix_caching=prefix_caching, tensor_parallel=tensor_parallel,
-            state_dtype=state_dtype, kv_dtype=kv_dtype, speculative_tokens=speculative_tokens,
-        )  # fmt: skip
         show_pool(model, engine, asked, as_json)
         return
-    counted = {
-        "--prefix-caching": prefix_caching, "--tensor-parallel": tensor_parallel != 1,
-        "--speculative-tokens": speculative_tokens != 0, "--kv-dtype": kv_dtype != "bfloat16",
-        "--context with --memory-gb alone": context is not None and memory_gb is not None and sequences is None,
-    }  # fmt: skip
-    for flag in (flag for flag, given in counted.items() if given):
-        raise PlanError(f"{flag} is for the pool of an engine: give --engine vllm or sglang, --context and --memory-gb")
+    asked.check_unused(sequences)
     record = look(
         model, budget=budget_of(state_mb, sequences, memory_gb, state_dtype or "fp32"), engine=engine, context=context
     )
@@ -280,7 +274,7 @@ def budget_of(
     """What was asked for, if anything was."""
     from slimstate.pruning.budget import Budget, check_kept_in
 
-    kept_in = next((short for short, full in STATE_DTYPES.items() if full == state_dtype), state_dtype)
+    kept_in = short_name(state_dtype)
     check_kept_in(kept_in)
     if state_mb is None and sequences is None and memory_gb is None:
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from slimstate.cli.pool import STATE_DTYPES
+from slimstate.cli.pool import full_name
 from slimstate.cli.reconstructing import Batch, Length, Rate, Samples, Steps, reconstruction
 from slimstate.cli.terminal import (
     CalibrationLength,
@@ -109,7 +109,7 @@ def evaluate(
             limit=limit,
             max_length=max_length,
             seed=seed,
-            state_dtype=STATE_DTYPES.get(state_dtype, state_dtype),
+            state_dtype=full_name(state_dtype),
             state_every=state_every,
         ),
         run=RunOptions(device=device, dtype=dtype),
@@ -266,7 +266,7 @@ def sweep(
             compressions=None if compressions is None else listed(compressions, "--compressions", float),
             key_dims=() if key_dims is None else listed(key_dims, "--key-dims", int),
             scores=listed(scores, "--scores", str),
-            state_dtypes=listed(state_dtypes, "--state-dtypes", lambda name: STATE_DTYPES.get(name, name)),
+            state_dtypes=listed(state_dtypes, "--state-dtypes", full_name),
         ),
         options=SweepOptions(
             text_length=text_length,

@@ -39,7 +39,7 @@ class PoolAsked:
     """The flags about a pool."""
 
     memory_gb: float | None
-    context: int
+    context: int | None
     prefix_caching: bool
     tensor_parallel: int
     state_dtype: str | None
@@ -52,8 +52,29 @@ class PoolAsked:
 
         if self.memory_gb is None:
             raise PlanError("--context needs --memory-gb: GiB that are left for states and caches on each GPU")
-        kept = self.state_dtype and STATE_DTYPES.get(self.state_dtype, self.state_dtype)
+        kept = self.state_dtype and full_name(self.state_dtype)
         return PoolOptions(**{**vars(self), "state_dtype": kept})
+
+    def check_unused(self, sequences: int | None) -> None:
+        """Refuse what would do nothing, because no pool is counted."""
+        given = {
+            "--prefix-caching": self.prefix_caching, "--tensor-parallel": self.tensor_parallel != 1,
+            "--speculative-tokens": self.speculative_tokens != 0, "--kv-dtype": self.kv_dtype != "bfloat16",
+            "--context with --memory-gb alone": None not in (self.context, self.memory_gb) and sequences is None,
+        }  # fmt: skip
+        if (flag := next((flag for flag, told in given.items() if told), None)) is not None:
+            needed = "give --engine vllm or sglang, --context and --memory-gb"
+            raise PlanError(f"{flag} is for the pool of an engine: {needed}")
+
+
+def full_name(state_dtype: str) -> str:
+    """A type of the state as `eval`, `sweep` and engines call it."""
+    return STATE_DTYPES.get(state_dtype, state_dtype)
+
+
+def short_name(state_dtype: str) -> str:
+    """The same as a budget calls it."""
+    return next((short for short, full in STATE_DTYPES.items() if full == state_dtype), state_dtype)
 
 
 def show_pool(model: str, engine: str, asked: PoolAsked, as_json: bool) -> None:

@@ -58,7 +58,7 @@ def sample_windows(
 ) -> Windows:  # fmt: skip
     """`samples` windows drawn by `seed` from the first 4 x `samples` of the text; with `fewest`, as many as it has.
 
-    `fewest` is then the least that is taken of a text without a word; `enough` are the least that can be asked for.
+    `fewest` is then the least that will do. `enough` is the least that an error may advise to ask for.
     """
     if samples < 1 or length < 2:
         raise DataError(f"{samples} samples of {length} tokens: at least 1 of 2 are needed")

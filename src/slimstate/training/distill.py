@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,7 @@ class Distilling:
         with ExitStack() as stack:
 
             def begin() -> None:
-                windows = self._windows(load_tokenizer(self.teacher.folder))
-                settings = {"distill": self.options.distill, "windows": windows.digest, **dict(_told(self.asked))}
+                settings = {"distill": self.options.distill, "windows": self.windows.digest, **dict(_told(self.asked))}
                 stack.enter_context(opened(folder))
                 go_on_or_begin(folder, settings, ALWAYS_SET, "distillation", self.force, self.reporter)
 
@@ -176,8 +176,10 @@ class Distilling:
         path = self.folder / WINNER
         return path.is_file() and self.out.is_dir() and read_json(path).get("inode") == self.out.stat().st_ino
 
-    def _windows(self, tokenizer: Any) -> Windows:
-        return self.options.windows(tokenizer, self.data, self.run.place.type)
+    @cached_property
+    def windows(self) -> Windows:
+        """Those of the reconstruction."""
+        return self.options.windows(load_tokenizer(self.teacher.folder), self.data, self.run.place.type)
 
     def _distil(self, rebuilt: Path, place: Path) -> ReconstructionRecord:
         student = Checkpoint.open(rebuilt)
@@ -239,9 +241,8 @@ class Distilling:
         if Corpus.lies_in(folder):
             corpus = Corpus.open(folder)
         else:
-            windows = self._windows(tokenizer)
-            apart = held_out_of(len(windows.tokens))
-            held_out, training = windows.tokens[:apart], windows.tokens[apart:]
+            apart = held_out_of(len(self.windows.tokens))
+            held_out, training = self.windows.tokens[:apart], self.windows.tokens[apart:]
             corpus = Corpus.of_windows(training, held_out, str(text.data), self.options.documents, folder)
         unseen = corpus.held_out_windows
         size = TextSize.of(tokenizer, unseen, apart=True)

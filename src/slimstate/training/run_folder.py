@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slimstate.system.errors import OutputError, PlanError
-from slimstate.system.interruption import STOP
 from slimstate.system.json_files import difference, write_json
 from slimstate.system.progress import Reporter
-from slimstate.system.run_folders import SETTINGS, empty, settings_of
+from slimstate.system.run_folders import SETTINGS, empty, kept_only_with, settings_of
 from slimstate.training.options import TrainerOptions
 
 WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
@@ -30,13 +29,9 @@ def begun(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions,
     if _is_resumed(folder, settings, trainer, reporter):
         yield
         return
-    with STOP.unfinished(folder):
-        try:
-            write_json(folder / SETTINGS, settings)
-            yield
-        except BaseException:
-            empty(folder)
-            raise
+    with kept_only_with(folder, lambda: False):
+        write_json(folder / SETTINGS, settings)
+        yield
 
 
 def last_whole(folder: Path) -> Path | None:
