@@ -34,7 +34,14 @@ from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load, load_tokenizer
 from slimstate.records.schema import read, written
-from slimstate.records.training import RECOVERY, AdaptationSettings, CorpusText, RecoveryRecord, RecoverySettings
+from slimstate.records.training import (
+    RECOVERY,
+    AdaptationSettings,
+    CorpusText,
+    RecoveryRecord,
+    RecoverySettings,
+    Teacher,
+)
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.system.locks import held
 from slimstate.training import options, session, teacher
@@ -508,6 +515,57 @@ def test_a_control_is_used_again_where_it_fits(made, recover, unseen_text, tmp_p
             recover(NAME, tmp_path / "other", control=True, control_out=control, **changes)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
     assert before == {path: path.stat().st_mtime_ns for path in control.iterdir()}
+
+
+def test_a_control_that_teaches_is_two_commands_in_one(pairs, recover, tmp_path):
+    """The uncut model learns from the text alone, as without a teacher; then it is the teacher."""
+    tuned = recover(NAME, tmp_path / "tuned", model=pairs[NAME][0], teacher=None, no_teacher=True, full=True)
+    taught = recover(NAME, tmp_path / "taught", teacher=tmp_path / "tuned", full=True)
+    said = Listener()
+    record = recover(NAME, tmp_path / "out", control_teaches=True, full=True, progress=said)
+    control = record_of(tmp_path / "out-control")
+    told = f"control: the uncut model gets the same training from the text alone, and teaches then, into {control.out}"
+    assert told in said.lines
+    assert (control.teacher, control.log, control.measured) == (None, tuned.log, tuned.measured)
+    assert weights_of(tmp_path / "out-control") == weights_of(tmp_path / "tuned")
+    assert weights_of(tmp_path / "out") == weights_of(tmp_path / "taught")
+    assert (record.log, record.teacher.fingerprint) == (taught.log, taught.teacher.fingerprint)
+    assert record.teacher == Teacher(model=control.out, fingerprint=Checkpoint.open(control.out).fingerprint)
+    assert record.measured.nats.uncut == tuned.measured.nats.before
+    assert record.measured.nats.control == tuned.measured.nats.after == taught.measured.nats.uncut
+    assert [word for word in shlex.split(record.command) if "control" in word] == ["--control-teaches"]
+    again = interrupt(recover, tmp_path / "again", control_teaches=True, control_out=tmp_path / "tuned", full=True)
+    assert not (again / "control").exists()
+    with pytest.raises(PlanError, match="was begun with other settings: control teaches, now True"):
+        recover(NAME, tmp_path / "again", control=True, full=True, resume=True)
+    recover(NAME, tmp_path / "again", control_teaches=True, control_out=tmp_path / "tuned", full=True, resume=True)
+    assert weights_of(tmp_path / "again") == weights_of(tmp_path / "out")
+    with pytest.raises(OutputError, match="is a control of other settings: taught False, now True"):
+        recover(NAME, tmp_path / "other", control=True, control_out=tmp_path / "tuned", full=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"tuned", "taught", "out", "out-control", "again"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kd_weight": 0.0}, "`control_teaches` with a `kd_weight` of 0: nothing would be learnt from it"),
+        ({"cache_teacher": "guesses"}, "`cache_teacher` keeps the guesses of a teacher that is there"),
+        (
+            {"teacher": None, "no_teacher": True},
+            "`control_teaches` fine-tunes the uncut model too: give it with `teacher`",
+        ),
+    ],
+)
+def test_a_control_that_cannot_teach_is_refused(changes, message, recover, tmp_path):
+    with pytest.raises(PlanError, match=message):
+        recover(NAME, tmp_path / "out", control_teaches=True, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_uncut_model_cannot_be_taught_by_its_own_control(pairs, recover, tmp_path):
+    with pytest.raises(PlanError, match="is the uncut model; give one cut from it"):
+        recover(NAME, tmp_path / "out", model=pairs[NAME][0], control_teaches=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_teacher_is_by_default_what_the_model_was_cut_from(pairs, recover, made, tmp_path):

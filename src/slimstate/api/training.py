@@ -69,6 +69,7 @@ def recover(
     tokenizer: Any = None,
     control: bool = False,
     control_out: str | Path | None = None,
+    control_teaches: bool = False,
     options: RecoverOptions | None = None,
     trainer: TrainerOptions | None = None,
     run: RunOptions | None = None,
@@ -85,6 +86,8 @@ def recover(
         tokenizer: that of models in memory.
         control: give the uncut model the same training too, which tells how much of the gain is recovery.
         control_out: the folder for that; by default beside `out`.
+        control_teaches: train that control first, from the text alone, and learn from it in place of the uncut model;
+            for text that has more to teach than the uncut model knows.
         options: everything that decides the result; `RecoverOptions.paper()` is the paper's recovery.
         trainer: how it is run: accumulation, checkpoints, `resume`.
         run: device and precision.
@@ -101,7 +104,7 @@ def recover(
         uncut = None if teacher is None else given.model(teacher)
         return recovered(
             given.model(model), out, data=data, teacher=uncut, control=control, control_out=control_out,
-            options=options, trainer=trainer, run=run, reporter=given.reporter,
+            control_teaches=control_teaches, options=options, trainer=trainer, run=run, reporter=given.reporter,
         )  # fmt: skip
 
 

@@ -67,6 +67,14 @@ def recover(
     control_out: Annotated[
         Path | None, typer.Option(help="Another folder for the control; one made with the same settings is used again.")
     ] = None,
+    control_teaches: Annotated[
+        bool,
+        typer.Option(
+            "--control-teaches",
+            help="Train that control first, from the text alone, and learn from it in place of the uncut model: for"
+            " text that has more to teach than the uncut model knows.",
+        ),
+    ] = False,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -147,7 +155,8 @@ def recover(
     options = _preset(preset, {name: value for name, value in flags.items() if _was_given(context, name)})
     where, reporter = RunOptions(device=device, dtype=dtype), TerminalReporter()
     if dry_run:
-        preview = verb.preview(model, teacher=teacher, control=control, options=options, run=where, reporter=reporter)
+        both = control or control_teaches
+        preview = verb.preview(model, teacher=teacher, control=both, options=options, run=where, reporter=reporter)
         _print(preview, as_json, _print_preview)
         return
     if out is None or data is None:
@@ -162,6 +171,7 @@ def recover(
             teacher=teacher,
             control=control,
             control_out=control_out,
+            control_teaches=control_teaches,
             options=options,
             trainer=values.TrainerOptions(
                 grad_accum=grad_accum, save_every=save_every, report_to=report_to, fsdp=fsdp, keep_adapter=keep_adapter,

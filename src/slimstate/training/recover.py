@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -43,6 +43,7 @@ def recover(
     teacher: str | PathLike[str] | None = None,
     control: bool = False,
     control_out: str | Path | None = None,
+    control_teaches: bool = False,
     options: RecoverOptions | None = None,
     trainer: TrainerOptions | None = None,
     run: RunOptions | None = None,
@@ -51,36 +52,49 @@ def recover(
     """Fine-tune a cut model, and write it to `out`. Returns the record.
 
     The teacher is by default the model it was cut from. With `control` the uncut model gets the same training too, into
-    `control_out`. Several processes share every batch, and the main one writes; all return when it has.
+    `control_out`; with `control_teaches` it gets it from the text alone, and then teaches in place of the uncut one.
+    Several processes share every batch, and the main one writes; all return when it has.
     """
+    control = control or control_teaches
     options, trainer, run = options or RecoverOptions(), trainer or TrainerOptions(), run or RunOptions()
     distributed.join(run.place)
     student = Checkpoint.open(model)
     options = _for_model(options, student, reporter)
     uncut = _find_teacher(student, teacher, options, control, reporter)
     if control and uncut is None:
-        raise PlanError("`control` fine-tunes the uncut model too: give it with `teacher`")
+        asked = "control_teaches" if control_teaches else "control"
+        raise PlanError(f"`{asked}` fine-tunes the uncut model too: give it with `teacher`")
+    if control_teaches:
+        _check_lessons(options)
     session = Session(
         kind=RECOVERED,
         model=student.source,
         out=Path(out),
-        given={"teacher": teacher, "control": control, "control_out": control_out},
+        given={
+            "teacher": teacher,
+            "control": control and not control_teaches,
+            "control_out": control_out,
+            "control_teaches": control_teaches,
+        },
         text=TrainingText.of(data),
         options=options,
         trainer=trainer,
         run=run,
         distillation=_distillation(uncut, options, run),
     )
-    beside = _Control.of(session, student, control, control_out)
+    beside = _Control.of(session, student, control_out, teaches=control_teaches) if control else None
     _check(session, student, beside)
     begun_with = {
         "model": student.fingerprint,
         "teacher": None if uncut is None else uncut.fingerprint,
-        "control": control,
+        "control": "teaches" if control_teaches else control,
     }
     accept = {} if beside is None else {"accept": beside.found}
     with session.prepared(lambda: student, begun_with, reporter, **accept) as tokens:
         made = None if beside is None else beside.train(tokens, reporter)
+        if control_teaches and beside is not None:
+            tuned = Checkpoint.open(beside.out)
+            session = replace(session, distillation=_distillation(tuned, options, run))
         return session.train(Job(student=student, out=session.out), tokens, control=made, reporter=reporter)
 
 
@@ -143,7 +157,10 @@ def preview(
 
 @dataclass(frozen=True, kw_only=True)
 class _Control:
-    """The uncut model, which gets the same training into a folder of its own; or has had it, in an earlier session."""
+    """The uncut model, which gets the same training into a folder of its own; or has had it, in an earlier session.
+
+    One that teaches afterwards learns from the text alone.
+    """
 
     session: Session[RecoveryRecord]
     uncut: Checkpoint
@@ -151,14 +168,19 @@ class _Control:
 
     @classmethod
     def of(
-        cls, session: Session[RecoveryRecord], student: Checkpoint, control: bool, out: str | Path | None
+        cls, session: Session[RecoveryRecord], student: Checkpoint, out: str | Path | None, *, teaches: bool
     ) -> _Control | None:
         """None where there is no other model than the student to train as well."""
         teaching = session.distillation
-        if not control or teaching is None or teaching.teacher.fingerprint == student.fingerprint:
+        if teaching is None or teaching.teacher.fingerprint == student.fingerprint:
+            if teaches:
+                raise PlanError(
+                    f"`control_teaches`: {student.source} is the uncut model; give one that was cut from it"
+                )
             return None
         place = session.out.with_name(f"{session.out.name}-control") if out is None else Path(out)
-        return cls(session=session, uncut=teaching.teacher, out=place)
+        alone = replace(session, distillation=None) if teaches else session
+        return cls(session=alone, uncut=teaching.teacher, out=place)
 
     @property
     def is_made(self) -> bool:
@@ -171,12 +193,14 @@ class _Control:
         found = RecoveryRecord.read(self.out / RECOVERY)
         ours = {
             **self.session.options.settings(self.session.run),
+            "taught": self.session.distillation is not None,
             "model": self.uncut.fingerprint,
             "tokens": tokens.corpus.digest,
             "measured on": f"{tokens.held_out.numel()} tokens of {tokens.measured_on}",
         }
         theirs = {
             **written(found.settings),
+            "taught": found.teacher is not None,
             "model": found.fingerprint,
             "tokens": None if found.corpus is None else found.corpus.digest,
             "measured on": f"{found.measured.tokens} tokens of {found.measured.text}",
@@ -189,7 +213,8 @@ class _Control:
         if (found := self.found(tokens)) is not None:
             reporter.say(f"control: {self.out}, made before with the same settings")
             return found
-        reporter.say(f"control: the uncut model gets the same training, into {self.out}")
+        alone = "" if self.session.distillation is not None else " from the text alone, and teaches then"
+        reporter.say(f"control: the uncut model gets the same training{alone}, into {self.out}")
         return self.session.train(Job(student=self.uncut, out=self.out, part=CONTROL), tokens, reporter=reporter)
 
 
@@ -239,6 +264,17 @@ def _find_teacher(
     if vocabularies[0] != vocabularies[1]:
         raise ModelError(f"{student.source} and the teacher {given} have different tokenizers")
     return uncut
+
+
+def _check_lessons(options: RecoverOptions) -> None:
+    """A teacher that is still to be trained will be learnt from, and its guesses cannot be kept by its name."""
+    if not options.kd_weight:
+        raise PlanError("`control_teaches` with a `kd_weight` of 0: nothing would be learnt from it")
+    if options.cache_teacher is not None:
+        raise PlanError(
+            "`cache_teacher` keeps the guesses of a teacher that is there: make the control first, then give it as"
+            " `teacher`"
+        )
 
 
 def _check(session: Session[RecoveryRecord], student: Checkpoint, control: _Control | None) -> None:

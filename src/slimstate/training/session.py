@@ -222,9 +222,7 @@ class Session(Generic[R]):
         size = sum(parameter.numel() for parameter in trainable(learner).values())
         kernels = describe_kernels(run.place, run.precision, student.family.library)
         reporter.say(f"kernels: {kernels}")
-        seconds = (
-            training_seconds(student, options.total_tokens, run, taught=teaching is not None) / distributed.count()
-        )
+        seconds = training_seconds(student, options.total_tokens, run, taught=teaching is not None)
         reporter.say(
             f"training {size:,} parameters for {options.total_steps:,} steps of {options.batch_size} x"
             f" {options.length} tokens: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs,"
