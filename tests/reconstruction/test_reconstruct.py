@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import slimstate
 import tiny
+from command import run
 from cutting import pruned
 from launching import stock_logits
 from slimstate import Calibration, CutOptions, ReconstructOptions
@@ -151,8 +152,8 @@ def test_a_run_that_was_stopped_goes_on_at_its_layer_with_the_same_bytes(folders
 def test_hidden_states_on_disk_give_the_same_bytes(folders, text_file, tmp_path):
     cut = tmp_path / "cut"
     pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
-    for place, run in (("host", {}), ("disk", {"device_map": "auto", "max_memory": "cpu=1KB"})):
-        slimstate.reconstruct(cut, tmp_path / place, data=text_file, options=QUICK, run=slimstate.LoadOptions(**run))
+    for place, where in (("host", {}), ("disk", {"device_map": "auto", "max_memory": "cpu=1KB"})):
+        slimstate.reconstruct(cut, tmp_path / place, data=text_file, options=QUICK, run=slimstate.LoadOptions(**where))
     for path in sorted((tmp_path / "host").glob("*.safetensors")):
         assert path.read_bytes() == (tmp_path / "disk" / path.name).read_bytes()
 
@@ -184,6 +185,26 @@ def test_bad_input_is_one_line(change, words, folders, text_file, tmp_path):
             options=ReconstructOptions(steps=1, length=32),
         )  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "short.txt"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--reconstruct-samples", 1, "one window is held out, and at least one more is needed"),
+        ("--reconstruct-steps", -1, "at least 0 is needed"),
+        ("--reconstruct-length", 1, "windows of at least 2 tokens are needed"),
+        ("--reconstruct-learning-rate", 2.0, "it must lie between 0 and 1"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("prune", "--out", "out"), ("sweep", "--out", "out", "--text", "nothing.txt")])
+def test_a_verb_that_reconstructs_names_its_own_flags(
+    verb, flag, value, words, folders, text_file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    model = (folders["delta_net-plain"], "--data", text_file)
+    code, _, err = run(capsys, monkeypatch, *verb, *model, "--reconstruct", flag, value)
+    assert code == 2
+    assert err.splitlines()[-1] == f"slimstate: {flag} {value}: {words}"
 
 
 @pytest.mark.parametrize(

@@ -705,7 +705,8 @@ def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(r
         with pytest.raises(RuntimeError, match="unexpected pos"):  # there was room: something else is wrong
             recover(NAME, tmp_path / "out")
         patched.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-        with pytest.raises(OutputError, match=r"no space left for .*checkpoint-2; free some and go on with `resume`"):
+        told = r"no space left for .*: free some; .*out.training keeps checkpoint-2; `resume` goes on with it"
+        with pytest.raises(OutputError, match=told):
             recover(NAME, tmp_path / "out", resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
     assert losses(recover(NAME, tmp_path / "out", resume=True)) == losses(record_of(made[NAME]))

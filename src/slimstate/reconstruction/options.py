@@ -48,10 +48,12 @@ class ReconstructOptions:
 
     def __post_init__(self) -> None:
         check_documents(self.documents)
-        for name in ("steps", "batch", "samples", "distill"):
+        for name in ("steps", "batch", "distill"):
             value = getattr(self, name)
             if value is not None and value < (0 if name == "steps" else 1):
                 raise PlanError(f"`{name}` {value}: at least {0 if name == 'steps' else 1} is needed")
+        if self.samples is not None and self.samples < LEAST:
+            raise PlanError(f"`samples` {self.samples}: one window is held out, and at least one more is needed")
         if self.length < 2:
             raise PlanError(f"`length` {self.length}: windows of at least 2 tokens are needed")
         if not 0 < self.learning_rate < 1:
@@ -61,8 +63,6 @@ class ReconstructOptions:
         """The tokens to train on, drawn from a text."""
         samples = SAMPLES[device] if self.samples is None else self.samples
         reading, fewest = Reading(text, self.documents), min(FEWEST, samples) if self.samples is None else None
-        if samples < LEAST:
-            raise PlanError(f"`samples` {samples}: one window is held out, and at least one more is needed")
         return sample_windows(
             tokenizer, reading, samples=samples, length=self.length, seed=self.seed, fewest=fewest, enough=LEAST
         )

@@ -172,7 +172,7 @@ class Session(Generic[R]):
                 with STOP.keeping(self._kept):
                     yield tokens
             except OutputError as error:
-                if kept(self.folder, PARTS) is not None and "`resume`" not in str(error):
+                if kept(self.folder, PARTS) is not None:
                     raise OutputError(f"{error}; {self._kept()}") from error
                 if distributed.is_main() and kept(self.folder, PARTS) is None:
                     empty(self.folder)

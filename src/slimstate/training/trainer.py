@@ -160,7 +160,7 @@ def _full_disk_in_words(folder: Path) -> Iterator[None]:
     except (OSError, RuntimeError, SafetensorError) as error:
         if not no_room(error) and shutil.disk_usage(folder).free > HARDLY_ANY:
             raise
-        raise OutputError(f"no space left for {folder}: {_kept(folder)}; free some and go on with `resume`") from error
+        raise OutputError(f"no space left for {folder}: free some") from error
 
 
 def resume_from(folder: Path) -> Path | None:
