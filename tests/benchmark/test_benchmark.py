@@ -219,6 +219,8 @@ def test_a_config_needs_no_weights_and_no_text_to_be_calibrated(tmp_path):
     assert [row.key_dim for row in record.rows] == [4, 4]
     with pytest.raises(SlimstateError, match=r"`data` text\.txt needs a tokenizer"):
         bench_calibrate(str(config), methods=["drrqr"], calibration="text.txt", options=ONCE)
+    with pytest.raises(SlimstateError, match="key dim 500 of a model of width 8: it must lie between 1 and 8"):
+        bench_calibrate(str(config), methods=["drrqr"], key_dim=500, calibration=SHORT, options=ONCE)
 
 
 def test_random_weights_are_the_same_every_time():

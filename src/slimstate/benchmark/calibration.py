@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slimstate.benchmark.bench import Bench, BenchOptions
-from slimstate.benchmark.random_models import config_of, library_of, model_for, width_of
+from slimstate.benchmark.random_models import check_key_dim, config_of, library_of, model_for, width_of
 from slimstate.benchmark.timing import timed
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import Evidence
@@ -57,10 +57,11 @@ def bench_calibrate(
     for selector in selectors:
         if not selector.calibrated:
             raise PlanError(f"{selector.name} looks at no activations: there is no calibration to time")
+    config = config_of(model)
     settings = CalibrationSettings(
         model=model, methods=tuple(methods), samples=calibration.size[0], length=calibration.size[1],
         data=calibration.data, documents=calibration.documents,
-        key_dim=width_of(config_of(model)) // 2 if key_dim is None else key_dim,
+        key_dim=width_of(config) // 2 if key_dim is None else check_key_dim(config, key_dim),
     )  # fmt: skip
     bench = Bench.begin("calibrate", options, run, out=out, reporter=reporter, library=library_of([model]))
     work = Work.of(settings, bench)

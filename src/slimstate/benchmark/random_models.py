@@ -63,12 +63,18 @@ def width_of(config: Config) -> int:
     return family_of(config).mixers(config)[0].axis.width
 
 
-def resized(config: Config, key_dim: int) -> JsonObject:
-    """The same model at a key dim of at most its own."""
+def check_key_dim(config: Config, key_dim: int) -> int:
+    """A key dim that the model can have: at most its own."""
     width = width_of(config)
     if not 1 <= key_dim <= width:
         raise PlanError(f"key dim {key_dim} of a model of width {width}: it must lie between 1 and {width}")
-    return dict(config if key_dim == width else family_of(config).resize(config, key_dim))
+    return key_dim
+
+
+def resized(config: Config, key_dim: int) -> JsonObject:
+    """The same model at a key dim of at most its own."""
+    keep = check_key_dim(config, key_dim)
+    return dict(config if keep == width_of(config) else family_of(config).resize(config, keep))
 
 
 def random_model(config: Config, device: torch.device, dtype: torch.dtype) -> Any:
