@@ -562,6 +562,14 @@ def test_a_control_that_cannot_teach_is_refused(changes, message, recover, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_for_a_control_that_is_not_wanted_is_refused(recover, tmp_path):
+    with pytest.raises(
+        PlanError, match="`control_out` is the folder of a control: give `control` or `control_teaches`"
+    ):
+        recover(NAME, tmp_path / "out", control_out=tmp_path / "control")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_uncut_model_cannot_be_taught_by_its_own_control(pairs, recover, tmp_path):
     with pytest.raises(PlanError, match="is the uncut model; give one cut from it"):
         recover(NAME, tmp_path / "out", model=pairs[NAME][0], control_teaches=True)

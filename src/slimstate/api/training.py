@@ -14,7 +14,7 @@ from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord
 from slimstate.training.distill import reconstruct as reconstructed
-from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
+from slimstate.training.options import ControlOptions, PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.pretrain import train as trained
 from slimstate.training.recover import Preview
 from slimstate.training.recover import preview as previewed
@@ -102,9 +102,10 @@ def recover(
     """
     with Inputs.of(tokenizer, progress, model, teacher) as given:
         uncut = None if teacher is None else given.model(teacher)
+        beside = ControlOptions.of(control, control_out, control_teaches)
         return recovered(
-            given.model(model), out, data=data, teacher=uncut, control=control, control_out=control_out,
-            control_teaches=control_teaches, options=options, trainer=trainer, run=run, reporter=given.reporter,
+            given.model(model), out, data=data, teacher=uncut, control=beside, options=options, trainer=trainer,
+            run=run, reporter=given.reporter,
         )  # fmt: skip
 
 

@@ -154,9 +154,10 @@ def recover(
     }  # fmt: skip
     options = _preset(preset, {name: value for name, value in flags.items() if _was_given(context, name)})
     where, reporter = RunOptions(device=device, dtype=dtype), TerminalReporter()
+    beside = values.ControlOptions.of(control, control_out, control_teaches)
     if dry_run:
-        both = control or control_teaches
-        preview = verb.preview(model, teacher=teacher, control=both, options=options, run=where, reporter=reporter)
+        wanted = beside is not None
+        preview = verb.preview(model, teacher=teacher, control=wanted, options=options, run=where, reporter=reporter)
         _print(preview, as_json, _print_preview)
         return
     if out is None or data is None:
@@ -169,9 +170,7 @@ def recover(
                 data=data, eval_text=eval_text, eval_tokens=eval_tokens, no_repeat=no_repeat, documents=documents
             ),
             teacher=teacher,
-            control=control,
-            control_out=control_out,
-            control_teaches=control_teaches,
+            control=beside,
             options=options,
             trainer=values.TrainerOptions(
                 grad_accum=grad_accum, save_every=save_every, report_to=report_to, fsdp=fsdp, keep_adapter=keep_adapter,

@@ -308,6 +308,39 @@ class RecoverOptions(TrainOptions):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ControlOptions:
+    """That the uncut model gets the same training: into which folder, and whether it then teaches."""
+
+    out: str | Path | None = None
+    teaches: bool = False
+
+    @classmethod
+    def of(cls, control: bool, out: str | Path | None, teaches: bool) -> ControlOptions | None:
+        """None where no control is wanted."""
+        if out is not None and not (control or teaches):
+            raise PlanError("`control_out` is the folder of a control: give `control` or `control_teaches` with it")
+        return cls(out=out, teaches=teaches) if control or teaches else None
+
+    @property
+    def asked(self) -> str:
+        return "control_teaches" if self.teaches else "control"
+
+    def given(self) -> dict[str, object]:
+        """As the flags of the command."""
+        return {self.asked: True, "control_out": self.out}
+
+    def check(self, options: RecoverOptions) -> None:
+        """A control that is to teach will be learnt from; its guesses cannot be kept by a name it does not have yet."""
+        if self.teaches and not options.kd_weight:
+            raise PlanError("`control_teaches` with a `kd_weight` of 0: nothing would be learnt from it")
+        if self.teaches and options.cache_teacher is not None:
+            raise PlanError(
+                "`cache_teacher` keeps the guesses of a teacher that is there: make the control first, then give it as"
+                " `teacher`"
+            )
+
+
 PRESETS: Mapping[str, Callable[[], RecoverOptions]] = {"paper": RecoverOptions.paper}
 
 

@@ -21,7 +21,7 @@ from slimstate.system.atomic import check_place
 from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, difference
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.training.options import RecoverOptions, TrainerOptions, TrainingText
+from slimstate.training.options import ControlOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.session import CONTROL, Job, Kind, Session
 from slimstate.training.teacher import Distillation, TeacherCache
 from slimstate.training.tokens import Tokens
@@ -41,9 +41,7 @@ def recover(
     *,
     data: str | Path | Iterable[object] | TrainingText,
     teacher: str | PathLike[str] | None = None,
-    control: bool = False,
-    control_out: str | Path | None = None,
-    control_teaches: bool = False,
+    control: ControlOptions | None = None,
     options: RecoverOptions | None = None,
     trainer: TrainerOptions | None = None,
     run: RunOptions | None = None,
@@ -51,50 +49,43 @@ def recover(
 ) -> RecoveryRecord:
     """Fine-tune a cut model, and write it to `out`. Returns the record.
 
-    The teacher is by default the model it was cut from. With `control` the uncut model gets the same training too, into
-    `control_out`; with `control_teaches` it gets it from the text alone, and then teaches in place of the uncut one.
-    Several processes share every batch, and the main one writes; all return when it has.
+    The teacher is by default the model it was cut from. With `control` the uncut model gets the same training too; one
+    that teaches gets it first, from the text alone, and is then learnt from in place of the uncut model. Several
+    processes share every batch, and the main one writes; all return when it has.
     """
-    control = control or control_teaches
     options, trainer, run = options or RecoverOptions(), trainer or TrainerOptions(), run or RunOptions()
     distributed.join(run.place)
     student = Checkpoint.open(model)
     options = _for_model(options, student, reporter)
-    uncut = _find_teacher(student, teacher, options, control, reporter)
-    if control and uncut is None:
-        asked = "control_teaches" if control_teaches else "control"
-        raise PlanError(f"`{asked}` fine-tunes the uncut model too: give it with `teacher`")
-    if control_teaches:
-        _check_lessons(options)
+    uncut = _find_teacher(student, teacher, options, control is not None, reporter)
+    if control is not None:
+        if uncut is None:
+            raise PlanError(f"`{control.asked}` fine-tunes the uncut model too: give it with `teacher`")
+        control.check(options)
     session = Session(
         kind=RECOVERED,
         model=student.source,
         out=Path(out),
-        given={
-            "teacher": teacher,
-            "control": control and not control_teaches,
-            "control_out": control_out,
-            "control_teaches": control_teaches,
-        },
+        given={"teacher": teacher, **({} if control is None else control.given())},
         text=TrainingText.of(data),
         options=options,
         trainer=trainer,
         run=run,
         distillation=_distillation(uncut, options, run),
     )
-    beside = _Control.of(session, student, control_out, teaches=control_teaches) if control else None
+    beside = None if control is None else _Control.of(session, student, control)
     _check(session, student, beside)
+    teaches = control is not None and control.teaches
     begun_with = {
         "model": student.fingerprint,
         "teacher": None if uncut is None else uncut.fingerprint,
-        "control": "teaches" if control_teaches else control,
+        "control": "teaches" if teaches else control is not None,
     }
     accept = {} if beside is None else {"accept": beside.found}
     with session.prepared(lambda: student, begun_with, reporter, **accept) as tokens:
         made = None if beside is None else beside.train(tokens, reporter)
-        if control_teaches and beside is not None:
-            tuned = Checkpoint.open(beside.out)
-            session = replace(session, distillation=_distillation(tuned, options, run))
+        if teaches and beside is not None:
+            session = replace(session, distillation=_distillation(Checkpoint.open(beside.out), options, run))
         return session.train(Job(student=student, out=session.out), tokens, control=made, reporter=reporter)
 
 
@@ -167,19 +158,17 @@ class _Control:
     out: Path
 
     @classmethod
-    def of(
-        cls, session: Session[RecoveryRecord], student: Checkpoint, out: str | Path | None, *, teaches: bool
-    ) -> _Control | None:
+    def of(cls, session: Session[RecoveryRecord], student: Checkpoint, wanted: ControlOptions) -> _Control | None:
         """None where there is no other model than the student to train as well."""
         teaching = session.distillation
         if teaching is None or teaching.teacher.fingerprint == student.fingerprint:
-            if teaches:
+            if wanted.teaches:
                 raise PlanError(
                     f"`control_teaches`: {student.source} is the uncut model; give one that was cut from it"
                 )
             return None
-        place = session.out.with_name(f"{session.out.name}-control") if out is None else Path(out)
-        alone = replace(session, distillation=None) if teaches else session
+        place = session.out.with_name(f"{session.out.name}-control") if wanted.out is None else Path(wanted.out)
+        alone = replace(session, distillation=None) if wanted.teaches else session
         return cls(session=alone, uncut=teaching.teacher, out=place)
 
     @property
@@ -264,17 +253,6 @@ def _find_teacher(
     if vocabularies[0] != vocabularies[1]:
         raise ModelError(f"{student.source} and the teacher {given} have different tokenizers")
     return uncut
-
-
-def _check_lessons(options: RecoverOptions) -> None:
-    """A teacher that is still to be trained will be learnt from, and its guesses cannot be kept by its name."""
-    if not options.kd_weight:
-        raise PlanError("`control_teaches` with a `kd_weight` of 0: nothing would be learnt from it")
-    if options.cache_teacher is not None:
-        raise PlanError(
-            "`cache_teacher` keeps the guesses of a teacher that is there: make the control first, then give it as"
-            " `teacher`"
-        )
 
 
 def _check(session: Session[RecoveryRecord], student: Checkpoint, control: _Control | None) -> None:
