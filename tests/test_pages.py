@@ -466,6 +466,14 @@ def test_long_recoveries_are_those_of_the_records():
             assert _flags(known[name]["settings"]) in (ROOT / "docs" / EXPERIMENTS).read_text(), name
     head = " | settings | cut | reconstructed | recovered | control | closed"
     check_rows(EXPERIMENTS, "At most 65.5M tokens, cut by", head, rows)
+    shares = {(title.split(",")[0], settings): share for title, settings, *_, share in rows}
+    plain, gated = (f"{name} by `s-wanda`" for name in ("DeltaNet", "Gated DeltaNet"))
+    check_says(
+        "guides/recover.md",
+        f"closed {shares[plain, 'A']} of the gap to the equally trained uncut model of a DeltaNet"
+        f" ({shares['DeltaNet', 'A']} by `drrqr`), and {shares[gated, 'I']} of a Gated DeltaNet's"
+        f" ({shares['Gated DeltaNet', 'I']})",
+    )
     apart = runs()["long reconstructed-64"]["after"] - runs()["long control"]["after"]
     assert f"came within {apart:.3f} nats" in (ROOT / "README.md").read_text()
 
@@ -551,7 +559,7 @@ def test_a_control_that_teaches_is_measured_as_on_the_page():
         ),
     )
     told = f"ended at {after[taught['drrqr']]:.2f}, its teacher at {after[TUNED]:.2f}"
-    check_says("guides/recover.md", told)
+    check_says("guides/recover.md", told, f"on Wikipedia the last is {like[1]} % ({like[0]} %)")
 
 
 def _flags(settings) -> str:
