@@ -470,9 +470,8 @@ def test_long_recoveries_are_those_of_the_records():
     plain, gated = (f"{name} by `s-wanda`" for name in ("DeltaNet", "Gated DeltaNet"))
     check_says(
         "guides/recover.md",
-        f"closed {shares[plain, 'A']} of the gap to the equally trained uncut model of a DeltaNet"
-        f" ({shares['DeltaNet', 'A']} by `drrqr`), and {shares[gated, 'I']} of a Gated DeltaNet's"
-        f" ({shares['Gated DeltaNet', 'I']})",
+        f"they closed on WikiText-2 {shares[plain, 'A']} for a DeltaNet ({shares['DeltaNet', 'A']} by `drrqr`), and"
+        f" {shares[gated, 'I']} for a Gated DeltaNet ({shares['Gated DeltaNet', 'I']})",
     )
     apart = runs()["long reconstructed-64"]["after"] - runs()["long control"]["after"]
     assert f"came within {apart:.3f} nats" in (ROOT / "README.md").read_text()

@@ -207,6 +207,22 @@ def test_a_verb_that_reconstructs_names_its_own_flags(
     assert err.splitlines()[-1] == f"slimstate: {flag} {value}: {words}"
 
 
+@pytest.mark.parametrize("distilled", [(), ("--distill", 2)])
+def test_too_little_text_for_a_reconstruction_names_its_own_flags(
+    distilled, folders, text_file, tmp_path, capsys, monkeypatch
+):
+    model = ("prune", folders["delta_net-plain"], "--method", "l1", "--key-dim", 8, "--out", tmp_path / "out")
+    cures = ((10**6, None, "give a shorter --reconstruct-length"), (32, 10**6, "use --reconstruct-samples "))
+    for length, samples, cure in cures:
+        asked = () if samples is None else ("--reconstruct-samples", samples)
+        text = ("--data", text_file, "--reconstruct", "--reconstruct-length", length, *asked, *distilled)
+        code, _, err = run(capsys, monkeypatch, *model, *text)
+        assert code == 2
+        assert cure in err.splitlines()[-1]
+        assert " --length" not in err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [

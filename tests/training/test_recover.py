@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import typer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
@@ -524,8 +524,11 @@ def test_a_control_that_teaches_is_two_commands_in_one(pairs, recover, tmp_path)
     said = Listener()
     record = recover(NAME, tmp_path / "out", control_teaches=True, full=True, progress=said)
     control = record_of(tmp_path / "out-control")
-    told = f"control: the uncut model gets the same training from the text alone, and teaches then, into {control.out}"
-    assert told in said.lines
+    assert f"control: the uncut model is trained on the text alone, into {control.out}; then it teaches" in said.lines
+    assert (record.control_teaches, control.control_teaches, taught.control_teaches) == (True, False, False)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "of the gap to the uncut model fine-tuned on the text alone, which taught." in card
+    assert "with the same fine-tuning" not in card
     assert (control.teacher, control.log, control.measured) == (None, tuned.log, tuned.measured)
     assert weights_of(tmp_path / "out-control") == weights_of(tmp_path / "tuned")
     assert weights_of(tmp_path / "out") == weights_of(tmp_path / "taught")
@@ -533,7 +536,7 @@ def test_a_control_that_teaches_is_two_commands_in_one(pairs, recover, tmp_path)
     assert record.teacher == Teacher(model=control.out, fingerprint=Checkpoint.open(control.out).fingerprint)
     assert record.measured.nats.uncut == tuned.measured.nats.before
     assert record.measured.nats.control == tuned.measured.nats.after == taught.measured.nats.uncut
-    assert [word for word in shlex.split(record.command) if "control" in word] == ["--control-teaches"]
+    assert [word for word in shlex.split(record.command) if word.startswith("--control")] == ["--control-teaches"]
     again = interrupt(recover, tmp_path / "again", control_teaches=True, control_out=tmp_path / "tuned", full=True)
     assert not (again / "control").exists()
     with pytest.raises(PlanError, match="was begun with other settings: control teaches, now True"):
@@ -543,6 +546,42 @@ def test_a_control_that_teaches_is_two_commands_in_one(pairs, recover, tmp_path)
     with pytest.raises(OutputError, match="is a control of other settings: taught False, now True"):
         recover(NAME, tmp_path / "other", control=True, control_out=tmp_path / "tuned", full=True)
     assert {path.name for path in tmp_path.iterdir()} == {"tuned", "taught", "out", "out-control", "again"}
+    with pytest.raises(OutputError, match=r"is a control of other settings: lr 0.01, now 0.02; remove it, or choose"):
+        recover(NAME, tmp_path / "other", control_teaches=True, control_out=tmp_path / "tuned", full=True, lr=2e-2)
+    softer = {"kd_weight": 1.0, "temperature": 1.0}  # which the control had nothing to do with
+    recover(NAME, tmp_path / "soft", control_teaches=True, control_out=tmp_path / "tuned", full=True, **softer)
+    assert weights_of(tmp_path / "soft") != weights_of(tmp_path / "out")
+
+
+def test_a_control_without_a_teacher_of_weight_is_as_good_as_one_without_a_teacher(pairs, recover, tmp_path):
+    alone = recover(NAME, tmp_path / "alone", model=pairs[NAME][0], teacher=None, no_teacher=True)
+    record = recover(NAME, tmp_path / "out", control=True, control_out=tmp_path / "alone", kd_weight=0.0)
+    assert record.measured.nats.control == alone.measured.nats.after
+
+
+def test_a_control_that_became_another_does_not_teach_the_rest(recover, tmp_path):
+    taught = {"control_teaches": True, "control_out": tmp_path / "control"}
+    recover(NAME, tmp_path / "first", **taught)
+    interrupt(recover, tmp_path / "out", **taught)
+    for path in (tmp_path / "control").glob("*.safetensors"):
+        save_file({name: weight + 1 for name, weight in load_file(path).items()}, path, {"format": "pt"})
+    with pytest.raises(OutputError, match="was begun with another control as the teacher; `force` starts anew"):
+        recover(NAME, tmp_path / "out", resume=True, **taught)
+    recover(NAME, tmp_path / "out", force=True, **taught)
+
+
+def test_an_unfinished_run_outlives_the_refusal_of_a_control(made, recover, tmp_path):
+    kept = interrupt(recover, tmp_path / "out")
+    with pytest.raises(OutputError, match="is a control of other settings"):
+        recover(NAME, tmp_path / "out", control=True, control_out=made["control"], lr=2e-2, force=True)
+    assert (kept / "model" / "checkpoint-2" / WHOLE).exists()
+
+
+@pytest.mark.parametrize("place", ["out", "out/control", "out.training", "out.training/control", "."])
+def test_a_control_has_a_place_of_its_own(place, recover, tmp_path):
+    with pytest.raises(OutputError, match=r"is, holds or lies in .*: choose another `control_out`"):
+        recover(NAME, tmp_path / "out", control=True, control_out=tmp_path / place)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -556,9 +595,12 @@ def test_a_control_that_teaches_is_two_commands_in_one(pairs, recover, tmp_path)
         ),
     ],
 )
-def test_a_control_that_cannot_teach_is_refused(changes, message, recover, tmp_path):
+def test_a_control_that_cannot_teach_is_refused(changes, message, recover, pairs, tmp_path):
+    """By a dry run too."""
     with pytest.raises(PlanError, match=message):
         recover(NAME, tmp_path / "out", control_teaches=True, **changes)
+    with pytest.raises(PlanError, match=message):
+        training_calls.preview(pairs[NAME][1], **{"teacher": pairs[NAME][0], "control_teaches": True, **changes})
     assert not list(tmp_path.iterdir())
 
 
@@ -573,7 +615,25 @@ def test_a_folder_for_a_control_that_is_not_wanted_is_refused(recover, tmp_path)
 def test_the_uncut_model_cannot_be_taught_by_its_own_control(pairs, recover, tmp_path):
     with pytest.raises(PlanError, match="is the uncut model; give one cut from it"):
         recover(NAME, tmp_path / "out", model=pairs[NAME][0], control_teaches=True)
+    with pytest.raises(PlanError, match="is the uncut model; give one cut from it"):
+        training_calls.preview(pairs[NAME][0], teacher=pairs[NAME][0], control_teaches=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"control": True}, "control: the uncut model would be trained as well, in the same way"),
+        (
+            {"control_teaches": True},
+            "control: the uncut model would be trained as well first, on the text alone, and then teach",
+        ),
+    ],
+)
+def test_a_dry_run_tells_of_the_control(wanted, told, pairs):
+    said = Listener()
+    training_calls.preview(pairs[NAME][1], teacher=pairs[NAME][0], progress=said, **wanted)
+    assert told in said.lines
 
 
 def test_the_teacher_is_by_default_what_the_model_was_cut_from(pairs, recover, made, tmp_path):
@@ -917,7 +977,7 @@ BAD = {
     "below a file": ({"out": "FILE/out"}, OutputError, "cannot write"),
     "no run folder": ({"out": "BLOCKED", "force": True}, OutputError, "blocked.training is a file"),
     "control there": ({"control": True, "control_out": "COPY"}, OutputError, "copy exists already"),
-    "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "cannot hold both the model and"),
+    "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "is, holds or lies in"),
     "fsdp": ({"fsdp": True}, PlanError, "--fsdp shards a model over GPUs: start one process for each with torchrun"),
     "log": ({"report_to": "none,wishes"}, PlanError, "--report-to wishes: wishes is not supported"),
     "device": ({"device": "cuda"}, PlanError, "no CUDA device here"),

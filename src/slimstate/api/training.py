@@ -114,6 +114,7 @@ def preview(
     *,
     teacher: Model | None = None,
     control: bool = False,
+    control_teaches: bool = False,
     options: RecoverOptions | None = None,
     run: RunOptions | None = None,
     progress: Progress = True,
@@ -121,7 +122,7 @@ def preview(
     """What `recover` would train, without text and without training anything.
 
     Parameters:
-        model: as for `recover`, and so are `teacher`, `control`, `options`, `run` and `progress`.
+        model: as for `recover`, and so are `teacher`, `control`, `control_teaches`, `options`, `run` and `progress`.
 
     Returns:
         The modules with adapters (`targets`), those trained whole, and how many parameters that is.
@@ -131,8 +132,9 @@ def preview(
     """
     with Inputs.of(None, progress, model, teacher) as given:
         uncut = None if teacher is None else given.model(teacher, reads_text=False)
+        beside = ControlOptions.of(control, None, control_teaches)
         return previewed(
-            given.model(model, reads_text=False), teacher=uncut, control=control, options=options, run=run,
+            given.model(model, reads_text=False), teacher=uncut, control=beside, options=options, run=run,
             reporter=given.reporter,
         )  # fmt: skip
 

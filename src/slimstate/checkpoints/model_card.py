@@ -126,6 +126,7 @@ ROWS = {
     "uncut": "the uncut model",
     "control": "the uncut model with the same fine-tuning",
 }
+TEACHER = "the uncut model fine-tuned on the text alone, which taught"
 
 
 def megabytes(count: int) -> str:
@@ -198,6 +199,7 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     """The card of a model that was fine-tuned after a cut, or as its control."""
     settings, measured, done = record.settings, record.measured, config["slimstate"]
     adaptation, teacher = settings.adaptation, record.teacher
+    titles = {**ROWS, "control": TEACHER} if record.control_teaches else ROWS
     cut = "key_dim" in done
     teaching, parts = "cross entropy", "all weights"
     if teacher is not None:
@@ -226,11 +228,11 @@ def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
         measured=measured.tokens,
         text=prose(_measured_on(record)),
         rows="\n".join(
-            f"| {ROWS[key]} | {nats:.4f} | {measured.perplexity[key]:.2f} | {_per_word(measured, key)} |"
+            f"| {titles[key]} | {nats:.4f} | {measured.perplexity[key]:.2f} | {_per_word(measured, key)} |"
             for key, nats in measured.nats.known().items()
         ),
         closed="".join(
-            f"\nIt closed {share:.0%} of the gap to {ROWS[goal]}.\n"
+            f"\nIt closed {share:.0%} of the gap to {titles[goal]}.\n"
             for goal, share in measured.closed.items()
             if share is not None
         ),

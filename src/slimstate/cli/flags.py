@@ -10,8 +10,11 @@ NAMED_OTHERWISE = {"f": "--rrqr-f", "calibration": "--data", "corrected": "--kee
 
 
 def as_flags(message: str, flags: Mapping[str, str]) -> str:
-    """The message with every parameter in backquotes that is an option of the command as the flag it is there."""
-    return re.sub(r"`(\w+)`", lambda found: flags.get(found[1], found[0]), message)
+    """The message with every parameter in backquotes that is an option of the command as the flag it is there.
+
+    A parameter of a value, such as `reconstruct.length`, is an option with both names.
+    """
+    return re.sub(r"`([\w.]+)`", lambda found: flags.get(found[1].replace(".", "_"), found[0]), message)
 
 
 def flags_of(command: Any) -> dict[str, str]:

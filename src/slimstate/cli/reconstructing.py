@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,13 +92,10 @@ def reconstruct(
 
 def reconstruction(wanted: bool, *, seed: int, **given: Any) -> ReconstructOptions | None:
     """The options of a reconstruction that another verb makes; to say how without that it is wanted is refused."""
-    from slimstate.reconstruction.options import ReconstructOptions
+    from slimstate.reconstruction.options import ReconstructOptions, within_a_cut
 
-    try:
+    with within_a_cut():
         options = ReconstructOptions(seed=seed, **given)
-    except PlanError as error:  # there its flags have a longer name, but for --distill
-        named = re.sub(r"`(steps|batch|samples|length|learning_rate)`", r"`reconstruct_\1`", str(error))
-        raise PlanError(named) from error
     if not wanted and options != ReconstructOptions(seed=seed):
         raise PlanError("how to reconstruct is said, and that it is to be done is not: give --reconstruct")
     return options if wanted else None

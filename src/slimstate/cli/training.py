@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", "Preview", "TrainedRecord")
 
 ROWS = {"before": "before", "after": "after", "uncut": "uncut", "control": "uncut, same training"}
+TEACHER = "uncut, trained: the teacher"
 Tokens = Annotated[int | None, typer.Option(help="Train on so many tokens, instead of --steps.")]
 GradAccum = Annotated[
     int, typer.Option(help="Work on each batch in so many pieces, which takes less memory and changes nothing else.")
@@ -156,8 +157,7 @@ def recover(
     where, reporter = RunOptions(device=device, dtype=dtype), TerminalReporter()
     beside = values.ControlOptions.of(control, control_out, control_teaches)
     if dry_run:
-        wanted = beside is not None
-        preview = verb.preview(model, teacher=teacher, control=wanted, options=options, run=where, reporter=reporter)
+        preview = verb.preview(model, teacher=teacher, control=beside, options=options, run=where, reporter=reporter)
         _print(preview, as_json, _print_preview)
         return
     if out is None or data is None:
@@ -302,9 +302,10 @@ def _print_outcome(record: TrainedRecord) -> None:
     size = f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes"
     columns = ("", "nats per token", "perplexity per token", "per word", "bits per byte")
     table = Table(*columns, title=f"{size}: {measured.text}")
+    titles = {**ROWS, "control": TEACHER} if getattr(record, "control_teaches", False) else ROWS
     for name, nats in measured.nats.known().items():
         units = (perplexity(measured.perplexity[name]), perplexity(measured.word_perplexity[name]))
-        table.add_row(ROWS[name], f"{nats:.4f}", *units, fixed(measured.bits_per_byte[name], 4))
+        table.add_row(titles[name], f"{nats:.4f}", *units, fixed(measured.bits_per_byte[name], 4))
     console.print(table)
     for goal, share in measured.closed.items():
         if share is not None:

@@ -50,7 +50,7 @@ from slimstate.pruning.budget import stored_bytes
 from slimstate.pruning.evidence import Gathering
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import check_rotatable, choose_channels
-from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.options import ReconstructOptions, within_a_cut
 from slimstate.records.base import command, versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.ownership import check_drawn
@@ -268,7 +268,8 @@ def _settings(
         return None
     place, data = run.place.type, calibration.data
     assert data is not None
-    return options.on(place, replace(options, documents=calibration.documents).windows(tokenizer, data, place))
+    with within_a_cut():
+        return options.on(place, replace(options, documents=calibration.documents).windows(tokenizer, data, place))
 
 
 def _command(study: _Study, rows: Sequence[Row], model: str | PathLike[str], text: str | Texts, out: str | Path) -> str:

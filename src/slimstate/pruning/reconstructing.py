@@ -26,7 +26,7 @@ from slimstate.models.offload import LoadOptions
 from slimstate.pruning.calibration import Sums, summed_up, watched
 from slimstate.pruning.description import cut_config, describe, documents_of
 from slimstate.pruning.planning import cases, certify, plan_of
-from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.reconstruction.options import ReconstructOptions, within_a_cut
 from slimstate.reconstruction.reconstruct import Job, StoredChange
 from slimstate.reconstruction.run_folder import run_folder_of
 from slimstate.reconstruction.walk import Watch
@@ -117,7 +117,8 @@ class Reconstructing:
             cut=cut, teacher=self.checkpoint, out=self.out, given=given, options=self.options, run=self.run,
             force=self.force, reporter=self.reporter,
         )  # fmt: skip
-        windows = job.read_windows(self.data)
+        with within_a_cut():
+            windows = job.read_windows(self.data)
         with job.begun(windows) as folder:
             layers, trained = job.walk(folder, windows), folder.trained()
             plan = self._planned(cut, windows) if plan is None else plan

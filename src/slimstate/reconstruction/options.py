@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +12,7 @@ from slimstate.data.documents import Reading, check_documents
 from slimstate.data.rows import Texts
 from slimstate.data.text import Windows, sample_windows
 from slimstate.records.reconstruction import ReconstructionSettings
-from slimstate.system.errors import PlanError
+from slimstate.system.errors import PlanError, SlimstateError
 
 FEWEST = 10  # windows, of which one is held out
 LEAST = 2  # that can be asked for
@@ -82,3 +85,13 @@ class ReconstructOptions:
 def held_out_of(windows: int) -> int:
     """How many of the windows are held out."""
     return max(1, round(HELD_OUT * windows))
+
+
+@contextmanager
+def within_a_cut() -> Iterator[None]:
+    """Errors name options of a reconstruction as `reconstruct.length`, where a cut has a `length` of its own."""
+    try:
+        yield
+    except SlimstateError as error:
+        named = re.sub(r"`(steps|batch|samples|length|learning_rate)`", r"`reconstruct.\1`", str(error))
+        raise type(error)(named) from error

@@ -170,11 +170,14 @@ class TrainedRecord(RecordOfModel, Outcome):
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryRecord(TrainedRecord):
+    """With `control_teaches` the control, which learnt from the text alone, was the teacher."""
+
     KIND: ClassVar[str] = "recovery"
     FILE: ClassVar[str] = RECOVERY
     ENTRIES: ClassVar[str] = "recovered"
 
     settings: RecoverySettings
+    control_teaches: bool = False
 
     def entry(self) -> JsonObject:
         return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -29,7 +29,7 @@ from slimstate.pruning.description import describe
 from slimstate.pruning.options import Calibration, CutOptions
 from slimstate.pruning.planning import read_plan
 from slimstate.pruning.prune import prune as pruned
-from slimstate.reconstruction.options import ReconstructOptions, held_out_of
+from slimstate.reconstruction.options import ReconstructOptions, held_out_of, within_a_cut
 from slimstate.reconstruction.reconstruct import find_teacher
 from slimstate.reconstruction.reconstruct import reconstruct as rebuilt
 from slimstate.records.base import command
@@ -93,7 +93,7 @@ def prune(
     }  # fmt: skip
     record = Distilling(
         out=Path(out), teacher=uncut, data=given.data, run=run, force=options.force,
-        options=replace(rebuilding, documents=given.documents), asked=asked, reporter=reporter,
+        options=replace(rebuilding, documents=given.documents), asked=asked, reporter=reporter, naming=within_a_cut,
     ).finish(lambda place, told: made.append(cut(place, replace(options, reconstruct=told, force=True))))  # fmt: skip
     found = made[0] if made else describe(uncut, read_plan(Path(out), uncut), record.kernels)
     return replace(found, reconstruction=record, out=str(out))
@@ -131,7 +131,8 @@ def reconstruct(
 class Distilling:
     """A reconstruction that is made in a folder of its own, distilled there, and moved to `out` when all is done.
 
-    `asked` is all that was asked for: a folder that was begun with something else is not gone on with.
+    `asked` is all that was asked for: a folder that was begun with something else is not gone on with. `naming` is how
+    errors name its options.
     """
 
     out: Path
@@ -142,6 +143,7 @@ class Distilling:
     run: LoadOptions
     force: bool
     reporter: Reporter
+    naming: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def finish(self, make: Callable[[Path, ReconstructOptions], object]) -> ReconstructionRecord:
         """`make` writes the reconstructed model to a folder; returns its record with what the distillation gave."""
@@ -179,7 +181,8 @@ class Distilling:
     @cached_property
     def windows(self) -> Windows:
         """Those of the reconstruction."""
-        return self.options.windows(load_tokenizer(self.teacher.folder), self.data, self.run.place.type)
+        with self.naming():
+            return self.options.windows(load_tokenizer(self.teacher.folder), self.data, self.run.place.type)
 
     def _distil(self, rebuilt: Path, place: Path) -> ReconstructionRecord:
         student = Checkpoint.open(rebuilt)

@@ -331,7 +331,9 @@ class ControlOptions:
         return {self.asked: True, "control_out": self.out}
 
     def check(self, options: RecoverOptions) -> None:
-        """A control that is to teach will be learnt from; its guesses cannot be kept by a name it does not have yet."""
+        """There is an uncut model; one that is to teach will be learnt from, and has no name yet to keep guesses by."""
+        if options.no_teacher:
+            raise PlanError(f"`{self.asked}` fine-tunes the uncut model too: give it with `teacher`")
         if self.teaches and not options.kd_weight:
             raise PlanError("`control_teaches` with a `kd_weight` of 0: nothing would be learnt from it")
         if self.teaches and options.cache_teacher is not None:

@@ -22,9 +22,12 @@ from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, difference
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.options import ControlOptions, RecoverOptions, TrainerOptions, TrainingText
+from slimstate.training.run_folder import keep_teacher
 from slimstate.training.session import CONTROL, Job, Kind, Session
 from slimstate.training.teacher import Distillation, TeacherCache
 from slimstate.training.tokens import Tokens
+
+OF_A_TEACHER = ("kd_weight", "temperature", "top_k")  # settings that are nothing without one
 
 RECOVERED = Kind(
     verb="recover",
@@ -57,11 +60,7 @@ def recover(
     distributed.join(run.place)
     student = Checkpoint.open(model)
     options = _for_model(options, student, reporter)
-    uncut = _find_teacher(student, teacher, options, control is not None, reporter)
-    if control is not None:
-        if uncut is None:
-            raise PlanError(f"`{control.asked}` fine-tunes the uncut model too: give it with `teacher`")
-        control.check(options)
+    uncut = _find_teacher(student, teacher, options, control, reporter)
     session = Session(
         kind=RECOVERED,
         model=student.source,
@@ -85,7 +84,7 @@ def recover(
     with session.prepared(lambda: student, begun_with, reporter, **accept) as tokens:
         made = None if beside is None else beside.train(tokens, reporter)
         if teaches and beside is not None:
-            session = replace(session, distillation=_distillation(Checkpoint.open(beside.out), options, run))
+            session = beside.teaching(session)
         return session.train(Job(student=student, out=session.out), tokens, control=made, reporter=reporter)
 
 
@@ -116,7 +115,7 @@ def preview(
     model: str | PathLike[str],
     *,
     teacher: str | PathLike[str] | None = None,
-    control: bool = False,
+    control: ControlOptions | None = None,
     options: RecoverOptions | None = None,
     run: RunOptions | None = None,
     reporter: Reporter = SILENT,
@@ -126,6 +125,9 @@ def preview(
     student = Checkpoint.open(model)
     options = _for_model(options, student, reporter)
     uncut = _find_teacher(student, teacher, options, control, reporter)
+    if control is not None:
+        then = " first, on the text alone, and then teach" if control.teaches else ", in the same way"
+        reporter.say(f"control: the uncut model would be trained as well{then}")
     adaptation = options.adaptation(student)
     sizes = {name: tensor.shape for name, tensor in stock_model(student.config).state_dict().items()}
     adapted = {f"{name}.weight" for name in adaptation.targets}
@@ -162,10 +164,6 @@ class _Control:
         """None where there is no other model than the student to train as well."""
         teaching = session.distillation
         if teaching is None or teaching.teacher.fingerprint == student.fingerprint:
-            if wanted.teaches:
-                raise PlanError(
-                    f"`control_teaches`: {student.source} is the uncut model; give one that was cut from it"
-                )
             return None
         place = session.out.with_name(f"{session.out.name}-control") if wanted.out is None else Path(wanted.out)
         alone = replace(session, distillation=None) if wanted.teaches else session
@@ -175,36 +173,68 @@ class _Control:
     def is_made(self) -> bool:
         return (self.out / RECOVERY).is_file()
 
+    @property
+    def teaches(self) -> bool:
+        """Afterwards; so it has no teacher itself."""
+        return self.session.distillation is None
+
+    def check_made(self) -> None:
+        """One that was made before was made of the same model with the same settings."""
+        if not self.is_made:
+            return
+        found, teaching = RecoveryRecord.read(self.out / RECOVERY), self.session.distillation
+        ours = _decisive(self.session.options.settings(self.session.run), teaching is not None)
+        theirs = _decisive(written(found.settings), found.teacher is not None)
+        self._refuse({**theirs, "model": found.fingerprint}, {**ours, "model": self.uncut.fingerprint})
+
     def found(self, tokens: Tokens) -> RecoveryRecord | None:
-        """The record of a control that was made before; one of other settings is refused."""
+        """The record of a control that was made before; one of another text is refused."""
         if not self.is_made:
             return None
         found = RecoveryRecord.read(self.out / RECOVERY)
         ours = {
-            **self.session.options.settings(self.session.run),
-            "taught": self.session.distillation is not None,
-            "model": self.uncut.fingerprint,
             "tokens": tokens.corpus.digest,
             "measured on": f"{tokens.held_out.numel()} tokens of {tokens.measured_on}",
         }
         theirs = {
-            **written(found.settings),
-            "taught": found.teacher is not None,
-            "model": found.fingerprint,
             "tokens": None if found.corpus is None else found.corpus.digest,
             "measured on": f"{found.measured.tokens} tokens of {found.measured.text}",
         }
-        if (other := difference(theirs, ours)) is not None:
-            raise OutputError(f"{self.out} is a control of other settings: {other}; choose another `control_out`")
+        self._refuse(theirs, ours)
         return found
+
+    def _refuse(self, theirs: JsonObject, ours: JsonObject) -> None:
+        if (other := difference(theirs, ours)) is not None:
+            raise OutputError(
+                f"{self.out} is a control of other settings: {other}; remove it, or choose another `control_out`"
+            )
 
     def train(self, tokens: Tokens, reporter: Reporter) -> RecoveryRecord:
         if (found := self.found(tokens)) is not None:
             reporter.say(f"control: {self.out}, made before with the same settings")
             return found
-        alone = "" if self.session.distillation is not None else " from the text alone, and teaches then"
-        reporter.say(f"control: the uncut model gets the same training{alone}, into {self.out}")
+        if self.teaches:
+            reporter.say(f"control: the uncut model is trained on the text alone, into {self.out}; then it teaches")
+        else:
+            reporter.say(f"control: the uncut model gets the same training, into {self.out}")
         return self.session.train(Job(student=self.uncut, out=self.out, part=CONTROL), tokens, reporter=reporter)
+
+    def teaching(self, session: Session[RecoveryRecord]) -> Session[RecoveryRecord]:
+        """The session in which it is the teacher, once it is trained."""
+        tuned = Checkpoint.open(self.out)
+        distributed.from_main(lambda: keep_teacher(session.folder, tuned.fingerprint))
+        kind = replace(
+            session.kind, record=lambda outcome, student: RecoveryRecord(**vars(outcome), control_teaches=True)
+        )
+        assert session.distillation is not None
+        return replace(session, kind=kind, distillation=replace(session.distillation, teacher=tuned))
+
+
+def _decisive(settings: JsonObject, has_teacher: bool) -> JsonObject:
+    """What decided a control: the settings of a distillation only where there was one."""
+    if has_teacher and settings["kd_weight"]:
+        return {"taught": True, **settings}
+    return {"taught": False, **{name: value for name, value in settings.items() if name not in OF_A_TEACHER}}
 
 
 def _for_model(given: RecoverOptions, student: Checkpoint, reporter: Reporter) -> RecoverOptions:
@@ -230,9 +260,15 @@ def _distillation(uncut: Checkpoint | None, options: RecoverOptions, run: RunOpt
 
 
 def _find_teacher(
-    student: Checkpoint, given: str | PathLike[str] | None, options: RecoverOptions, control: bool, reporter: Reporter
+    student: Checkpoint,
+    given: str | PathLike[str] | None,
+    options: RecoverOptions,
+    control: ControlOptions | None,
+    reporter: Reporter,
 ) -> Checkpoint | None:
     """The model to learn from: the one given, or the one the student says it was cut from."""
+    if control is not None:
+        control.check(options)
     if options.no_teacher:
         if given is not None:
             raise PlanError("give either `teacher` or `no_teacher`")
@@ -244,7 +280,9 @@ def _find_teacher(
         reporter.say(f"teacher: {base}, which the model was cut from")
         given = base
     uncut = Checkpoint.open(given)
-    if uncut.fingerprint == student.fingerprint and not control:
+    if uncut.fingerprint == student.fingerprint and control is not None and control.teaches:
+        raise PlanError(f"`control_teaches`: {student.source} is the uncut model; give one cut from it")
+    if uncut.fingerprint == student.fingerprint and control is None:
         raise PlanError(f"the teacher {given} is the model itself; it must be the uncut one (or give `control`)")
     sizes = [checkpoint.config.get("vocab_size") for checkpoint in (student, uncut)]
     if sizes[0] != sizes[1]:
@@ -261,10 +299,13 @@ def _check(session: Session[RecoveryRecord], student: Checkpoint, control: _Cont
     if not session.options.adaptation(student).adapted and session.trainer.keep_adapter:
         raise PlanError("`keep_adapter`: there is none, all that is trained is trained whole; give `lora`")
     sources, outs = [student], [session.out]
-    if control is not None and control.out.resolve() == session.out.resolve():
-        raise OutputError(f"{control.out} cannot hold both the model and its control: choose another `control_out`")
-    if control is not None and not control.is_made:
-        outs.append(control.out)
+    if control is not None:
+        for other in (session.out, session.folder):
+            if _overlap(control.out.resolve(), other.resolve()):
+                raise OutputError(f"{control.out} is, holds or lies in {other}: choose another `control_out`")
+        control.check_made()
+        if not control.is_made:
+            outs.append(control.out)
     teaching = session.distillation
     if teaching is not None:
         sources.append(teaching.teacher)
@@ -272,3 +313,7 @@ def _check(session: Session[RecoveryRecord], student: Checkpoint, control: _Cont
     if teaching is not None and teaching.cache is not None:
         check_place(teaching.cache.folder, folder=True)
         teaching.cache.check()
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one == other or one in other.parents or other in one.parents

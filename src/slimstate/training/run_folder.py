@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slimstate.system.errors import OutputError, PlanError
-from slimstate.system.json_files import difference, write_json
+from slimstate.system.json_files import difference, read_json, write_json
 from slimstate.system.progress import Reporter
 from slimstate.system.run_folders import SETTINGS, empty, kept_only_with, settings_of
 from slimstate.training.options import TrainerOptions
 
 WHOLE = "slimstate_whole"  # written into a checkpoint after everything else
+TEACHER = "teacher.json"
 ALWAYS_SET = {"data", "dtype", "length", "lr", "model", "seed", "steps"}  # by which our settings are known
 
 
@@ -32,6 +33,15 @@ def begun(folder: Path, settings: Mapping[str, object], trainer: TrainerOptions,
     with kept_only_with(folder, lambda: False):
         write_json(folder / SETTINGS, settings)
         yield
+
+
+def keep_teacher(folder: Path, fingerprint: str) -> None:
+    """A teacher that was trained on the way is the same one when its student goes on."""
+    path = folder / TEACHER
+    if not path.is_file():
+        write_json(path, {"fingerprint": fingerprint})
+    elif read_json(path).get("fingerprint") != fingerprint:
+        raise OutputError(f"{folder} was begun with another control as the teacher; `force` starts anew")
 
 
 def last_whole(folder: Path) -> Path | None:
