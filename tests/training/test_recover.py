@@ -565,7 +565,7 @@ def test_a_control_that_became_another_does_not_teach_the_rest(recover, tmp_path
     interrupt(recover, tmp_path / "out", **taught)
     for path in (tmp_path / "control").glob("*.safetensors"):
         save_file({name: weight + 1 for name, weight in load_file(path).items()}, path, {"format": "pt"})
-    with pytest.raises(OutputError, match="was begun with another control as the teacher; `force` starts anew"):
+    with pytest.raises(PlanError, match=r"was begun with another control as the teacher; `force` starts anew$"):
         recover(NAME, tmp_path / "out", resume=True, **taught)
     recover(NAME, tmp_path / "out", force=True, **taught)
 

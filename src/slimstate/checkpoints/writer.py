@@ -154,10 +154,8 @@ def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
 
 def check_apart(checkpoint: Checkpoint, out: Path) -> None:
     """Refuse an output folder that would swallow a model, or lie in it."""
-    with atomic.writing(out):  # a name that is too long, a folder that may not be looked into
-        model, target = checkpoint.folder.resolve(), out.resolve()
-        if target == model or model in target.parents or target in model.parents:
-            raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
+    if atomic.overlap(out, checkpoint.folder):
+        raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
 
 
 def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:

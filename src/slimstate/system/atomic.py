@@ -171,6 +171,13 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def overlap(out: Path, other: Path) -> bool:
+    """Whether what will be written is, holds or lies in the other place."""
+    with writing(out):  # a name that is too long, a folder that may not be looked into
+        ours, theirs = out.resolve(), other.resolve()
+        return ours == theirs or ours in theirs.parents or theirs in ours.parents
+
+
 def check_kind(path: Path, *, folder: bool) -> None:
     """Refuse what is no plain file or folder: it would be replaced, or written into without end."""
     try:

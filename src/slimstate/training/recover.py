@@ -17,7 +17,7 @@ from slimstate.records.shown import Shown
 from slimstate.records.training import RECOVERY, RecoveryRecord, RecoverySettings
 from slimstate.serving.model_card import serving_lines
 from slimstate.system import distributed
-from slimstate.system.atomic import check_place
+from slimstate.system.atomic import check_place, overlap
 from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, difference
 from slimstate.system.progress import SILENT, Reporter
@@ -301,7 +301,7 @@ def _check(session: Session[RecoveryRecord], student: Checkpoint, control: _Cont
     sources, outs = [student], [session.out]
     if control is not None:
         for other in (session.out, session.folder):
-            if _overlap(control.out.resolve(), other.resolve()):
+            if overlap(control.out, other):
                 raise OutputError(f"{control.out} is, holds or lies in {other}: choose another `control_out`")
         control.check_made()
         if not control.is_made:
@@ -313,7 +313,3 @@ def _check(session: Session[RecoveryRecord], student: Checkpoint, control: _Cont
     if teaching is not None and teaching.cache is not None:
         check_place(teaching.cache.folder, folder=True)
         teaching.cache.check()
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    return one == other or one in other.parents or other in one.parents

@@ -41,7 +41,7 @@ def keep_teacher(folder: Path, fingerprint: str) -> None:
     if not path.is_file():
         write_json(path, {"fingerprint": fingerprint})
     elif read_json(path).get("fingerprint") != fingerprint:
-        raise OutputError(f"{folder} was begun with another control as the teacher; `force` starts anew")
+        raise PlanError(f"{folder} was begun with another control as the teacher; `force` starts anew")
 
 
 def last_whole(folder: Path) -> Path | None:
