@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
@@ -246,6 +247,29 @@ def test_models_that_cannot_be_reconstructed_are_refused(name, changes, words, t
             options=CutOptions(reconstruct=QUICK),
         )  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "model"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("model.layers.1.mlp.down_proj.weight", float("nan"), "layer 1 of .* gives NaN or infinite numbers"),
+        ("model.layers.1.attn.spare.weight", 0.0, "does not load 1 tensors, such as model.layers.1.attn.spare.weight"),
+    ],
+)
+def test_damaged_files_are_refused_before_their_layer_is_trained(name, value, words, folders, text_file, tmp_path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(folders["delta_net-plain"], model)
+    tensors = tensors_of(model)
+    tensors[name] = torch.full_like(tensors.get(name, torch.ones(4)), value)
+    for file in model.glob("*.safetensors*"):
+        file.unlink()
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SlimstateError, match=words):
+        slimstate.prune(
+            model, out, key_dim=8, calibration=Calibration(data=str(text_file), samples=2, length=32),
+            options=CutOptions(reconstruct=QUICK),
+        )  # fmt: skip
+    assert not out.exists()
 
 
 def test_hidden_states_take_their_room_on_the_disk_at_once(folders, text_file, tmp_path, monkeypatch):

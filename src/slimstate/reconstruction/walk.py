@@ -6,6 +6,7 @@ The uncut stream goes first: what it is behind a layer is what the cut layer is 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,7 @@ from slimstate.reconstruction.states import HiddenStates, Room
 from slimstate.reconstruction.steps import held_here
 from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
+from slimstate.system.errors import ModelError, named
 from slimstate.system.progress import Reporter
 
 # run a mixer over all windows of this process, inside of what is made for the model, such as hooks; gives their tokens
@@ -141,6 +143,9 @@ class Walk:
             self._expect(number + 1)
             trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer)
             added = self._advance(self.uncut_stream, number)
+        if not math.isfinite(added):
+            way_out = "" if self.precision == torch.float32 else ": look at its weights, or try `dtype` float32"
+            raise ModelError(f"layer {number} of {named(self.teacher.source)} gives NaN or infinite numbers{way_out}")
         del uncut
         with self.cut_model.holding(number, layer.weights):
             if layer.mixer is not None:
