@@ -7,6 +7,7 @@ are no part of a module of their own are trained where they are.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,27 +122,30 @@ class Adaptation:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(self.full or self._in_mixers(name))
         else:
-            from peft import LoraConfig, get_peft_model
-
-            if self.library == "fla":
-                _unfuse(model, self.targets)
-            adapted = get_peft_model(
-                model,
-                LoraConfig(
-                    task_type="CAUSAL_LM",
-                    r=self.rank,
-                    lora_alpha=self.alpha,
-                    lora_dropout=0.0,
-                    target_modules=list(self.targets),
-                    modules_to_save=list(self.whole) or None,
-                ),
-            )
+            adapted = self._with_adapters(model)
             for _, bias in self._biases_of(adapted):
                 bias.requires_grad_(True)
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
         return adapted
+
+    def _with_adapters(self, model: Any) -> Any:
+        from peft import LoraConfig, get_peft_model
+
+        if self.library == "fla":
+            _unfuse(model, self.targets)
+        settings = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=self.rank,
+            lora_alpha=self.alpha,
+            lora_dropout=0.0,
+            target_modules=list(self.targets),
+            modules_to_save=list(self.whole) or None,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # names of transformers that PEFT uses and will not have
+            return get_peft_model(model, settings)
 
     def _biases_of(self, adapted: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         """The biases to train, as an adapted model names them."""
