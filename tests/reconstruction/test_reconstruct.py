@@ -21,6 +21,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.plan import PLAN, Plan
 from slimstate.families import FAMILIES as FAMILIES_BY_TYPE
 from slimstate.reconstruction import fit, walk
+from slimstate.reconstruction.run_folder import run_folder_of
 from slimstate.records.reconstruction import RECONSTRUCTION, ReconstructionRecord
 from slimstate.system.errors import SlimstateError
 
@@ -249,26 +250,52 @@ def test_models_that_cannot_be_reconstructed_are_refused(name, changes, words, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "model"]
 
 
+def damage(folder: Path, name: str, value: float) -> None:
+    """One tensor of a checkpoint, there before or not, holds this value alone."""
+    tensors = tensors_of(folder)
+    tensors[name] = torch.full_like(tensors.get(name, torch.ones(4)), value)
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+SPARE, UNKNOWN = "model.layers.1.attn.spare.weight", "does not load 1 of its tensors, such as model.layers.1.attn.spare"
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "words", "kept"),
     [
-        ("model.layers.1.mlp.down_proj.weight", float("nan"), "layer 1 of .* gives NaN or infinite numbers"),
-        ("model.layers.1.attn.spare.weight", 0.0, "does not load 1 tensors, such as model.layers.1.attn.spare.weight"),
+        ("model.layers.1.mlp.down_proj.weight", float("nan"), "layer 1 of .*model gives NaN or infinite numbers", [0]),
+        (SPARE, 0.0, UNKNOWN, []),
     ],
 )
-def test_damaged_files_are_refused_before_their_layer_is_trained(name, value, words, folders, text_file, tmp_path):
+def test_a_damaged_model_is_refused_before_the_layer_is_trained(name, value, words, kept, folders, text_file, tmp_path):
     model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(folders["delta_net-plain"], model)
-    tensors = tensors_of(model)
-    tensors[name] = torch.full_like(tensors.get(name, torch.ones(4)), value)
-    for file in model.glob("*.safetensors*"):
-        file.unlink()
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    damage(model, name, value)
     with pytest.raises(SlimstateError, match=words):
         slimstate.prune(
             model, out, key_dim=8, calibration=Calibration(data=str(text_file), samples=2, length=32),
             options=CutOptions(reconstruct=QUICK),
         )  # fmt: skip
+    assert not out.exists()
+    found = run_folder_of(out).glob("layer-*.json")
+    assert sorted(int(path.stem.partition("-")[2]) for path in found) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("model.layers.1.attn.o_proj.weight", float("nan"), "layer 1 of the cut model gives NaN or infinite numbers"),
+        (SPARE, 0.0, UNKNOWN),
+    ],
+)
+def test_a_damaged_cut_is_refused_at_its_layer(name, value, words, folders, text_file, tmp_path):
+    cut, out = tmp_path / "cut", tmp_path / "out"
+    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    damage(cut, name, value)
+    with pytest.raises(SlimstateError, match=words):
+        slimstate.reconstruct(cut, out, data=text_file, options=QUICK)
     assert not out.exists()
 
 

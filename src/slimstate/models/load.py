@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import logit_factor
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.prepare import describe_kernels, prepare
-from slimstate.models.stock import quiet_transformers, refusals, stock_class, text_settings
-from slimstate.system.errors import ModelError, named, reason_of
+from slimstate.models.stock import quiet_transformers, refusals, stock_class, stock_model, text_settings
+from slimstate.system.errors import ModelError, named, quoted, reason_of
 from slimstate.system.input_files import files_inside, place_inside
 from slimstate.system.json_files import read_json
 from slimstate.system.tested import warn_of_untested
@@ -60,7 +61,7 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     if family.library == "fla":  # files of transformers may hold more, such as a vision tower
         wrong += report["unexpected_keys"]
     if wrong:
-        raise ModelError(f"{named(folder)}: the stock class does not load {len(wrong)} tensors, such as {wrong[0]}")
+        raise _not_loaded(folder, wrong)
     tokenizer = load_tokenizer(folder)
     guard_vocabulary(model, tokenizer, where)
     return Runtime(
@@ -70,6 +71,20 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
         dtype=precision,
         kernels=describe_kernels(where, precision, family.library),
     )
+
+
+def _not_loaded(folder: Path, names: Sequence[str]) -> ModelError:
+    return ModelError(
+        f"{named(folder)}: the stock class does not load {len(names)} of its tensors, such as {quoted(names[0])}"
+    )
+
+
+def check_known(checkpoint: Checkpoint) -> None:
+    """The stock class knows all tensors of the files, as `load` asks it to, where nothing is loaded at once."""
+    if checkpoint.family.library != "fla":
+        return
+    if unknown := sorted(checkpoint.tensors.keys() - stock_model(checkpoint.config).state_dict().keys()):
+        raise _not_loaded(checkpoint.folder, unknown)
 
 
 def check_described(checkpoint: Checkpoint) -> None:

@@ -23,7 +23,7 @@ from slimstate.families.contract import Config
 from slimstate.models.prepare import prepare
 from slimstate.models.resting import Resting
 from slimstate.models.stock import quiet_transformers, refusals, stock_model
-from slimstate.system.errors import ModelError, named, quoted
+from slimstate.system.errors import ModelError
 
 Stored = Tensor | StoredTensor
 NARROWER = ({torch.bfloat16}, {torch.float16})  # than float32, with no value that it does not have
@@ -48,7 +48,6 @@ class OneLayerModel:
         with _default_dtype(dtype), _parameters_without_memory():
             self.model = stock_model(config, device).eval()
         self.model.requires_grad_(False)
-        self._check_names(checkpoint)
         self._mixers = tuple(f"{mixer.path}." for mixer in checkpoint.mixers)
         running = checkpoint.mixers[0].path.split(".")
         self._list = ".".join(running[: next(place for place, part in enumerate(running) if part.isdigit())])
@@ -59,17 +58,6 @@ class OneLayerModel:
         self.layers = len(layers)
         for number, layer in enumerate(layers):
             layer.forward = partial(self._enter, number, layer.forward)
-
-    def _check_names(self, checkpoint: Checkpoint) -> None:
-        """The stock class knows every tensor of the files; those of transformers may hold more, as a vision tower."""
-        if checkpoint.family.library != "fla":
-            return
-        unknown = sorted({self._running(name) for name in checkpoint.tensors} - self.model.state_dict().keys())
-        if unknown:
-            raise ModelError(
-                f"{named(checkpoint.folder)}: the stock class does not load {len(unknown)} tensors, such as"
-                f" {quoted(unknown[0])}"
-            )
 
     def place_of(self, layer: int) -> str:
         """The layer in the running model: "model.layers.0"."""

@@ -22,6 +22,7 @@ from slimstate.core.surgery import Cutter
 from slimstate.data.rows import Texts
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
+from slimstate.models.load import check_known
 from slimstate.models.offload import LoadOptions
 from slimstate.pruning.calibration import Sums, summed_up, watched
 from slimstate.pruning.description import cut_config, describe, documents_of
@@ -105,6 +106,7 @@ class Reconstructing:
     def finish(self, plan: Plan | None, again: str, started: float) -> CutRecord:
         """Walk over the layers, and write what comes of them; returns the record of the cut."""
         distributed.join(self.run.place)
+        check_known(self.checkpoint)
         cut = CutOnTheWay(
             checkpoint=self.checkpoint, method=self.method, request=self.request, corrected=self.corrected,
             run=self.run, folder=run_folder_of(self.out), chosen={} if plan is None else dict(plan.selections),

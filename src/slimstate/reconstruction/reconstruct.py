@@ -22,7 +22,7 @@ from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
-from slimstate.models.load import load_tokenizer
+from slimstate.models.load import check_known, load_tokenizer
 from slimstate.models.offload import LoadOptions
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
@@ -61,6 +61,8 @@ def reconstruct(
     check_output(cut, Path(out), force)
     uncut = find_teacher(cut, teacher, reporter)
     check_output(uncut, Path(out), force)
+    for checkpoint in (cut, uncut):
+        check_known(checkpoint)
     job = Job(
         cut=StoredCut(cut), teacher=uncut, out=Path(out), given={"model": cut.fingerprint, "data": str(text)},
         options=options, run=run, force=force, reporter=reporter,

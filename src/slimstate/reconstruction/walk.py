@@ -143,15 +143,20 @@ class Walk:
             self._expect(number + 1)
             trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer)
             added = self._advance(self.uncut_stream, number)
-        if not math.isfinite(added):
-            way_out = "" if self.precision == torch.float32 else ": look at its weights, or try `dtype` float32"
-            raise ModelError(f"layer {number} of {named(self.teacher.source)} gives NaN or infinite numbers{way_out}")
+        self._check(added, f"layer {number} of {named(self.teacher.source)}")
         del uncut
         with self.cut_model.holding(number, layer.weights):
             if layer.mixer is not None:
                 yield layer.errors or self._reconstruct(layer, trained, added)
             if number + 1 < self.uncut_model.layers:
-                self._advance(self.cut_stream, number)
+                self._check(self._advance(self.cut_stream, number), f"layer {number} of the cut model")
+
+    def _check(self, measured: float, what: str) -> None:
+        """What was measured of a layer, over all processes, is a number."""
+        if not math.isfinite(measured):
+            exact = self.precision == torch.float32
+            way_out = "" if exact else ", or start anew with `dtype` float32 and `force`"
+            raise ModelError(f"{what} gives NaN or infinite numbers: look at its weights{way_out}")
 
     def _cut(self, number: int, before: Mapping[str, StoredTensor], uncut: Mapping[str, Tensor]) -> Layer:
         """The cut layer, as an earlier run left it where there was one; it shares all weights that did not change."""
@@ -193,6 +198,7 @@ class Walk:
         label = f"layer {layer.number + 1} of {self.uncut_model.layers}"
         with self.reporter.meter(label, self.settings.steps) as meter:
             errors = fit(task, self.settings, layer.number, lambda step, loss: meter(step, f"error {loss:.4f}"))
+        self._check(errors.held_out_before, f"layer {layer.number} of the cut model")
         errors = replace(errors, seconds=time.perf_counter() - started)
         self._keep(layer, errors, weights)
         return errors
