@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from places import ROOT
@@ -16,6 +17,9 @@ PAGES = {
     **{str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")},
 }
 Ratios = dict[tuple[str, str, int], float]
+EXPERIMENTS = "EXPERIMENTS.md"
+METHODS = ["random", "l1", "s-wanda", "grad", "drrqr"]
+SIZES = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
 
 
 @functools.cache
@@ -81,3 +85,25 @@ def found(sweep: Mapping[str, Any], method: str, key_dim: int, score: str = "kq"
     """The row of a sweep."""
     wanted = (method, score, key_dim)
     return next(row for row in sweep["rows"] if (row["method"], row["score"], row["key_dim"]) == wanted)
+
+
+def sweeps(size: str, *kinds: str):
+    """Those of one of the 30M models; of the bundled model there is one."""
+    return [record(f"sweep-{SIZES[size]}-{kind}" if size in SIZES else size) for kind in kinds]
+
+
+def remembered() -> dict[tuple[str, int, str], list[float]]:
+    """For every seed the mean over numbers of pairs, as `eval --associative` gives it."""
+    made = record("recall")
+    return {
+        (row["model"], row["key_dim"], row["what"]): [
+            statistics.mean(right / asked for right, asked in zip(seed, made["questions"], strict=True))
+            for seed in row["right"]
+        ]
+        for row in made["rows"]
+    }
+
+
+def standard_errors(scores: Iterable[list[float]]) -> list[float]:
+    """In points, over the seeds."""
+    return [100 * statistics.stdev(seeds) / len(seeds) ** 0.5 for seeds in scores]
