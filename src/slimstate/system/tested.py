@@ -7,7 +7,7 @@ import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 
-TESTED = {"torch": (2, 13), "transformers": (5, 23), "flash-linear-attention": (0, 6)}
+TESTED = {"torch": (2, 13), "transformers": (5, 22), "flash-linear-attention": (0, 6)}
 PYTHON = (3, 13)
 
 
