@@ -104,6 +104,13 @@ def remembered() -> dict[tuple[str, int, str], list[float]]:
     }
 
 
+def asked_to_remember() -> tuple[int, int]:
+    """How many seeds every model was asked with, and how many questions in all."""
+    made = record("recall")
+    (seeds,) = {len(row["right"]) for row in made["rows"]}
+    return seeds, seeds * sum(made["questions"])
+
+
 def standard_errors(scores: Iterable[list[float]]) -> list[float]:
     """In points, over the seeds."""
     return [100 * statistics.stdev(seeds) / len(seeds) ** 0.5 for seeds in scores]

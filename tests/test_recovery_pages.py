@@ -9,6 +9,7 @@ from places import ROOT
 from reading_pages import (
     EXPERIMENTS,
     METHODS,
+    asked_to_remember,
     check_rows,
     check_says,
     found,
@@ -246,8 +247,7 @@ def test_what_recovered_models_remember_is_that_of_the_record():
     ]
     head = " | Gated DeltaNet, L | DeltaNet, I"
     check_rows(EXPERIMENTS, "**Recall stays furthest behind.**", head, table)
-    (seeds,) = {len(row["right"]) for row in record("recall")["rows"]}
-    questions = seeds * sum(record("recall")["questions"])
+    seeds, questions = asked_to_remember()
     largest = max(standard_errors(scores.values()))
     check_says(
         EXPERIMENTS,
@@ -271,8 +271,8 @@ def _flags(settings) -> list[str]:
         f"--kd-weight {settings['kd_weight']:g} --batch-size {settings['batch_size']} --length {settings['length']}",
         f"--steps {settings['steps']}",
     ]
-    unusual = [(name, value) for name, value in (("temperature", 2), ("seed", 0)) if settings[name] != value]
-    return [" ".join(words), *(f"--{name} {settings[name]:g}" for name, _ in unusual if settings["kd_weight"])]
+    unusual = {"temperature": settings["kd_weight"] and settings["temperature"] != 2, "seed": settings["seed"]}
+    return [" ".join(words), *(f"--{name} {settings[name]:g}" for name, is_told in unusual.items() if is_told)]
 
 
 def test_recoveries_of_all_methods_are_those_of_the_records():
