@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from slimstate.core.plan import PLAN
-from slimstate.records.base import command
 from slimstate.records.folder import read_records
+from slimstate.records.parts import Origin
+from slimstate.records.provenance import command_line, run_config
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.json_files import plain, write_json
 
@@ -33,11 +34,25 @@ def test_significant_digits():
     assert plain([0.123456, 123456.0, True, "x"], 3) == [0.123, 123000.0, True, "x"]
 
 
-def test_a_command_can_be_pasted():
-    options = {"text": "a file.txt", "max_tokens": None, "recall": True, "force": False, "scores": ("kq", "k")}
-    assert (
-        command("eval", ["my model"], options) == "slimstate eval 'my model' --text 'a file.txt' --recall --scores kq,k"
-    )
+def test_a_config_becomes_a_command_line():
+    options = {
+        "text": "a file.txt",
+        "max_tokens": None,
+        "recall": True,
+        "force": False,
+        "scores": ("kq", "k"),
+        "seed": 0,
+    }
+    config = run_config("eval", {"model": Path("my model")}, options)
+    assert config == {
+        "command": "eval", "model": "my model", "text": "a file.txt", "recall": True, "scores": ["kq", "k"], "seed": 0,
+    }  # fmt: skip
+    line = "slimstate eval 'my model' --text 'a file.txt' --recall --scores kq,k --seed 0"
+    assert command_line(config) == Origin(config=config).command == line
+    assert command_line({"command": "analyze", "out": "x", "models": ["a", "b"]}) == "slimstate analyze a b --out x"
+    assert command_line({"command": "bench mixer", "models": ["a"]}) == "slimstate bench mixer --models a"
+    with pytest.raises(ValueError, match="must name its command"):
+        Origin(config={"model": "x"})
 
 
 def test_records_are_found_and_the_rest_is_passed_over(tmp_path):

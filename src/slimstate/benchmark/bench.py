@@ -14,9 +14,10 @@ from slimstate.benchmark.timing import device_name
 from slimstate.families.contract import Library
 from slimstate.models.devices import RunOptions
 from slimstate.models.prepare import describe_kernels, prepare_fla
-from slimstate.records.base import command, versions
+from slimstate.records.base import versions
 from slimstate.records.benchmark import BenchRecord, TimedRow, WidthRow
 from slimstate.records.ownership import check_drawn, check_record
+from slimstate.records.provenance import run_config
 from slimstate.records.schema import written
 from slimstate.system.atomic import check_place, staged_files, write_text
 from slimstate.system.errors import PlanError
@@ -125,7 +126,7 @@ class Bench:
             settings=settings,
             rounds=self.options.rounds,
             rows=tuple(rows),
-            command=command("bench", [verb], {**options, "dtype": self.run.dtype, "out": self.out}),
+            config=run_config(f"bench {verb}", {}, {**options, "dtype": self.run.dtype, "out": self.out}),
             versions=versions(),
             seconds=time.perf_counter() - self.started,
             **facts,

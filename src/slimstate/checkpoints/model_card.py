@@ -13,8 +13,8 @@ from slimstate.core.file_names import PLAN
 from slimstate.core.plan import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
-from slimstate.records.base import command
 from slimstate.records.cut import CutRecord
+from slimstate.records.provenance import command_line, run_config
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.training import Measured, RecoveryRecord, TrainingRecord
 
@@ -161,7 +161,7 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
         score=code(plan.score),
         seed=plan.seed,
         calibration=calibration,
-        command=fenced(command("prune", [public(source)], {"apply": PLAN, "out": "DIR"})),
+        command=fenced(command_line(run_config("prune", {"model": public(source)}, {"apply": PLAN, "out": "DIR"}))),
         history=earlier + "\n" if earlier else "",
     )
 

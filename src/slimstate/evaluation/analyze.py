@@ -20,8 +20,9 @@ from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load
-from slimstate.records.base import command, versions
+from slimstate.records.base import versions
 from slimstate.records.ownership import check_drawn, check_record
+from slimstate.records.provenance import run_config
 from slimstate.records.schema import written
 from slimstate.records.shown import Shown
 from slimstate.records.states import Bounds, ByHead, FiltersRecord, Histogram, Numbers, TraceRecord
@@ -135,10 +136,10 @@ def analyze(
     _check_folder(folder, names)
     read = given_text(text)
     windows = _windows(checkpoints, read, options)
-    again = command("analyze", models, {"text": read, "out": out, **vars(options), **vars(run)})
+    config = run_config("analyze", {"models": models}, {"text": read, "out": out, **vars(options), **vars(run)})
     shared = {
         "text": text_of(windows), "every": options.every, "skip": options.skip, "seed": options.seed,
-        "versions": versions(), "command": again,
+        "versions": versions(), "config": config,
     }  # fmt: skip
     traces, filters, plans = [], [], {}
     for name, checkpoint in zip(names, checkpoints, strict=True):

@@ -23,9 +23,10 @@ from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load
 from slimstate.models.state_rounding import rounded_states
 from slimstate.pruning.budget import stored_bytes
-from slimstate.records.base import command, versions
+from slimstate.records.base import versions
 from slimstate.records.evaluation import Compared, EvaluationRecord, Result
 from slimstate.records.ownership import check_record
+from slimstate.records.provenance import run_config
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
@@ -128,7 +129,7 @@ def evaluate(
         compared=() if baseline is None else compare(*results),
         seed=options.seed,
         versions=versions(),
-        command=command("eval", [model], asked),
+        config=run_config("eval", {"model": model}, asked),
         seconds=time.perf_counter() - started,
     )
     if out is None:

@@ -51,10 +51,11 @@ from slimstate.pruning.evidence import Gathering
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import check_rotatable, choose_channels
 from slimstate.reconstruction.options import ReconstructOptions, within_a_cut
-from slimstate.records.base import command, versions
+from slimstate.records.base import versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.ownership import check_drawn
 from slimstate.records.parts import Predicted
+from slimstate.records.provenance import run_config
 from slimstate.records.reconstruction import ReconstructionSettings
 from slimstate.records.sweep import UNCUT, Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.numbers import fixed, perplexity
@@ -144,7 +145,7 @@ def sweep(
     record = replace(
         record,
         recommended=recommend(record, options.max_loss, folder, str(model)),
-        command=_command(study, record.rows, model, judged_on, out),
+        config=_config(study, record.rows, model, judged_on, out),
         seconds=time.perf_counter() - started,
     )
 
@@ -272,8 +273,10 @@ def _settings(
         return options.on(place, replace(options, documents=calibration.documents).windows(tokenizer, data, place))
 
 
-def _command(study: _Study, rows: Sequence[Row], model: str | PathLike[str], text: str | Texts, out: str | Path) -> str:
-    """What makes all the rows again, those of an earlier sweep too."""
+def _config(
+    study: _Study, rows: Sequence[Row], model: str | PathLike[str], text: str | Texts, out: str | Path
+) -> dict[str, Any]:
+    """Return the config that measures all rows, also those of an earlier sweep."""
     calibration, options = study.calibration, study.options
     calibrated = {"data": calibration.data, "samples": calibration.samples, "length": calibration.length}
     stored = {} if options.state_every == 1 else {"state_every": options.state_every}
@@ -285,7 +288,7 @@ def _command(study: _Study, rows: Sequence[Row], model: str | PathLike[str], tex
         "max_length": options.max_length, "max_loss": options.max_loss, "seed": calibration.seed, "rrqr_f": options.f,
         "keep_norm_eps": options.keep_norm_eps, **reconstruction_flags(study.settings), **vars(study.run), "out": out,
     }  # fmt: skip
-    return command("sweep", [model], asked)
+    return run_config("sweep", {"model": model}, asked)
 
 
 def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:

@@ -69,4 +69,4 @@ class Candidates:
             force=False,
             reporter=self.reporter,
         )
-        work.finish(plan, "", time.perf_counter())
+        work.finish(plan, {}, time.perf_counter())

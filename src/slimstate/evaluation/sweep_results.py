@@ -10,16 +10,16 @@ from pathlib import Path
 
 from slimstate.core.state_dtype import SERVED
 from slimstate.evaluation.perplexity import TextSize
-from slimstate.records.base import command, flags
 from slimstate.records.evaluation import TaskData
 from slimstate.records.parts import Text
+from slimstate.records.provenance import command_line, run_config
 from slimstate.records.schema import Misfit
 from slimstate.records.sweep import UNCUT, Recommended, Row, SweepRecord, SweepSettings
 from slimstate.system.errors import DataError
 from slimstate.system.json_files import read_json
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
-ENGINE_OPTION = "mamba_ssm_cache_dtype"  # what vLLM calls the type of its states
+ENGINE_OPTION = "--mamba-ssm-cache-dtype"  # what vLLM calls the type of its states
 WAY_OUT = "choose another `out` or remove it"
 
 
@@ -103,7 +103,7 @@ def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) ->
 
 def _served(model: str, chosen: Row) -> str:
     """What makes an engine keep the states of a model in another type."""
-    return shlex.join(["vllm", "serve", model, *flags({ENGINE_OPTION: chosen.state_dtype})])
+    return shlex.join(["vllm", "serve", model, ENGINE_OPTION, chosen.state_dtype])
 
 
 def _pruned(record: SweepRecord, chosen: Row, folder: Path, model: str) -> str:
@@ -122,7 +122,7 @@ def _pruned(record: SweepRecord, chosen: Row, folder: Path, model: str) -> str:
     if record.settings.reconstruct is not None and record.settings.calibration is not None:
         text = record.settings.calibration
         options |= {"data": text.data, "documents": text.documents, "samples": text.samples, "length": text.length}
-    return command("prune", [model], options)
+    return command_line(run_config("prune", {"model": model}, options))
 
 
 def reconstruction_flags(settings: SweepSettings) -> dict[str, object]:

@@ -26,8 +26,8 @@ from slimstate.pruning.key_dim import Target
 from slimstate.pruning.options import Calibration, CutOptions
 from slimstate.pruning.planning import check_epsilon, check_rotatable, choose_channels, read_plan
 from slimstate.pruning.reconstructing import Reconstructing, chosen_on_the_way
-from slimstate.records.base import changed, command
 from slimstate.records.cut import CutRecord
+from slimstate.records.provenance import non_defaults, run_config
 from slimstate.selectors import Method, Selector, selector_named
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
@@ -190,9 +190,12 @@ class Choosing:
         told = {
             "key_dim": self.key_dim, "method": self.method.name, "reconstruct": True, "score": options.score,
             "rrqr_f": None if options.f == CutOptions.f else options.f, "keep_norm_eps": options.keep_norm_eps,
-            "out": out, **dict(changed(self.run)), **dict(changed(self.calibration, but=("seed",))),
+            "out": out, **dict(non_defaults(self.run)), **dict(non_defaults(self.calibration, exclude=("seed",))),
             "seed": options.seed or None,
-            **{f"reconstruct_{name}": given for name, given in changed(options.reconstruct, but=("seed", "distill"))},
+            **{
+                f"reconstruct_{name}": value
+                for name, value in non_defaults(options.reconstruct, exclude=("seed", "distill"))
+            },
         }  # fmt: skip
         return Reconstructing(
             checkpoint=self.checkpoint,
@@ -205,7 +208,7 @@ class Choosing:
             run=self.run,
             force=options.force,
             reporter=self.reporter,
-        ).finish(plan, command("prune", [self.checkpoint.source], told), started)
+        ).finish(plan, run_config("prune", {"model": self.checkpoint.source}, told), started)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -103,7 +104,7 @@ class Reconstructing:
     force: bool
     reporter: Reporter
 
-    def finish(self, plan: Plan | None, again: str, started: float) -> CutRecord:
+    def finish(self, plan: Plan | None, record_config: Mapping[str, Any], started: float) -> CutRecord:
         """Walk over the layers, and write what comes of them; returns the record of the cut."""
         distributed.join(self.run.place)
         check_known(self.checkpoint)
@@ -126,7 +127,7 @@ class Reconstructing:
             plan = self._planned(cut, windows) if plan is None else plan
             config = cut_config(self.checkpoint, plan)
             made = job.record(self.checkpoint, config, windows, layers, trained)
-            made = replace(made, command=again, seconds=time.perf_counter() - started)
+            made = replace(made, config=record_config, seconds=time.perf_counter() - started)
             record = replace(describe(self.checkpoint, plan, made.kernels), reconstruction=made)
             documents = documents_of(plan, self.out.name, record, config)
             cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)

@@ -29,8 +29,9 @@ from slimstate.models.stock import as_published
 from slimstate.reconstruction.options import ReconstructOptions, held_out_of
 from slimstate.reconstruction.run_folder import RunFolder, TrainedTensors
 from slimstate.reconstruction.walk import CutModel, Walk, Watch
-from slimstate.records.base import changed, command, versions
+from slimstate.records.base import versions
 from slimstate.records.parts import Text
+from slimstate.records.provenance import non_defaults, run_config
 from slimstate.records.reconstruction import LayerErrors, ReconstructionRecord, ReconstructionSettings
 from slimstate.records.schema import read, written
 from slimstate.records.training import Teacher
@@ -72,15 +73,15 @@ def reconstruct(
         "teacher": teacher,
         "data": text,
         "out": out,
-        **dict(changed(options)),
+        **dict(non_defaults(options)),
         "device": run.device,
         "dtype": run.dtype,
     }
     with job.begun(windows) as folder:
         layers, trained = job.walk(folder, windows), folder.trained()
         made = job.record(cut, cut.config, windows, layers, trained)
-        again, seconds = command("reconstruct", [model], told), time.perf_counter() - started
-        record = replace(made, command=again, seconds=seconds)
+        config = run_config("reconstruct", {"model": model}, told)
+        record = replace(made, config=config, seconds=time.perf_counter() - started)
         job.write(cut, StoredChange(None, trained), cut.config, {CARD: _card(cut)}, record)
     return record
 

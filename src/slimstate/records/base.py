@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import platform
-import shlex
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -102,30 +101,3 @@ def _installed() -> Mapping[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def changed(*values: Any, but: Sequence[str] = ()) -> Iterator[tuple[str, object]]:
-    """Every field of options that is not what it is by default: what a command has to say to do it again."""
-    for value in values:
-        for item in fields(value):
-            given = getattr(value, item.name)
-            if given != item.default and item.name not in but:
-                yield item.name, given
-
-
-def command(verb: str, arguments: Sequence[object], options: Mapping[str, object]) -> str:
-    """The command line that does this again; options that are None or False are left out."""
-    return shlex.join(["slimstate", *verb.split(), *map(str, arguments), *flags(options)])
-
-
-def flags(options: Mapping[str, object]) -> list[str]:
-    """Options as the words of a command line."""
-    words = []
-    for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        elif value is not None and value is not False:
-            joined = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            words += [flag, joined]
-    return words

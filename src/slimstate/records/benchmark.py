@@ -6,11 +6,11 @@ widest key dim that could be measured of the same model, mode and batch; in a ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 from slimstate.records.base import Record
+from slimstate.records.parts import Origin
 from slimstate.records.schema import FILLED, Count, Positive, Whole
 from slimstate.system.errors import PlanError
 
@@ -287,7 +287,7 @@ def check_modes(modes: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchRecord(Record):
+class BenchRecord(Record, Origin):
     """What all say: the device, what ran on it, what was asked for and what was found."""
 
     KIND: ClassVar[str] = "bench"
@@ -299,9 +299,6 @@ class BenchRecord(Record):
     settings: object
     rounds: Whole
     rows: tuple[TimedRow, ...]
-    command: str
-    versions: Mapping[str, str] = field(default_factory=dict)
-    seconds: float | None = None
 
     def headline(self) -> str:
         return f"{self.bench} on {self.device} in {self.dtype}: {self.kernels}"

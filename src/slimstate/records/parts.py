@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slimstate.core.stock_class import StockClass
+from slimstate.records.provenance import command_line
 from slimstate.records.schema import Count, Positive, Whole
 
 
@@ -103,13 +104,21 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """How a record came about: the command, the software, the kernels, the seed."""
+    """How a record came about: the config of the run, the software, the kernels, the seed.
 
+    `command` is the config as a command line; records without a config may hold it alone.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
     command: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     kernels: str | None = None
     seed: int | None = None
     seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.config:
+            object.__setattr__(self, "command", command_line(self.config))
 
 
 Settings = Mapping[str, Any]  # options by name, as a record keeps them

@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from slimstate.records.base import command, flags
 from slimstate.records.folder import Records
+from slimstate.records.provenance import command_line, run_config
 from slimstate.report.provenance import Provenance
 
 AGAIN = Path("again")
-OUT = flags({"out": AGAIN})[0]
+OUT = "--out"
 
 
 def distinct(lines: Iterable[str]) -> list[str]:
@@ -46,10 +46,10 @@ def missing(records: Records, sources: Iterable[Provenance], cut: str, folder: P
     base = next((source.base for source in sources), "MODEL")
     if not records.evaluation:
         options = {"baseline": base, "text": "TEXT", "out": folder / "evaluation.json"}
-        yield "What the cut costs, beside the uncut model", command("eval", [cut], options)
+        yield "What the cut costs, beside the uncut model", command_line(run_config("eval", {"model": cut}, options))
     if not records.trace:
         options = {"text": "TEXT", "out": folder / "states"}
-        yield "How much of the state is used", command("analyze", [base, cut], options)
+        yield "How much of the state is used", command_line(run_config("analyze", {"models": [base, cut]}, options))
     if not records.sweep:
         options = {"data": "TEXT", "text": "OTHER_TEXT", "out": folder / "sweep"}
-        yield "What other methods and key dims would cost", command("sweep", [base], options)
+        yield "What other methods and key dims would cost", command_line(run_config("sweep", {"model": base}, options))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from slimstate.core.stock_class import StockClass
-from slimstate.records.base import command
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import Found, Records
 from slimstate.records.parts import Text
+from slimstate.records.provenance import command_line, run_config
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
@@ -81,6 +81,7 @@ def of_sweep(found: Found[SweepRecord]) -> Provenance:
 
 def of_plan(found: Found[PlanRecord]) -> Provenance:
     plan, model = found.record.plan, found.record.model
+    options = {"apply": found.path, "out": found.path.parent}
     return Provenance(
         path=found.path,
         kind=found.record.KIND,
@@ -91,7 +92,7 @@ def of_plan(found: Found[PlanRecord]) -> Provenance:
         digest=_digest(found.record.calibration),
         seed=plan.seed,
         versions=plan.versions,
-        commands=(command("prune", [model.source], {"apply": found.path, "out": found.path.parent}),),
+        commands=(command_line(run_config("prune", {"model": model.source}, options)),),
     )
 
 

@@ -32,7 +32,6 @@ from slimstate.pruning.prune import prune as pruned
 from slimstate.reconstruction.options import ReconstructOptions, held_out_of, within_a_cut
 from slimstate.reconstruction.reconstruct import find_teacher
 from slimstate.reconstruction.reconstruct import reconstruct as rebuilt
-from slimstate.records.base import command
 from slimstate.records.cut import CutRecord
 from slimstate.records.reconstruction import RECONSTRUCTION, Distilled, ReconstructionRecord
 from slimstate.records.training import RECOVERY, RecoveryRecord
@@ -187,9 +186,8 @@ class Distilling:
     def _distil(self, rebuilt: Path, place: Path) -> ReconstructionRecord:
         student = Checkpoint.open(rebuilt)
         record = ReconstructionRecord.read(rebuilt / RECONSTRUCTION)
-        more = command("prune", [], {"distill": self.options.distill}).partition("prune")[2]
-        again = f"{record.command}{more}".replace(str(rebuilt), str(self.out))
-        record = replace(record, command=again)
+        config = {**record.config, "out": str(self.out), "distill": self.options.distill}
+        record = replace(record, config=config)
         if place.is_dir():  # an earlier run came as far as this
             trained = RecoveryRecord.read(place / RECOVERY)
         else:
@@ -225,7 +223,7 @@ class Distilling:
             label="distilling",
             again="the same command goes on with it",
             record=lambda outcome, model: replace(
-                RecoveryRecord(**vars(outcome)), command=made.command, out=str(self.out)
+                RecoveryRecord(**vars(outcome)), config=made.config, out=str(self.out)
             ),
         )
         trainer = TrainerOptions(report_to="none", resume=run_folder_of(place).is_dir())

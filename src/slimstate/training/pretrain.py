@@ -24,6 +24,7 @@ from slimstate.training.session import Job, Kind, Session
 INITIAL = "initial"  # the model before its first step, in the run folder
 TRAINED = Kind(
     verb="train",
+    input="config",
     label="training",
     settings=PretrainSettings,
     record=lambda outcome, student: TrainingRecord(

@@ -33,7 +33,8 @@ from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.pruning.estimate import training_seconds
-from slimstate.records.base import changed, command, versions
+from slimstate.records.base import versions
+from slimstate.records.provenance import non_defaults, run_config
 from slimstate.records.schema import read, written
 from slimstate.records.training import (
     CorpusText,
@@ -68,6 +69,7 @@ class Kind(Generic[R]):
 
     verb: str
     label: str  # of the progress
+    input: str = "model"  # the name of the command's argument
     settings: type[TrainSettings]
     record: Callable[[Outcome, Checkpoint], R]
     card: Callable[[R, Config, str], str]
@@ -120,12 +122,11 @@ class Session(Generic[R]):
     reading: Callable[[TrainingText, TrainOptions, Any, Path, Reporter], Tokens] = read_tokens
 
     @property
-    def command(self) -> str:
-        """The command line that does it again."""
+    def config(self) -> dict[str, Any]:
+        """Return the config that repeats the training."""
         values = (self.text, self.options, self.trainer, self.run)
-        return command(
-            self.kind.verb, [self.model], {"out": self.out, **self.given, **dict(changed(*values, but=ONLY_ONCE))}
-        )
+        options = {"out": self.out, **self.given, **dict(non_defaults(*values, exclude=ONLY_ONCE))}
+        return run_config(self.kind.verb, {self.kind.input: self.model}, options)
 
     @property
     def folder(self) -> Path:
@@ -306,7 +307,7 @@ class Session(Generic[R]):
                 "model": job.model,
                 "loader": loader_of(student.family.model_type),
             },
-            command=self.command,
+            config=self.config,
             versions=versions(),
             kernels=learned.kernels,
             seed=self.options.seed,

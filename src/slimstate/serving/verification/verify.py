@@ -23,8 +23,9 @@ from slimstate.data.text import Windows, windows
 from slimstate.models.devices import RunOptions
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.stock import stock_model
-from slimstate.records.base import changed, command, versions
+from slimstate.records.base import versions
 from slimstate.records.parts import Text
+from slimstate.records.provenance import non_defaults, run_config
 from slimstate.records.schema import read
 from slimstate.records.verification import Differences, Outcome, Verdict, VerificationRecord
 from slimstate.serving.engines import Served, advice
@@ -110,7 +111,7 @@ def verify(
     comparison = Comparison(engine=engine, tokens=text.tokens, options=options, run=run, reporter=reporter)
     version, outcome = comparison.outcome(checkpoint)
     theirs = None if uncut is None else comparison.outcome(uncut)[1]
-    told = dict(changed(engine, options, run, but=("settings",))) | {"against": against, "out": out}
+    told = dict(non_defaults(engine, options, run, exclude=("settings",))) | {"against": against, "out": out}
     record = VerificationRecord(
         **vars(identity(checkpoint, checkpoint.folder.name)),
         engine=engine.engine,
@@ -120,7 +121,7 @@ def verify(
         tolerance=comparison.tolerance,
         outcome=outcome,
         against=theirs,
-        command=command("verify", [model], told),
+        config=run_config("verify", {"model": model}, told),
         versions=versions(),
         seconds=time.perf_counter() - started,
     )

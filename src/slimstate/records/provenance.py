@@ -1,0 +1,52 @@
+"""Provenance: the config of a run as plain data, and the command line that repeats the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+INPUTS = ("model", "models", "config", "folder", "dir")  # positional; benchmarks take their models as options
+
+
+def run_config(command: str, inputs: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the config of a run as plain data; options that are None or False are left out."""
+    values = {**inputs, **options}.items()
+    return {"command": command, **{name: _plain(value) for name, value in values if _is_set(value)}}
+
+
+def command_line(config: Mapping[str, Any]) -> str:
+    """Return a config as a shell command, with its inputs before its options."""
+    command = config.get("command")
+    if not isinstance(command, str):
+        raise ValueError("a config must name its command")
+    inputs = () if command.startswith("bench") else INPUTS
+    words = ["slimstate", *command.split()]
+    for name in inputs:
+        value = config.get(name, ())
+        words += map(str, value if isinstance(value, (list, tuple)) else [value])
+    for name, value in config.items():
+        if name not in ("command", *inputs) and _is_set(value):
+            words.append(f"--{name.replace('_', '-')}")
+            words += [] if value is True else [",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    return shlex.join(words)
+
+
+def non_defaults(*configs: Any, exclude: Collection[str] = ()) -> Iterator[tuple[str, object]]:
+    """Yield the name and value of every field that differs from its default."""
+    for config in configs:
+        for item in fields(config):
+            value = getattr(config, item.name)
+            if value != item.default and item.name not in exclude:
+                yield item.name, value
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False  # 0 is a value
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
