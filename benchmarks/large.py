@@ -19,7 +19,7 @@ import torch
 from harness import add_tokenizer, arguments, last_line_of, peak_memory_kib
 
 from slimstate.benchmark.random_models import random_model
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions
 from slimstate.models.resting import Resting
 from slimstate.pruning.options import CutOptions
 from slimstate.pruning.prune import prune

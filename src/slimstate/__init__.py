@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep_grid import SweepGrid
-    from slimstate.models.devices import RunOptions
-    from slimstate.models.offload import LoadOptions
+    from slimstate.models.options import LoadOptions, RunOptions
     from slimstate.models.prepare import prepare, prepare_fla
     from slimstate.pruning.budget import Budget
     from slimstate.pruning.options import Calibration, CutOptions
@@ -53,8 +52,7 @@ HOMES = {
     "evaluation.evaluate": ("EvalOptions",),
     "evaluation.sweep": ("SweepOptions",),
     "evaluation.sweep_grid": ("SweepGrid",),
-    "models.devices": ("RunOptions",),
-    "models.offload": ("LoadOptions",),
+    "models.options": ("LoadOptions", "RunOptions"),
     "models.prepare": ("prepare", "prepare_fla"),
     "pruning.budget": ("Budget",),
     "pruning.options": ("Calibration", "CutOptions"),

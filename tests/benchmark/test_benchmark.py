@@ -24,7 +24,7 @@ from slimstate.benchmark.tables import as_latex, as_markdown
 from slimstate.benchmark.timing import copy_bandwidth, timed
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import family_of
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.inspect import parameters_after, state_bytes

@@ -18,7 +18,7 @@ from slimstate.benchmark.bench import BenchOptions
 from slimstate.benchmark.tables import as_markdown
 from slimstate.kernels import delta_rule
 from slimstate.kernels.fla_calls import unit
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import KernelRecord, KernelSettings, KernelShape
 from slimstate.system.errors import PlanError
 

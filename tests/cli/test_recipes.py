@@ -18,7 +18,7 @@ from slimstate.cli import app
 from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
 from slimstate.cli.running import check_words
 from slimstate.families import family_of
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.records.recipe import RecipeRecord
 from slimstate.system.errors import DataError, OutputError, PlanError, SlimstateError

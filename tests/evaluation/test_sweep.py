@@ -26,9 +26,9 @@ from slimstate.evaluation.sweep import SweepOptions
 from slimstate.evaluation.sweep import sweep as verb
 from slimstate.evaluation.sweep_grid import SweepGrid
 from slimstate.evaluation.sweep_results import recommend
-from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
+from slimstate.models.options import RunOptions
 from slimstate.pruning.options import Calibration
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut

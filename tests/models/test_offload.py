@@ -12,7 +12,8 @@ import tiny
 from cutting import estimated, pruned
 from slimstate import cli
 from slimstate.models.load import load
-from slimstate.models.offload import LoadOptions, load_spread, parse_limits
+from slimstate.models.offload import load_spread
+from slimstate.models.options import LoadOptions, parse_limits
 from slimstate.system.errors import PlanError, SlimstateError
 
 pytestmark = pytest.mark.slow
@@ -64,10 +65,13 @@ def test_limits_are_read_by_place():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--device-map", "balanced"), "unknown device map 'balanced'"),
-        (("--max-memory", "cpu=1GiB"), "give both"),
+        (("--device-map", "balanced"), "unknown --device-map balanced"),
+        (("--max-memory", "cpu=1GiB"), "--max-memory needs --device-map auto"),
         (("--device-map", "auto", "--max-memory", "lots"), "such as 0=40GiB,cpu=100GiB"),
-        (("--device-map", "auto", "--max-memory", "cpu=lots"), "--max-memory cpu=lots: give sizes such as"),
+        (
+            ("--device-map", "auto", "--max-memory", "cpu=lots"),
+            "--max-memory must be sizes such as 0=40GiB",
+        ),
         (("--device-map", "auto", "--max-memory", "cpu=-5GiB"), "such as 0=40GiB,cpu=100GiB"),
         (("--device-map", "auto", "--max-memory", "cpu=inf"), "such as 0=40GiB,cpu=100GiB"),
         (("--device-map", "auto", "--max-memory", "cpu=1KB"), "not even the embeddings fit"),
@@ -91,7 +95,7 @@ def unloadable(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(LoadOptions, "load", refuse)
+    monkeypatch.setattr("slimstate.pruning.evidence.load_with", refuse)
     monkeypatch.setattr("slimstate.pruning.evidence.calibrate", refuse)
 
 

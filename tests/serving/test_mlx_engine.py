@@ -17,7 +17,7 @@ import tiny
 from command import run
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.records.schema import read
 from slimstate.records.verification import VerificationRecord
 from slimstate.serving.verification.engine_call import PROGRAM, EngineOptions, Scores

@@ -16,7 +16,7 @@ import tiny
 from cutting import pruned
 from slimstate import cli
 from slimstate.benchmark import BenchOptions, MixerShape, bench_mixer
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import (
     KernelRecord,
     KernelRow,

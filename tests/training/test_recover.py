@@ -31,8 +31,8 @@ from slimstate.cli.flags import as_flags, flags_of
 from slimstate.core.plan import PLAN
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
-from slimstate.models.devices import RunOptions
 from slimstate.models.load import load, load_tokenizer
+from slimstate.models.options import RunOptions
 from slimstate.records.schema import read, written
 from slimstate.records.training import (
     RECOVERY,

@@ -18,7 +18,7 @@ from slimstate.benchmark.mixers import USUAL as OF_MIXERS
 from slimstate.benchmark.mixers import bench_mixer as time_mixers
 from slimstate.benchmark.models import USUAL as OF_MODELS
 from slimstate.benchmark.models import bench_model as time_models
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.pruning.options import Calibration
 from slimstate.records.benchmark import (
     CalibrationRecord,

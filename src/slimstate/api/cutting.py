@@ -13,7 +13,7 @@ import torch
 from slimstate.api.inputs import Inputs, Model
 from slimstate.api.progress import Progress
 from slimstate.core.plan import Plan
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions
 from slimstate.pruning.budget import Budget
 from slimstate.pruning.estimate import estimate as estimated
 from slimstate.pruning.inspect import inspect as inspected

@@ -18,7 +18,7 @@ from slimstate.evaluation.evaluate import evaluate as evaluated
 from slimstate.evaluation.sweep import SweepOptions
 from slimstate.evaluation.sweep import sweep as swept
 from slimstate.evaluation.sweep_grid import SweepGrid
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.pruning.options import Calibration
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.sweep import SweepRecord

@@ -8,8 +8,7 @@ from typing import Any
 
 from slimstate.api.inputs import Inputs, Model
 from slimstate.api.progress import Progress, reporter_of
-from slimstate.models.devices import RunOptions
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord

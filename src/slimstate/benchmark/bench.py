@@ -12,7 +12,7 @@ import torch
 
 from slimstate.benchmark.timing import device_name
 from slimstate.families.contract import Library
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.models.prepare import describe_kernels, prepare_fla
 from slimstate.records.base import versions
 from slimstate.records.benchmark import BenchRecord, TimedRow, WidthRow

@@ -22,8 +22,9 @@ from slimstate.data.documents import Reading
 from slimstate.data.rows import Texts
 from slimstate.data.text import sample_windows
 from slimstate.families import family_of
-from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
+from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.load import Runtime, load_tokenizer
+from slimstate.models.options import RunOptions
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.options import Calibration
 from slimstate.records.benchmark import CalibrationRecord, CalibrationRow, CalibrationSettings

@@ -14,7 +14,7 @@ from slimstate.benchmark.decoding import time_decoding
 from slimstate.benchmark.mixers import time_mixers
 from slimstate.benchmark.models import time_models
 from slimstate.kernels.autotune import judge_variants_by
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import BenchRecord, DecodeSettings, MixerSettings, ModelSettings
 from slimstate.records.schema import read
 

@@ -20,7 +20,7 @@ from slimstate.benchmark.compilation import compile_ahead
 from slimstate.benchmark.models import widths_of
 from slimstate.benchmark.random_models import library_of, model_for
 from slimstate.benchmark.timing import copy_bandwidth, timed_as_graph
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import DecodeRecord, DecodeRow, DecodeSettings, LargestBatch
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter

@@ -23,7 +23,7 @@ from slimstate.benchmark.vllm_kernels import VllmKernels
 from slimstate.kernels import delta_rule, mamba2
 from slimstate.kernels.autotune import compile_side_by_side, tune_briefly
 from slimstate.kernels.fla_calls import unit
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import KernelRecord, KernelRow, KernelSettings, KernelShape
 from slimstate.system.errors import PlanError, reason_of
 from slimstate.system.progress import SILENT, Reporter

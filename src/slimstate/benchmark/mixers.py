@@ -15,7 +15,7 @@ from slimstate.benchmark.compilation import COMPILED_BATCH, compile_ahead
 from slimstate.benchmark.random_models import mixer_config, mixer_of
 from slimstate.benchmark.timing import timed
 from slimstate.families.contract import Config
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import MixerRecord, MixerRow, MixerSettings, MixerShape
 from slimstate.system.progress import SILENT, Reporter
 

@@ -14,7 +14,7 @@ from slimstate.benchmark.bench import Bench, BenchOptions, with_ratios
 from slimstate.benchmark.compilation import COMPILED_BATCH, compile_ahead
 from slimstate.benchmark.random_models import config_of, library_of, model_for, resized, width_of
 from slimstate.benchmark.timing import timed, timed_as_graph
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.pruning.calibration import next_token_loss
 from slimstate.records.benchmark import ModelRecord, ModelRow, ModelSettings, Subjects
 from slimstate.system.progress import SILENT, Reporter

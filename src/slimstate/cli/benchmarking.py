@@ -14,7 +14,7 @@ from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:
     from slimstate.benchmark.bench import BenchOptions
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
     from slimstate.records.benchmark import BenchRecord, KernelRecord
 
 bench = typer.Typer(no_args_is_help=True, help="Time mixers, models, decoding and calibration at several key dims.")
@@ -59,7 +59,7 @@ def mixer(
     The paper's released code has 4096 tokens and --no-gate (recipes/throughput.toml).
     """
     from slimstate.benchmark import BenchOptions, MixerShape, bench_mixer
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
 
     record = bench_mixer(
         listed(models, "--models", str),
@@ -92,7 +92,7 @@ def model(
 ) -> None:
     """Whole models: a prefill, a forward pass, a training step. Random weights, but for a folder at its own key dim."""
     from slimstate.benchmark import BenchOptions, bench_model
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
 
     record = bench_model(
         listed(models, "--models", str),
@@ -143,7 +143,7 @@ def decode(
     """One more token for each of many sequences, against the bandwidth of the device; and how many sequences fit."""
     from slimstate.benchmark import BenchOptions, bench_decode
     from slimstate.benchmark.decoding import BATCHES
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
 
     if kernels is not None:
         options, run = BenchOptions(rounds=rounds), RunOptions(device=device, dtype=dtype)
@@ -180,7 +180,7 @@ def calibrate(
 ) -> None:
     """What each method's calibration costs beside a plain forward pass, and how long the choice takes."""
     from slimstate.benchmark import BenchOptions, bench_calibrate
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
     from slimstate.pruning.options import Calibration
 
     record = bench_calibrate(

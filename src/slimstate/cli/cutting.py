@@ -208,7 +208,7 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Cut a model to fewer key/query channels per head and write a checkpoint that the stock class loads."""
-    from slimstate.models.offload import LoadOptions
+    from slimstate.models.options import LoadOptions
     from slimstate.pruning.estimate import estimate
     from slimstate.pruning.options import Calibration, CutOptions
     from slimstate.pruning.prune import apply_plan

@@ -92,7 +92,7 @@ def evaluate(
     """Measure a model: perplexity of a text per token and per word over windows that do not overlap, tasks, recall."""
     from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.evaluate import evaluate as measure
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
 
     record = measure(
         model,
@@ -177,7 +177,7 @@ def analyze(
     """See how much of their states models use: rank utilisation, spectra, filters, the bounds of the theory."""
     from slimstate.evaluation.analyze import AnalysisOptions
     from slimstate.evaluation.analyze import analyze as look
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
 
     found = look(
         models,
@@ -253,7 +253,7 @@ def sweep(
     from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep import sweep as run
     from slimstate.evaluation.sweep_grid import SweepGrid
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
     from slimstate.pruning.options import Calibration
 
     record = run(

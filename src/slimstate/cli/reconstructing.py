@@ -66,7 +66,7 @@ def reconstruct(
 
     Interrupted, the same command goes on at the layer it was in.
     """
-    from slimstate.models.offload import LoadOptions
+    from slimstate.models.options import LoadOptions
     from slimstate.reconstruction.options import ReconstructOptions
     from slimstate.training.distill import reconstruct as rebuild
 

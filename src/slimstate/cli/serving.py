@@ -53,7 +53,7 @@ def verify(
 
     Exit code 0: they agree. 1: they differ. 2: the engine refuses the model, or is not there.
     """
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
     from slimstate.serving.verification.engine_call import EngineOptions
     from slimstate.serving.verification.verify import VerifyOptions
     from slimstate.serving.verification.verify import verify as compare

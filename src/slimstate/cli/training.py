@@ -143,7 +143,7 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a cut model, with the uncut one as its teacher, and write a checkpoint that the stock class loads."""
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
     from slimstate.training import options as values
     from slimstate.training import recover as verb
 
@@ -244,7 +244,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model from a config and a text, or a model further, and write a checkpoint that the stock class loads."""
-    from slimstate.models.devices import RunOptions
+    from slimstate.models.options import RunOptions
     from slimstate.training import options as values
     from slimstate.training import pretrain as verb
 

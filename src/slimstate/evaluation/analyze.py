@@ -18,8 +18,8 @@ from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
 from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared_windows, text_of
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states
-from slimstate.models.devices import RunOptions
 from slimstate.models.load import load
+from slimstate.models.options import RunOptions
 from slimstate.records.base import versions
 from slimstate.records.ownership import check_drawn, check_record
 from slimstate.records.provenance import run_config

@@ -19,8 +19,8 @@ from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
 from slimstate.evaluation.task_sources import TaskOptions, resolve, sources
-from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load
+from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
 from slimstate.pruning.budget import stored_bytes
 from slimstate.records.base import versions

@@ -41,10 +41,9 @@ from slimstate.evaluation.sweep_results import (
 )
 from slimstate.evaluation.task_sources import TaskOptions, resolve, sources
 from slimstate.families import loader_of
-from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import observed
 from slimstate.models.load import Runtime, load, load_tokenizer
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.models.state_rounding import rounded_states
 from slimstate.pruning.budget import stored_bytes
 from slimstate.pruning.evidence import Gathering

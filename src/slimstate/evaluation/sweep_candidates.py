@@ -13,10 +13,9 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import Plan
 from slimstate.data.rows import Texts
-from slimstate.models.devices import RunOptions
 from slimstate.models.hooks import masked
 from slimstate.models.load import Runtime, load
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.pruning.reconstructing import Reconstructing
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.reconstruction import RECONSTRUCTION

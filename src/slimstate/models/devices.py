@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import psutil
 import torch
 
@@ -12,40 +10,6 @@ from slimstate.system.errors import PlanError
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Where and how precisely a model runs.
-
-    Parameters:
-        device: "cpu" or "cuda"; by default a GPU where there is one.
-        dtype: "float32", "bfloat16" or "float16"; by default bfloat16 on a GPU, float32 on a CPU.
-
-    Examples:
-        >>> slimstate.evaluate("slim", "text.txt", run=slimstate.RunOptions(device="cpu"))
-    """
-
-    device: str | None = None
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.device is not None:
-            pick_device(self.device)
-        if self.dtype is not None:
-            _check_dtype(self.dtype)
-
-    @property
-    def place(self) -> torch.device:
-        return pick_device(self.device)
-
-    @property
-    def precision(self) -> torch.dtype:
-        return pick_dtype(self.dtype, self.place)
-
-    @property
-    def precision_name(self) -> str:
-        return str(self.precision).removeprefix("torch.")
 
 
 def pick_device(name: str | None) -> torch.device:
@@ -71,10 +35,6 @@ def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """bfloat16 on a GPU and float32 on a CPU unless said otherwise."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    _check_dtype(name)
-    return DTYPES[name]
-
-
-def _check_dtype(name: str) -> None:
     if name not in DTYPES:
         raise PlanError(f"unknown dtype {name!r}; there are {', '.join(DTYPES)}")
+    return DTYPES[name]

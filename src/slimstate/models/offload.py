@@ -8,75 +8,31 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.devices import RunOptions, free_bytes
+from slimstate.models.devices import free_bytes
 from slimstate.models.load import Runtime, guard_vocabulary, load, load_tokenizer
+from slimstate.models.options import LoadOptions, parse_limits
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import refusals, stock_model, tied_weights
 from slimstate.system.errors import ModelError, PlanError, named
 
-UNITS = {"": 1, "B": 1} | {
-    f"{name}{end}": base**power for power, name in enumerate("KMGT", 1) for end, base in (("B", 1000), ("IB", 1024))
-}
-SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>B|[KMGT]i?B|)", re.IGNORECASE)
 SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions(RunOptions):
-    """Where a model runs, and where its layers lie while they wait.
-
-    Parameters:
-        device: "cpu" or "cuda"; by default a GPU where there is one.
-        dtype: "float32", "bfloat16" or "float16"; by default bfloat16 on a GPU, float32 on a CPU.
-        device_map: "auto" takes what room there is on GPUs, in host memory and on disk.
-        max_memory: the most that weights may take there, such as "0=40GiB,cpu=100GiB".
-
-    Examples:
-        >>> slimstate.prune("model", "slim", calibration="text.txt", run=slimstate.LoadOptions(device_map="auto"))
-    """
-
-    device_map: str | None = None
-    max_memory: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.device_map not in (None, "auto"):
-            raise PlanError(f"unknown device map {self.device_map!r}; there is auto")
-        if self.max_memory is not None and self.device_map is None:
-            raise PlanError("`max_memory` limits what `device_map` auto takes: give both")
-        parse_limits(self.max_memory)
-
-    def load(self, folder: Path) -> Runtime:
-        """The model, where and how it is to run."""
-        if self.device_map is None:
-            return load(folder, device=self.device, dtype=self.dtype)
-        return load_spread(folder, self)
-
-
-def parse_limits(text: str | None) -> dict[str, int] | None:
-    """`0=40GiB,cpu=100GiB`: the most bytes that may be taken on each GPU and in host memory."""
-    if text is None:
-        return None
-    limits = {}
-    for part in text.split(","):
-        place, _, size = map(str.strip, part.partition("="))
-        found = SIZE.fullmatch(size)
-        if found is None or not (place.isdigit() or place == "cpu"):
-            raise PlanError(f"`max_memory` {text}: give sizes such as 0=40GiB,cpu=100GiB")
-        limits[place] = int(float(found["number"]) * UNITS[found["unit"].upper()])
-    return limits
+def load_with(options: LoadOptions, folder: Path) -> Runtime:
+    """Load the model where and how the options say."""
+    if options.device_map is None:
+        return load(folder, device=options.device, dtype=options.dtype)
+    return load_spread(folder, options)
 
 
 def load_spread(folder: Path, options: LoadOptions) -> Runtime:

@@ -18,8 +18,8 @@ from slimstate.checkpoints.safetensors_io import BLOCK
 from slimstate.checkpoints.writer import WRITERS
 from slimstate.core.evidence import BACKWARD
 from slimstate.core.surgery import outline
-from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
-from slimstate.models.offload import LoadOptions
+from slimstate.models.devices import TOKENS_AT_ONCE
+from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.pruning.budget import Budget
 from slimstate.pruning.description import begin_cut
 from slimstate.pruning.key_dim import Target

@@ -14,7 +14,8 @@ from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.layout import Axis
 from slimstate.data.text import Windows
 from slimstate.models.load import Runtime, load_tokenizer
-from slimstate.models.offload import LoadOptions
+from slimstate.models.offload import load_with
+from slimstate.models.options import LoadOptions
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.options import Calibration
 from slimstate.selectors import Selector
@@ -104,7 +105,7 @@ class Gathering:
         if runtime is None:
             axis, device = checkpoint.mixers[0].axis, self.run.place
             with reporter.waiting("loading the model"), _waking_linear_algebra(axis, device, needs):
-                runtime = self.run.load(checkpoint.folder)
+                runtime = load_with(self.run, checkpoint.folder)
             reporter.say(f"kernels: {runtime.kernels}")
         self.meanwhile()
         evidence = calibrate(runtime, checkpoint.mixers, self.windows.tokens, needs, reporter)

@@ -18,7 +18,7 @@ from slimstate.checkpoints.writer import CheckpointWriter, check_output, new_che
 from slimstate.core.plan import Plan
 from slimstate.core.surgery import Cutter, outline
 from slimstate.data.text import Windows
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions
 from slimstate.pruning.budget import Budget
 from slimstate.pruning.description import begin_cut, cut_config, describe, documents_of
 from slimstate.pruning.evidence import Gathering, read_windows

@@ -24,7 +24,7 @@ from slimstate.data.rows import Texts
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.load import check_known
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions
 from slimstate.pruning.calibration import Sums, summed_up, watched
 from slimstate.pruning.description import cut_config, describe, documents_of
 from slimstate.pruning.planning import cases, certify, plan_of

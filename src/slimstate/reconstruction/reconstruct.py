@@ -23,7 +23,7 @@ from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
 from slimstate.models.load import check_known, load_tokenizer
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.reconstruction.options import ReconstructOptions, held_out_of

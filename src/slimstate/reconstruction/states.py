@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slimstate.models.devices import free_bytes
-from slimstate.models.offload import parse_limits
+from slimstate.models.options import parse_limits
 from slimstate.system.atomic import writing
 
 SHARE = 0.5  # of what is free on a device or in host memory

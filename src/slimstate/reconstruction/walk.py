@@ -24,8 +24,8 @@ from slimstate.core.layout import Mixer
 from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.load import check_embedded
-from slimstate.models.offload import LoadOptions
 from slimstate.models.one_layer import OneLayerModel, Stored
+from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.fit import Task, fit
 from slimstate.reconstruction.options import held_out_of
 from slimstate.reconstruction.parts import trained_places

@@ -21,9 +21,8 @@ from slimstate.data.corpus import Corpus
 from slimstate.data.rows import Texts, given_text
 from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import TextSize
-from slimstate.models.devices import RunOptions
 from slimstate.models.load import load_tokenizer
-from slimstate.models.offload import LoadOptions
+from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.pruning.budget import Budget
 from slimstate.pruning.description import describe
 from slimstate.pruning.options import Calibration, CutOptions

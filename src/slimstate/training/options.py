@@ -16,7 +16,7 @@ from typing import ClassVar
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import check_documents
 from slimstate.data.rows import Texts, given_text
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.json_files import JsonObject

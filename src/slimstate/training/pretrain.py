@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slimstate.checkpoints.model_card import training_card
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.devices import RunOptions
+from slimstate.models.options import RunOptions
 from slimstate.records.training import PretrainSettings, TrainingRecord
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from slimstate.checkpoints.model_card import recovery_card
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.models.devices import RunOptions
 from slimstate.models.load import load_tokenizer
+from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.records.schema import read, written
 from slimstate.records.shown import Shown

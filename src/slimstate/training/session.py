@@ -28,8 +28,8 @@ from slimstate.data.corpus import Schedule
 from slimstate.evaluation.perplexity import mean_nats, perplexity_of
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
-from slimstate.models.devices import RunOptions
 from slimstate.models.load import Runtime, load, load_tokenizer
+from slimstate.models.options import RunOptions
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.pruning.estimate import training_seconds

@@ -17,8 +17,9 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import FullDistribution, TeacherDistribution, TopDistribution
-from slimstate.models.devices import TOKENS_AT_ONCE, RunOptions
+from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.load import Runtime, load, states_before_head
+from slimstate.models.options import RunOptions
 from slimstate.system import distributed
 from slimstate.system.atomic import staged_file
 from slimstate.system.errors import DataError, OutputError

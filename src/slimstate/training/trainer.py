@@ -21,8 +21,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
-from slimstate.models.devices import RunOptions
 from slimstate.models.load import states_before_head
+from slimstate.models.options import RunOptions
 from slimstate.records.schema import read
 from slimstate.records.training import LogEntry
 from slimstate.system import distributed

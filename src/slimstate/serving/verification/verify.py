@@ -20,8 +20,8 @@ from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows, windows
-from slimstate.models.devices import RunOptions
 from slimstate.models.load import load, load_tokenizer
+from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.records.base import versions
 from slimstate.records.parts import Text

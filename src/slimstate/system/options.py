@@ -1,0 +1,271 @@
+"""Options that are declared once: the fields of a frozen dataclass.
+
+    @dataclass(frozen=True, kw_only=True)
+    class PruneConfig(Options):
+        key_dim: Annotated[int | None, Meta(ge=1)] = None
+        \"\"\"Channels to keep in every head.\"\"\"
+        calibration: Calibration = Calibration()
+        reconstruct: ReconstructOptions | None = None
+        \"\"\"Train each cut layer to match the output of the uncut layer.\"\"\"
+
+A field is an option: its annotation is the type, its default the default, the string below it the help. A field whose
+type is another `Options` is a group: its options stand beside those of the config. An optional group is a switch,
+`reconstruct`, and its options carry its name, `reconstruct_steps`. By these flat names options are flags of the
+command, keys of TOML and JSON files, keyword arguments in Python, and the provenance of a result.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from msgspec import Meta
+
+from slimstate.system.errors import PlanError, SlimstateError, quoted
+
+C = TypeVar("C", bound="Options")
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+def once(default: Any = False) -> Any:
+    """Declare an option of a single run, such as `force`, which is not part of the provenance."""
+    return field(default=default, metadata={"once": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of every config and option group; checks and converts the values of its fields."""
+
+    def __post_init__(self) -> None:
+        for option in options_of(type(self)):
+            if len(option.path) == 1 and option.group is None:
+                object.__setattr__(self, option.name, option.convert(getattr(self, option.name)))
+        self.check()
+
+    def check(self) -> None:
+        """Raise a `PlanError` where values contradict each other; overridden by configs."""
+
+    @classmethod
+    def from_values(cls: type[C], values: Mapping[str, object], base: C | None = None) -> C:
+        """Return the config with these values by flat name, and those of `base` or the defaults for the rest."""
+        names = [option.name for option in options_of(cls)]
+        for name in values:
+            if name not in names:
+                close = get_close_matches(name, names, n=1)
+                hint = f"; did you mean `{close[0]}`?" if close else f"; there are {', '.join(names)}"
+                raise PlanError(f"unknown option {quoted(name)}{hint}")
+        return _build(cls, values, "", base)
+
+    @classmethod
+    def merge(cls: type[C], config: C | None, values: Mapping[str, object]) -> C:
+        """Return the config of a call that has one, options by name, or both; the options override the config."""
+        if config is not None and not isinstance(config, cls):
+            raise PlanError(f"the config must be a {cls.__name__}, got a {type(config).__name__}")
+        return config if config is not None and not values else cls.from_values(values, config)
+
+    def to_values(self) -> dict[str, object]:
+        """Return the options that differ from their defaults as plain data by flat name, without those of one run."""
+        values = ((option, option.value_in(self)) for option in options_of(type(self)))
+        return {option.name: _plain(value) for option, value in values if not option.once and value != option.default}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of a config: `path` leads to its field, `group` is what a switch turns on."""
+
+    name: str
+    path: tuple[str, ...]
+    annotation: Any
+    default: Any
+    help: str
+    once: bool = False
+    group: type[Options] | None = None
+
+    @property
+    def type(self) -> Any:
+        """The type without `None` and limits."""
+        return _bare(self.annotation)
+
+    def value_in(self, config: Options) -> Any:
+        """Return the value that a config has; the default where its group is off."""
+        value: Any = config
+        for name in self.path:
+            if value is None:
+                return self.default
+            value = getattr(value, name)
+        return value is not None if self.group is not None else value
+
+    def convert(self, value: Any) -> Any:
+        """Return the value as its type, or raise a `PlanError` that says what it must be."""
+        if value is None and (self.default is None or _optional(self.annotation)):
+            return None
+        converted = self._convert(self.type, value)
+        for limits in _limits(self.annotation):
+            for name, words in LIMITS.items():
+                bound = getattr(limits, name)
+                if bound is not None and not _within(name, converted, bound):
+                    raise PlanError(f"`{self.name}` must be {words} {bound:g}, got {converted:g}")
+        return converted
+
+    def _convert(self, kind: Any, value: Any) -> Any:
+        if kind is Any:
+            return value
+        if get_origin(kind) is tuple:
+            items = value.split(",") if isinstance(value, str) else value
+            if not isinstance(items, (list, tuple)):
+                raise self._error("a list", value)
+            inner = get_args(kind)[0]
+            return tuple(self._convert(inner, _parsed(inner, item)) for item in items if item != "")
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise PlanError(f"unknown `{self.name}` {quoted(value)}; there are {', '.join(get_args(kind))}")
+            return value
+        if kind is Path:
+            if not isinstance(value, (str, PathLike)):
+                raise self._error("a path", value)
+            return Path(value)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise self._error(TYPE_NAMES.get(kind, f"a {kind.__name__}"), value)
+        return value
+
+    def _error(self, expected: str, value: object) -> PlanError:
+        return PlanError(f"`{self.name}` must be {expected}, got {quoted(repr(value))}")
+
+
+@functools.cache
+def options_of(cls: type[Options], prefix: str = "", path: tuple[str, ...] = ()) -> tuple[Option, ...]:
+    """Return all options of a config by their flat names, in the order of their declaration."""
+    hints, docs = typing.get_type_hints(cls, include_extras=True), _field_docs(cls)
+    options: list[Option] = []
+    for item in fields(cls):
+        annotation, place = hints[item.name], (*path, item.name)
+        group, is_switch = _group(annotation), _optional(annotation)
+        if group is None or is_switch:
+            shown = (
+                {"annotation": bool, "default": False}
+                if group
+                else {"annotation": annotation, "default": _default(item)}
+            )
+            doc, single = docs.get(item.name, ""), bool(item.metadata.get("once"))
+            options.append(Option(name=prefix + item.name, path=place, help=doc, once=single, group=group, **shown))
+        if group is not None:
+            options += options_of(group, f"{prefix}{item.name}_" if is_switch else prefix, place)
+    return tuple(options)
+
+
+@contextmanager
+def prefixed(prefix: str, cls: type[Options]) -> Iterator[None]:
+    """Name the options of a group in errors as they are named in a config that has the group as a switch."""
+    try:
+        yield
+    except SlimstateError as error:
+        names = "|".join(option.name for option in options_of(cls))
+        raise type(error)(re.sub(rf"`({names})`", rf"`{prefix}\1`", str(error))) from error
+
+
+def _build(cls: type[C], values: Mapping[str, object], prefix: str, base: C | None) -> C:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    arguments: dict[str, Any] = {}
+    for item in fields(cls):
+        name, group = prefix + item.name, _group(hints[item.name])
+        current = None if base is None else getattr(base, item.name)
+        if group is None:
+            if name in values:
+                arguments[item.name] = values[name]
+            elif base is not None:
+                arguments[item.name] = current
+        elif isinstance(values.get(name), group):
+            arguments[item.name] = values[name]
+        elif not _optional(hints[item.name]):
+            arguments[item.name] = _build(group, values, prefix, current)
+        elif values.get(name, current is not None):
+            arguments[item.name] = _build(group, values, f"{name}_", current)
+        elif detail := next((key for key in values if key.startswith(f"{name}_")), None):
+            raise PlanError(f"`{detail}` needs `{name}`")
+    if not prefix:
+        return cls(**arguments)
+    with prefixed(prefix, cls):
+        return cls(**arguments)
+
+
+def _group(annotation: Any) -> type[Options] | None:
+    bare = _bare(annotation)
+    return bare if isinstance(bare, type) and issubclass(bare, Options) else None
+
+
+def _bare(annotation: Any) -> Any:
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        inner = [part for part in get_args(annotation) if part is not type(None)]
+        return _bare(inner[0]) if len(inner) == 1 else Any
+    return annotation
+
+
+def _optional(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        return _optional(get_args(annotation)[0])
+    return type(None) in get_args(annotation)
+
+
+def _limits(annotation: Any) -> Iterator[Meta]:
+    if get_origin(annotation) is Annotated:
+        yield from (part for part in get_args(annotation)[1:] if isinstance(part, Meta))
+
+
+def _within(name: str, value: Any, bound: Any) -> bool:
+    return bool({"ge": value >= bound, "gt": value > bound, "le": value <= bound, "lt": value < bound}[name])
+
+
+def _parsed(kind: Any, item: Any) -> Any:
+    """Return an item of a comma-separated list as the number it spells, where a number is expected."""
+    if not isinstance(item, str):
+        return item
+    if kind in (int, float):
+        try:
+            return kind(item)
+        except ValueError:
+            return item
+    return item.strip()
+
+
+def _default(item: Field[Any]) -> Any:
+    return item.default_factory() if item.default_factory is not MISSING else item.default
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; a text or selector in memory by its name."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+
+
+@functools.cache
+def _field_docs(cls: type) -> dict[str, str]:
+    """Return the strings that stand below the fields of a class and of its bases, by field."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not issubclass(base, Options) or base is Options:
+            continue
+        body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
+        for statement, after in pairwise(body):
+            declares = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+            if declares and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                docs[statement.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")
+    return docs
