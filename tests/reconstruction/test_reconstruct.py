@@ -21,7 +21,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.plan import PLAN, Plan
 from slimstate.families import FAMILIES as FAMILIES_BY_TYPE
 from slimstate.reconstruction import fit, walk
-from slimstate.reconstruction.run_folder import run_folder_of
+from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.reconstruction import RECONSTRUCTION, ReconstructionRecord
 from slimstate.system.errors import SlimstateError
 
@@ -279,7 +279,7 @@ def test_a_damaged_model_is_refused_before_the_layer_is_trained(name, value, wor
             options=CutOptions(reconstruct=QUICK),
         )  # fmt: skip
     assert not out.exists()
-    found = run_folder_of(out).glob("layer-*.json")
+    found = TrainedLayers.beside(out).path.glob("layer-*.json")
     assert sorted(int(path.stem.partition("-")[2]) for path in found) == kept
 
 
@@ -316,10 +316,10 @@ def test_hidden_states_take_their_room_on_the_disk_at_once(folders, text_file, t
 @pytest.mark.parametrize(
     ("place", "words", "left"),
     [
-        ("slimstate.reconstruction.run_folder.save_file", "no space left for .*; nothing of it was written", []),
+        ("slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was written", []),
         (
             "slimstate.checkpoints.safetensors_io.Rewriting.put",
-            "no space left.*; 2 layers are kept in .*out.reconstruction; the same command goes on there",
+            "no space left.*; 2 layers are kept in .*out.reconstruction; the same command continues there",
             ["out.reconstruction"],
         ),
     ],

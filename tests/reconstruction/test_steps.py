@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slimstate.reconstruction.run_folder import RunFolder
 from slimstate.reconstruction.steps import RecordedSteps, Steps, steps_of
+from slimstate.reconstruction.trained_layers import TrainedLayers
 
 STEPS = 12
 
@@ -65,10 +65,10 @@ def test_recorded_steps_are_those_that_were_launched_one_by_one(asks):
 
 
 def test_a_stop_tells_how_to_go_on_from_the_first_layer_on(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert folder.kept() == "no layer is done yet; the same command starts again with the first"
+    folder = TrainedLayers(tmp_path)
+    assert folder.describe() == "no layer is done yet; the same command starts again with the first"
     for layer, words in ((0, "1 layer is kept"), (3, "2 layers are kept")):
         (tmp_path / f"layer-{layer}.json").write_text("{}")
-        assert folder.kept() == f"{words} in {tmp_path}; the same command goes on there"
+        assert folder.describe() == f"{words} in {tmp_path}; the same command continues there"
     (tmp_path / "layer-4.safetensors").touch()
-    assert folder.kept().startswith("2 layers"), "a layer without its errors is not done"
+    assert folder.describe().startswith("2 layers"), "a layer without its errors is not done"

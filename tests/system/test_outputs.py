@@ -282,7 +282,7 @@ def test_a_run_folder_is_emptied_with_its_settings_last(tmp_path, monkeypatch):
         (tmp_path / name).write_text("{}")
     gone: list[str] = []
     monkeypatch.setattr(run_folders.leftovers, "discard", lambda path: gone.append(path.name))
-    run_folders.empty(tmp_path)
+    run_folders.RunFolder(tmp_path).empty()
     assert set(gone[:2]) == {"zebra", "apple"}
     assert gone[-1] == run_folders.SETTINGS
     assert len(gone) == 5

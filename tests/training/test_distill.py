@@ -82,7 +82,7 @@ def test_a_stopped_one_goes_on_with_what_was_reconstructed(folders, text_file, t
     assert not out.exists()
     kept = tmp_path / "out.distillation" / "reconstructed" / "out" / "config.json"
     made = kept.stat().st_mtime_ns
-    with pytest.raises(PlanError, match="begun with other settings"):
+    with pytest.raises(PlanError, match="started with other settings"):
         distilled(folders[NAME], out, text_file, 1e-3, monkeypatch, distill=4)
     assert kept.stat().st_mtime_ns == made
     record = distilled(folders[NAME], out, text_file, 1e-3, monkeypatch)
@@ -117,12 +117,12 @@ def test_killed_behind_its_last_step_or_behind_the_move_it_ends_at_once(folders,
     assert not out.exists()
     with monkeypatch.context() as stopped:
         stopped.setattr(session.Session, "train", killed)  # nothing is left to train
-        emptied = distill.empty
-        stopped.setattr(distill, "empty", killed)
+        emptied = distill.DistillationFolder.empty
+        stopped.setattr(distill.DistillationFolder, "empty", killed)
         with pytest.raises(KeyboardInterrupt):
             distilled(folders[NAME], out, text_file, 1e-3, monkeypatch)
         assert (tmp_path / "out.distillation").is_dir()
-        stopped.setattr(distill, "empty", emptied)
+        stopped.setattr(distill.DistillationFolder, "empty", emptied)
         record = distilled(folders[NAME], out, text_file, 1e-3, monkeypatch)
     assert record.reconstruction.distillation == expected.reconstruction.distillation
     assert all(torch.equal(tensor, weights(out)[name]) for name, tensor in weights(tmp_path / "whole").items())
@@ -138,7 +138,7 @@ def test_other_text_under_the_same_name_is_not_gone_on_with(folders, text_file, 
         with pytest.raises(KeyboardInterrupt):
             distilled(folders[NAME], tmp_path / "out", text, 1e-3, monkeypatch)
     text.write_text(text.read_text()[::-1])
-    with pytest.raises(PlanError, match="begun with other settings: windows sha256:"):
+    with pytest.raises(PlanError, match="started with other settings: windows sha256:"):
         distilled(folders[NAME], tmp_path / "out", text, 1e-3, monkeypatch)
 
 

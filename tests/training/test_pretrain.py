@@ -161,9 +161,9 @@ def test_a_stopped_training_goes_on_with_the_same_losses(configs, made, text_fil
         with pytest.raises(KeyboardInterrupt):
             train(configs["delta_net"], tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(OutputError, match="holds an unfinished training"):
+    with pytest.raises(OutputError, match="holds unfinished training"):
         train(configs["delta_net"], tmp_path / "out", **options)
-    with pytest.raises(PlanError, match=r"begun with other settings: shared_filters head, now all"):
+    with pytest.raises(PlanError, match=r"started with other settings: shared_filters head, now all"):
         train(configs["delta_net"], tmp_path / "out", **{**options, "shared_filters": "all"}, resume=True)
     record = train(configs["delta_net"], tmp_path / "out", **options, resume=True)
     assert losses(record) == losses(record_of(made["head"]))

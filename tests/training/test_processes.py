@@ -21,7 +21,7 @@ from launching import ALONE, PATIENCE, Program, free_port, options
 from places import TESTS
 from slimstate.records.training import RECOVERY, RecoveryRecord, TrainingRecord
 from slimstate.records.training import TRAINING as TRAINED
-from slimstate.training.run_folder import WHOLE
+from slimstate.training.run_checkpoints import COMPLETE
 from tiny_shapes import SHAPES, SIZES
 
 pytestmark = pytest.mark.slow
@@ -190,13 +190,13 @@ def test_a_killed_recovery_goes_on_in_one_process_as_if_nothing_had_happened(
     else:
         assert "Signal 9 (SIGKILL)" in said(root, "torchrun")
     folder = root / f"{name}.training" / "model"
-    marked = {path.parent.name for path in folder.glob(f"*/{WHOLE}")}
+    marked = {path.parent.name for path in folder.glob(f"*/{COMPLETE}")}
     assert (folder / f"checkpoint-{DIE_AT}").exists()
     assert f"checkpoint-{DIE_AT - 2}" in marked
     assert f"checkpoint-{DIE_AT}" not in marked
     assert not (root / name).exists()
     given = {"teacher": pairs[NAME][0], "data": str(text_file), "lora": True, **TRAINING}
-    with pytest.raises(slimstate.SlimstateError, match="`resume` goes on with it, `force` starts anew"):
+    with pytest.raises(slimstate.SlimstateError, match="`resume` continues it, `force` starts over"):
         training_calls.recover(pairs[NAME][1], root / name, **given)
     lines: list[str] = []
     monkeypatch.setattr(slimstate.Reporter, "say", lambda self, line: lines.append(line))
@@ -215,7 +215,7 @@ def test_what_is_wrong_is_said_once_and_all_end_alike(name, rank, ended):
     """Text that is not there is bad input; a loss that is no number ends a training, and keeps what it had."""
     root, _ = ended
     folder = root / f"{name}-nan.training" / "model"
-    last = max(int(path.parent.name.partition("-")[2]) for path in folder.glob(f"*/{WHOLE}"))
+    last = max(int(path.parent.name.partition("-")[2]) for path in folder.glob(f"*/{COMPLETE}"))
     stopped = f"NaN or infinite at step {last + 1}: the last good checkpoint is {folder / f'checkpoint-{last}'}"
     for wrong, code, complaint in (("nowhere", 2, "no data at /nowhere/x.txt"), ("nan", 3, stopped)):
         words = said(root, f"{name}-{wrong}.{rank}")

@@ -48,7 +48,7 @@ from slimstate.training import options, session, teacher
 from slimstate.training.lora import trainable
 from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.recover import Preview
-from slimstate.training.run_folder import WHOLE
+from slimstate.training.run_checkpoints import COMPLETE
 from slimstate.training.session import LEAST_GAP
 from slimstate.training.trainer import StudentTrainer
 from training_calls import Listener
@@ -539,7 +539,7 @@ def test_a_control_that_teaches_is_two_commands_in_one(pairs, recover, tmp_path)
     assert [word for word in shlex.split(record.command) if word.startswith("--control")] == ["--control-teaches"]
     again = interrupt(recover, tmp_path / "again", control_teaches=True, control_out=tmp_path / "tuned", full=True)
     assert not (again / "control").exists()
-    with pytest.raises(PlanError, match="was begun with other settings: control teaches, now True"):
+    with pytest.raises(PlanError, match="was started with other settings: control teaches, now True"):
         recover(NAME, tmp_path / "again", control=True, full=True, resume=True)
     recover(NAME, tmp_path / "again", control_teaches=True, control_out=tmp_path / "tuned", full=True, resume=True)
     assert weights_of(tmp_path / "again") == weights_of(tmp_path / "out")
@@ -565,7 +565,7 @@ def test_a_control_that_became_another_does_not_teach_the_rest(recover, tmp_path
     interrupt(recover, tmp_path / "out", **taught)
     for path in (tmp_path / "control").glob("*.safetensors"):
         save_file({name: weight + 1 for name, weight in load_file(path).items()}, path, {"format": "pt"})
-    with pytest.raises(PlanError, match=r"was begun with another control as the teacher; `force` starts anew$"):
+    with pytest.raises(PlanError, match=r"was started with another control as the teacher; `force` starts over$"):
         recover(NAME, tmp_path / "out", resume=True, **taught)
     recover(NAME, tmp_path / "out", force=True, **taught)
 
@@ -574,7 +574,7 @@ def test_an_unfinished_run_outlives_the_refusal_of_a_control(made, recover, tmp_
     kept = interrupt(recover, tmp_path / "out")
     with pytest.raises(OutputError, match="is a control of other settings"):
         recover(NAME, tmp_path / "out", control=True, control_out=made["control"], lr=2e-2, force=True)
-    assert (kept / "model" / "checkpoint-2" / WHOLE).exists()
+    assert (kept / "model" / "checkpoint-2" / COMPLETE).exists()
 
 
 @pytest.mark.parametrize("place", ["out", "out/control", "out.training", "out.training/control", "."])
@@ -680,9 +680,9 @@ def interrupt(recover, out: Path, step: int = 3, name: str = NAME, **changes) ->
 def test_an_interrupted_recovery_goes_on_as_if_nothing_had_happened(kind, changes, later, recover, made, tmp_path):
     part, name = "control" if kind == "controlled" else "model", kind if kind == "paper" else NAME
     folder = interrupt(recover, tmp_path / "out", name=name, **changes) / part
-    assert (folder / "checkpoint-2" / WHOLE).exists()
+    assert (folder / "checkpoint-2" / COMPLETE).exists()
     shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-99")  # as a run that was killed leaves them
-    (folder / "checkpoint-99" / WHOLE).unlink()
+    (folder / "checkpoint-99" / COMPLETE).unlink()
     (folder / "checkpoint-98").mkdir()
     said = Listener()
     record, expected = (
@@ -709,7 +709,7 @@ def test_it_can_be_interrupted_again_and_again(recover, made, tmp_path):
         folder = interrupt(recover, tmp_path / "out", step, save_every=1, resume=True) / "model"
         checkpoints = {path.name for path in folder.glob("checkpoint-*")}
         assert checkpoints == {f"checkpoint-{done}" for done in range(max(1, step - 1), step + 1)}
-        assert all((folder / name / file).exists() for name in checkpoints for file in (WHOLE, "model.safetensors"))
+        assert all((folder / name / file).exists() for name in checkpoints for file in (COMPLETE, "model.safetensors"))
         for number in (97, 98, 99):
             (folder / f"checkpoint-{number}").mkdir()
     record = recover(NAME, tmp_path / "out", resume=True)
@@ -737,7 +737,7 @@ def test_what_was_not_saved_is_done_again(recover, made, tmp_path, monkeypatch):
 def test_an_unfinished_recovery_is_not_overwritten_or_mistaken_for_another(recover, pairs, made, unseen_text, tmp_path):
     folder = interrupt(recover, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with pytest.raises(OutputError, match=r"out.training holds .* `resume` goes on with it, `force` starts anew"):
+    with pytest.raises(OutputError, match=r"out.training holds .* `resume` continues it, `force` starts over"):
         recover(NAME, tmp_path / "out")
     others = {
         "lr 0.01, now 0.02": {"lr": 2e-2},
@@ -751,7 +751,7 @@ def test_an_unfinished_recovery_is_not_overwritten_or_mistaken_for_another(recov
         "control False, now True": {"control": True},
     }
     for difference, changes in others.items():
-        with pytest.raises(PlanError, match=f"out.training was begun with other settings: {difference}"):
+        with pytest.raises(PlanError, match=f"out.training was started with other settings: {difference}"):
             recover(NAME, tmp_path / "out", resume=True, **changes)
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     said = Listener()
@@ -773,7 +773,7 @@ def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(r
         with pytest.raises(RuntimeError, match="unexpected pos"):  # there was room: something else is wrong
             recover(NAME, tmp_path / "out")
         patched.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-        told = r"no space left for .*: free some; .*out.training keeps checkpoint-2; `resume` goes on with it"
+        told = r"no space left for .*: free some; .*out.training keeps checkpoint-2; `resume` continues it"
         with pytest.raises(OutputError, match=told):
             recover(NAME, tmp_path / "out", resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
@@ -784,7 +784,7 @@ def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(r
 def test_a_folder_that_is_no_recovery_is_left_alone(way, recover, tmp_path):
     (tmp_path / "out.training").mkdir()
     (tmp_path / "out.training" / "thesis.txt").write_text("years of work")
-    with pytest.raises(OutputError, match=r"out.training is in the way and is no unfinished training"):
+    with pytest.raises(OutputError, match="is in the way: it has no"):
         recover(NAME, tmp_path / "out", **{way: True})
     assert (tmp_path / "out.training" / "thesis.txt").exists()
 
@@ -802,7 +802,7 @@ def test_settings_of_another_program_are_no_unfinished_training(recover, tmp_pat
     folder = tmp_path / "out.training"
     folder.mkdir()
     (folder / "settings.json").write_text('{"theme": "dark"}')
-    with pytest.raises(OutputError, match="is in the way and is no unfinished training"):
+    with pytest.raises(OutputError, match="is in the way: it has no"):
         recover(NAME, tmp_path / "out", force=True)
     assert (folder / "settings.json").read_text() == '{"theme": "dark"}'
 
@@ -845,7 +845,7 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(recover, mad
 
 def last_good(folder: Path) -> int:
     """The number of the last checkpoint marked as whole, after a look at its tensors."""
-    last = max(int(path.parent.name.partition("-")[2]) for path in folder.glob(f"*/{WHOLE}"))
+    last = max(int(path.parent.name.partition("-")[2]) for path in folder.glob(f"*/{COMPLETE}"))
     tensors = load_file(folder / f"checkpoint-{last}" / "model.safetensors")
     assert tensors
     assert all(tensor.isfinite().all() for tensor in tensors.values())

@@ -30,7 +30,7 @@ from slimstate.pruning.description import cut_config, describe, documents_of
 from slimstate.pruning.planning import cases, certify, plan_of
 from slimstate.reconstruction.options import ReconstructOptions, within_a_cut
 from slimstate.reconstruction.reconstruct import Job, StoredChange
-from slimstate.reconstruction.run_folder import run_folder_of
+from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.reconstruction.walk import Watch
 from slimstate.records.cut import CutRecord
 from slimstate.selectors import Request, Selector, choose
@@ -110,7 +110,8 @@ class Reconstructing:
         check_known(self.checkpoint)
         cut = CutOnTheWay(
             checkpoint=self.checkpoint, method=self.method, request=self.request, corrected=self.corrected,
-            run=self.run, folder=run_folder_of(self.out), chosen={} if plan is None else dict(plan.selections),
+            run=self.run, folder=TrainedLayers.beside(self.out).path,
+            chosen={} if plan is None else dict(plan.selections),
         )  # fmt: skip
         given = {
             "method": self.method.name, "key_dim": self.request.keep, "score": self.request.score, "f": self.request.f,

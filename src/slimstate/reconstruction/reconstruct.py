@@ -27,7 +27,7 @@ from slimstate.models.options import LoadOptions
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.reconstruction.options import ReconstructOptions, held_out_of
-from slimstate.reconstruction.run_folder import RunFolder, TrainedTensors
+from slimstate.reconstruction.trained_layers import TrainedLayers, TrainedTensors
 from slimstate.reconstruction.walk import CutModel, Walk, Watch
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
@@ -166,7 +166,7 @@ class Job:
     def settings(self, windows: Windows) -> ReconstructionSettings:
         return self.options.on(self.run.place.type, windows)
 
-    def begun(self, windows: Windows) -> AbstractContextManager[RunFolder]:
+    def begun(self, windows: Windows) -> AbstractContextManager[TrainedLayers]:
         """The folder that keeps what is done until all is written."""
         begun_with = {
             "teacher": self.teacher.fingerprint,
@@ -175,9 +175,10 @@ class Job:
             **self.given,
             **dict(written(self.settings(windows))),
         }
-        return RunFolder.begun(self.out, begun_with, self.force, self.reporter)
+        folder = TrainedLayers.beside(self.out)
+        return folder.open(begun_with, self.reporter, force=self.force, prepare=lambda: folder)
 
-    def walk(self, folder: RunFolder, windows: Windows) -> tuple[LayerErrors, ...]:
+    def walk(self, folder: TrainedLayers, windows: Windows) -> tuple[LayerErrors, ...]:
         """Train every layer, and keep what comes of it in the run folder."""
         settings = self.settings(windows)
         self.reporter.say(

@@ -29,9 +29,9 @@ from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.fit import Task, fit
 from slimstate.reconstruction.options import held_out_of
 from slimstate.reconstruction.parts import trained_places
-from slimstate.reconstruction.run_folder import RunFolder
 from slimstate.reconstruction.states import HiddenStates, Room
 from slimstate.reconstruction.steps import held_here
+from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, named
@@ -74,7 +74,7 @@ class Walk:
 
     def __init__(
         self, teacher: Checkpoint, cut: CutModel, tokens: Tensor, settings: ReconstructionSettings,
-        *, run: LoadOptions, folder: RunFolder, reporter: Reporter,
+        *, run: LoadOptions, folder: TrainedLayers, reporter: Reporter,
     ) -> None:  # fmt: skip
         self.teacher, self.cut, self.settings = teacher, cut, settings
         self.folder, self.reporter = folder, reporter
@@ -160,7 +160,7 @@ class Walk:
 
     def _cut(self, number: int, before: Mapping[str, StoredTensor], uncut: Mapping[str, Tensor]) -> Layer:
         """The cut layer, as an earlier run left it where there was one; it shares all weights that did not change."""
-        changed, found = self.cut.changed(number, before, partial(self._watch, number)), self.folder.found(number)
+        changed, found = self.cut.changed(number, before, partial(self._watch, number)), self.folder.read(number)
         errors, earlier = (None, {}) if found is None else found
         changed |= earlier
         stored: dict[str, Stored] = {**before, **changed}
@@ -239,7 +239,7 @@ class Walk:
         if not errors.step:
             found = {name: layer.stored[name][...] for name in found}
         if distributed.is_main():
-            self.folder.keep(errors, found)
+            self.folder.write(errors, found)
 
     def _advance(self, stream: Stream, number: int) -> float:
         """A stream through the whole layer; returns what the layer adds to it, squared, summed over a window."""

@@ -1,11 +1,12 @@
-"""Folders in which long work is kept until it is finished, each for one process at a time."""
+"""Unfinished work in a folder beside the one it will become, so that it can be continued after an interruption."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 from slimstate.system import distributed, leftovers
 from slimstate.system.atomic import check_place, made, remove_empty, writing
@@ -17,10 +18,137 @@ from slimstate.system.progress import Reporter
 
 SETTINGS = "settings.json"
 
+T = TypeVar("T")
+F = TypeVar("F", bound="RunFolder")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder of unfinished work, used by one process at a time and removed when the work is done.
+
+    A subclass names the work, which is also the ending of the folder's name (`OUT.training`), the settings by which
+    its folders are recognised, and says when there is progress worth keeping.
+    """
+
+    WORK: ClassVar[str]
+    REQUIRED_SETTINGS: ClassVar[frozenset[str]]
+
+    path: Path
+
+    @classmethod
+    def beside(cls: type[F], out: Path) -> F:
+        """Return the run folder of the work that will become `out`."""
+        return cls(out.with_name(f"{out.name}.{cls.WORK}"))
+
+    def has_progress(self) -> bool:
+        """Return whether a later run could continue from here."""
+        raise NotImplementedError
+
+    def survives_a_stop(self) -> bool:
+        """Return whether the folder stays after an error or a signal."""
+        return self.has_progress()
+
+    def describe(self) -> str | None:
+        """Return what is kept here and how to continue, for the message of a stop."""
+        return None
+
+    @contextmanager
+    def open(
+        self,
+        settings: Mapping[str, object],
+        reporter: Reporter,
+        *,
+        force: bool,
+        resume: bool | None = None,
+        prepare: Callable[[], T],
+    ) -> Iterator[T]:
+        """Continue the earlier run with the same settings or start a new one; yield what `prepare` returns.
+
+        The main process locks the folder and calls `prepare`. A new folder is emptied again if that fails. `resume`
+        None continues an earlier run by itself; False refuses to, and True insists on its settings.
+        """
+        with ExitStack() as stack:
+
+            def start() -> T:
+                stack.enter_context(_locked(self.path))
+                if self._continues(settings, reporter, force=force, resume=resume):
+                    return prepare()
+                self.empty()
+                with self._emptied_on_error(unless=lambda: False):
+                    write_json(self.path / SETTINGS, settings)
+                    return prepare()
+
+            value = distributed.from_main(start)
+            with self._emptied_on_error(unless=self.survives_a_stop), STOP.keeping(self.describe):
+                try:
+                    yield value
+                except OutputError as error:
+                    if not self.has_progress():
+                        if distributed.is_main():
+                            self.empty()
+                    elif (hint := self.describe()) is not None:
+                        raise OutputError(f"{error}; {hint}") from error
+                    raise
+            distributed.from_main(self.empty)
+
+    def empty(self) -> None:
+        """Remove what is in the folder; the folder itself stays locked until it is closed.
+
+        The settings go last: if the process is killed meanwhile, the rest can still be recognised.
+        """
+        for path in sorted(self.path.iterdir(), key=lambda path: (path.name == SETTINGS, path.is_file())):
+            leftovers.discard(path)
+
+    def _continues(
+        self, settings: Mapping[str, object], reporter: Reporter, *, force: bool, resume: bool | None
+    ) -> bool:
+        """Return whether to continue an earlier run; raise where the folder may not be used."""
+        earlier = self._earlier_settings()
+        if earlier is None or (force and resume is False):
+            if resume:
+                reporter.say(f"nothing to resume in {self.path}: starting")
+            return False
+        if resume is False:
+            raise OutputError(f"{self.path} holds unfinished {self.WORK}: `resume` continues it, `force` starts over")
+        other = difference(earlier, settings)
+        if other is None:
+            reporter.say(f"continuing {self.path}")
+        elif resume or not force:
+            way_out = "" if resume else "; `force` starts over"
+            raise PlanError(f"{self.path} was started with other settings: {other}{way_out}")
+        return other is None
+
+    def _earlier_settings(self) -> JsonObject | None:
+        """Return the settings of an earlier run, or None if there was none; refuse a folder of something else."""
+        path = self.path / SETTINGS
+        try:
+            settings = read_json(path) if path.is_file() else {}
+        except ModelError:
+            settings = {}
+        if settings.keys() >= self.REQUIRED_SETTINGS:
+            return settings
+        if not all(map(leftovers.is_partial, self.path.iterdir())):
+            raise OutputError(f"{self.path} is in the way: it has no {SETTINGS} of unfinished {self.WORK}")
+        return None
+
+    @contextmanager
+    def _emptied_on_error(self, unless: Callable[[], bool]) -> Iterator[None]:
+        """Leave an empty folder after an error, and none after a signal, `unless` there is a reason to keep it."""
+        if not distributed.is_main():
+            yield
+            return
+        with STOP.unfinished(self.path, unless=unless):
+            try:
+                yield
+            except BaseException:
+                if not unless():
+                    self.empty()
+                raise
+
 
 @contextmanager
-def opened(folder: Path) -> Iterator[None]:
-    """The folder, for this process alone, made where it is not there; empty it does not stay."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Create a folder and lock it for this process; remove it at the end if it is empty then."""
     check_place(folder, folder=True)
     with ExitStack() as stack:
         with writing(folder):
@@ -29,62 +157,3 @@ def opened(folder: Path) -> Iterator[None]:
             stack.callback(remove_empty, folder)
             leftovers.clear(folder)
         yield
-
-
-@contextmanager
-def kept_only_with(folder: Path, something: Callable[[], bool]) -> Iterator[None]:
-    """Without something to go on with, a stop or an error leaves nothing in the folder."""
-    with ExitStack() as stack:
-        if distributed.is_main():
-            stack.enter_context(STOP.unfinished(folder, unless=something))
-        try:
-            yield
-        except BaseException:
-            if distributed.is_main() and not something():
-                empty(folder)
-            raise
-
-
-def empty(folder: Path) -> None:
-    """Remove what is in the folder; it itself stays, for whoever holds it.
-
-    The settings go last: killed on the way, it is still known whose the rest is.
-    """
-    for path in sorted(folder.iterdir(), key=lambda path: (path.name == SETTINGS, path.is_file())):
-        leftovers.discard(path)
-
-
-def settings_of(folder: Path, always_set: Set[str], what: str) -> JsonObject | None:
-    """What unfinished `what` in a folder was begun with, known by what is always set; None where the folder is free.
-
-    Free it is too with what a killed process left. Anything else is in the way.
-    """
-    path = folder / SETTINGS
-    try:
-        found = read_json(path) if path.is_file() else {}
-    except ModelError:
-        found = {}
-    if found.keys() >= always_set:
-        return found
-    if not all(map(leftovers.is_partial, folder.iterdir())):
-        raise OutputError(f"{folder} is in the way and is no unfinished {what}: it has no {SETTINGS} of one")
-    return None
-
-
-def go_on_or_begin(
-    folder: Path, settings: Mapping[str, object], always_set: Set[str], what: str, force: bool, reporter: Reporter
-) -> None:
-    """Go on with what lies in a folder where it was begun with the same settings, else begin `what` there.
-
-    What was begun with others is replaced with `force` alone, and what is not ours never.
-    """
-    ours = json.loads(json.dumps(settings))
-    found = settings_of(folder, always_set, what)
-    other = None if found is None else difference(found, ours)
-    if found is not None and other is None:
-        reporter.say(f"going on with {folder}")
-        return
-    if other is not None and not force:
-        raise PlanError(f"{folder} was begun with other settings: {other}; `force` starts anew")
-    empty(folder)
-    write_json(folder / SETTINGS, ours)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -40,10 +40,10 @@ from slimstate.system.atomic import publish, write_text
 from slimstate.system.errors import PlanError
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.system.run_folders import empty, go_on_or_begin, kept_only_with, opened
+from slimstate.system.run_folders import RunFolder
 from slimstate.training.options import RecoverOptions, TrainerOptions, TrainingText, TrainOptions
 from slimstate.training.recover import RECOVERED
-from slimstate.training.run_folder import run_folder_of
+from slimstate.training.run_checkpoints import TrainingFolder
 from slimstate.training.session import Job, Session
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens
@@ -51,7 +51,6 @@ from slimstate.training.tokens import Tokens
 LEARNING_RATE = 2e-4
 TEACHER = 100.0  # its weight beside the text itself
 BATCH = {"cuda": 16, "cpu": 4}
-ALWAYS_SET = {"distill", "windows"}  # by which our settings are known
 RECONSTRUCTED, DISTILLED = "reconstructed", "distilled"  # folders with the model before and after
 WINNER = "winner.json"  # which of them takes the place of the output
 
@@ -125,6 +124,17 @@ def reconstruct(
     ).finish(lambda place, told: rebuild(place, told, True))
 
 
+@dataclass(frozen=True)
+class DistillationFolder(RunFolder):
+    """The folder of an unfinished distillation: the model before and after it, and their own run folders."""
+
+    WORK = "distillation"
+    REQUIRED_SETTINGS = frozenset({"distill", "windows"})
+
+    def has_progress(self) -> bool:
+        return any(self.path.glob(f"{RECONSTRUCTED}/*"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Distilling:
     """A reconstruction that is made in a folder of its own, distilled there, and moved to `out` when all is done.
@@ -148,28 +158,19 @@ class Distilling:
         if not self._is_published():
             check_output(self.teacher, self.out, self.force)
         folder, name = self.folder, self.out.name
-        with ExitStack() as stack:
-
-            def begin() -> None:
-                settings = {"distill": self.options.distill, "windows": self.windows.digest, **dict(_told(self.asked))}
-                stack.enter_context(opened(folder))
-                go_on_or_begin(folder, settings, ALWAYS_SET, "distillation", self.force, self.reporter)
-
-            distributed.from_main(begin)
-            with kept_only_with(folder, lambda: any(folder.glob(f"{RECONSTRUCTED}/*"))):
-                if self._is_published():  # all that an earlier run had left to do
-                    found = ReconstructionRecord.read(self.out / RECONSTRUCTION)
-                else:
-                    rebuilt = folder / RECONSTRUCTED / name
-                    if not rebuilt.is_dir():
-                        make(rebuilt, replace(self.options, distill=None))
-                    found = self._distil(rebuilt, folder / DISTILLED / name)
-            distributed.from_main(lambda: empty(folder))
-        return found
+        settings = {"distill": self.options.distill, "windows": self.windows.digest, **dict(_told(self.asked))}
+        run_folder = DistillationFolder(folder)
+        with run_folder.open(settings, self.reporter, force=self.force, prepare=lambda: None):
+            if self._is_published():  # all that an earlier run had left to do
+                return ReconstructionRecord.read(self.out / RECONSTRUCTION)
+            rebuilt = folder / RECONSTRUCTED / name
+            if not rebuilt.is_dir():
+                make(rebuilt, replace(self.options, distill=None))
+            return self._distil(rebuilt, folder / DISTILLED / name)
 
     @property
     def folder(self) -> Path:
-        return self.out.with_name(f"{self.out.name}.distillation")
+        return DistillationFolder.beside(self.out).path
 
     def _is_published(self) -> bool:
         """Whether the output is the folder that won here, which keeps its number when it is moved."""
@@ -220,12 +221,12 @@ class Distilling:
         kind = replace(
             RECOVERED,
             label="distilling",
-            again="the same command goes on with it",
+            how_to_continue="the same command continues it",
             record=lambda outcome, model: replace(
                 RecoveryRecord(**vars(outcome)), config=made.config, out=str(self.out)
             ),
         )
-        trainer = TrainerOptions(report_to="none", resume=run_folder_of(place).is_dir())
+        trainer = TrainerOptions(report_to="none", resume=TrainingFolder.beside(place).path.is_dir())
         run = RunOptions(device=self.run.device, dtype=self.run.dtype)
         trainer.check(options, run)
         return Session(

@@ -22,8 +22,8 @@ from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, difference
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.options import ControlOptions, RecoverOptions, TrainerOptions, TrainingText
-from slimstate.training.run_folder import keep_teacher
-from slimstate.training.session import CONTROL, Job, Kind, Session
+from slimstate.training.run_checkpoints import CONTROL
+from slimstate.training.session import Job, Kind, Session
 from slimstate.training.teacher import Distillation, TeacherCache
 from slimstate.training.tokens import Tokens
 
@@ -222,7 +222,7 @@ class _Control:
     def teaching(self, session: Session[RecoveryRecord]) -> Session[RecoveryRecord]:
         """The session in which it is the teacher, once it is trained."""
         tuned = Checkpoint.open(self.out)
-        distributed.from_main(lambda: keep_teacher(session.folder, tuned.fingerprint))
+        distributed.from_main(lambda: session.run_folder.check_teacher(tuned.fingerprint))
         kind = replace(
             session.kind, record=lambda outcome, student: RecoveryRecord(**vars(outcome), control_teaches=True)
         )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -48,18 +48,14 @@ from slimstate.records.training import (
 )
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
-from slimstate.system.errors import OutputError
-from slimstate.system.interruption import STOP
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.system.run_folders import empty, opened
 from slimstate.training.lora import Adaptation, trainable
 from slimstate.training.options import ONLY_ONCE, TrainerOptions, TrainingText, TrainOptions
-from slimstate.training.run_folder import begun, kept, run_folder_of, step_of
+from slimstate.training.run_checkpoints import MODEL, TrainingFolder, step_of
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens, read_tokens
 
 R = TypeVar("R", bound=TrainedRecord)
-PARTS = CONTROL, MODEL = "control", "model"  # what is trained in a run folder, in this order
 LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
 
@@ -73,7 +69,7 @@ class Kind(Generic[R]):
     settings: type[TrainSettings]
     record: Callable[[Outcome, Checkpoint], R]
     card: Callable[[R, Config, str], str]
-    again: str = "`resume` goes on with it"  # after a stop
+    how_to_continue: str = "`resume` continues it"  # after a stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +125,13 @@ class Session(Generic[R]):
         return run_config(self.kind.verb, {self.kind.input: self.model}, options)
 
     @property
+    def run_folder(self) -> TrainingFolder:
+        return replace(TrainingFolder.beside(self.out), how_to_continue=self.kind.how_to_continue)
+
+    @property
     def folder(self) -> Path:
-        """Of the run, until it is finished."""
-        return run_folder_of(self.out)
+        """The path of the run folder."""
+        return self.run_folder.path
 
     def check(self, sources: Sequence[Checkpoint], outs: Sequence[Path]) -> None:
         """It can be run here, and every folder that will be written can be, before the work that would be lost."""
@@ -142,47 +142,29 @@ class Session(Generic[R]):
                 check_apart(source, out)
             check_free(out, self.trainer.force)
 
-    @contextmanager
     def prepared(
         self,
         student: Callable[[], Checkpoint],
         begun_with: Mapping[str, object],
         reporter: Reporter,
         accept: Callable[[Tokens], object] = lambda tokens: None,
-    ) -> Iterator[Tokens]:
-        """The tokens of the training, in a run folder that was begun with the same settings or is new.
+    ) -> AbstractContextManager[Tokens]:
+        """Open the run folder and yield the tokens of the training.
 
-        `student` is called there, once; `accept` raises where the tokens do not fit what was made before. The folder
-        goes when all is done, and where the disk was full before there was a checkpoint.
+        `student` is called there, once; `accept` raises where the tokens do not fit what was made before.
         """
         measured_on = None if self.text.eval_text is None else str(self.text.eval_text)
         text = {"data": str(self.text.data), "eval_text": measured_on, "documents": self.text.documents}
         settings = {**self.options.settings(self.run), **begun_with, **text}
-        with ExitStack() as stack:
 
-            def begin() -> Tokens:
-                stack.enter_context(opened(self.folder))
-                with begun(self.folder, settings, self.trainer, reporter):
-                    tokenizer = load_tokenizer(student().folder)
-                    tokens = self.reading(self.text, self.options, tokenizer, self.folder, reporter)
-                    accept(tokens)
-                    return tokens
+        def read() -> Tokens:
+            tokenizer = load_tokenizer(student().folder)
+            tokens = self.reading(self.text, self.options, tokenizer, self.folder, reporter)
+            accept(tokens)
+            return tokens
 
-            tokens = distributed.from_main(begin)
-            try:
-                with STOP.keeping(self._kept):
-                    yield tokens
-            except OutputError as error:
-                if kept(self.folder, PARTS) is not None:
-                    raise OutputError(f"{error}; {self._kept()}") from error
-                if distributed.is_main() and kept(self.folder, PARTS) is None:
-                    empty(self.folder)
-                raise
-            distributed.from_main(lambda: empty(self.folder))
-
-    def _kept(self) -> str:
-        last = kept(self.folder, PARTS)
-        return f"{self.folder} keeps {'its tokens' if last is None else last.name}; {self.kind.again}"
+        trainer = self.trainer
+        return self.run_folder.open(settings, reporter, force=trainer.force, resume=trainer.resume, prepare=read)
 
     def train(self, job: Job, tokens: Tokens, *, control: R | None = None, reporter: Reporter = SILENT) -> R:
         """Train a model, merge what it learnt, and write it; returns the record.

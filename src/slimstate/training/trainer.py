@@ -33,7 +33,7 @@ from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.shortages import no_room
 from slimstate.training.lora import trainable
 from slimstate.training.options import TrainerOptions, TrainOptions
-from slimstate.training.run_folder import WHOLE, last_whole
+from slimstate.training.run_checkpoints import COMPLETE, last_checkpoint
 from slimstate.training.teacher import Teacher
 
 HARDLY_ANY = 2**20  # bytes
@@ -132,7 +132,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         distributed.wait_for_all()
         if distributed.is_main():
-            write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE, f"{state.global_step}\n")
+            write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE, f"{state.global_step}\n")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         if logs and "loss" in logs and state.global_step > self.first_step:
@@ -148,7 +148,7 @@ def _is_finite(weight: Tensor) -> bool:
 
 
 def _kept(folder: Path) -> str:
-    last = last_whole(folder)
+    last = last_checkpoint(folder)
     return "no checkpoint was made before it" if last is None else f"the last good checkpoint is {last}"
 
 
@@ -167,10 +167,10 @@ def resume_from(folder: Path) -> Path | None:
     """The last whole checkpoint, after those that a killed run left behind half-written are removed."""
     if distributed.is_main():
         for path in folder.glob("checkpoint-*"):
-            if not (path / WHOLE).exists():
+            if not (path / COMPLETE).exists():
                 shutil.rmtree(path)
     distributed.wait_for_all()
-    return last_whole(folder)
+    return last_checkpoint(folder)
 
 
 def arguments(options: TrainOptions, trainer: TrainerOptions, run: RunOptions, folder: Path) -> TrainingArguments:

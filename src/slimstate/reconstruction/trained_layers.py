@@ -1,0 +1,88 @@
+"""The run folder of a reconstruction: the trained weights of every finished layer.
+
+Hidden states are not stored: computing them again from the weights takes a small part of the training time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slimstate.records.reconstruction import LayerErrors
+from slimstate.records.schema import read, written
+from slimstate.system.atomic import staged_file, writing
+from slimstate.system.json_files import read_json, write_json
+from slimstate.system.run_folders import RunFolder
+
+
+@dataclass(frozen=True)
+class TrainedLayers(RunFolder):
+    """The folder of an unfinished reconstruction: the trained weights and the errors of each finished layer."""
+
+    WORK = "reconstruction"
+    REQUIRED_SETTINGS = frozenset({"teacher", "tokens", "steps", "learning_rate"})
+
+    def _count(self) -> int:
+        return len(list(self.path.glob("layer-*.json")))
+
+    def has_progress(self) -> bool:
+        return self._count() > 0
+
+    def describe(self) -> str:
+        count = self._count()
+        if not count:
+            return "no layer is done yet; the same command starts again with the first"
+        layers = "1 layer is" if count == 1 else f"{count} layers are"
+        return f"{layers} kept in {self.path}; the same command continues there"
+
+    def _weights(self, layer: int) -> Path:
+        return self.path / f"layer-{layer}.safetensors"
+
+    def _errors(self, layer: int) -> Path:
+        return self.path / f"layer-{layer}.json"
+
+    def read(self, layer: int) -> tuple[LayerErrors, dict[str, Tensor]] | None:
+        """Return the errors and the trained tensors of a layer that an earlier run finished, or None."""
+        if not self._errors(layer).is_file():
+            return None
+        return read(LayerErrors, read_json(self._errors(layer))), load_file(self._weights(layer))
+
+    def write(self, errors: LayerErrors, weights: Mapping[str, Tensor]) -> None:
+        """Save a finished layer; its errors are written last and mark it as finished."""
+        with writing(self.path):
+            with staged_file(self._weights(errors.layer)) as file:
+                save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, file)
+            write_json(self._errors(errors.layer), dict(written(errors)))
+
+    def trained(self) -> TrainedTensors:
+        """Return all trained tensors; each is read when it is needed."""
+        places: dict[str, Path] = {}
+        elements = 0
+        for path in sorted(self.path.glob("layer-*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+                places |= dict.fromkeys(names, path)
+                elements += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+        return TrainedTensors(places, elements)
+
+
+@dataclass(frozen=True)
+class TrainedTensors:
+    """Tensors in files, each read when it is needed."""
+
+    places: Mapping[str, Path]
+    elements: int
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.places
+
+    def read(self, name: str) -> Tensor:
+        with safe_open(self.places[name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
