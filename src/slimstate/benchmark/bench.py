@@ -1,26 +1,20 @@
-"""One benchmark under way: from timings to a record that says what it ran on and the command that runs it again."""
+"""One benchmark run: from timings to a record that says what it ran on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
-from slimstate.benchmark.timing import device_name
+from slimstate.benchmark import timing
 from slimstate.families.contract import Library
 from slimstate.models.options import RunOptions
 from slimstate.models.prepare import describe_kernels, prepare_fla
 from slimstate.records.base import versions
 from slimstate.records.benchmark import BenchRecord, TimedRow, WidthRow
-from slimstate.records.ownership import check_drawn, check_record
-from slimstate.records.provenance import run_config
-from slimstate.records.schema import written
-from slimstate.system.atomic import check_place, staged_files, write_text
-from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
 B = TypeVar("B", bound=BenchRecord)
@@ -29,72 +23,52 @@ W = TypeVar("W", bound=WidthRow)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """How often to time.
-
-    Parameters:
-        rounds: timings of each.
-        jobs: processes that compile the kernels of all widths on a GPU, before they are timed in turn.
-
-    Examples:
-        >>> slimstate.bench_mixer(options=slimstate.BenchOptions(rounds=5))
-    """
-
-    rounds: int = 20
-    jobs: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise PlanError(f"`rounds` {self.rounds}: at least one is needed")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Where a benchmark runs, how often it times, and where its record goes."""
+    """Where a benchmark runs, how many rounds it times, and who reports its progress."""
 
-    verb: str
-    options: BenchOptions
-    run: RunOptions
+    name: str
+    rounds: int
+    jobs: int
     device: torch.device
     dtype: torch.dtype
     kernels: str
-    out: Path | None
     reporter: Reporter
-    started: float
+    start: float = field(default_factory=time.perf_counter)
 
     @classmethod
-    def begin(
+    def prepare(
         cls,
-        verb: str,
-        options: BenchOptions,
-        run: RunOptions | None = None,
+        name: str,
+        rounds: int,
+        run: RunOptions,
         *,
-        out: str | Path | None = None,
-        reporter: Reporter = SILENT,
+        jobs: int = 0,
         library: Library = "fla",
         kernels: str | None = None,
+        reporter: Reporter = SILENT,
     ) -> Bench:
-        """With `kernels` it is of those, which need no library."""
-        run = run or RunOptions()
-        folder = None if out is None else Path(out)
-        if folder is not None:
-            import slimstate.report.plots  # noqa: F401  refuses now, not after the work, where matplotlib is missing
-
-            check_place(folder, folder=True)
-            check_record(folder / f"bench-{verb}.json")
-            check_drawn(folder, [f"bench-{verb}.*"], beside=f"bench-{verb}.json")
+        """Prepare the kernels of a library, unless others are named, and report what will run where."""
         device, dtype = run.place, run.precision
         if kernels is None:
             prepare_fla()
             kernels = describe_kernels(device, dtype, library)
-        reporter.say(f"{device_name(device)}; kernels: {kernels}")
+        reporter.say(f"{timing.device_name(device)}; kernels: {kernels}")
         return cls(
-            verb=verb, options=options, run=run, device=device, dtype=dtype, kernels=kernels, out=folder,
-            reporter=reporter, started=time.perf_counter(),
+            name=name, rounds=rounds, jobs=jobs, device=device, dtype=dtype, kernels=kernels, reporter=reporter
         )  # fmt: skip
 
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def time(self, work: timing.Work, warm_up: int = 2) -> timing.Timing:
+        return timing.time_work(work, self.device, rounds=self.rounds, warm_up=warm_up)
+
+    def time_as_graph(self, work: timing.Work) -> timing.Timing:
+        return timing.time_as_graph(work, self.device, rounds=self.rounds, say=self.reporter.say)
+
     def attempt(self, row: R, measure: Callable[[R], R]) -> R:
-        """The row with what was measured, or with why nothing was: a GPU that is full is an answer too."""
+        """Return the measured row; where the GPU has too little memory, the row with that as its error."""
         try:
             row = measure(row)
         except torch.cuda.OutOfMemoryError:
@@ -104,55 +78,27 @@ class Bench:
         self.reporter.say(f"{row.label}: {row.error or f'{1000 * row.time:.2f} ms'}")
         return row
 
-    def finish(
-        self,
-        kind: type[B],
-        settings: object,
-        rows: Sequence[TimedRow],
-        asked: tuple[str, Mapping[str, object]] | None = None,
-        **facts: Any,
-    ) -> B:
-        """The record, written with its tables and its figure where a folder was given.
-
-        `asked` are the verb and the options that do it again, where they are not the benchmark's name and settings.
-        """
-        verb, given = (self.verb, written(settings)) if asked is None else asked
-        options = {**given, "rounds": self.options.rounds, "device": self.device.type}
-        record = kind(
-            bench=self.verb,
-            device=device_name(self.device),
-            dtype=self.run.precision_name,
+    def finish(self, kind: type[B], settings: object, rows: Sequence[TimedRow], **facts: Any) -> B:
+        """Return the record of this run."""
+        return kind(
+            bench=self.name,
+            device=timing.device_name(self.device),
+            dtype=self.dtype_name,
             kernels=self.kernels,
             settings=settings,
-            rounds=self.options.rounds,
+            rounds=self.rounds,
             rows=tuple(rows),
-            config=run_config(f"bench {verb}", {}, {**options, "dtype": self.run.dtype, "out": self.out}),
             versions=versions(),
-            seconds=time.perf_counter() - self.started,
+            seconds=time.perf_counter() - self.start,
             **facts,
         )
-        if self.out is not None:
-            with staged_files(self.out) as place:
-                _write(record, place / f"bench-{self.verb}")
-        return record
-
-
-def _write(record: BenchRecord, path: Path) -> None:
-    from slimstate.benchmark.figures import figure_of
-    from slimstate.benchmark.tables import as_latex, as_markdown
-    from slimstate.report.plots import save
-
-    record.write(path.with_suffix(".json"))
-    write_text(path.with_suffix(".md"), as_markdown(record))
-    write_text(path.with_suffix(".tex"), as_latex(record))
-    save(figure_of(record), path)
 
 
 def with_ratios(rows: Sequence[W]) -> list[W]:
-    """Each row with its speed and memory relative to the widest key dim of its group that was measured."""
+    """Return the rows with speed and memory relative to the widest key dim of their group that was measured."""
     widest: dict[tuple[object, ...], W] = {}
     for row in rows:
-        best = widest.get(row.group)
-        if not row.error and (best is None or row.key_dim > best.key_dim):
+        reference = widest.get(row.group)
+        if not row.error and (reference is None or row.key_dim > reference.key_dim):
             widest[row.group] = row
     return [row if row.error else row.against(widest[row.group]) for row in rows]

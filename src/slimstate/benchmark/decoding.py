@@ -1,77 +1,48 @@
-"""One more token for each of B sequences: where the state hurts most, because all of it is read and written.
+"""Time one more token for each of B sequences, where the state costs most: all of it is read and written.
 
 A step moves at least the weights once and every state twice. With the copy bandwidth of the device, measured in the
-same run, this gives the time that no implementation can beat: the roofline.
+same run, this gives a time that no implementation can beat: the roofline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slimstate.benchmark.bench import Bench, BenchOptions, with_ratios
+from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.compilation import compile_ahead
-from slimstate.benchmark.models import widths_of
-from slimstate.benchmark.random_models import library_of, model_for
-from slimstate.benchmark.timing import copy_bandwidth, timed_as_graph
-from slimstate.models.options import RunOptions
+from slimstate.benchmark.random_models import model_for, models_at_key_dims
+from slimstate.benchmark.timing import copy_bandwidth
 from slimstate.records.benchmark import DecodeRecord, DecodeRow, DecodeSettings, LargestBatch
-from slimstate.system.errors import PlanError
-from slimstate.system.progress import SILENT, Reporter
 
-BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
-COMPILED_BATCHES = (1, 64)  # kernels of few sequences and of many
-SPARE = 0.97  # of a GPU's memory, left to its own needs
-USUAL = BenchOptions(rounds=20)
-
-
-def bench_decode(
-    models: Sequence[str] = ("delta_net-1.3b",),
-    key_dims: Sequence[int] | None = None,
-    *,
-    batches: Sequence[int] = BATCHES,
-    options: BenchOptions = USUAL,
-    run: RunOptions | None = None,
-    out: str | Path | None = None,
-    reporter: Reporter = SILENT,
-) -> DecodeRecord:
-    """Time a decoding step of models at key dims and batch sizes, and find the largest batch that fits."""
-    asked = DecodeSettings(
-        models=tuple(models), key_dims=tuple(key_dims) if key_dims else None, batches=tuple(sorted(batches))
-    )
-    if library_of(asked.models) != "fla":
-        raise PlanError(
-            "decoding is timed for models of flash-linear-attention only; transformers keeps its own caches"
-        )
-    return time_decoding(asked, Bench.begin("decode", options, run, out=out, reporter=reporter))
+COMPILE_BATCHES = (1, 64)  # few and many sequences have kernels of their own
+USABLE_MEMORY = 0.97  # share of a GPU's memory that a batch may fill
 
 
 def time_decoding(settings: DecodeSettings, bench: Bench) -> DecodeRecord:
-    wanted = widths_of(settings)
-    fewer = replace(settings, batches=COMPILED_BATCHES)
-    compile_ahead(bench, [replace(fewer, models=(model,), key_dims=(key_dim,)) for model, key_dim in wanted])
+    """Time a decoding step of models at key dims and batch sizes, and find the largest batch that fits."""
+    cases = models_at_key_dims(settings)
+    compile_ahead(bench, replace(settings, batches=COMPILE_BATCHES), cases)
     bandwidth = copy_bandwidth(bench.device)
     rows: list[DecodeRow] = []
     largest = []
-    for name, key_dim in wanted:
+    for name, key_dim in cases:
         model = model_for(name, key_dim, bench.device, bench.dtype)
-        sized = [
-            bench.attempt(
+        by_batch = {
+            batch: bench.attempt(
                 DecodeRow(model=name, key_dim=key_dim, batch=batch), partial(_measure, bench, model, bandwidth)
             )
-            for batch in reversed(settings.batches)  # some kernels are tuned once for all, and should be for the most
-        ]
-        rows += reversed(sized)
-        fits = _largest_batch(bench, model)
-        largest.append(LargestBatch(model=name, key_dim=key_dim, batch=fits))
-        if fits is not None:
-            bench.reporter.say(f"model {name}, key dim {key_dim}: {fits:,} sequences fit")
+            for batch in sorted(settings.batches, reverse=True)  # kernels tuned once should be tuned for the largest
+        }
+        rows += [by_batch[batch] for batch in sorted(by_batch)]
+        largest.append(LargestBatch(model=name, key_dim=key_dim, batch=_largest_batch(bench, model)))
+        if largest[-1].batch is not None:
+            bench.reporter.say(f"model {name}, key dim {key_dim}: {largest[-1].batch:,} sequences fit")
         del model
     return bench.finish(
         DecodeRecord, settings, with_ratios(rows), copy_bandwidth=bandwidth, largest_batch=tuple(largest)
@@ -79,65 +50,53 @@ def time_decoding(settings: DecodeSettings, bench: Bench) -> DecodeRecord:
 
 
 def _measure(bench: Bench, model: Any, bandwidth: float, row: DecodeRow) -> DecodeRow:
-    batch = row.batch
-    ids = torch.randint(model.config.vocab_size, (batch, 1), device=bench.device)
+    ids = torch.randint(model.config.vocab_size, (row.batch, 1), device=bench.device)
     with torch.inference_mode():
         cache = model(input_ids=ids, use_cache=True).past_key_values
-
-        def step() -> None:
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
-
-        timing = timed_as_graph(step, bench.device, rounds=bench.options.rounds, say=bench.reporter.say)
-    row = timing.fill(row)
-    state = _bytes(layer.get("recurrent_state") for layer in _layers(cache)) // batch
-    other = _bytes(layer.get("conv_state") for layer in _layers(cache)) // batch
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    moved = 2 * state * batch / row.time
+        timing = bench.time_as_graph(lambda: model(input_ids=ids, past_key_values=cache, use_cache=True))
+    layers = [cache[layer] for layer in range(len(cache))]
+    states = _bytes(layer.get("recurrent_state") for layer in layers)
+    convolutions = _bytes(layer.get("conv_state") for layer in layers)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    state_bandwidth = 2 * states / timing.median
     return replace(
-        row,
-        tokens_per_second=batch / row.time,
-        state_bytes=state,
-        convolution_bytes=other,
-        state_bandwidth=moved,
-        share_of_copy_bandwidth=moved / bandwidth,
-        roofline_seconds=(weights + 2 * (state + other) * batch) / bandwidth,
+        timing.fill(row),
+        tokens_per_second=row.batch / timing.median,
+        state_bytes=states // row.batch,
+        convolution_bytes=convolutions // row.batch,
+        state_bandwidth=state_bandwidth,
+        share_of_copy_bandwidth=state_bandwidth / bandwidth,
+        roofline_seconds=(weights + 2 * (states + convolutions)) / bandwidth,
     )
 
 
-def _layers(cache: Any) -> list[Mapping[str, object]]:
-    return [cache[layer] for layer in range(len(cache))]
-
-
 def _bytes(entries: Iterable[object]) -> int:
-    """Of tensors, and of tuples of them."""
-    total = 0
-    for entry in entries:
-        parts = entry if isinstance(entry, (tuple, list)) else [entry]
-        total += sum(part.numel() * part.element_size() for part in parts if isinstance(part, Tensor))
-    return total
+    """Return the size of tensors and of tuples of tensors."""
+    parts = (entry if isinstance(entry, (tuple, list)) else [entry] for entry in entries)
+    return sum(part.nbytes for group in parts for part in group if isinstance(part, Tensor))
 
 
 def _largest_batch(bench: Bench, model: Any) -> int | None:
-    """The most sequences whose step fits into the GPU, by trying: what the memory of two batches promises, or less."""
+    """Return the largest batch that fits on the GPU: extrapolate from two batches, then try and reduce."""
     if bench.device.type != "cuda":
         return None
-    used = {}
+    peaks = {}
     for batch in (64, 128):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(bench.device)
         if not _fits(model, batch, bench.device):
             return None
-        used[batch] = torch.cuda.max_memory_allocated(bench.device)
-    each = (used[128] - used[64]) / 64
+        peaks[batch] = torch.cuda.max_memory_allocated(bench.device)
+    per_sequence = (peaks[128] - peaks[64]) / 64
     total = torch.cuda.mem_get_info(bench.device)[1]
-    batch = int((SPARE * total - (used[64] - 64 * each)) / each)
+    batch = int((USABLE_MEMORY * total - (peaks[64] - 64 * per_sequence)) / per_sequence)
     while batch > 128 and not _fits(model, batch, bench.device):
         batch = int(0.97 * batch)
     return batch
 
 
 def _fits(model: Any, batch: int, device: torch.device) -> bool:
-    """Whether two steps of so many sequences can be made."""
+    """Return whether two steps with this batch fit in memory."""
     try:
         with torch.inference_mode():
             ids = torch.zeros(batch, 1, dtype=torch.long, device=device)

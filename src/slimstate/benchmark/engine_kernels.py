@@ -1,9 +1,9 @@
-"""An engine's own Triton kernels, from an unpacked wheel and without the engine: what it runs where people serve.
+"""Load an engine's own Triton kernels from an unpacked wheel, without the engine.
 
-What the kernels import of the rest of their engine, a logger, a platform, a few lines about devices, is stood in for.
+Stand-ins replace what the kernels import from the rest of their engine: a logger, a platform, facts about the device.
 
-B sequences, T tokens, H key heads, G value heads, K key dim, V value dim; states [slots, G, V, K] in float32. Slot 0 is
-left free: some engines never use it.
+B sequences, T tokens, H key heads, G value heads, K key dim, V value dim; states [slots, G, V, K] in float32. Slot 0
+stays unused because some engines reserve it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,22 @@ from torch import Tensor
 
 from slimstate.system.errors import PlanError
 
-Given = Mapping[str, Tensor]
-StandIns = Mapping[str, Mapping[str, object]]
+Inputs = Mapping[str, Tensor]  # keyword arguments of a kernel
+StandIns = Mapping[str, Mapping[str, object]]  # members by module name
 
 
-def _rearranged(x: Tensor, pattern: str, **sizes: int) -> Tensor:
-    """The two patterns of einops that the scans use, where einops is not installed."""
-    known = {
-        "... p n -> ... (p n)": lambda: x.flatten(-2),
-        "... (p n) -> ... p n": lambda: x.unflatten(-1, (-1, sizes["n"])),
-    }
-    return known[pattern]()
+def _rearrange(x: Tensor, pattern: str, **sizes: int) -> Tensor:
+    """Replace einops where it is not installed: the two patterns that the scans use."""
+    if pattern == "... p n -> ... (p n)":
+        return x.flatten(-2)
+    if pattern == "... (p n) -> ... p n":
+        return x.unflatten(-1, (-1, sizes["n"]))
+    raise ValueError(f"install einops: the pattern {pattern!r} is not supported without it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """Where an engine has its kernels: `modules` are files without their ending, by what they are for.
-
-    `stand_ins` are other modules of the engine, by what the kernels take from them.
-    """
+    """An engine's Python package: the files of its kernels by role, without `.py`, and its stand-ins."""
 
     name: str
     title: str
@@ -48,53 +45,53 @@ class Package:
     stand_ins: Callable[[], StandIns]
 
     def load(self, path: str | Path) -> tuple[str, dict[str, ModuleType]]:
-        """The version and the modules; once a process, in which the engine cannot be imported any more."""
-        folder = self._folder(Path(path))
-        ours = sys.modules.get(self.name)
-        if ours is not None and getattr(ours, "__path__", None) != [str(folder)]:
-            raise PlanError(f"{self.title}, or another folder of its kernels, is already imported in this process")
-        if ours is None:
+        """Return the version and the modules by role. The engine itself cannot be imported in this process afterwards."""
+        folder = self._find_folder(Path(path))
+        package = sys.modules.get(self.name)
+        if package is None:
             self._install(folder)
+        elif getattr(package, "__path__", None) != [str(folder)]:
+            raise PlanError(f"{self.title} is already imported in this process, from another folder than {folder}")
         modules = {
-            role: importlib.import_module(f"{self.name}.{place.replace('/', '.')}")
-            for role, place in self.modules.items()
+            role: importlib.import_module(f"{self.name}.{path.replace('/', '.')}")
+            for role, path in self.modules.items()
         }
         return self._version(folder), modules
 
-    def _folder(self, path: Path) -> Path:
+    def _find_folder(self, path: Path) -> Path:
         for folder in (path, path / self.name):
-            if all((folder / f"{place}.py").is_file() for place in self.modules.values()):
+            if all((folder / f"{module}.py").is_file() for module in self.modules.values()):
                 return folder.resolve()
-        parts = ", ".join(dict.fromkeys(f"{self.name}/{Path(place).parent}" for place in self.modules.values()))
-        way = f"unpack {parts} of a wheel of {self.title}, and name the folder that holds {self.name}"
-        raise PlanError(f"`kernels`: {path} holds none of {self.title}'s: {way}")
+        parts = ", ".join(dict.fromkeys(f"{self.name}/{Path(module).parent}" for module in self.modules.values()))
+        advice = f"unpack {parts} from a wheel of {self.title} and pass the folder that contains {self.name}"
+        raise PlanError(f"`kernels`: {path} contains no kernels of {self.title}; {advice}")
 
     def _version(self, folder: Path) -> str:
-        before, after = f"{self.name}-", ".dist-info"
-        found = sorted(folder.parent.glob(f"{before}*{after}"))
-        return found[0].name.removeprefix(before).removesuffix(after) if found else "of an unknown version"
+        prefix, suffix = f"{self.name}-", ".dist-info"
+        metadata = sorted(folder.parent.glob(f"{prefix}*{suffix}"))
+        return metadata[0].name.removeprefix(prefix).removesuffix(suffix) if metadata else "of an unknown version"
 
     def _install(self, folder: Path) -> None:
-        """Packages without what their files would import, and the stand-ins inside of them."""
-        given = dict(self.stand_ins())
-        packages = {parent for place in self.modules.values() for parent in Path(place).parents}
-        for name in given:
-            place = Path(*name.split(".")[1:])
-            packages |= {place, *place.parents}
-        for package in sorted(packages, key=lambda each: len(each.parts)):
-            name = ".".join((self.name, *package.parts))
+        """Register empty packages, so that no `__init__.py` of the engine runs, and the stand-ins inside them."""
+        stand_ins = dict(self.stand_ins())
+        packages = {parent for module in self.modules.values() for parent in Path(module).parents}
+        for name in stand_ins:
+            path = Path(*name.split(".")[1:])
+            packages |= {path, *path.parents}
+        for path in sorted(packages, key=lambda package: len(package.parts)):
+            name = ".".join((self.name, *path.parts))
             module = ModuleType(name)
-            module.__path__ = [str(folder / package)]
+            module.__path__ = [str(folder / path)]
             sys.modules[name] = module
         if importlib.util.find_spec("einops") is None:
-            given["einops"] = {"rearrange": _rearranged}
-        for name, members in given.items():
+            stand_ins["einops"] = {"rearrange": _rearrange}
+        for name, members in stand_ins.items():
             vars(sys.modules.setdefault(name, ModuleType(name))).update(members)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKernels(ABC):
-    """The modules whose functions an engine's layers call; those for one token are called alike in all engines."""
+    """The modules whose functions an engine's layers call. All engines share the signatures for decoding."""
 
     PACKAGE: ClassVar[Package]
 
@@ -113,45 +110,26 @@ class EngineKernels(ABC):
     def title(self) -> str:
         return f"{self.PACKAGE.title} {self.version}"
 
-    def gated_decode(self, given: Given, state: Tensor) -> Tensor:
-        """One token of each sequence; `state` goes on in place. The kernel makes the gate and normalises queries."""
-        out = given["out"]
+    def gated_decode(self, inputs: Inputs) -> Tensor:
+        """Return the outputs of one token per sequence and update `initial_state` in place.
+
+        The kernel computes the gate and normalises queries and keys itself.
+        """
+        scale = inputs["initial_state"].shape[-1] ** -0.5
         self.decode.fused_recurrent_gated_delta_rule_packed_decode(
-            mixed_qkv=given["mixed"],
-            a=given["a"],
-            b=given["b"],
-            A_log=given["A_log"],
-            dt_bias=given["dt_bias"],
-            scale=state.shape[-1] ** -0.5,
-            initial_state=state,
-            out=out,
-            ssm_state_indices=given["slots"],
-            use_qk_l2norm_in_kernel=True,
+            **inputs, scale=scale, use_qk_l2norm_in_kernel=True
         )
-        return out
+        return inputs["out"]
 
-    def mamba_decode(self, given: Given, state: Tensor) -> Tensor:
-        """One token of each sequence; `state` goes on in place."""
-        out = given["out"]
-        self.update.selective_state_update(
-            state,
-            given["x"],
-            given["dt"],
-            given["A"],
-            given["B"],
-            given["C"],
-            D=given["D"],
-            dt_bias=given["dt_bias"],
-            dt_softplus=True,
-            state_batch_indices=given["slots"],
-            out=out,
-        )
-        return out
+    def mamba_decode(self, inputs: Inputs) -> Tensor:
+        """Return the outputs of one token per sequence and update `state` in place."""
+        self.update.selective_state_update(**inputs, dt_softplus=True)
+        return inputs["out"]
 
     @abstractmethod
-    def gated_prefill(self, given: Given) -> tuple[Tensor, Tensor]:
-        """Sequences end to end [1, T, ...], from states of zeros: outputs and last states."""
+    def gated_prefill(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return outputs and final states of concatenated sequences [1, T, ...] that start from zero states."""
 
     @abstractmethod
-    def mamba_prefill(self, given: Given, chunk: int) -> tuple[Tensor, Tensor]:
-        """Sequences end to end [T, ...], each of whole chunks, from states of zeros: outputs and last states."""
+    def mamba_prefill(self, inputs: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
+        """Return outputs and final states of concatenated sequences [T, ...], each a whole number of chunks."""

@@ -1,4 +1,4 @@
-"""Time a piece of work again and again: CUDA events on a GPU, the clock on a CPU."""
+"""Time a piece of work repeatedly: with CUDA events on a GPU, with the clock on a CPU."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from typing import TypeVar
 
 import torch
 
-from slimstate.records.benchmark import GraphRow, TimedRow
+from slimstate.records.benchmark import TimedRow
 
 R = TypeVar("R", bound=TimedRow)
-G = TypeVar("G", bound=GraphRow)
-COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the copy that measures a device's bandwidth
+Work = Callable[[], object]
+COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}  # size of the copy that measures a device's bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of each round, and the most memory that was in use on the GPU, weights and inputs included."""
+    """Seconds of each round, and the peak memory of the GPU, weights and inputs included.
+
+    `graph` says whether a CUDA graph was timed, and `eager_seconds` is the median of launching kernel by kernel; both
+    are None where no graph was attempted.
+    """
 
     seconds: tuple[float, ...]
     peak_bytes: int | None
+    graph: bool | None = None
+    eager_seconds: float | None = None
 
     @property
     def median(self) -> float:
@@ -33,94 +39,78 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The lower and the upper; one round has no spread."""
+        """Return the lower and the upper quartile; both are the median of a single round."""
         quartiles = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else [self.seconds[0]] * 3
         return quartiles[0], quartiles[2]
 
     def fill(self, row: R) -> R:
-        """The row with the median, the quartiles as its spread, and the peak."""
+        """Return the row with the median, the quartiles, the peak memory, and how it ran."""
+        graph = {} if self.graph is None else {"graph": self.graph, "eager_seconds": self.eager_seconds}
         return replace(
-            row, seconds=self.median, quartiles=self.quartiles, rounds=len(self.seconds), peak_bytes=self.peak_bytes
-        )
+            row, seconds=self.median, quartiles=self.quartiles, rounds=len(self.seconds), peak_bytes=self.peak_bytes,
+            **graph,
+        )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphTiming:
-    """Work timed as a CUDA graph, where one could be made, and launched kernel by kernel."""
-
-    timing: Timing
-    graph: bool
-    eager_seconds: float
-
-    def fill(self, row: G) -> G:
-        return replace(self.timing.fill(row), graph=self.graph, eager_seconds=self.eager_seconds)
-
-
-def timed(work: Callable[[], object], device: torch.device, *, rounds: int, warm_up: int = 2) -> Timing:
-    """Do the work `warm_up` times unseen, in which kernels are compiled and tuned, then `rounds` times by the clock."""
+def time_work(work: Work, device: torch.device, *, rounds: int, warm_up: int = 2) -> Timing:
+    """Run the work `warm_up` times, which compiles and tunes kernels, then time it `rounds` times."""
     for _ in range(warm_up):
         work()
     if device.type != "cuda":
-        return Timing(seconds=tuple(_clocked(work) for _ in range(rounds)), peak_bytes=None)
+        return Timing(seconds=tuple(_clock(work) for _ in range(rounds)), peak_bytes=None)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    events[0].record()
+    for event in events[1:]:
         work()
-        mark.record()
+        event.record()
     torch.cuda.synchronize(device)
-    seconds = tuple(start.elapsed_time(end) / 1000 for start, end in pairwise(marks))
+    seconds = tuple(start.elapsed_time(end) / 1000 for start, end in pairwise(events))
     return Timing(seconds=seconds, peak_bytes=torch.cuda.max_memory_allocated(device))
 
 
-def timed_as_graph(
-    work: Callable[[], object], device: torch.device, *, rounds: int, say: Callable[[str], None]
-) -> GraphTiming:
-    """The work as a CUDA graph, which is how servers run it: launching its kernels one by one can take the host longer
-    than they take the GPU. Launched one by one where it cannot be; the peak is always that. Also says which it was.
+def time_as_graph(work: Work, device: torch.device, *, rounds: int, say: Callable[[str], None]) -> Timing:
+    """Time the work as a CUDA graph, as servers run it: launching kernels one by one can take the host longer than the
+    GPU needs for them. Without a graph time the launches; the peak memory is always that of the launches.
     """
-    eager = timed(work, device, rounds=rounds)
-    graph = _captured(work, say) if device.type == "cuda" else None
-    seconds = eager.seconds if graph is None else timed(graph.replay, device, rounds=rounds).seconds
-    timing = Timing(seconds=seconds, peak_bytes=eager.peak_bytes)
-    return GraphTiming(timing=timing, graph=graph is not None, eager_seconds=eager.median)
+    eager = time_work(work, device, rounds=rounds)
+    graph = _capture(work, say) if device.type == "cuda" else None
+    seconds = eager.seconds if graph is None else time_work(graph.replay, device, rounds=rounds).seconds
+    return replace(eager, seconds=seconds, graph=graph is not None, eager_seconds=eager.median)
 
 
-def _captured(work: Callable[[], object], say: Callable[[str], None]) -> torch.cuda.CUDAGraph | None:
-    """A graph whose every replay reads what the work reads now. None where the work cannot be one, or has no room to
-    keep all that it makes.
-    """
+def _capture(work: Work, say: Callable[[str], None]) -> torch.cuda.CUDAGraph | None:
+    """Capture the work as a graph; return None where it cannot be captured or its memory does not suffice."""
     graph = torch.cuda.CUDAGraph()
     try:
-        with (
-            torch.cuda.stream(torch.cuda.Stream()),
-            torch.cuda.graph(graph),
-        ):  # a failure would leave the inner stream on
+        # the outer stream is restored after a failure, which the inner one would survive
+        with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.graph(graph):
             work()
     except RuntimeError as error:
-        random = torch.cuda.default_generators[torch.cuda.current_device()]  # and numbers being drawn for the graph
-        random.graphsafe_set_state(torch.Generator(device="cuda").graphsafe_get_state())
-        say(f"timed launch by launch, no CUDA graph can be made: {str(error).splitlines()[0]}")
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]  # still registered with the graph
+        generator.graphsafe_set_state(torch.Generator(device="cuda").graphsafe_get_state())
+        say(f"no CUDA graph, timing launch by launch: {str(error).splitlines()[0]}")
         return None
     return graph
 
 
-def _clocked(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
+def _clock(work: Work) -> float:
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - started
+    return time.perf_counter() - start
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of the fastest of ten copies between two large tensors."""
-    source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
+    """Return the bytes per second, read and written, of the fastest of ten copies between two large tensors."""
+    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    timing = timed(lambda: target.copy_(source), device, rounds=10)
+    timing = time_work(lambda: target.copy_(source), device, rounds=10)
     return 2 * source.numel() / min(timing.seconds)
 
 
 def device_name(device: torch.device) -> str:
+    """Return the name of the GPU, or of the CPU with the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
