@@ -27,7 +27,7 @@ import torch
 from harness import DEMO, add_tokenizer, arguments, last_line_of, peak_memory_kib
 
 from slimstate import Calibration, LoadOptions
-from slimstate.benchmark.calibration import forward
+from slimstate.benchmark.calibration import run_forward
 from slimstate.benchmark.random_models import config_of, random_model
 from slimstate.benchmark.timing import device_name
 from slimstate.checkpoints.reader import Checkpoint
@@ -97,9 +97,9 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
         parts["loading"] = time.perf_counter() - started
         tokens = sample_windows(runtime.tokenizer, text, samples=options.samples, length=options.length).tokens
         parts["reading text"] = time.perf_counter() - started - parts["loading"]
-        forward(runtime, tokens[: options.samples // 8])  # compiles kernels
+        run_forward(runtime, tokens[: options.samples // 8])  # compiles kernels
         again = time.perf_counter()
-        forward(runtime, tokens)
+        run_forward(runtime, tokens)
         if device.type == "cuda":
             torch.cuda.synchronize()
         parts["forward"] = time.perf_counter() - again

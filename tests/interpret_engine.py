@@ -1,18 +1,18 @@
-"""Run in a fresh process: how far an engine's kernels in Triton's interpreter are from our recurrences, on a CPU.
+"""Compare an engine's kernels, in Triton's interpreter on a CPU, with our recurrences. Runs in a fresh process.
 
     python tests/interpret_engine.py vllm=PATH [KEY_DIM ...]
     python tests/interpret_engine.py sglang=PATH > docs/records/sglang-kernels.json
 
-PATH holds the engine, unpacked from a wheel. Prints a record in JSON; a kernel that does not run at a key dim says why.
+PATH contains the engine, unpacked from a wheel. Prints a record as JSON, with the reason where a kernel does not run.
 """
 
-from interpreting import counted  # noqa: I001  before anything that imports Triton
+from interpreting import loop_range  # noqa: I001  before anything that imports Triton
 
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from types import SimpleNamespace
+from functools import partial
 
 import torch
 import triton.language as tl
@@ -20,17 +20,17 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpreterBuilder
 
 import sglang_projections
-from slimstate.benchmark.kernels import MODES, Work, loaded
 from slimstate.benchmark.engine_kernels import EngineKernels
+from slimstate.benchmark.kernels import inputs_for, largest_difference, load_kernels
 from slimstate.benchmark.sglang_kernels import SglangKernels
 from slimstate.records.base import versions
-from slimstate.records.benchmark import KernelRow, KernelSettings, KernelShape
+from slimstate.records.benchmark import KernelSettings, KernelShape
 
 KEY_DIMS = (128, 96, 77, 64, 48, 32, 16)
 
 
-def looked_up(name: str) -> Callable:
-    """A function of Triton's language as the interpreter has it by then."""
+def late_bound(name: str) -> Callable:
+    """Return a function of Triton's language that is looked up on each call, as the interpreter replaces it."""
 
     def call(*args):
         return getattr(tl, name)(*args)
@@ -38,11 +38,11 @@ def looked_up(name: str) -> Callable:
     return call
 
 
-def masked(create: Callable, place: int) -> Callable:
-    """Masks that are numbers: compiled, they are bits."""
+def with_boolean_mask(create: Callable, index: int) -> Callable:
+    """Convert masks that are numbers: compiled, they are bits."""
 
     def call(self: InterpreterBuilder, *args):
-        args[place].data = args[place].data.astype(bool)
+        args[index].data = args[index].data.astype(bool)
         return create(self, *args)
 
     return call
@@ -51,30 +51,29 @@ def masked(create: Callable, place: int) -> Callable:
 def prepare(engine: str) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{engine}."):
-            module.range = counted
+            module.range = loop_range
             for function in ("exp", "exp2", "log", "log2", "gather"):
                 if function in vars(module):
-                    setattr(module, function, looked_up(function))
-    torch.cpu.device = nullcontext  # one is not chosen as a GPU is
-    InterpreterBuilder.create_masked_load = masked(InterpreterBuilder.create_masked_load, 1)
-    InterpreterBuilder.create_masked_store = masked(InterpreterBuilder.create_masked_store, 2)
+                    setattr(module, function, late_bound(function))
+    torch.cpu.device = nullcontext  # a CPU is not selected as a GPU is
+    InterpreterBuilder.create_masked_load = with_boolean_mask(InterpreterBuilder.create_masked_load, 1)
+    InterpreterBuilder.create_masked_store = with_boolean_mask(InterpreterBuilder.create_masked_store, 2)
 
 
-def works(kernels: EngineKernels) -> Iterator[tuple[str, Callable[[int], float]]]:
-    """What there is to run, as a function of the key dim."""
-    bench = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
-    settings = KernelSettings(kernels="", sequences=3, length=128)
+def difference_of(kernels: EngineKernels, rule: str, mode: str, key_dim: int) -> float:
+    shape = KernelShape(name=rule, rule=rule, key_heads=1, value_heads=2, value_dim=32, width=128)
+    inputs = inputs_for(shape, key_dim, torch.device("cpu"), torch.float32)
+    return largest_difference(kernels, inputs, mode, KernelSettings(kernels="", sequences=3, length=128))
+
+
+def cases(kernels: EngineKernels) -> Iterator[tuple[str, Callable[[int], float]]]:
+    """Yield the name of each kernel and its difference as a function of the key dim."""
     for rule in ("gated_delta", "state_space"):
-        shape = KernelShape(name=rule, rule=rule, key_heads=1, value_heads=2, value_dim=32, width=128)
-        work = Work(shape=shape, settings=settings, kernels=kernels, bench=bench)
-        for mode in MODES:
-            yield (
-                f"{rule} {mode}",
-                lambda key_dim, work=work, mode=mode: work.difference(KernelRow(model="", key_dim=key_dim, mode=mode)),
-            )
+        for mode in ("decode", "prefill"):
+            yield f"{rule} {mode}", partial(difference_of, kernels, rule, mode)
     if isinstance(kernels, SglangKernels):
         for name, difference in sglang_projections.DIFFERENCES.items():
-            yield name, lambda key_dim, difference=difference: difference(kernels.projection, key_dim)
+            yield name, partial(difference, kernels.projection)
 
 
 def row_of(name: str, key_dim: int, difference: Callable[[int], float]) -> dict[str, object]:
@@ -86,18 +85,18 @@ def row_of(name: str, key_dim: int, difference: Callable[[int], float]) -> dict[
 
 
 def main() -> None:
-    given, *key_dims = sys.argv[1:]
-    engine = given.partition("=")[0]
-    kernels = loaded(given)
+    source, *key_dims = sys.argv[1:]
+    engine = source.partition("=")[0]
+    kernels = load_kernels(source)
     prepare(engine)
     rows = [
         row_of(name, key_dim, difference)
-        for name, difference in works(kernels)
+        for name, difference in cases(kernels)
         for key_dim in (map(int, key_dims) if key_dims else KEY_DIMS)
     ]
     command = " ".join(["python tests/interpret_engine.py", f"{engine}=PATH", *key_dims])
-    about = {"command": command, "engine": engine, "version": kernels.version, "versions": versions()}
-    print(json.dumps({**about, "rows": rows}, indent=1))
+    facts = {"command": command, "engine": engine, "version": kernels.version, "versions": versions()}
+    print(json.dumps({**facts, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

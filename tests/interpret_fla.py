@@ -1,6 +1,6 @@
-"""Run in a fresh process: load each folder with fla's class, save the logits that fla's own kernels make.
+"""Load each folder with fla's class and save the logits that fla's own kernels compute. Runs in a fresh process.
 
-No slimstate here: Triton's interpreter runs the kernels on a CPU.
+Triton's interpreter runs the kernels on a CPU; slimstate is not imported.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 warnings.simplefilter("ignore")
 
-from interpreting import counted  # noqa: E402, I001  before anything that imports Triton
+from interpreting import loop_range  # noqa: E402, I001  before anything that imports Triton
 
 import fla  # noqa: E402, F401
 import torch  # noqa: E402
@@ -25,9 +25,9 @@ def main() -> None:
     }
     for name, module in list(sys.modules.items()):
         if name.startswith("fla.ops"):
-            module.range = counted
+            module.range = loop_range
     if "slimstate" in sys.modules:
-        sys.exit("slimstate is here")
+        sys.exit("slimstate was imported")
     sequences, logits = torch.load(IDS), {}
     for folder, model in models.items():
         logits[folder.name] = []

@@ -20,11 +20,9 @@ from slimstate.api.reporting import report
 from slimstate.system.version import __version__
 
 if TYPE_CHECKING:
-    from slimstate.api.benchmarking import bench_calibrate, bench_decode, bench_mixer, bench_model
     from slimstate.api.cutting import apply_plan, estimate, inspect, make_plan, prune
     from slimstate.api.measuring import analyze, evaluate, sweep
     from slimstate.api.training import preview, reconstruct, recover, train
-    from slimstate.benchmark import BenchOptions, MixerShape
     from slimstate.evaluation.analyze import AnalysisOptions
     from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.sweep import SweepOptions
@@ -40,14 +38,22 @@ if TYPE_CHECKING:
     from slimstate.system.errors import SlimstateError
     from slimstate.system.progress import Reporter
     from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
+    from slimstate.workflows.bench import (
+        CalibrateBenchConfig,
+        DecodeBenchConfig,
+        MixerBenchConfig,
+        ModelBenchConfig,
+        bench_calibrate,
+        bench_decode,
+        bench_mixer,
+        bench_model,
+    )
 
 # the names above, by the module that each is loaded from
 HOMES = {
-    "api.benchmarking": ("bench_calibrate", "bench_decode", "bench_mixer", "bench_model"),
     "api.cutting": ("apply_plan", "estimate", "inspect", "make_plan", "prune"),
     "api.measuring": ("analyze", "evaluate", "sweep"),
     "api.training": ("preview", "reconstruct", "recover", "train"),
-    "benchmark": ("BenchOptions", "MixerShape"),
     "evaluation.analyze": ("AnalysisOptions",),
     "evaluation.evaluate": ("EvalOptions",),
     "evaluation.sweep": ("SweepOptions",),
@@ -63,18 +69,24 @@ HOMES = {
     "system.errors": ("SlimstateError",),
     "system.progress": ("Reporter",),
     "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
-}
+    "workflows.bench": (
+        "CalibrateBenchConfig", "DecodeBenchConfig", "MixerBenchConfig", "ModelBenchConfig",
+        "bench_calibrate", "bench_decode", "bench_mixer", "bench_model",
+    ),
+}  # fmt: skip
 
 __all__ = [
     "AnalysisOptions",
-    "BenchOptions",
     "Budget",
+    "CalibrateBenchConfig",
     "Calibration",
     "CutOptions",
+    "DecodeBenchConfig",
     "EngineOptions",
     "EvalOptions",
     "LoadOptions",
-    "MixerShape",
+    "MixerBenchConfig",
+    "ModelBenchConfig",
     "PretrainOptions",
     "ReconstructOptions",
     "RecoverOptions",

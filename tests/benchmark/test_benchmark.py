@@ -1,4 +1,4 @@
-"""Benchmarks time what they say, at the sizes they say, and every record can be run again. No timing is judged here."""
+"""Benchmarks time what they say, at the sizes they say, and every record can be repeated. No timing is judged here."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 import tiny
+from command import run
 from places import ROOT
-from slimstate import cli
-from slimstate.benchmark import BenchOptions, MixerShape, bench_calibrate, bench_decode, bench_mixer, bench_model
+from slimstate import bench_calibrate, bench_decode, bench_mixer, bench_model
 from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.compilation import compile_ahead
 from slimstate.benchmark.compiling_process import run_once
 from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, random_model, resized, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
-from slimstate.benchmark.timing import copy_bandwidth, timed
+from slimstate.benchmark.timing import copy_bandwidth, time_work
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import family_of
+from slimstate.models.load import load
 from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.inspect import parameters_after, state_bytes
-from slimstate.pruning.options import Calibration
 from slimstate.records.benchmark import (
     CalibrationRecord,
     DecodeRecord,
@@ -39,61 +38,60 @@ from slimstate.records.benchmark import (
     ModelRecord,
     ModelRow,
 )
-from slimstate.records.schema import read
-from slimstate.records.schema import written as as_json
+from slimstate.records.schema import read, written
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
 from slimstate.training.initial_model import shipped_configs
 
 CPU = torch.device("cpu")
-SMALL = MixerShape(batch=2, length=16, hidden=32, heads=2, value_dim=8)
-ONCE, TWICE = BenchOptions(rounds=1), BenchOptions(rounds=2)
-SHORT = Calibration(samples=1, length=16)
-FILES = [f"bench-{{}}.{suffix}" for suffix in ("json", "md", "pdf", "png", "tex")]
+RECORDS = ROOT / "docs" / "records"
+SIZES = {"batch": 2, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8}
+SMALL = MixerSettings(models=("delta_net",), **SIZES)
+ONCE = {"rounds": 1, "progress": False}
+TWICE = {"rounds": 2, "progress": False}
+SHORT = {"samples": 1, "length": 16, **ONCE}
 
 
-def written(folder, verb):
-    return sorted(path.name for path in folder.iterdir()) == [name.format(verb) for name in FILES]
+def check_files(record, folder):
+    """The record is there with its tables and its figure, and reads back as it was."""
+    names = [f"bench-{record.bench}.{suffix}" for suffix in ("json", "md", "pdf", "png", "tex")]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert type(record).read(folder / names[0]) == record
 
 
-def test_the_clock_runs_for_the_rounds_asked_for_and_not_for_the_warm_up():
+def test_only_the_rounds_after_the_warm_up_are_timed():
     calls = []
-    found = timed(lambda: calls.append(0), CPU, rounds=5, warm_up=3)
-    assert (len(calls), len(found.seconds)) == (8, 5)
-    row = found.fill(MixerRow(model="delta_net", mode="forward", key_dim=8))
+    timing = time_work(lambda: calls.append(0), CPU, rounds=5, warm_up=3)
+    assert (len(calls), len(timing.seconds)) == (8, 5)
+    row = timing.fill(MixerRow(model="delta_net", mode="forward", key_dim=8))
     low, high = row.quartiles
-    assert min(found.seconds) <= low <= row.time <= high <= max(found.seconds)
+    assert min(timing.seconds) <= low <= row.time <= high <= max(timing.seconds)
     assert (row.rounds, row.peak_bytes, row.key_dim) == (5, None, 8)
 
 
 def test_one_round_has_no_spread():
-    found = timed(lambda: None, CPU, rounds=1)
-    assert found.quartiles == (found.median, found.median)
+    timing = time_work(lambda: None, CPU, rounds=1)
+    assert timing.quartiles == (timing.median, timing.median)
 
 
-def test_ratios_are_to_the_widest_key_dim_that_could_be_measured():
+def test_ratios_are_to_the_widest_key_dim_that_was_measured():
     def row(key_dim, seconds, peak, error=None, mode="forward"):
         return MixerRow(model="m", key_dim=key_dim, mode=mode, seconds=seconds, peak_bytes=peak, error=error)
 
-    rows = [
-        row(128, None, None, "out of memory"),
-        row(64, 4.0, 100),
-        row(32, 2.0, 50),
-        row(32, 9.0, None, mode="train"),
-    ]
-    found = with_ratios(rows)
-    assert [entry.speedup for entry in found] == [None, 1.0, 2.0, 1.0]
-    assert [entry.memory_ratio for entry in found] == [None, 1.0, 0.5, None]
+    failed, train = row(128, None, None, "out of memory"), row(32, 9.0, None, mode="train")
+    rows = with_ratios([failed, row(64, 4.0, 100), row(32, 2.0, 50), train])
+    assert [row.speedup for row in rows] == [None, 1.0, 2.0, 1.0]
+    assert [row.memory_ratio for row in rows] == [None, 1.0, 0.5, None]
 
 
 def test_a_graph_is_compared_with_a_graph():
-    """Where the widest had no room for one, both are compared as they run without."""
+    """Where one of two rows has no graph, their launches are compared."""
 
     def row(key_dim, seconds, eager, graph):
         return DecodeRow(model="m", key_dim=key_dim, batch=4, seconds=seconds, eager_seconds=eager, graph=graph)
 
-    found = with_ratios([row(64, 6.0, 6.0, False), row(32, 1.0, 3.0, True), row(16, 2.0, 2.0, False)])
-    assert [entry.speedup for entry in found] == [1.0, 2.0, 3.0]
+    rows = with_ratios([row(64, 6.0, 6.0, False), row(32, 1.0, 3.0, True), row(16, 2.0, 2.0, False)])
+    assert [row.speedup for row in rows] == [1.0, 2.0, 3.0]
 
 
 def test_copying_has_a_bandwidth():
@@ -103,7 +101,7 @@ def test_copying_has_a_bandwidth():
 @pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet", "kda", "gla", "rwkv6", "gated_deltaproduct"])
 @pytest.mark.parametrize("key_dim", [3, 8, 24])
 def test_a_mixer_has_the_sizes_it_is_timed_at(model_type, key_dim):
-    config = mixer_config(model_type, key_dim, MixerShape(hidden=48, heads=3, value_dim=10))
+    config = mixer_config(model_type, key_dim, replace(SMALL, hidden=48, heads=3, value_dim=10))
     described = family_of(config).mixers(config)[0]
     assert (described.axis.heads, described.axis.width, described.value_dim) == (3, key_dim, 10)
     mixer = mixer_of(config, CPU, torch.float32)
@@ -115,25 +113,24 @@ def test_a_mixer_has_the_sizes_it_is_timed_at(model_type, key_dim):
 
 @pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet", "kda"])
 def test_a_mixer_can_be_timed_without_its_output_gate(model_type):
-    """Only the gate goes, and only where the type has one by default."""
-    with_gate, without = (
+    """Only the gate is removed, and only where the type has one by default."""
+    gated, plain = (
         mixer_of(mixer_config(model_type, 8, replace(SMALL, no_gate=no_gate)), CPU, torch.float32)
         for no_gate in (False, True)
     )
-    left_out = with_gate.state_dict().keys() - without.state_dict().keys()
-    assert left_out == ({"g_proj.weight"} if model_type == "gated_deltanet" else set())
+    removed = gated.state_dict().keys() - plain.state_dict().keys()
+    assert removed == ({"g_proj.weight"} if model_type == "gated_deltanet" else set())
 
 
 @pytest.mark.slow
 def test_mixers_are_timed_at_every_width_and_mode(tmp_path):
-    record = bench_mixer(key_dims=(16, 8), shape=SMALL, options=TWICE, out=tmp_path)
+    record = bench_mixer(key_dims=(16, 8), **SIZES, **TWICE, out=tmp_path)
     keys = {(row.model, row.key_dim, row.mode) for row in record.rows}
     assert len(keys) == len(record.rows) == 2 * 2 * 2
     for row in record.rows:
         assert row.tokens_per_second == pytest.approx(32 / row.time)
         assert (row.speedup == 1) == (row.key_dim == 16) or row.speedup > 0
-    assert written(tmp_path, "mixer")
-    assert MixerRecord.read(tmp_path / "bench-mixer.json") == record
+    check_files(record, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,39 +149,39 @@ def test_shipped_configs_have_the_sizes_of_the_models_they_are_named_after(name,
     assert round(count / 1e6) == millions
     mixers = family_of(config).mixers(config)
     assert (len(mixers), mixers[0].axis.heads, mixers[0].axis.width, mixers[0].value_dim) == sizes
-    assert width_of(config) == (128 if name.startswith("delta_net") else 256)
+    assert width_of(config) == sizes[2]
     assert name in shipped_configs()
 
 
 @pytest.mark.slow
 def test_models_are_timed_at_the_size_a_cut_would_have(folders, tmp_path):
-    name = tiny.PLAIN[0]
-    record = bench_model([str(folders[name])], [24, 8], batch=1, length=16, options=ONCE, out=tmp_path)
-    checkpoint = Checkpoint.open(folders[name])
+    folder = folders[tiny.PLAIN[0]]
+    record = bench_model(models=[str(folder)], key_dims=[24, 8], batch=1, length=16, **ONCE, out=tmp_path)
+    checkpoint = Checkpoint.open(folder)
     for row in record.rows:
         assert row.parameters == parameters_after(checkpoint, row.key_dim)
     assert {(row.key_dim, row.mode) for row in record.rows} == {
         (key_dim, mode) for key_dim in (24, 8) for mode in ("prefill", "train")
     }
-    assert written(tmp_path, "model")
-    assert ModelRecord.read(tmp_path / "bench-model.json") == record
+    check_files(record, tmp_path)
 
 
-def test_a_model_is_timed_forward_with_the_logits_of_every_token(folders):
-    record = bench_model([str(folders[tiny.PLAIN[0]])], [8], batch=2, length=16, modes=["forward"], options=ONCE)
+def test_a_forward_pass_computes_the_logits_of_every_token(folders):
+    model = str(folders[tiny.PLAIN[0]])
+    record = bench_model(models=[model], key_dims=[8], batch=2, length=16, modes=["forward"], **ONCE)
     assert [(row.mode, row.graph) for row in record.rows] == [("forward", None)]
     assert record.rows[0].tokens_per_second == pytest.approx(32 / record.rows[0].time)
 
 
 def test_by_default_a_model_is_timed_at_its_width_a_half_and_a_quarter(folders):
-    record = bench_model([str(folders[tiny.PLAIN[1]])], batch=1, length=8, modes=["prefill"], options=ONCE)
+    record = bench_model(models=[str(folders[tiny.PLAIN[1]])], batch=1, length=8, modes=["prefill"], **ONCE)
     assert [row.key_dim for row in record.rows] == [24, 12, 6]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.PLAIN)
 def test_decoding_moves_the_state_that_inspect_counts(name, folders, tmp_path):
-    record = bench_decode([str(folders[name])], [24, 8], batches=[3, 1], options=TWICE, out=tmp_path)
+    record = bench_decode(models=[str(folders[name])], key_dims=[24, 8], batches=[3, 1], **TWICE, out=tmp_path)
     mixers = Checkpoint.open(folders[name]).mixers
     assert [(row.key_dim, row.batch) for row in record.rows] == [(24, 1), (24, 3), (8, 1), (8, 3)]
     for row in record.rows:
@@ -194,33 +191,31 @@ def test_decoding_moves_the_state_that_inspect_counts(name, folders, tmp_path):
         assert row.share_of_copy_bandwidth == pytest.approx(moved / record.copy_bandwidth)
         assert row.graph is False
     assert [entry.batch for entry in record.largest_batch] == [None, None]  # only a GPU can be full
-    assert written(tmp_path, "decode")
-    assert DecodeRecord.read(tmp_path / "bench-decode.json") == record
+    check_files(record, tmp_path)
 
 
 def test_calibration_is_compared_with_the_forward_pass(folders, text_file, tmp_path):
-    about = Calibration(samples=2, length=16, data=str(text_file), documents="lines")
-    record = bench_calibrate(str(folders[tiny.PLAIN[0]]), calibration=about, options=ONCE, out=tmp_path)
+    text = {"data": str(text_file), "documents": "lines", **SHORT, "samples": 2}
+    record = bench_calibrate(model=str(folders[tiny.PLAIN[0]]), **text, out=tmp_path)
     assert "--documents lines" in record.command
-    plain, *rest = record.rows
+    forward, *rest = record.rows
     assert [row.method for row in rest] == ["drrqr", "s-wanda", "grad"]
-    assert plain.times_forward == 1
+    assert forward.times_forward == 1
     for row in rest:
-        assert row.times_forward == pytest.approx(row.time / plain.time)
+        assert row.times_forward == pytest.approx(row.time / forward.time)
         assert row.selection_seconds > 0
-    assert written(tmp_path, "calibrate")
-    assert CalibrationRecord.read(tmp_path / "bench-calibrate.json") == record
+    check_files(record, tmp_path)
 
 
 def test_a_config_needs_no_weights_and_no_text_to_be_calibrated(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(mixer_config("gated_deltanet", 8, SMALL)))
-    record = bench_calibrate(str(config), methods=["drrqr"], calibration=SHORT, options=ONCE)
-    assert [row.key_dim for row in record.rows] == [4, 4]
+    options = {"model": str(config), "methods": ["drrqr"], **SHORT}
+    assert [row.key_dim for row in bench_calibrate(**options).rows] == [4, 4]
     with pytest.raises(SlimstateError, match=r"`data` text\.txt needs a tokenizer"):
-        bench_calibrate(str(config), methods=["drrqr"], calibration="text.txt", options=ONCE)
-    with pytest.raises(SlimstateError, match="key dim 500 of a model of width 8: it must lie between 1 and 8"):
-        bench_calibrate(str(config), methods=["drrqr"], key_dim=500, calibration=SHORT, options=ONCE)
+        bench_calibrate(**options, data="text.txt")
+    with pytest.raises(SlimstateError, match="must be between 1 and 8, the width of the model, got 500"):
+        bench_calibrate(**options, key_dim=500)
 
 
 def test_random_weights_are_the_same_every_time():
@@ -230,113 +225,111 @@ def test_random_weights_are_the_same_every_time():
     assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
 
 
-OLD = sorted((ROOT / "docs" / "records").glob("bench-*.json"))
+PUBLISHED = sorted(RECORDS.glob("bench-*.json"))
 KINDS = {"mixer": MixerRecord, "model": ModelRecord, "decode": DecodeRecord, "calibrate": CalibrationRecord}
 
 
-@pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
-def test_records_of_0_1_are_read_whole(path):
-    """Every number that was written is there again, under its name; rows that failed are rows."""
-    found = json.loads(path.read_text())
-    record = KINDS[found["bench"]].read(path)
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_published_records_are_read_whole(path):
+    """Every number is read under its name; rows that failed are rows."""
+    data = json.loads(path.read_text())
+    record = KINDS[data["bench"]].read(path)
     again = record.to_json()
-    parts = ("rows", "largest_batch", "settings")
-    assert {key: again[key] for key in found if key not in parts} == {
-        key: value for key, value in found.items() if key not in parts
-    }
-    assert {key: again["settings"][key] for key in found["settings"]} == found["settings"]
     for name in ("rows", "largest_batch"):
-        for old, new in zip(found.get(name, []), again.get(name, []), strict=True):
+        for old, new in zip(data.pop(name, []), again.get(name, []), strict=True):
             assert {key: new[key] for key in old} == old
+    settings = data.pop("settings")
+    assert {key: again["settings"][key] for key in settings} == settings
+    assert {key: again[key] for key in data} == data
     assert type(record).from_json(again) == record
-    assert as_markdown(record).count("out of memory") == sum(row["error"] is not None for row in found["rows"])
+    assert as_markdown(record).count("out of memory") == sum(row.error is not None for row in record.rows)
 
 
-def test_there_is_a_record_of_0_1_for_every_benchmark():
-    assert {json.loads(path.read_text())["bench"] for path in OLD} == KINDS.keys()
+def test_every_benchmark_has_a_published_record():
+    assert {json.loads(path.read_text())["bench"] for path in PUBLISHED} == KINDS.keys()
 
 
-def test_a_record_of_another_benchmark_is_refused(tmp_path):
+def test_a_record_of_another_benchmark_is_refused():
     with pytest.raises(SlimstateError, match="bench is not one of model"):
-        ModelRecord.read(ROOT / "docs" / "records" / "bench-mixer.json")
+        ModelRecord.read(RECORDS / "bench-mixer.json")
 
 
 def test_a_row_with_neither_a_time_nor_an_error_is_refused(tmp_path):
-    found = json.loads((ROOT / "docs" / "records" / "bench-mixer.json").read_text())
-    del found["rows"][1]["seconds"]
-    (tmp_path / "bench.json").write_text(json.dumps(found))
+    data = json.loads((RECORDS / "bench-mixer.json").read_text())
+    del data["rows"][1]["seconds"]
+    (tmp_path / "bench.json").write_text(json.dumps(data))
     with pytest.raises(SlimstateError, match=r"rows\[1\] has neither a time"):
         MixerRecord.read(tmp_path / "bench.json")
 
 
-def test_a_model_in_a_table_of_latex_is_escaped():
+def test_names_of_models_are_escaped_in_latex():
     row = ModelRow(model="delta_net-370m", key_dim=8, width=16, mode="train", seconds=1.0, quartiles=(1.0, 1.0))
-    record = ModelRecord.read(ROOT / "docs" / "records" / "bench-model.json")
+    record = ModelRecord.read(RECORDS / "bench-model.json")
     assert r"\textbf{delta\_net-370m, train}" in as_latex(replace(record, rows=(row,)))
 
 
 @pytest.fixture(scope="module")
 def records(folders):
     model = str(folders[tiny.PLAIN[0]])
-    return [
-        bench_mixer(["delta_net"], [8, 4], shape=SMALL, options=ONCE, run=RunOptions(dtype="bfloat16")),
-        bench_model([model], [24, 12], batch=1, length=8, options=ONCE),
-        bench_decode([model], [24], batches=[1], options=ONCE),
-        bench_calibrate(model, methods=["drrqr"], calibration=SHORT, options=ONCE),
-    ]
+    return {
+        "mixer": bench_mixer(models=["delta_net"], key_dims=[8, 4], dtype="bfloat16", **SIZES, **ONCE),
+        "model": bench_model(models=[model], key_dims=[24, 12], batch=1, length=8, **ONCE),
+        "decode": bench_decode(models=[model], key_dims=[24], batches=[1], **ONCE),
+        "calibrate": bench_calibrate(model=model, methods=["drrqr"], **SHORT),
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(4))
-def test_the_command_of_a_record_makes_the_same_rows(place, records, capsys, monkeypatch):
-    record = records[place]
-    monkeypatch.setattr(sys, "argv", [*shlex.split(record.command), "--json"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert not stop.value.code
-    again = type(record).from_json(json.loads(capsys.readouterr().out))
+@pytest.mark.parametrize("name", KINDS)
+def test_the_command_of_a_record_makes_the_same_rows(name, records, capsys, monkeypatch):
+    record = records[name]
+    code, out, _ = run(capsys, monkeypatch, *shlex.split(record.command)[1:], "--json")
+    assert not code
+    again = type(record).from_json(json.loads(out))
     assert again.settings == record.settings
     assert [row.label for row in again.rows] == [row.label for row in record.rows]
-    assert (again.command, again.dtype) == (record.command, record.dtype)
+    assert (again.config, again.dtype) == (record.config, record.dtype)
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_the_process_that_compiles_runs_what_the_settings_say(place, records):
-    record = records[place]
-    again = run_once(record.bench, json.dumps(as_json(record.settings)), RunOptions(device="cpu", dtype=record.dtype))
+@pytest.mark.parametrize("name", ["mixer", "model", "decode"])
+def test_the_process_that_compiles_runs_its_settings(name, records):
+    record = records[name]
+    again = run_once(name, json.dumps(written(record.settings)), RunOptions(device="cpu", dtype=record.dtype))
     assert again.settings == record.settings
     assert [row.label for row in again.rows] == [row.label for row in record.rows]
 
 
-def test_a_width_is_compiled_by_a_process_that_is_told_its_settings(monkeypatch):
-    """On a GPU, which is only spoken of here; a process that fails is a line and not the end."""
-    told, lines = [], []
+def test_each_key_dim_is_compiled_by_a_process_with_its_settings(monkeypatch):
+    """The GPU is pretended. A process that fails is reported and ends nothing."""
+    calls, lines = [], []
 
     def process(words, **_):
-        told.append(words[-4:])
+        calls.append(words[-4:])
         return subprocess.CompletedProcess(words, 1, "", "first\nno room")
 
     monkeypatch.setattr(subprocess, "run", process)
-    bench = Bench.begin("mixer", BenchOptions(jobs=2), RunOptions(dtype="bfloat16"))
     reporter = Reporter()
     reporter.say = lines.append
-    cases = [MixerSettings(models=("delta_net",), key_dims=(key_dim,), batch=2) for key_dim in (64, 32)]
-    compile_ahead(bench, cases)
-    assert told == []
-    compile_ahead(replace(bench, device=torch.device("cuda"), reporter=reporter), cases)
-    words = [(module, verb, dtype, read(MixerSettings, json.loads(text))) for module, verb, dtype, text in told]
-    wanted = [("slimstate.benchmark.compiling_process", "mixer", "bfloat16", case) for case in cases]
-    assert sorted(words, key=str) == sorted(wanted, key=str)
+    bench = Bench.prepare("mixer", 1, RunOptions(dtype="bfloat16"), jobs=2)
+    cases = [("delta_net", 64), ("delta_net", 32)]
+    compile_ahead(bench, SMALL, cases)
+    assert calls == []
+    compile_ahead(replace(bench, device=torch.device("cuda"), reporter=reporter), SMALL, cases)
+    commands = [(module, name, dtype, read(MixerSettings, json.loads(text))) for module, name, dtype, text in calls]
+    expected = [
+        ("slimstate.benchmark.compiling_process", "mixer", "bfloat16", replace(SMALL, models=(model,), key_dims=(dim,)))
+        for model, dim in cases
+    ]
+    assert sorted(commands, key=str) == sorted(expected, key=str)
     assert lines[0] == "compiling 2 widths in 2 processes"
-    assert lines[1:] == [f"key dim {width} is compiled later, when it is timed: no room" for width in (64, 32)]
+    assert lines[1:] == [f"key dim {width} will be compiled when it is timed: no room" for width in (64, 32)]
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_tables_have_a_cell_for_every_column(place, records):
-    record = records[place]
-    lines = as_markdown(record).splitlines()
+@pytest.mark.parametrize("name", KINDS)
+def test_tables_have_a_cell_for_every_column(name, records):
+    lines = as_markdown(records[name]).splitlines()
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    latex = as_latex(record)
+    latex = as_latex(records[name])
     body = [line for line in latex.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
     assert len({len(re.findall(r"(?<!\\)&", line)) for line in body}) == 1
     assert latex.count(r"\begin") == latex.count(r"\end") == 1
@@ -347,7 +340,7 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("slimstate.benchmark.mixers._measure", full)
-    record = bench_mixer(["delta_net"], [8], shape=SMALL, options=TWICE)
+    record = bench_mixer(models=["delta_net"], key_dims=[8], **SIZES, **TWICE)
     assert [(row.error, row.speedup) for row in record.rows] == [("out of memory", None)] * 2
     assert "out of memory" in as_markdown(record)
     as_latex(record)
@@ -357,38 +350,35 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
     ("arguments", "complaint"),
     [
         (("mixer", "--models", "mamba9"), "no mixer benchmark for 'mamba9'"),
-        (("mixer", "--key-dims", "0"), "--key-dims 0: it must be at least 1"),
-        (("mixer", "--key-dims", "a"), "--key-dims a"),
-        (("mixer", "--modes", "backward"), "unknown mode 'backward'; there are forward, train"),
-        (("mixer", "--rounds", "0"), "--rounds 0: at least one"),
+        (("mixer", "--key-dims", "0"), "--key-dims must be at least 1, got 0"),
+        (("mixer", "--key-dims", "a"), "--key-dims must be a whole number, got 'a'"),
+        (("mixer", "--modes", "backward"), "unknown --modes backward; there are forward, train"),
+        (("mixer", "--rounds", "0"), "--rounds must be at least 1"),
         (("model", "--models", "nowhere"), "or one of delta_net-1.3b"),
         (("model", "--models", "delta_net-370m", "--key-dims", "256"), "between 1 and 128"),
-        (("decode", "--batches", "0"), "--batches 0"),
-        (("calibrate", "--methods", "l1"), "l1 looks at no activations"),
+        (("decode", "--batches", "0"), "--batches must be at least 1"),
+        (("decode", "--kernels", "vllm=x", "--batches", "1,2"), "--batches must be one number of sequences"),
+        (("calibrate", "--methods", "l1"), "l1 needs no calibration"),
         (("calibrate", "--methods", "best"), "unknown method 'best'"),
         (("mixer", "--out", __file__), "is a file; --out is a folder"),
         (("mixer", "--device", "cuda"), "no CUDA device"),
     ],
 )
-def test_what_cannot_be_timed_is_one_line(arguments, complaint, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["slimstate", "bench", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert stop.value.code == 2
+def test_bad_options_are_one_line(arguments, complaint, capsys, monkeypatch):
+    code, _, err = run(capsys, monkeypatch, "bench", *arguments)
+    last = err.strip().splitlines()[-1]
+    assert code == 2
     assert last.startswith("slimstate: ")
     assert complaint in last
 
 
-def test_a_wider_model_than_the_config_is_refused():
+def test_a_key_dim_above_the_width_is_refused():
     with pytest.raises(SlimstateError, match="between 1 and 8"):
         resized(mixer_config("delta_net", 8, SMALL), 9)
 
 
-def test_calibrating_a_benchmark_leaves_the_model_as_it_was(folders):
-    """The forward pass that is timed first is that of the model itself, before and after a calibration."""
-    from slimstate.models.load import load
-
+def test_calibration_leaves_the_model_unchanged(folders):
+    """The forward pass that is timed first computes the same before and after a calibration."""
     runtime = load(folders[tiny.PLAIN[0]])
     ids = torch.arange(32).view(2, 16)
     with torch.inference_mode():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slimstate.benchmark.bench import Bench
-from slimstate.benchmark.random_models import config_of, model_for, width_of
+from slimstate.benchmark.random_models import config_of, model_for, resized, width_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
@@ -22,7 +22,6 @@ from slimstate.data.text import sample_windows
 from slimstate.families import family_of
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.load import Runtime, load_tokenizer
-from slimstate.models.options import RunOptions
 from slimstate.pruning.calibration import calibrate
 from slimstate.records.benchmark import CalibrationRecord, CalibrationRow, CalibrationSettings
 from slimstate.selectors import Case, Request, Selector, choose, selector_named
@@ -35,16 +34,19 @@ def time_calibration(settings: CalibrationSettings, bench: Bench) -> Calibration
     for selector in selectors:
         if not selector.calibrated:
             raise PlanError(f"{selector.name} needs no calibration, so there is nothing to time; leave it out")
+    config = config_of(settings.model)
+    key_dim = width_of(config) // 2 if settings.key_dim is None else settings.key_dim
+    resized(config, key_dim)  # raises where the model has no such key dim
     job = CalibrationJob.prepare(settings, bench)
     forward, *rows = (
         bench.attempt(
-            CalibrationRow(method=selector.name if selector else "forward", key_dim=settings.key_dim),
+            CalibrationRow(method=selector.name if selector else "forward", key_dim=key_dim),
             partial(_measure, bench, job, selector),
         )
         for selector in (None, *selectors)
     )
     rows = [row if row.error or forward.error else row.against(forward) for row in (forward, *rows)]
-    return bench.finish(CalibrationRecord, settings, rows)
+    return bench.finish(CalibrationRecord, replace(settings, key_dim=key_dim), rows)
 
 
 @dataclass(frozen=True, kw_only=True)

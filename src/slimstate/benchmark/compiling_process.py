@@ -38,4 +38,4 @@ def _run_untimed(kernel: Callable[[], object], quantiles: Sequence[float]) -> li
 
 if __name__ == "__main__":
     judge_variants_by(_run_untimed)
-    run_once(sys.argv[1], sys.argv[3], RunOptions(device="cuda", dtype=sys.argv[2]))
+    run_once(sys.argv[1], sys.argv[3], RunOptions.from_values({"device": "cuda", "dtype": sys.argv[2]}))

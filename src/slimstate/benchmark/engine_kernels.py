@@ -45,7 +45,7 @@ class Package:
     stand_ins: Callable[[], StandIns]
 
     def load(self, path: str | Path) -> tuple[str, dict[str, ModuleType]]:
-        """Return the version and the modules by role. The engine itself cannot be imported in this process afterwards."""
+        """Return the version and the modules by role; the engine itself cannot be imported in this process any more."""
         folder = self._find_folder(Path(path))
         package = sys.modules.get(self.name)
         if package is None:
@@ -91,7 +91,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKernels(ABC):
-    """The modules whose functions an engine's layers call. All engines share the signatures for decoding."""
+    """The modules whose functions an engine's layers call. Engines differ only in how prefill is called."""
 
     PACKAGE: ClassVar[Package]
 
@@ -109,22 +109,6 @@ class EngineKernels(ABC):
     @property
     def title(self) -> str:
         return f"{self.PACKAGE.title} {self.version}"
-
-    def gated_decode(self, inputs: Inputs) -> Tensor:
-        """Return the outputs of one token per sequence and update `initial_state` in place.
-
-        The kernel computes the gate and normalises queries and keys itself.
-        """
-        scale = inputs["initial_state"].shape[-1] ** -0.5
-        self.decode.fused_recurrent_gated_delta_rule_packed_decode(
-            **inputs, scale=scale, use_qk_l2norm_in_kernel=True
-        )
-        return inputs["out"]
-
-    def mamba_decode(self, inputs: Inputs) -> Tensor:
-        """Return the outputs of one token per sequence and update `state` in place."""
-        self.update.selective_state_update(**inputs, dt_softplus=True)
-        return inputs["out"]
 
     @abstractmethod
     def gated_prefill(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

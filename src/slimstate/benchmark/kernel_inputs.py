@@ -5,7 +5,6 @@ B sequences, T tokens, H key heads, G value heads, K key dim, V value dim. Input
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -23,44 +22,24 @@ Result = tuple[Tensor, Tensor]  # outputs and states
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelInputs(ABC):
-    """Random inputs of one shape at one key dim, the same on every call."""
+class RandomInputs:
+    """Random inputs of one shape at one key dim, the same on every call.
+
+    Each rule has `for_decode` and `for_prefill`, which return the inputs of a kernel; `decode` and `prefill`, which run
+    it; and `expected_decode` and `expected_prefill`. Decoding updates the states in its inputs.
+    """
 
     shape: KernelShape
     key_dim: int
     device: torch.device
     dtype: torch.dtype
 
-    @abstractmethod
-    def for_decode(self, sequences: int) -> Inputs:
-        """Return the inputs of one token for each sequence."""
-
-    @abstractmethod
-    def decode(self, kernels: EngineKernels, inputs: Inputs) -> Result:
-        """Run the engine's kernel, which updates the states in `inputs`, and return outputs and states."""
-
-    @abstractmethod
-    def expected_decode(self, inputs: Inputs) -> Result:
-        """Return what `decode` should return."""
-
-    @abstractmethod
-    def for_prefill(self, prompts: int, length: int) -> Inputs:
-        """Return the inputs of prompts of one length, concatenated."""
-
-    @abstractmethod
-    def prefill(self, kernels: EngineKernels, inputs: Inputs) -> Result:
-        """Run the engine's kernel and return outputs and final states."""
-
-    @abstractmethod
-    def expected_prefill(self, inputs: Inputs) -> Result:
-        """Return what `prefill` should return for a single prompt."""
-
-    def normal(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
-        generator = torch.Generator(self.device).manual_seed(sum(sizes))
-        return torch.randn(*sizes, device=self.device, generator=generator).to(dtype or self.dtype)
-
     def float32(self, *sizes: int) -> Tensor:
-        return self.normal(*sizes, dtype=torch.float32)
+        generator = torch.Generator(self.device).manual_seed(sum(sizes))
+        return torch.randn(*sizes, device=self.device, generator=generator)
+
+    def normal(self, *sizes: int) -> Tensor:
+        return self.float32(*sizes).to(self.dtype)
 
     def empty(self, *sizes: int) -> Tensor:
         return torch.empty(*sizes, device=self.device, dtype=self.dtype)
@@ -70,7 +49,7 @@ class KernelInputs(ABC):
         return torch.arange(count, device=self.device, dtype=torch.int32) * step
 
 
-class GatedDelta(KernelInputs):
+class GatedDelta(RandomInputs):
     """Qwen3-Next and Qwen3.5. Decoding computes its gates from the projections; prefill takes them as inputs."""
 
     def for_decode(self, sequences: int) -> Inputs:
@@ -87,7 +66,11 @@ class GatedDelta(KernelInputs):
         }
 
     def decode(self, kernels: EngineKernels, inputs: Inputs) -> Result:
-        return kernels.gated_decode(inputs), inputs["initial_state"][1:]
+        """Run the kernel, which normalises queries and keys itself."""
+        kernels.decode.fused_recurrent_gated_delta_rule_packed_decode(
+            **inputs, scale=self.key_dim**-0.5, use_qk_l2norm_in_kernel=True
+        )
+        return inputs["out"], inputs["initial_state"][1:]
 
     def expected_decode(self, inputs: Inputs) -> Result:
         h, v, k = self.shape.key_heads, self.shape.value_dim, self.key_dim
@@ -126,7 +109,7 @@ class GatedDelta(KernelInputs):
         return output, state.mT
 
 
-class Mamba2(KernelInputs):
+class Mamba2(RandomInputs):
     """Mamba-2 as in Nemotron-H and Codestral Mamba: heads of 64 channels in groups."""
 
     def for_decode(self, sequences: int) -> Inputs:
@@ -142,7 +125,8 @@ class Mamba2(KernelInputs):
         }
 
     def decode(self, kernels: EngineKernels, inputs: Inputs) -> Result:
-        return kernels.mamba_decode(inputs), inputs["state"][1:]
+        kernels.update.selective_state_update(**inputs, dt_softplus=True)
+        return inputs["out"], inputs["state"][1:]
 
     def expected_decode(self, inputs: Inputs) -> Result:
         batched = {name: inputs[name].unsqueeze(1) for name in ("x", "B", "C")}
@@ -196,3 +180,6 @@ def _scan(inputs: Inputs, state: Tensor | None = None) -> Result:
     )  # fmt: skip
     assert isinstance(result, tuple)
     return result
+
+
+KernelInputs = GatedDelta | Mamba2

@@ -26,7 +26,7 @@ SHAPES = (
     KernelShape(name="qwen3_5", rule="gated_delta", key_heads=16, value_heads=48, value_dim=128, width=128),
     KernelShape(name="mamba2", rule="state_space", key_heads=8, value_heads=128, value_dim=64, width=128),
 )
-RULES: Mapping[str, type[KernelInputs]] = {"gated_delta": GatedDelta, "state_space": Mamba2}
+RULES: Mapping[str, type[GatedDelta] | type[Mamba2]] = {"gated_delta": GatedDelta, "state_space": Mamba2}
 ENGINES: Mapping[str, type[EngineKernels]] = {"vllm": VllmKernels, "sglang": SglangKernels}
 CHECK_SIZE = 256  # largest number of tokens or sequences on which outputs are compared
 COMPILE_THREADS = 16
@@ -50,7 +50,7 @@ def load_kernels(source: str) -> EngineKernels:
 
 
 def time_kernels(settings: KernelSettings, kernels: EngineKernels, bench: Bench) -> KernelRecord:
-    """Time the kernels of an engine at several key dims: by default every multiple of 16 up to a shape's width."""
+    """Time the kernels of an engine at key dims; default: every multiple of 16 up to a shape's width."""
     if bench.device.type == "cuda":
         tune_briefly()
         compile_side_by_side(COMPILE_THREADS)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -45,11 +45,11 @@ class Timing:
 
     def fill(self, row: R) -> R:
         """Return the row with the median, the quartiles, the peak memory, and how it ran."""
-        graph = {} if self.graph is None else {"graph": self.graph, "eager_seconds": self.eager_seconds}
-        return replace(
-            row, seconds=self.median, quartiles=self.quartiles, rounds=len(self.seconds), peak_bytes=self.peak_bytes,
-            **graph,
-        )  # fmt: skip
+        graph: dict[str, Any] = {"graph": self.graph, "eager_seconds": self.eager_seconds}
+        row = replace(
+            row, seconds=self.median, quartiles=self.quartiles, rounds=len(self.seconds), peak_bytes=self.peak_bytes
+        )
+        return row if self.graph is None else replace(row, **graph)
 
 
 def time_work(work: Work, device: torch.device, *, rounds: int, warm_up: int = 2) -> Timing:

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from slimstate.cli.terminal import Device, Documents, Dtype, Json, Text, listed, print_json, printer
+from slimstate.cli.terminal import Device, Documents, Dtype, Json, Text, print_json, printer
 from slimstate.system.console import TerminalReporter
-from slimstate.system.errors import PlanError
 
 if TYPE_CHECKING:
-    from slimstate.benchmark.bench import BenchOptions
-    from slimstate.models.options import RunOptions
-    from slimstate.records.benchmark import BenchRecord, KernelRecord
+    from slimstate.records.benchmark import BenchRecord
 
 bench = typer.Typer(no_args_is_help=True, help="Time mixers, models, decoding and calibration at several key dims.")
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the tables and the figure.")]
@@ -58,19 +55,13 @@ def mixer(
 
     The paper's released code has 4096 tokens and --no-gate (recipes/throughput.toml).
     """
-    from slimstate.benchmark import BenchOptions, MixerShape, bench_mixer
-    from slimstate.models.options import RunOptions
+    from slimstate.workflows.bench import bench_mixer
 
     record = bench_mixer(
-        listed(models, "--models", str),
-        listed(key_dims, "--key-dims", int),
-        shape=MixerShape(batch=batch, length=length, hidden=hidden, heads=heads, value_dim=value_dim, no_gate=no_gate),
-        modes=listed(modes, "--modes", str),
-        options=BenchOptions(rounds=rounds, jobs=jobs),
-        run=RunOptions(device=device, dtype=dtype),
-        out=out,
-        reporter=TerminalReporter(),
-    )
+        models=models, key_dims=key_dims, batch=batch, length=length, hidden=hidden, heads=heads, value_dim=value_dim,
+        no_gate=no_gate, modes=modes, rounds=rounds, jobs=jobs, device=device, dtype=dtype, out=out,
+        progress=TerminalReporter(),
+    )  # fmt: skip
     show(record, out, as_json)
 
 
@@ -91,20 +82,12 @@ def model(
     as_json: Json = False,
 ) -> None:
     """Whole models: a prefill, a forward pass, a training step. Random weights, but for a folder at its own key dim."""
-    from slimstate.benchmark import BenchOptions, bench_model
-    from slimstate.models.options import RunOptions
+    from slimstate.workflows.bench import bench_model
 
     record = bench_model(
-        listed(models, "--models", str),
-        _key_dims(key_dims),
-        batch=batch,
-        length=length,
-        modes=listed(modes, "--modes", str),
-        options=BenchOptions(rounds=rounds, jobs=jobs),
-        run=RunOptions(device=device, dtype=dtype),
-        out=out,
-        reporter=TerminalReporter(),
-    )
+        models=models, key_dims=key_dims, batch=batch, length=length, modes=modes, rounds=rounds, jobs=jobs,
+        device=device, dtype=dtype, out=out, progress=TerminalReporter(),
+    )  # fmt: skip
     show(record, out, as_json)
 
 
@@ -141,23 +124,12 @@ def decode(
     as_json: Json = False,
 ) -> None:
     """One more token for each of many sequences, against the bandwidth of the device; and how many sequences fit."""
-    from slimstate.benchmark import BenchOptions, bench_decode
-    from slimstate.benchmark.decoding import BATCHES
-    from slimstate.models.options import RunOptions
+    from slimstate.workflows.bench import bench_decode
 
-    if kernels is not None:
-        options, run = BenchOptions(rounds=rounds), RunOptions(device=device, dtype=dtype)
-        show(_kernels(kernels, models, key_dims, batches, options, run, out), out, as_json)
-        return
     record = bench_decode(
-        listed(models or "delta_net-1.3b", "--models", str),
-        _key_dims(key_dims),
-        batches=BATCHES if batches is None else listed(batches, "--batches", int),
-        options=BenchOptions(rounds=rounds, jobs=jobs),
-        run=RunOptions(device=device, dtype=dtype),
-        out=out,
-        reporter=TerminalReporter(),
-    )
+        models=models, key_dims=key_dims, batches=batches, kernels=kernels, rounds=rounds, jobs=jobs, device=device,
+        dtype=dtype, out=out, progress=TerminalReporter(),
+    )  # fmt: skip
     show(record, out, as_json)
 
 
@@ -179,56 +151,17 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """What each method's calibration costs beside a plain forward pass, and how long the choice takes."""
-    from slimstate.benchmark import BenchOptions, bench_calibrate
-    from slimstate.models.options import RunOptions
-    from slimstate.pruning.options import Calibration
+    from slimstate.workflows.bench import bench_calibrate
 
     record = bench_calibrate(
-        model,
-        methods=listed(methods, "--methods", str),
-        key_dim=key_dim,
-        calibration=Calibration(data=data, documents=documents, samples=samples, length=length),
-        options=BenchOptions(rounds=rounds),
-        run=RunOptions(device=device, dtype=dtype),
-        out=out,
-        reporter=TerminalReporter(),
-    )
+        model=model, methods=methods, key_dim=key_dim, samples=samples, length=length, data=data, documents=documents,
+        rounds=rounds, device=device, dtype=dtype, out=out, progress=TerminalReporter(),
+    )  # fmt: skip
     show(record, out, as_json)
 
 
-def _kernels(
-    kernels: str,
-    models: str | None,
-    key_dims: str | None,
-    batches: str | None,
-    options: BenchOptions,
-    run: RunOptions,
-    out: Path | None,
-) -> KernelRecord:
-    from slimstate.benchmark.kernels import SHAPES, bench_kernels, named
-    from slimstate.records.benchmark import KernelSettings
-
-    sequences = [1024] if batches is None else listed(batches, "--batches", int)
-    if len(sequences) != 1:
-        raise PlanError(f"--batches {batches}: one number of sequences with --kernels")
-    return bench_kernels(
-        kernels,
-        SHAPES if models is None else named(listed(models, "--models", str)),
-        _key_dims(key_dims),
-        settings=KernelSettings(kernels=kernels, sequences=sequences[0]),
-        options=options,
-        run=run,
-        out=out,
-        reporter=TerminalReporter(),
-    )
-
-
-def _key_dims(given: str | None) -> list[int] | None:
-    return None if given is None else listed(given, "--key-dims", int)
-
-
 def show(record: BenchRecord, out: Path | None, as_json: bool) -> None:
-    from slimstate.benchmark.tables import lines
+    from slimstate.benchmark.tables import table as table_of
     from slimstate.records.benchmark import DecodeRecord, KernelRecord
 
     if as_json:
@@ -237,7 +170,7 @@ def show(record: BenchRecord, out: Path | None, as_json: bool) -> None:
     console = printer()
     if not console.is_terminal:
         console.width = 200
-    titles, body = lines(record, brief=console.width < 120)
+    titles, body = table_of(record, narrow=console.width < 120)
     table = Table(*titles)
     for cells in body:
         table.add_row(*cells)

@@ -6,6 +6,7 @@ widest key dim that could be measured of the same model, mode and batch; in a ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from slimstate.records.base import Record
 from slimstate.records.parts import Origin
 from slimstate.records.schema import FILLED, Count, Positive, Whole
 from slimstate.system.errors import PlanError
+from slimstate.system.options import Options
 
 W = TypeVar("W", bound="WidthRow")
 
@@ -153,82 +155,71 @@ class CalibrationRow(TimedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subjects:
-    """Which models at which key dims; None is a model's own, a half and a quarter of it."""
+class Subjects(Options):
+    """Which models are timed at which key dims."""
 
     models: tuple[str, ...]
-    key_dims: tuple[int, ...] | None
+    """Model folders, config files or names of shipped configs, separated by commas."""
+    key_dims: tuple[int, ...] | None = None
+    """Key dims, none above a model's own; default: its own, a half and a quarter."""
+
+    def check(self) -> None:
+        check_positive("key_dims", self.key_dims or (1,))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixerShape:
-    """The sizes of a layer and of what flows through it; by default those of the paper.
+class MixerSettings(Subjects):
+    """The layers to time and the input that flows through them; the defaults are the sizes that the paper names.
 
-    Parameters:
-        batch: sequences at once.
-        length: tokens in each.
-        hidden: the width of the model.
-        heads: heads of the layer.
-        value_dim: value channels of a head.
-        no_gate: leave out the output gate, where a type has one by default.
-
-    Examples:
-        >>> slimstate.bench_mixer(shape=slimstate.MixerShape(length=4096, no_gate=True))
+    The paper's released code has 4096 tokens and no output gate.
     """
 
+    models: tuple[str, ...]
+    """Model types, separated by commas."""
+    key_dims: tuple[int, ...] = (128, 64, 32)
+    """Key dims, compared with the widest of them."""
     batch: Whole = 32
+    """Sequences per batch."""
     length: Whole = 2048
+    """Tokens per sequence."""
     hidden: Whole = 2048
+    """Hidden size."""
     heads: Whole = 16
+    """Number of heads."""
     value_dim: Whole = 128
+    """Value dim of each head."""
     no_gate: bool = False
-
-    def __post_init__(self) -> None:
-        check_positive(
-            batch=self.batch, length=self.length, hidden=self.hidden, heads=self.heads, value_dim=self.value_dim
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixerSettings(MixerShape, Subjects):
-    MODES: ClassVar[tuple[str, ...]] = ("forward", "train")
-
-    key_dims: tuple[int, ...]
-    modes: tuple[str, ...] = MODES
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(key_dims=min(self.key_dims, default=0))
-        check_modes(self.modes, self.MODES)
+    """Leave out the output gate of layers that have one, as the paper's code does."""
+    modes: tuple[Literal["forward", "train"], ...] = ("forward", "train")
+    """forward; train: forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Subjects):
-    """A prefill keeps the states and the logits of the last token; a forward pass gives the logits of every token."""
-
-    MODES: ClassVar[tuple[str, ...]] = ("prefill", "train")
-    KNOWN: ClassVar[tuple[str, ...]] = (*MODES, "forward")
+    """The models to time and the size of their input."""
 
     batch: Whole = 8
+    """Sequences per batch."""
     length: Whole = 2048
-    modes: tuple[str, ...] = MODES
-
-    def __post_init__(self) -> None:
-        check_positive(batch=self.batch, length=self.length)
-        check_modes(self.modes, self.KNOWN)
+    """Tokens per sequence."""
+    modes: tuple[Literal["prefill", "forward", "train"], ...] = ("prefill", "train")
+    """prefill: states, and logits of the last token; forward: logits of every token; train: loss, gradient, AdamW."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings(Subjects):
+    """The models to time and the numbers of sequences that they decode together."""
+
     batches: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        check_positive(batches=min(self.batches, default=0))
+    def check(self) -> None:
+        super().check()
+        check_positive("batches", self.batches)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelShape:
-    """The heads of a layer as a published model has them; `width` is its key dim."""
+    """The heads of a layer in a published model; `width` is its key dim."""
 
     name: str
     rule: Literal["gated_delta", "state_space"]
@@ -239,51 +230,44 @@ class KernelShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelSettings:
-    """Which kernels, as `vllm=PATH`, on what: `sequences` are decoded together, `prompts` of `length` prefilled."""
-
-    MODES: ClassVar[tuple[str, ...]] = ("decode", "prefill")
+class KernelSettings(Options):
+    """The kernels to time, as `vllm=PATH`: with `sequences` decoded together and `prompts` of `length` tokens."""
 
     kernels: str
     shapes: tuple[KernelShape, ...] = ()
     key_dims: tuple[int, ...] | None = None
-    modes: tuple[str, ...] = MODES
+    modes: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
     sequences: Whole = 1024
     prompts: Whole = 8
     length: Whole = 2048
 
-    def __post_init__(self) -> None:
-        check_positive(sequences=self.sequences, prompts=self.prompts, length=self.length)
-        check_positive(key_dims=min(self.key_dims or (1,)))
-        check_modes(self.modes, self.MODES)
+    def check(self) -> None:
+        check_positive("key_dims", self.key_dims or (1,))
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationSettings:
-    """Windows of a text, or of random tokens where `data` is None."""
+class CalibrationSettings(Options):
+    """The model and the methods to time, and the text to calibrate on."""
 
     model: str
-    methods: tuple[str, ...]
-    key_dim: Whole
-    samples: Whole
-    length: Whole
+    """A model folder, a config file or the name of a shipped config."""
+    methods: tuple[str, ...] = ("drrqr", "s-wanda", "grad")
+    """Selection methods, separated by commas."""
+    key_dim: Whole | None = None
+    """Channels to keep in each head; default: half."""
+    samples: Whole = 128
+    """Calibration windows."""
+    length: Whole = 2048
+    """Tokens per calibration window."""
     data: str | None = None
+    """Text to calibrate on: a file, a folder, or a dataset; default: random tokens."""
     documents: str | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(samples=self.samples, length=self.length, key_dim=self.key_dim)
+    """How the text is split into documents: lines, blank, file or rows; default: by its kind."""
 
 
-def check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise PlanError(f"`{name}` {size}: it must be at least 1")
-
-
-def check_modes(modes: tuple[str, ...], known: tuple[str, ...]) -> None:
-    for mode in modes:
-        if mode not in known:
-            raise PlanError(f"unknown mode {mode!r}; there are {', '.join(known)}")
+def check_positive(name: str, values: Sequence[int]) -> None:
+    if min(values, default=0) < 1:
+        raise PlanError(f"`{name}` must be at least 1, got {','.join(map(str, values)) or 'none'}")
 
 
 @dataclass(frozen=True, kw_only=True)

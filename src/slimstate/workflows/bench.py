@@ -1,0 +1,226 @@
+"""Time layers, models, decoding and calibration at several key dims: one config and one function for each benchmark.
+
+Every function returns a record whose `rows` have medians, spread, peak memory and ratios to the widest key dim, all
+from one run on one device; with `out` it is written to that folder with its tables and a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from msgspec import Meta
+
+from slimstate.api.progress import Progress, reporter_of
+from slimstate.models.options import RunOptions
+from slimstate.records.benchmark import (
+    BenchRecord,
+    CalibrationRecord,
+    CalibrationSettings,
+    DecodeRecord,
+    DecodeSettings,
+    KernelRecord,
+    KernelSettings,
+    MixerRecord,
+    MixerSettings,
+    ModelRecord,
+    ModelSettings,
+)
+from slimstate.records.provenance import run_config
+from slimstate.system.errors import PlanError
+from slimstate.system.options import Options
+
+if TYPE_CHECKING:
+    from slimstate.benchmark.bench import Bench
+    from slimstate.families.contract import Library
+
+B = TypeVar("B", bound=BenchRecord)
+S = TypeVar("S", bound=Options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(Options):
+    """Where a benchmark runs, and how many rounds it times."""
+
+    rounds: Annotated[int, Meta(ge=1)] = 20
+    """Timings to take the median of."""
+    run: RunOptions = RunOptions()
+
+    def settings(self, kind: type[S]) -> S:
+        """Return the part of the config that says what is timed."""
+        return kind(**{item.name: getattr(self, item.name) for item in fields(kind)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledBenchConfig(BenchConfig):
+    """A benchmark whose kernels can be compiled ahead."""
+
+    jobs: Annotated[int, Meta(ge=0)] = 0
+    """Processes that compile kernels before they are timed; GPU only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerBenchConfig(CompiledBenchConfig, MixerSettings):
+    """How to time single layers; the defaults are the sizes that the paper names.
+
+    The paper's released code has 4096 tokens and no output gate.
+    """
+
+    models: tuple[str, ...] = ("delta_net", "gated_deltanet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBenchConfig(CompiledBenchConfig, ModelSettings):
+    """How to time whole models."""
+
+    models: tuple[str, ...] = ("delta_net-370m",)
+    rounds: Annotated[int, Meta(ge=1)] = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeBenchConfig(CompiledBenchConfig):
+    """How to time decoding steps, of models or of an engine's kernels."""
+
+    models: tuple[str, ...] | None = None
+    """Model folders, config files or names of shipped configs, separated by commas; default: delta_net-1.3b. With
+    `kernels`, shapes: qwen3_next, qwen3_5, mamba2; default: all."""
+    key_dims: tuple[int, ...] | None = None
+    """Key dims, none above a model's own; default: its own, a half and a quarter, or with `kernels` every multiple of
+    16."""
+    batches: tuple[int, ...] | None = None
+    """Numbers of sequences to decode together; default: 1,4,16,64,256,1024,4096. With `kernels` one; default: 1024."""
+    kernels: str | None = None
+    """ENGINE=PATH: time the kernels of vllm or sglang by themselves, in decoding and prefill; PATH contains the
+    unpacked wheel of the engine."""
+
+    @property
+    def decode_settings(self) -> DecodeSettings:
+        return DecodeSettings(
+            models=self.models or ("delta_net-1.3b",),
+            key_dims=self.key_dims,
+            batches=(1, 4, 16, 64, 256, 1024, 4096) if self.batches is None else tuple(sorted(self.batches)),
+        )
+
+    @property
+    def kernel_settings(self) -> KernelSettings:
+        from slimstate.benchmark.kernels import SHAPES, shapes_named
+
+        if self.batches is not None and len(self.batches) != 1:
+            raise PlanError(f"`batches` must be one number of sequences with `kernels`, got {len(self.batches)}")
+        return KernelSettings(
+            kernels=str(self.kernels),
+            shapes=SHAPES if self.models is None else shapes_named(self.models),
+            key_dims=self.key_dims and tuple(sorted(self.key_dims, reverse=True)),
+            sequences=1024 if self.batches is None else self.batches[0],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateBenchConfig(BenchConfig, CalibrationSettings):
+    """How to time calibration and selection."""
+
+    model: str = "delta_net-1.3b"
+    rounds: Annotated[int, Meta(ge=1)] = 3
+
+
+def bench_mixer(
+    config: MixerBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
+) -> MixerRecord:
+    """Time linear-attention layers by themselves, forward and in training.
+
+    Examples:
+        >>> slimstate.bench_mixer(models=["delta_net"], key_dims=[128, 64], batch=1, length=256).to_dataframe()
+    """
+    from slimstate.benchmark.mixers import time_mixers
+
+    config = MixerBenchConfig.merge(config, options)
+    return _run("mixer", config, partial(time_mixers, config.settings(MixerSettings)), out, progress)
+
+
+def bench_model(
+    config: ModelBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
+) -> ModelRecord:
+    """Time prefill, forward pass or training step of whole models; random weights, but for a folder at its own key dim.
+
+    Examples:
+        >>> slimstate.bench_model(models=["delta_net-5m"], batch=1, length=256).to_dataframe()
+    """
+    from slimstate.benchmark.models import time_models
+    from slimstate.benchmark.random_models import library_of
+
+    config = ModelBenchConfig.merge(config, options)
+    library = library_of(config.models)
+    return _run("model", config, partial(time_models, config.settings(ModelSettings)), out, progress, library=library)
+
+
+def bench_decode(
+    config: DecodeBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
+) -> DecodeRecord | KernelRecord:
+    """Time one more token for each of many sequences against the bandwidth of the device, and find the largest batch.
+
+    Examples:
+        >>> slimstate.bench_decode(models=["delta_net-5m"], key_dims=[128, 64], batches=[1, 8]).to_dataframe()
+    """
+    from slimstate.benchmark.decoding import time_decoding
+    from slimstate.benchmark.kernels import load_kernels, time_kernels
+    from slimstate.benchmark.random_models import library_of
+
+    config = DecodeBenchConfig.merge(config, options)
+    if config.kernels is not None:
+        measure, engine = partial(time_kernels, config.kernel_settings), load_kernels(config.kernels)
+        return _run("kernels", config, partial(measure, engine), out, progress, kernels=f"{engine.title}, Triton")
+    settings = config.decode_settings
+    if library_of(settings.models) != "fla":
+        raise PlanError("`models` must be of flash-linear-attention: decoding reads the states from its cache")
+    return _run("decode", config, partial(time_decoding, settings), out, progress)
+
+
+def bench_calibrate(
+    config: CalibrateBenchConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress = True,
+    **options: Any,
+) -> CalibrationRecord:
+    """Time the calibration of each method against a plain forward pass, and the selection; configs get random weights.
+
+    Examples:
+        >>> slimstate.bench_calibrate(model="delta_net-5m", samples=4, length=256).to_dataframe()
+    """
+    from slimstate.benchmark.calibration import time_calibration
+    from slimstate.benchmark.random_models import library_of
+
+    config = CalibrateBenchConfig.merge(config, options)
+    measure = partial(time_calibration, config.settings(CalibrationSettings))
+    return _run("calibrate", config, measure, out, progress, library=library_of([config.model]))
+
+
+def _run(
+    name: str,
+    config: BenchConfig,
+    measure: Callable[[Bench], B],
+    out: str | Path | None,
+    progress: Progress,
+    *,
+    library: Library = "fla",
+    kernels: str | None = None,
+) -> B:
+    """Measure, put the config into the record, and write it where there is a folder for it."""
+    from slimstate.benchmark.bench import Bench
+    from slimstate.benchmark.output import check_output, write_output
+
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_output(folder, name)
+    bench = Bench.prepare(
+        name, config.rounds, config.run, jobs=getattr(config, "jobs", 0), library=library, kernels=kernels,
+        reporter=reporter_of(progress),
+    )  # fmt: skip
+    command = "bench decode" if name == "kernels" else f"bench {name}"
+    record = replace(measure(bench), config=run_config(command, {}, {**config.to_values(), "out": folder}))
+    if folder is not None:
+        write_output(record, folder)
+    return record
