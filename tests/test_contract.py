@@ -23,10 +23,12 @@ from slimstate.models.hooks import masked
 from slimstate.models.load import load
 from slimstate.models.prepare import prepare
 from slimstate.models.stock import stock_class
-from slimstate.selectors import SELECTORS, Case, Request, choose
+from slimstate.selectors import Case, Request, channel_methods, choose
 
 NAMES = sorted(tiny.VARIANTS)
-INFORMED = sorted(set(SELECTORS) - {"random"})  # random looks at nothing, so nothing it sees can change its choice
+INFORMED = sorted(
+    set(channel_methods()) - {"random"}
+)  # random looks at nothing, so nothing it sees can change its choice
 KEY_DIM = 8
 
 
@@ -150,7 +152,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, text
     """All from one calibration, of the first: gradients bring the evidence of the others along."""
     options = {"key_dim": KEY_DIM, "data": str(text_file), "samples": 4, "length": 80, "device": "cpu"}
     checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
-    for method in sorted(SELECTORS, key=lambda method: method != "grad"):
+    for method in sorted(channel_methods(), key=lambda method: method != "grad"):
         folder = tmp_path / method
         pruned(folders[name], folder, method=method, evidence=tmp_path / "evidence.safetensors", **options)
         plan = Plan.from_json((folder / PLAN).read_text())
@@ -164,7 +166,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, text
         )
 
 
-@pytest.mark.parametrize("method", sorted(SELECTORS))
+@pytest.mark.parametrize("method", sorted(channel_methods()))
 def test_the_same_seed_gives_the_same_bytes(method, folders, text_file, tmp_path):
     for place in "ab":
         pruned(
@@ -204,12 +206,12 @@ def test_relabelling_channels_relabels_the_choice(method):
 
 
 @pytest.mark.parametrize("scale", [1e-5, 7.0, 1e5])
-@pytest.mark.parametrize("method", sorted(SELECTORS))
+@pytest.mark.parametrize("method", sorted(channel_methods()))
 def test_scaling_the_evidence_changes_nothing(method, scale):
     assert kept(method, changed(case(), lambda x: x * scale)) == kept(method, case())
 
 
-@pytest.mark.parametrize("method", sorted(SELECTORS))
+@pytest.mark.parametrize("method", sorted(channel_methods()))
 def test_every_mixer_is_judged_by_itself(method):
     if method != "random":
         assert kept(method, case(seed=1), case(seed=2)) == kept(method, case(seed=1)) + kept(method, case(seed=2))

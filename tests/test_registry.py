@@ -1,20 +1,25 @@
-"""Families are found by themselves: a file in the package is enough, and one that is no family says what it lacks."""
+"""Families, selectors and patches are registered by listing them: one file in the package is enough."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
-from slimstate.families import FAMILIES, Family, by_model_type, found_in
+from slimstate.families import FAMILIES, Family
 from slimstate.kernels.fla_calls import CallOptions
 from slimstate.kernels.patches import Patch
+from slimstate.selectors import METHODS, Selector
+from slimstate.system.plugins import Registry, listed_values
 
 MEMBERS = {name: member for name, member in vars(Family).items() if not name.startswith("_")}
-CLASS = """
+FAMILY = """
 from dataclasses import dataclass
 from slimstate.families import Family
 
@@ -22,57 +27,94 @@ from slimstate.families import Family
 class Short(Family):
     mixers = softmax_layers = correction = resize = lambda *_: None
 
+def family(name, library="fla"):
+    return Short(model_type=name, library=library, defaults={})
 """
-ONE = CLASS + "FAMILIES = (Short(model_type='{model_type}', library='{library}', defaults={{}}),)"
+SELECTOR = """
+from slimstate.selectors import Selector
+
+def selector(name):
+    return Selector(name=name, summary="", needs=frozenset(), choose=list)
+"""
+PATCH = "from slimstate.kernels.patches import Patch\ndef patch(place): return Patch(place, abs)\n"
+SOURCES = {"family": FAMILY, "selector": SELECTOR, "patch": PATCH}
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch, request):
-    """A package of files, named for this test alone: modules once imported stay so."""
-    name = f"families_of_{request.node.name}"
+def package(tmp_path: Path, monkeypatch, request) -> Callable[..., ModuleType]:
+    """Write a package of files under a name of its own, because imported modules stay imported."""
+    name = f"package_of_{request.node.name.replace('[', '_').strip(']').replace('-', '_')}"
     monkeypatch.syspath_prepend(tmp_path)
 
-    def made(**files: str):
+    def write(**files: str) -> ModuleType:
         (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
         for file, text in files.items():
-            (Path(tmp_path) / name / f"{file}.py").write_text(text)
-        return found_in(name, [str(tmp_path / name)])
+            (tmp_path / name / f"{file}.py").write_text(text)
+        return importlib.import_module(name)
 
-    return made
-
-
-def test_the_values_that_modules_list_are_families_and_shared_parts_are_not(package):
-    one = ONE.format(model_type="one", library="transformers")
-    many = (
-        CLASS + "FAMILIES = tuple(Short(model_type=name, library='fla', defaults={}) for name in ('second', 'first'))"
-    )
-    found = package(b_many=many, c_parts="ANSWER = 42", a_one=one)
-    assert list(by_model_type(found)) == ["second", "first", "one"]  # by library, then by the name of the module
+    return write
 
 
-HALF = CLASS.replace("mixers = softmax_layers = correction = resize", "softmax_layers = correction")
+def families(package: ModuleType) -> Registry[Family]:
+    return Registry(Family, package, "FAMILIES", name=FAMILIES.name, order=FAMILIES.order)
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    (HALF + "FAMILIES = (Short(model_type='half', library='fla', defaults={}),)", "Short.*methods.*mixers.*resize"),
-    (CLASS + "FAMILIES = (Short(model_type='half', library='fla'),)", "required keyword-only argument: 'defaults'"),
-    ("FAMILIES = ('delta_net',)", "half lists 'delta_net', which is not a value of a class of Family"),
-    (CLASS + "FAMILIES = Short(model_type='half', library='fla', defaults={})", "half: FAMILIES is not a tuple"),
-    (CLASS + "HALF = Short(model_type='half', library='fla', defaults={})", "half has a family but does not list it"),
-], ids=["without-methods", "without-fields", "of-no-class", "no-tuple", "not-listed"])  # fmt: skip
-def test_a_module_that_is_half_a_family_says_what_it_lacks(package, text, said):
-    with pytest.raises(TypeError, match=said):
-        list(package(half=text))
+def selectors(package: ModuleType) -> Registry[Selector]:
+    return Registry(Selector, package, "SELECTORS", name=METHODS.name, order=METHODS.order)
 
 
-def test_two_families_cannot_have_one_model_type(package):
-    same = ONE.format(model_type="same", library="fla")
-    with pytest.raises(TypeError, match="two families of model type same"):
-        by_model_type(package(a=same, b=same))
+def test_listed_values_are_registered_in_order_and_other_modules_are_shared_parts(package):
+    one = FAMILY + "FAMILIES = (family('one', 'transformers'),)"
+    many = FAMILY + "FAMILIES = (family('second'), family('first'))"
+    shared = "ANSWER = 42"
+    registry = families(package(b_many=many, c_parts=shared, a_one=one, d_triton="raise ImportError('no triton')"))
+    assert list(registry) == ["second", "first", "one"], "by library, then by module"
+
+
+def test_selectors_are_ordered_by_their_number_and_name(package):
+    listed = SELECTOR + "SELECTORS = (selector('{}'),)"
+    assert list(selectors(package(b=listed.format("second"), a=listed.format("third"), c=listed.format("first")))) == [
+        "first", "second", "third",
+    ]  # fmt: skip
+    paper = ["random", "l1", "s-wanda", "grad", "drrqr", "pca", "pca-adversarial", "random-rotation"]
+    assert [name for name in METHODS if name in paper] == paper
+
+
+@pytest.mark.parametrize(("make", "line"), [
+    (families, FAMILY + "FAMILIES = (family('same'),)"), (selectors, SELECTOR + "SELECTORS = (selector('same'),)"),
+])  # fmt: skip
+def test_two_values_cannot_have_the_same_name(make, line, package):
+    with pytest.raises(TypeError, match=r"two values of (FAMILIES|SELECTORS) are called same"):
+        make(package(a=line, b=line))
+
+
+@pytest.mark.parametrize("kind", [Family, Selector, Patch])
+@pytest.mark.parametrize(("line", "error"), [
+    ("{list} = (42,)", "half lists 42 in {list}, which is not a {kind}"),
+    ("{list} = {make}('half')", "half: {list} must be a tuple, got"),
+    ("HALF = {make}('half')", r"half has a {kind} but does not list it: {list} = \(...,\)"),
+], ids=["another-type", "no-tuple", "not-listed"])  # fmt: skip
+def test_a_module_that_lists_its_values_wrongly_is_refused(kind, line, error, package):
+    make = kind.__name__.lower()
+    attribute = {"family": "FAMILIES", "selector": "SELECTORS", "patch": "PATCHES"}[make]
+    half = package(half=SOURCES[make] + line.format(list=attribute, make=make))
+    with pytest.raises(TypeError, match=error.format(list=attribute, kind=kind.__name__)):
+        list(listed_values(half, attribute, kind))
+
+
+@pytest.mark.parametrize(("text", "error"), [
+    (FAMILY.replace("mixers = softmax_layers = correction = resize", "softmax_layers = correction"),
+     "Short.*methods.*mixers.*resize"),
+    (FAMILY.replace(", defaults={}", ""), "required keyword-only argument: 'defaults'"),
+], ids=["methods", "fields"])  # fmt: skip
+def test_a_family_without_a_method_or_a_field_says_which(text, error, package):
+    with pytest.raises(TypeError, match=error):
+        families(package(half=text + "FAMILIES = (family('half'),)"))
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_what_a_family_has_is_called_as_the_contract_says(model_type):
+def test_methods_of_a_family_have_the_signatures_of_the_contract(model_type):
     family = FAMILIES[model_type]
     assert family.model_type == model_type
     assert family.hook.operators
@@ -80,9 +122,11 @@ def test_what_a_family_has_is_called_as_the_contract_says(model_type):
         family.model_type = "another"
     for name, member in MEMBERS.items():
         if inspect.isfunction(member):
-            asked = list(inspect.signature(member).parameters.values())[1:]
-            given = list(inspect.signature(getattr(family, name)).parameters.values())
-            assert [(p.name, p.kind, p.default) for p in given] == [(p.name, p.kind, p.default) for p in asked], name
+            expected = list(inspect.signature(member).parameters.values())[1:]
+            actual = list(inspect.signature(getattr(family, name)).parameters.values())
+            assert [(p.name, p.kind, p.default) for p in actual] == [(p.name, p.kind, p.default) for p in expected], (
+                name
+            )
 
 
 @pytest.mark.parametrize("kind", [Slot, Axis, HookPoint, Mixer, Family, CallOptions, Patch])

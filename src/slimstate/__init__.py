@@ -7,13 +7,7 @@ Each name is loaded when it is asked for first: most need torch, which takes sec
 """
 
 import importlib
-import sys
 from typing import TYPE_CHECKING
-
-from slimstate.system.interruption import STOP
-
-if sys.argv and sys.argv[0].rpartition("/")[2] in ("-m", "slimstate"):
-    STOP.listen()  # the command is starting: what it imports takes seconds, in which it can be stopped too
 
 # not later: the folder of that name would take its place here
 from slimstate.api.reporting import report

@@ -22,7 +22,7 @@ from slimstate import cli
 from slimstate.cli.flags import as_flags, flags_of
 from slimstate.core.file_names import PLAN
 from slimstate.models.load import load
-from slimstate.selectors import METHODS, SELECTORS
+from slimstate.selectors import METHODS, channel_methods
 
 COMMAND = Path(sys.executable).with_name("slimstate")
 NAME = tiny.PLAIN[0]
@@ -176,7 +176,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(name, folders, text_file, tm
     [
         (
             '{"model_type": "llama"}',
-            "llama is not a linear-attention model that slimstate knows; the families are",
+            "llama is not a supported linear-attention model; supported families:",
         ),
         ('{"model_type": "kimi_linear"}', "kimi_linear: its config has one linear_head_dim"),
         ("{}", "names no model_type"),
@@ -205,7 +205,12 @@ def test_help_and_version(capsys, monkeypatch):
     assert f"torch {importlib.metadata.version('torch')}" in packages
     assert "CPU" in device
     assert run(capsys, monkeypatch, "-h") == run(capsys, monkeypatch, "--help")
-    for verb, known in (("inspect", ()), ("eval", ()), ("prune", METHODS), ("sweep", (*SELECTORS, "0.3,0.4,0.5,0.75"))):
+    for verb, known in (
+        ("inspect", ()),
+        ("eval", ()),
+        ("prune", METHODS),
+        ("sweep", (*channel_methods(), "0.3,0.4,0.5,0.75")),
+    ):
         code, out, _ = run(capsys, monkeypatch, verb, "--help")
         assert code == 0
         assert "MODEL" in out

@@ -67,7 +67,7 @@ def test_the_home_of_nobody_is_no_place(verb, text_file, tmp_path, capsys, monke
 ERRORS = {
     "no memory": (MemoryError(), "out of memory"),
     "no memory for a tensor": (None, "out of memory"),
-    "no disk": (OSError(errno.ENOSPC, "No space left on device"), "no space left on a disk"),
+    "no disk": (OSError(errno.ENOSPC, "No space left on device"), "no space left on the disk"),
     "a library's words for it": (RuntimeError("I/O error: No space left on device (os error 28)"), "no space left"),
     "no permission": (PermissionError(errno.EACCES, "Permission denied", "/x"), "/x: Permission denied"),
 }
@@ -92,7 +92,7 @@ def test_what_the_machine_refuses_is_one_line(name, capsys, monkeypatch):
 def test_a_limit_under_which_libraries_hang_is_refused(capsys, monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda _: (2**31, 2**31))
     code, _, err = run(capsys, monkeypatch, "inspect", "model")
-    line = "out of memory: a limit of 2,048 MiB on it (ulimit -v), and 2,816 MiB are the least"
+    line = "out of memory: its limit (ulimit -v) must be at least 2,816 MiB, got 2,048 MiB"
     assert (code, err) == (2, f"slimstate: {line}\n")
 
 

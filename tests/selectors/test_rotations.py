@@ -26,10 +26,11 @@ from slimstate.kernels.convolution import short_convolution
 from slimstate.models.hooks import hooked, masked
 from slimstate.models.load import load
 from slimstate.pruning.calibration import calibrate
-from slimstate.selectors import ROTATIONS, Request, choose
+from slimstate.selectors import METHODS, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
 from slimstate.system.errors import PlanError
 
+ROTATIONS = sorted(name for name, selector in METHODS.items() if selector.rotates)
 RELEASED = ("pca-released", "pca-released-adversarial")
 BENT = {"method": "random-rotation", "key_dim": 8}
 STRAIGHT = tiny.Variant(
@@ -79,7 +80,7 @@ def test_a_full_rotation_leaves_a_straight_mixer_as_it_was(straight, tmp_path):
     torch.testing.assert_close(logits(load(tmp_path / "turned", device="cpu").model), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", sorted(ROTATIONS))
+@pytest.mark.parametrize("method", ROTATIONS)
 def test_in_a_straight_mixer_a_cut_projects_queries_and_keys(method, straight, text_file, tmp_path):
     """The oracle turns the activations, not the weights."""
     options = {"data": str(text_file), "samples": 4, "length": 80, "device": "cpu", "keep_norm_eps": True}

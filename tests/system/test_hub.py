@@ -98,9 +98,9 @@ def test_a_cut_is_uploaded_whole_and_in_private(folders, tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("name", "token", "words"),
     [
-        ("a name", "x", "no name of a repository"),
-        ("me/slim", None, "nobody is logged in"),
-        ("me/slim", "x", "not take"),
+        ("a name", "x", "is not a repository name"),
+        ("me/slim", None, "you are not logged in"),
+        ("me/slim", "x", "refuses the login"),
     ],
 )
 def test_what_cannot_be_pushed_is_refused_before_the_work(name, token, words, folders, tmp_path, capsys, monkeypatch):

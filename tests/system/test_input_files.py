@@ -10,13 +10,13 @@ import pytest
 
 from slimstate.records.folder import read_records
 from slimstate.system.errors import DataError, ModelError, quoted, reason_of
-from slimstate.system.input_files import open_regular, place_inside, read_bytes
-from slimstate.system.json_files import DEEPEST, read_json
+from slimstate.system.input_files import check_name, open_regular, read_bytes
+from slimstate.system.json_files import MAX_DEPTH, read_json
 
 
 @pytest.mark.parametrize("name", ["a", "a.b", "sub/a", "ä", "a b", "...", "-x"])
 def test_plain_names_are_taken(name, tmp_path):
-    assert place_inside(tmp_path, name, ModelError) == name
+    assert check_name(tmp_path, name, ModelError) == name
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_plain_names_are_taken(name, tmp_path):
 def test_names_that_lead_elsewhere_are_refused(name, tmp_path):
     (tmp_path / "link").symlink_to("/")
     with pytest.raises(ModelError, match=r"not the name of a file in that folder|leads out"):
-        place_inside(tmp_path, name, ModelError)
+        check_name(tmp_path, name, ModelError)
 
 
 def test_quotes_are_one_short_line():
@@ -54,7 +54,7 @@ def test_only_regular_files_are_opened(tmp_path):
 
 
 def test_json_is_read_up_to_a_depth(tmp_path):
-    for depth, fits in ((DEEPEST - 1, True), (DEEPEST + 1, False)):
+    for depth, fits in ((MAX_DEPTH - 1, True), (MAX_DEPTH + 1, False)):
         (tmp_path / "x.json").write_text('{"a":' * depth + "1" + "}" * depth)
         if fits:
             assert read_json(tmp_path / "x.json")

@@ -21,7 +21,7 @@ import torch
 from slimstate.system import atomic, leftovers, run_folders, shortages
 from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
-from slimstate.system.locks import held
+from slimstate.system.run_folders import locked_folder
 
 HOST = socket.gethostname()
 
@@ -70,7 +70,7 @@ def test_something_that_gets_there_meanwhile_is_not_replaced(tmp_path):
 @pytest.mark.parametrize("name", ["./", "..", "x/..", "/"])
 def test_a_folder_is_no_file_however_it_is_spelt(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OutputError, match="is a folder; `out` is a file"):
+    with pytest.raises(OutputError, match="is a folder; `out` must be a file"):
         atomic.check_place(Path(name), folder=False)
 
 
@@ -87,7 +87,7 @@ def dead_process() -> int:
 
 def test_whatever_is_written_next_in_a_folder_clears_what_dead_processes_left(tmp_path):
     dead, alive = dead_process(), os.getppid()
-    gone = [f".sweep.json.partial-{dead}", f".a.png.partial-{HOST}-{dead}", f".cut.partial-{HOST}-{dead}"]
+    gone = [f".sweep.json.partial-{HOST}-{dead}", f".a.png.partial-{HOST}-{dead}", f".cut.partial-{HOST}-{dead}"]
     stays = [f".b.partial-{HOST}-{alive}", f".c.partial-elsewhere-{dead}", ".d.partial-", ".e", "f.partial-1"]
     for name in (*gone[:2], *stays):
         (tmp_path / name).write_text("x")
@@ -142,7 +142,7 @@ def test_a_full_disk_is_known_by_whatever_libraries_make_of_it(tmp_path):
                 (tmp_path / "y").write_bytes(bytes(10**6))
             except Exception as error:
                 errors.append(error)
-            code = 0 if len(errors) == 2 and all(map(shortages.no_room, errors)) else 2
+            code = 0 if len(errors) == 2 and all(map(shortages.is_disk_full, errors)) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -151,16 +151,16 @@ def test_a_full_disk_is_known_by_whatever_libraries_make_of_it(tmp_path):
 def test_memory_that_runs_out_is_known_by_whatever_libraries_make_of_it():
     with pytest.raises(RuntimeError) as refused:
         torch.empty(10**15)
-    assert "out of memory" in str(shortages.in_words(refused.value))
-    assert "out of memory" in str(shortages.in_words(MemoryError()))
-    assert shortages.in_words(RuntimeError("a bug")) is None
+    assert "out of memory" in str(shortages.describe_shortage(refused.value))
+    assert "out of memory" in str(shortages.describe_shortage(MemoryError()))
+    assert shortages.describe_shortage(RuntimeError("a bug")) is None
 
 
 def test_a_folder_is_for_one_process_at_a_time(tmp_path):
     taken = pytest.raises(OutputError, match=re.escape(f"another process works in {tmp_path}"))
-    with held(tmp_path), taken, held(tmp_path):
+    with locked_folder(tmp_path), taken, locked_folder(tmp_path):
         pass
-    with held(tmp_path):
+    with locked_folder(tmp_path):
         pass
 
 
@@ -193,7 +193,7 @@ def test_a_signal_ends_what_is_in_native_code_and_takes_what_is_unfinished_with_
     folder.mkdir()
 
     def work(begun) -> None:
-        with atomic.partial(folder / "new" / "newer" / "out") as place, atomic.staged_file(folder / "file"):
+        with atomic.staging_folder(folder / "new" / "newer" / "out") as place, atomic.staged_file(folder / "file"):
             (place / "half").write_text("x")
             atomic.write_text(place / "whole", "x")  # which goes with the folder it lies in
             begun()
@@ -209,7 +209,7 @@ def test_a_stop_says_what_is_kept(tmp_path):
     folder = tmp_path / "records"
 
     def kept(begun) -> None:
-        with STOP.keeping(lambda: None), STOP.keeping(lambda: "3 rows are kept"), STOP.keeping(lambda: "inner"):
+        with STOP.saying(lambda: None), STOP.saying(lambda: "3 rows are kept"), STOP.saying(lambda: "inner"):
             begun()
             time.sleep(60)
 
@@ -222,7 +222,7 @@ def test_a_stop_says_what_is_kept(tmp_path):
     assert stopped(folder, signal.SIGTERM, kept)[1] == "slimstate: stopped; 3 rows are kept\n"
     assert (
         stopped(folder, signal.SIGTERM, written)[1]
-        == f"slimstate: stopped; {folder / 'b'} and 1 more: written, and whole\n"
+        == f"slimstate: stopped; {folder / 'b'} and 1 more: written, and complete\n"
     )
 
 
@@ -256,10 +256,20 @@ def test_a_signal_to_a_forked_process_is_none_to_its_parent():
     assert handlers == {number: signal.getsignal(number) for number in handlers}
 
 
+def test_importing_the_package_changes_neither_signal_handlers_nor_the_umask():
+    code = """
+import os, signal, sys
+os.umask = signal.signal = signal.set_wakeup_fd = lambda *_, **__: sys.exit("changed")
+import slimstate.system.atomic
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_names_that_are_no_utf8_can_be_written_about(tmp_path):
     atomic.write_text(tmp_path / "x", "caf\udce9")
     assert (tmp_path / "x").read_text() == "caf\\udce9"
-    assert leftovers.is_partial(Path(f".x.partial-{HOST}-1"))
+    assert leftovers.is_staging(Path(f".x.partial-{HOST}-1"))
 
 
 def test_files_have_the_mode_of_any_other_file_here(tmp_path):
@@ -281,7 +291,7 @@ def test_a_run_folder_is_emptied_with_its_settings_last(tmp_path, monkeypatch):
     for name in (run_folders.SETTINGS, "a.json", "z.json"):
         (tmp_path / name).write_text("{}")
     gone: list[str] = []
-    monkeypatch.setattr(run_folders.leftovers, "discard", lambda path: gone.append(path.name))
+    monkeypatch.setattr(run_folders.leftovers, "remove", lambda path: gone.append(path.name))
     run_folders.RunFolder(tmp_path).empty()
     assert set(gone[:2]) == {"zebra", "apple"}
     assert gone[-1] == run_folders.SETTINGS

@@ -31,20 +31,20 @@ def in_a_new_thread() -> set[int]:
 
 
 def test_threads_that_share_out_work_compute_alone_and_torch_has_all_again_afterwards():
-    with threads.one_for_each_core() as pool:
+    with threads.pool_of_all_cores() as pool:
         assert counted(pool) == {1}
     assert torch.get_num_threads() == MANY
     assert in_a_new_thread() == {MANY}
 
 
 def test_torch_has_all_threads_again_after_a_failure():
-    with pytest.raises(ZeroDivisionError), threads.one_for_each_core() as pool:
+    with pytest.raises(ZeroDivisionError), threads.pool_of_all_cores() as pool:
         pool.submit(lambda: 1 / 0).result()
     assert torch.get_num_threads() == MANY
 
 
 def test_threads_in_the_background_compute_alone_while_others_have_all():
-    with threads.in_the_background(2) as pool:
+    with threads.background_pool(2) as pool:
         assert counted(pool) == {1}
         assert torch.get_num_threads() == MANY
         assert in_a_new_thread() == {MANY}
@@ -62,7 +62,7 @@ def test_threads_that_cannot_all_start_leave_nobody_waiting(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", start_one)
     with pytest.raises(RuntimeError, match="can't start"):
-        threads.in_the_background(3)
+        threads.background_pool(3)
     started[0].join(timeout=60)
     assert not started[0].is_alive()
     assert torch.get_num_threads() == MANY
@@ -76,7 +76,7 @@ def test_pools_of_two_threads_take_turns():
 
 
 def use_a_pool() -> None:
-    with threads.one_for_each_core() as pool:
+    with threads.pool_of_all_cores() as pool:
         assert counted(pool) == {1}
 
 
@@ -88,9 +88,9 @@ def test_work_beside_gives_its_result_or_what_it_raised_to_whoever_waits():
         assert go.wait(timeout=60)
         return threading.current_thread().name
 
-    waiting = threads.beside(work)
+    waiting = threads.start(work)
     assert begun.wait(timeout=60)
     go.set()
     assert waiting() == waiting() != threading.current_thread().name
     with pytest.raises(ZeroDivisionError):
-        threads.beside(lambda: 1 / 0)()
+        threads.start(lambda: 1 / 0)()

@@ -43,7 +43,7 @@ from slimstate.records.training import (
     Teacher,
 )
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
-from slimstate.system.locks import held
+from slimstate.system.run_folders import locked_folder
 from slimstate.training import options, session, teacher
 from slimstate.training.lora import trainable
 from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
@@ -793,7 +793,7 @@ def test_a_folder_that_is_no_recovery_is_left_alone(way, recover, tmp_path):
 def test_a_second_process_is_told_that_another_one_works_there(way, recover, tmp_path):
     folder = tmp_path / "out.training"
     folder.mkdir()
-    with held(folder), pytest.raises(OutputError, match=r"another process works in .*out.training"):
+    with locked_folder(folder), pytest.raises(OutputError, match=r"another process works in .*out.training"):
         recover(NAME, tmp_path / "out", **{way: True})
     assert list(tmp_path.rglob("*")) == [folder]
 

@@ -25,10 +25,10 @@ from slimstate.records.parts import Done
 from slimstate.records.plan import PlanRecord
 from slimstate.records.schema import Misfit, read
 from slimstate.system import hub
-from slimstate.system.errors import ModelError, SlimstateError, named, quoted, reason_of
-from slimstate.system.input_files import files_inside, place_inside
+from slimstate.system.errors import ModelError, SlimstateError, quoted, reason_of
+from slimstate.system.input_files import check_name, files_inside
 from slimstate.system.json_files import JsonObject, read_json
-from slimstate.system.paths import expanded
+from slimstate.system.paths import expand_home
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -56,7 +56,7 @@ class Checkpoint:
             pass
         if os.path.lexists(folder / ADAPTER_CONFIG):
             raise ModelError(
-                f"{named(folder)} has an {ADAPTER_CONFIG}, by which other weights are loaded over its own:"
+                f"{quoted(folder)} has an {ADAPTER_CONFIG}, by which other weights are loaded over its own:"
                 " merge the adapter into the weights first, or take the file away"
             )
         config = read_config(folder / "config.json")
@@ -82,7 +82,7 @@ class Checkpoint:
             raise ModelError(
                 f"config.json describes {len(mixers):,} layers, and the files hold {len(self.tensors):,} tensors"
             )
-        check_shapes(self.tensors, mixers, named(self.folder))
+        check_shapes(self.tensors, mixers, quoted(self.folder))
         return mixers
 
     @cached_property
@@ -91,11 +91,11 @@ class Checkpoint:
         path = self.folder / PLAN
         if self.config.get("slimstate") is None or not path.is_file():
             return None
-        written = read_json(path, most=MOST_OF_A_PLAN)
+        written = read_json(path, max_bytes=MOST_OF_A_PLAN)
         try:
             PlanRecord.from_json(written)
         except Misfit as error:
-            raise ModelError(f"{named(path)} is not the plan of a cut: {error}") from error
+            raise ModelError(f"{quoted(path)} is not the plan of a cut: {error}") from error
         return written
 
     @property
@@ -149,7 +149,7 @@ class Checkpoint:
         for file in self.files.values():
             file.check_unchanged()
         if json.dumps(read_json(self.folder / "config.json")) != json.dumps(self.config):
-            raise ModelError(f"{named(self.folder / 'config.json')} changed while the model was read")
+            raise ModelError(f"{quoted(self.folder / 'config.json')} changed while the model was read")
 
     def stored(self, name: str) -> StoredTensor:
         """A tensor as it lies in its file, to be read later."""
@@ -196,15 +196,15 @@ def cut_in(config: Config) -> JsonObject | None:
 
 def locate(source: str | PathLike[str]) -> Path:
     """The folder of a model: as it stands, or downloaded from the hub."""
-    path = expanded(source)
+    path = expand_home(source)
     if path.is_dir():
         if not (path / "config.json").exists():
-            raise ModelError(f"{named(path)} is not a model folder: it has no config.json")
+            raise ModelError(f"{quoted(path)} is not a model folder: it has no config.json")
         return path
     if path.exists():
-        raise ModelError(f"{named(path)} is a file; give the folder of a model")
+        raise ModelError(f"{quoted(path)} is a file; give the folder of a model")
     if not _looks_like_hub_id(str(source)):
-        raise ModelError(f"no model at {named(source)}")
+        raise ModelError(f"no model at {quoted(source)}")
     return download(str(source))
 
 
@@ -232,7 +232,7 @@ def download(repository: str) -> Path:
 def open_headers(given: str | PathLike[str]) -> Checkpoint:
     """A model by its config and headers alone: of a hub repository nothing else is downloaded."""
     source = str(given)
-    if expanded(given).exists() or not _looks_like_hub_id(source) or not hub.reachable():
+    if expand_home(given).exists() or not _looks_like_hub_id(source) or not hub.reachable():
         return Checkpoint.open(given)
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -311,7 +311,7 @@ def read_config(path: Path) -> Config:
         try:
             read(Done, done)
         except Misfit as error:
-            raise ModelError(f"{named(path)}: slimstate does not say what was done to the model: {error}") from error
+            raise ModelError(f"{quoted(path)}: slimstate does not say what was done to the model: {error}") from error
     return config
 
 
@@ -321,14 +321,14 @@ def _read_index(folder: Path) -> JsonObject | None:
     if not path.exists():
         return None
     if (folder / SINGLE).exists():
-        raise ModelError(f"{named(folder)} has {SINGLE} and {INDEX}: libraries differ in which they load; keep one")
+        raise ModelError(f"{quoted(folder)} has {SINGLE} and {INDEX}: libraries differ in which they load; keep one")
     index = read_json(path)
     shards, metadata = index.get("weight_map"), index.get("metadata", {})
     if not isinstance(shards, dict) or not shards:
-        raise ModelError(f"{named(path)} has no weight_map that says which file has which tensor")
+        raise ModelError(f"{quoted(path)} has no weight_map that says which file has which tensor")
     total = metadata.get("total_parameters", 0) if isinstance(metadata, dict) else None
     if type(total) is not int:
-        raise ModelError(f"{named(path)} has metadata that are not sizes by name")
+        raise ModelError(f"{quoted(path)} has metadata that are not sizes by name")
     return index
 
 
@@ -337,19 +337,19 @@ def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
         distinct: set[str] = set()
         for name in index["weight_map"].values():  # of many tensors to few files; what is no text is refused
             if not isinstance(name, str) or name not in distinct:
-                distinct.add(place_inside(folder, name, ModelError))
+                distinct.add(check_name(folder, name, ModelError))
         names = sorted(distinct)
         for name in names:
             if not name.endswith(".safetensors"):
-                raise ModelError(f"{named(folder)}: shard {quoted(name)} is not a safetensors file")
+                raise ModelError(f"{quoted(folder)}: shard {quoted(name)} is not a safetensors file")
             if not (folder / name).is_file():
-                raise ModelError(f"{named(folder)}: shard {quoted(name)} is missing")
+                raise ModelError(f"{quoted(folder)}: shard {quoted(name)} is missing")
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
     others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
     there = f"only {quoted(', '.join(others[:3]))}; save it as safetensors first" if others else "no weights at all"
-    raise ModelError(f"{named(folder)} has no {SINGLE}: {there}")
+    raise ModelError(f"{quoted(folder)} has no {SINGLE}: {there}")
 
 
 def _check_index(folder: Path, index: JsonObject | None, files: Mapping[str, TensorFile]) -> None:
@@ -358,8 +358,8 @@ def _check_index(folder: Path, index: JsonObject | None, files: Mapping[str, Ten
     for file, opened in files.items():
         for name in opened.tensors:
             if name in homes:
-                raise ModelError(f"{named(folder)}: {quoted(name)} is in {quoted(homes[name])} and in {quoted(file)}")
+                raise ModelError(f"{quoted(folder)}: {quoted(name)} is in {quoted(homes[name])} and in {quoted(file)}")
             homes[name] = file
     if index is not None and (wrong := index["weight_map"].items() - homes.items()):
         name, file = min(wrong)
-        raise ModelError(f"{named(folder)}: {quoted(file)} does not hold {quoted(name)}, as the index says")
+        raise ModelError(f"{quoted(folder)}: {quoted(file)} does not hold {quoted(name)}, as the index says")

@@ -23,8 +23,8 @@ import safetensors
 import torch
 from torch import Tensor
 
-from slimstate.system.errors import ModelError, named, quoted, reason_of
-from slimstate.system.input_files import Identity, open_regular, unchanged
+from slimstate.system.errors import ModelError, quoted, reason_of
+from slimstate.system.input_files import Identity, open_regular, open_unchanged
 from slimstate.system.json_files import JsonObject, parse_json
 
 BLOCK = 16 * 2**20
@@ -85,23 +85,23 @@ class TensorFile:
             identity = Identity.of(file.fileno())
             length = int.from_bytes(file.read(8), "little")
             if identity.size < 8 or length > identity.size - 8:
-                raise ModelError(f"{named(path)} is truncated: {identity.size} bytes, shorter than its own header")
+                raise ModelError(f"{quoted(path)} is truncated: {identity.size} bytes, shorter than its own header")
             if length > MOST_HEADER:
-                raise ModelError(f"{named(path)} is not a safetensors file: its header would have {length:,} bytes")
-            header = read_header(file.read(length), named(path))
+                raise ModelError(f"{quoted(path)} is not a safetensors file: its header would have {length:,} bytes")
+            header = read_header(file.read(length), quoted(path))
         metadata, tensors = header.pop("__metadata__", None), {}
         for name, entry in header.items():
-            tensors[name] = _info(entry, 8 + length, f"{named(path)}: {quoted(name)}")
+            tensors[name] = _info(entry, 8 + length, f"{quoted(path)}: {quoted(name)}")
         ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)))
         end = 8 + length
         for name, info in ordered.items():
             if info.start != end:
                 how = "overlap" if info.start < end else "have a gap before them"
-                raise ModelError(f"{named(path)}: the bytes of {quoted(name)} {how}")
+                raise ModelError(f"{quoted(path)}: the bytes of {quoted(name)} {how}")
             end += info.size
         if end != identity.size:
             what = "truncated" if end > identity.size else "longer than its header says"
-            raise ModelError(f"{named(path)} is {what}: {identity.size} bytes where the header describes {end}")
+            raise ModelError(f"{quoted(path)} is {what}: {identity.size} bytes where the header describes {end}")
         check_loadable(path)
         return cls(path=path, tensors=ordered, metadata=metadata, identity=identity)
 
@@ -109,7 +109,7 @@ class TensorFile:
     def _opened(self) -> Iterator[BufferedReader]:
         """The file, which must be what it was when it was opened first, before and after it is read."""
         assert self.identity is not None, "of a hub repository nothing but headers is known"
-        with unchanged(self.path, self.identity, ModelError) as file:
+        with open_unchanged(self.path, self.identity, ModelError) as file:
             yield file
 
     def check_unchanged(self) -> None:
@@ -119,7 +119,7 @@ class TensorFile:
     def dtype(self, name: str) -> torch.dtype:
         info = self.tensors[name]
         if info.dtype not in DTYPES:
-            raise ModelError(f"{named(self.path)}: {quoted(name)} is of dtype {info.dtype}, which cannot be cut")
+            raise ModelError(f"{quoted(self.path)}: {quoted(name)} is of dtype {info.dtype}, which cannot be cut")
         return DTYPES[info.dtype]
 
     def read(self, name: str) -> Tensor:
@@ -155,7 +155,7 @@ class TensorFile:
     def _fill(self, tensor: Tensor, file: BufferedReader) -> None:
         data = _bytes(tensor)
         if file.readinto(data) < len(data):
-            raise ModelError(f"{named(self.path)} became shorter while it was read")
+            raise ModelError(f"{quoted(self.path)} became shorter while it was read")
 
     def digests(self, piece: int) -> Digests:
         """Of the whole file and of each of its tensors, in one pass over its bytes."""
@@ -213,7 +213,7 @@ def read_header(data: bytes, where: str) -> JsonObject:
     """The header as JSON: an object from its first byte on, every name once, metadata that are texts by name."""
     if not data.startswith(b"{"):
         raise ModelError(f"{where} is not a safetensors file: its header does not begin with a brace")
-    header = parse_json(data, where, names_once=True)
+    header = parse_json(data, where, unique_names=True)
     metadata = header.get("__metadata__")
     is_map = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     if metadata is not None and not is_map:
@@ -227,7 +227,7 @@ def check_loadable(path: Path) -> None:
         with safetensors.safe_open(path, framework="pt"):
             pass
     except (OSError, safetensors.SafetensorError) as error:
-        raise ModelError(f"{named(path)} is not a safetensors file: {reason_of(error)}") from error
+        raise ModelError(f"{quoted(path)} is not a safetensors file: {reason_of(error)}") from error
 
 
 def _info(entry: object, base: int, where: str) -> TensorInfo:
@@ -334,7 +334,7 @@ class Rewriting:
         """What was read are the bytes that had these checksums, and the safetensors library takes what was written."""
         for name, seen in self.read.items():
             if seen != expected[name]:
-                raise ModelError(f"{named(self.source.path)} changed while it was read: {quoted(name)} is another")
+                raise ModelError(f"{quoted(self.source.path)} changed while it was read: {quoted(name)} is another")
         check_loadable(self.target)
 
 

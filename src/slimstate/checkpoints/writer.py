@@ -43,7 +43,7 @@ class CheckpointWriter:
         self._checkpoint, self._folder, self._out, self._force = checkpoint, folder, out, force
         self._left_out = _copy_other_files(checkpoint, folder)
         self._files = [Rewriting.begin(file, folder / name, outline) for name, file in checkpoint.files.items()]
-        self._pool, self._stopped, self._outline = threads.in_the_background(WRITERS), Event(), outline
+        self._pool, self._stopped, self._outline = threads.background_pool(WRITERS), Event(), outline
         self._copies: list[Future[None]] = []
 
     def copy(self) -> None:
@@ -119,7 +119,7 @@ def new_checkpoint(
 ) -> Iterator[CheckpointWriter]:
     """A writer of the folder `out`, which vanishes unless it is finished; of the change only its shapes are known."""
     check_output(checkpoint, out, force)
-    with atomic.partial(out) as folder:
+    with atomic.staging_folder(out) as folder:
         check_output(checkpoint, out, force)  # what a killed run had put aside may be back
         with atomic.writing(out):
             _check_space(checkpoint, outline, folder)

@@ -25,7 +25,7 @@ from slimstate.cli.streams import readable, secure
 from slimstate.cli.terminal import USAGE_ERROR
 from slimstate.cli.training import recover, train
 from slimstate.system import distributed, shortages
-from slimstate.system.errors import LONGEST_LINE, SlimstateError, quoted
+from slimstate.system.errors import MAX_LINE, SlimstateError, quoted
 from slimstate.system.interruption import STOP
 from slimstate.system.version import __version__
 
@@ -106,7 +106,7 @@ def _outcome() -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _complain("stopped; nothing is half-written, and the same command starts again", 130)
     except Exception as error:
-        if (line := shortages.in_words(error)) is None:
+        if (line := shortages.describe_shortage(error)) is None:
             raise
         return _complain(line)
 
@@ -114,7 +114,7 @@ def _outcome() -> int:
 def _in_a_line(message: Warning | str, category: type[Warning], *place: object, **line: object) -> str:
     """A warning as everything else that the command says; one that is for programmers is named by its kind."""
     speaker = "slimstate" if issubclass(category, UserWarning) else category.__name__
-    return f"{speaker}: {quoted(message, LONGEST_LINE)}\n"
+    return f"{speaker}: {quoted(message, MAX_LINE)}\n"
 
 
 def _in_flags(message: str) -> str:
@@ -123,5 +123,5 @@ def _in_flags(message: str) -> str:
 
 def _complain(message: str, code: int = 2) -> int:
     with suppress(OSError):  # nobody can be told
-        print(f"slimstate: {quoted(message, LONGEST_LINE)}", file=sys.stderr, flush=True)
+        print(f"slimstate: {quoted(message, MAX_LINE)}", file=sys.stderr, flush=True)
     return code

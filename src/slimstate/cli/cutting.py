@@ -49,7 +49,7 @@ from slimstate.cli.terminal import (
     pushed_to,
 )
 from slimstate.system.console import TerminalReporter
-from slimstate.system.errors import LONGEST_LINE, PlanError, quoted
+from slimstate.system.errors import MAX_LINE, PlanError, quoted
 
 if TYPE_CHECKING:
     from slimstate.pruning.budget import Budget
@@ -296,7 +296,7 @@ def _show(record: CutRecord, as_json: bool) -> None:
     for line in _certificate_lines(record.certificate):
         console.print(line)
     if record.left_out:
-        console.print(f"left out, because they hold other weights: {quoted(', '.join(record.left_out), LONGEST_LINE)}")
+        console.print(f"left out, because they hold other weights: {quoted(', '.join(record.left_out), MAX_LINE)}")
     if record.reconstruction is not None:
         show_reconstruction(record.reconstruction)
     console.print(f"written to {record.out}" if record.out else "dry run: nothing was written", markup=False)

@@ -17,11 +17,11 @@ class LateHelp(TyperCommand):
     def fill(self) -> None:
         """Put the words into the help texts; those without a name in braces stay as they are."""
         from slimstate.evaluation.sweep_grid import COMPRESSIONS
-        from slimstate.selectors import METHODS, SELECTORS
+        from slimstate.selectors import METHODS, channel_methods
 
         words = {
             "methods": "; ".join(f"{selector.name}: {selector.summary}" for selector in METHODS.values()),
-            "channel_methods": ",".join(SELECTORS),
+            "channel_methods": ",".join(channel_methods()),
             "compressions": ",".join(map(str, COMPRESSIONS)),
         }
         for option in self.params:

@@ -37,11 +37,11 @@ from typing import Any
 from slimstate.records.base import versions
 from slimstate.records.recipe import RecipeRecord, StepDone
 from slimstate.system import bundled, distributed
-from slimstate.system.atomic import check_place, made, writing
-from slimstate.system.errors import DataError, OutputError, PlanError, named
+from slimstate.system.atomic import check_place
+from slimstate.system.errors import DataError, OutputError, PlanError, quoted
 from slimstate.system.interruption import STOP
-from slimstate.system.locks import held
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.run_folders import locked_folder
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -209,7 +209,7 @@ def recipe_named(name: str) -> Path:
         return path
     if path.suffix in ("", ".toml") and path.stem in known:
         return known[path.stem]
-    raise DataError(f"no file {named(name)} and no recipe of that name; there are {', '.join(known)}")
+    raise DataError(f"no file {quoted(name)} and no recipe of that name; there are {', '.join(known)}")
 
 
 def results_of(recipe: Path) -> Path:
@@ -237,12 +237,12 @@ def run_recipe(
     for words in commands:
         accept(words)
     with ExitStack() as stack:
-        distributed.from_main(lambda: stack.enter_context(_opened(folder)))
+        distributed.from_main(lambda: stack.enter_context(locked_folder(folder)))
         record = RecipeRecord(
             recipe=str(recipe.path), title=recipe.title, scale=scale, versions=versions(), out=str(folder),
             **distributed.from_main(lambda: _earlier(folder / PROGRESS, list(map(shlex.join, commands)))),
         )  # fmt: skip
-        stack.enter_context(STOP.keeping(lambda: _kept(folder, len(commands))))
+        stack.enter_context(STOP.saying(lambda: _kept(folder, len(commands))))
         ran = False  # a report is made again after whatever it reports on
         for number, words in enumerate(commands, start=1):
             place, command = f"step {number} of {len(commands)}", shlex.join(words)
@@ -259,16 +259,6 @@ def run_recipe(
             record = record.after(StepDone(command=command, seconds=time.perf_counter() - started))
             distributed.from_main(partial(record.write, folder / PROGRESS))
         return record
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[None]:
-    """The folder of the results, for this process alone; empty it does not stay."""
-    with ExitStack() as stack:
-        with writing(folder):
-            stack.enter_context(made(folder.absolute()))
-            stack.enter_context(held(folder))
-        yield
 
 
 def _kept(folder: Path, steps: int) -> str | None:

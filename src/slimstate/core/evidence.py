@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slimstate.core.layout import Mixer
 from slimstate.system.atomic import staged_file
-from slimstate.system.errors import DataError, OutputError, named, quoted, reason_of
+from slimstate.system.errors import DataError, OutputError, quoted, reason_of
 from slimstate.system.input_files import open_regular
 from slimstate.system.json_files import JsonObject, parse_json
 
@@ -125,8 +125,8 @@ class EvidenceFile:
             with safetensors.safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("slimstate_evidence") != FORMAT:
-                    raise DataError(f"{named(path)} is not a slimstate evidence file")
-                about = _about(parse_json(metadata["about"], f"{named(path)}: `about`", DataError))
+                    raise DataError(f"{quoted(path)} is not a slimstate evidence file")
+                about = _about(parse_json(metadata["about"], f"{quoted(path)}: `about`", DataError))
                 layers: dict[int, dict[str, Tensor]] = {}
                 for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
                     layer, _, name = key.partition(".")
@@ -136,7 +136,7 @@ class EvidenceFile:
             if not layers:
                 raise ValueError("it has no layers")
         except (OSError, safetensors.SafetensorError, ValueError, LookupError, TypeError) as error:
-            raise DataError(f"{named(path)} is not a slimstate evidence file: {reason_of(error)}") from error
+            raise DataError(f"{quoted(path)} is not a slimstate evidence file: {reason_of(error)}") from error
         evidence = {layer: Evidence(tokens=about["tokens"], **entry) for layer, entry in sorted(layers.items())}
         return cls(model=about["model"], calibration=about["calibration"], evidence=evidence)
 
@@ -145,27 +145,27 @@ class EvidenceFile:
         layers = [mixer.layer for mixer in mixers]
         if sorted(self.evidence) != layers:
             raise DataError(
-                f"{named(path)} is of layers {quoted(sorted(self.evidence))}, the model has {quoted(layers)}"
+                f"{quoted(path)} is of layers {quoted(sorted(self.evidence))}, the model has {quoted(layers)}"
             )
         kinds = {frozenset(name for name, _ in entry.tensors()) for entry in self.evidence.values()}
         if len(kinds) > 1:
-            raise DataError(f"{named(path)} holds more of some layers than of others: collect it again")
+            raise DataError(f"{quoted(path)} holds more of some layers than of others: collect it again")
         for mixer in mixers:
             for name, tensor in self.evidence[mixer.layer].tensors():
                 if (words := unfit(name, tensor, mixer, self.evidence[mixer.layer].tokens)) is not None:
-                    raise DataError(f"{named(path)}: {name} of layer {mixer.layer} {words}")
+                    raise DataError(f"{quoted(path)}: {name} of layer {mixer.layer} {words}")
 
     def check(self, path: Path, model: str, digest: str | None) -> None:
         """Refuse evidence of another model, or of other tokens where the tokens were given again."""
         if self.model != model:
             seen, here = self.model[:19], model[:19]
             raise DataError(
-                f"{named(path)} is evidence of another model ({quoted(seen)}…, this one is {here}…): collect it again"
+                f"{quoted(path)} is evidence of another model ({quoted(seen)}…, this one is {here}…): collect it again"
             )
         if digest is not None and self.calibration["digest"] != digest:
             other = quoted(self.calibration["data"])
             raise DataError(
-                f"{named(path)} was collected on other tokens ({other}): collect it again or leave out `calibration`"
+                f"{quoted(path)} was collected on other tokens ({other}): collect it again or leave out `calibration`"
             )
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from slimstate.data.documents import Reading
 from slimstate.data.text import windows
 from slimstate.system.atomic import staged_file, write_text, writing
-from slimstate.system.errors import DataError, named, reason_of
+from slimstate.system.errors import DataError, quoted, reason_of
 from slimstate.system.json_files import JsonObject, read_json
 
 TOKENS = "tokens.int32"
@@ -96,7 +96,7 @@ class Corpus:
             corpus = cls(path=folder / TOKENS, **read_json(folder / ABOUT, DataError))
             whole = corpus.path.stat().st_size == 4 * corpus.count * corpus.length
         except (DataError, OSError, ValueError, TypeError) as error:
-            raise DataError(f"{named(folder)} holds no training tokens: {reason_of(error)}") from error
+            raise DataError(f"{quoted(folder)} holds no training tokens: {reason_of(error)}") from error
         if not whole:
             raise DataError(f"{corpus.path} is not whole: remove {folder} and start again")
         return corpus

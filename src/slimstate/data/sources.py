@@ -19,10 +19,10 @@ from typing import IO, Any
 
 from slimstate.data.rows import Render, Texts, row_text
 from slimstate.system import hub
-from slimstate.system.errors import DataError, named, quoted, reason_of
+from slimstate.system.errors import DataError, quoted, reason_of
 from slimstate.system.input_files import open_regular
 from slimstate.system.json_files import is_unicode
-from slimstate.system.paths import expanded
+from slimstate.system.paths import expand_home
 
 BLOCK = 2**18  # characters of plain text that are read at once
 FORMATS = (".txt", ".jsonl", ".parquet")
@@ -43,16 +43,16 @@ def sources(name: str | Texts, render: Render | None = None) -> Iterator[Source]
     if isinstance(name, Texts):
         yield Source(rows=True, texts=_in_memory(name, render))
         return
-    path = expanded(name)
+    path = expand_home(name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _format(file) is not None and not file.is_dir())
         if not files:
-            raise DataError(f"{named(name)} holds no {', '.join(FORMATS)} file")
+            raise DataError(f"{quoted(name)} holds no {', '.join(FORMATS)} file")
         yield from (_source(file, render) for file in files)
     elif path.is_file():
         yield _source(path, render)
     elif _format(path) is not None or name.startswith(("/", "./", "../", "~")):
-        raise DataError(f"no data at {named(name)}")
+        raise DataError(f"no data at {quoted(name)}")
     else:
         yield Source(rows=True, texts=_from_hub(name, render))
 
@@ -66,7 +66,7 @@ def _format(path: Path) -> str | None:
 def _source(path: Path, render: Render | None) -> Source:
     kind = _format(path)
     if kind is None:
-        raise DataError(f"{named(path)}: not one of {', '.join(FORMATS)}, or .xz or .gz of one")
+        raise DataError(f"{quoted(path)}: not one of {', '.join(FORMATS)}, or .xz or .gz of one")
     return Source(rows=kind != ".txt", texts=_read(path, kind, render))
 
 
@@ -126,11 +126,11 @@ def _read(path: Path, kind: str, render: Render | None) -> Iterator[str]:
             if unpack is None:
                 yield from reader(file, path, render)
             else:
-                yield from reader(io.BufferedReader(Unpacked(file, unpack, named(path)), BLOCK), path, render)
+                yield from reader(io.BufferedReader(Unpacked(file, unpack, quoted(path)), BLOCK), path, render)
     except UnicodeDecodeError as error:
-        raise DataError(f"{named(path)} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise DataError(f"{quoted(path)} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"cannot read {named(path)}: {reason_of(error)}") from error
+        raise DataError(f"cannot read {quoted(path)}: {reason_of(error)}") from error
 
 
 def _plain(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str]:
@@ -143,16 +143,16 @@ def _json_lines(file: IO[bytes], path: Path, render: Render | None) -> Iterator[
     lines, most = io.TextIOWrapper(file, encoding="utf-8"), longest_line()
     for number, line in enumerate(iter(lambda: lines.readline(most + 1), ""), start=1):
         if len(line) > most:
-            raise too_long(f"{named(path)}, line {number},")
+            raise too_long(f"{quoted(path)}, line {number},")
         if not line.strip():
             continue
         try:
             row = row_text(_object(json.loads(line)), render)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             wanted = "a JSON object with a 'text' field, or with a chat in 'messages'"
-            raise DataError(f"{named(path)}, line {number}: not {wanted}") from error
+            raise DataError(f"{quoted(path)}, line {number}: not {wanted}") from error
         if not is_unicode(row):
-            raise DataError(f"{named(path)}, line {number}: half of a surrogate pair, which is no text")
+            raise DataError(f"{quoted(path)}, line {number}: half of a surrogate pair, which is no text")
         yield _unified(row)
 
 
@@ -168,10 +168,10 @@ def _parquet(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str
             for row in batch.column(0).to_pylist():
                 text = row_text({column: row}, render)
                 if len(text) > longest_line():
-                    raise too_long(named(path))
+                    raise too_long(quoted(path))
                 yield _unified(text)
     except (arrow.ArrowException, LookupError) as error:
-        raise DataError(f"{named(path)}: not a Parquet file with a 'text' column, or chats in 'messages'") from error
+        raise DataError(f"{quoted(path)}: not a Parquet file with a 'text' column, or chats in 'messages'") from error
 
 
 def _check_packing(table: Any, path: Path) -> None:
@@ -180,13 +180,13 @@ def _check_packing(table: Any, path: Path) -> None:
         columns = [table.row_group(group).column(number) for number in range(table.num_columns)]
         for column in columns:
             if column.total_uncompressed_size > max(SURELY, MOST_PACKED * column.total_compressed_size):
-                raise _no_text(named(path))
+                raise _no_text(quoted(path))
 
 
 def _from_hub(name: str, render: Render | None) -> Iterator[str]:
     """A dataset streamed from the hub: NAME, NAME:CONFIG or NAME:CONFIG:SPLIT, by default train."""
     if not hub.reachable():
-        raise DataError(f"no file {named(name)}, and the hub cannot be reached from here for a dataset of that name")
+        raise DataError(f"no file {quoted(name)}, and the hub cannot be reached from here for a dataset of that name")
     from datasets import load_dataset
 
     repository, config, split = (*name.split(":", 2), "", "")[:3]
@@ -197,7 +197,7 @@ def _from_hub(name: str, render: Render | None) -> Iterator[str]:
         raise
     except Exception as error:
         raise DataError(
-            f"no file {named(name)}, and no dataset of that name can be had: {hub.reason(error)}"
+            f"no file {quoted(name)}, and no dataset of that name can be had: {hub.reason(error)}"
         ) from error
 
 

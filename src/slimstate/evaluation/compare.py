@@ -13,7 +13,7 @@ from slimstate.models.load import load_tokenizer
 from slimstate.records.parts import Text
 from slimstate.records.schema import read
 from slimstate.system.errors import DataError, PlanError
-from slimstate.system.paths import expanded
+from slimstate.system.paths import expand_home
 
 
 def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> Mapping[str, Any]:
@@ -53,7 +53,7 @@ def distinct_names(sources: Sequence[str]) -> list[str]:
 
 
 def _parts(source: str) -> tuple[str, ...]:
-    path = expanded(source)
+    path = expand_home(source)
     return path.resolve().parts if path.exists() else tuple(source.split("/"))
 
 

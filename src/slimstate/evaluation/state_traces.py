@@ -58,7 +58,7 @@ def state_spectrum(state: Tensor) -> Tensor:
     gram = (wide @ wide.mT if state.shape[-2] <= state.shape[-1] else wide.mT @ wide).cpu()
     flat = gram.flatten(0, -3)
     parts = flat.tensor_split(min(len(flat), torch.get_num_threads()))
-    with threads.one_for_each_core() as pool:
+    with threads.pool_of_all_cores() as pool:
         squares = torch.cat(list(pool.map(torch.linalg.eigvalsh, parts))).unflatten(0, gram.shape[:-2])
     return squares.clamp_min(0).sqrt().flip(-1)
 

@@ -139,7 +139,7 @@ def sweep(
     check_place(folder, folder=True)
     check_drawn(folder, DRAWN, beside=SWEEP)
     study = _prepare(checkpoint, judged_on, _kept(calibration, folder), grid, options, run, reporter)
-    with STOP.keeping(lambda: _kept_so_far(folder)):
+    with STOP.saying(lambda: _kept_so_far(folder)):
         record = _measure(study, folder / SWEEP, reporter)
     record = replace(
         record,

@@ -9,7 +9,7 @@ from slimstate.core.evidence import Need
 from slimstate.core.state_dtype import TYPES, check_state_dtypes
 from slimstate.pruning.key_dim import resolve_key_dim
 from slimstate.records.sweep import UNCUT, UNINFORMED, Row
-from slimstate.selectors import SELECTORS, Method, Request, Selector, by_name, selector_named
+from slimstate.selectors import METHODS, Method, Request, Selector, channel_methods, selector_named
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
@@ -67,7 +67,7 @@ class SweepGrid:
     def __post_init__(self) -> None:
         if not (self.selectors and (self.shares or self.key_dims) and self.scores):
             raise PlanError("a sweep needs at least one method, one compression or key dim, and one score")
-        by_name(self.selectors)
+        METHODS.index(self.selectors)
         for score in self.scores:
             Request(keep=1, score=score)
         check_state_dtypes(self.state_dtypes)
@@ -75,7 +75,7 @@ class SweepGrid:
     @property
     def selectors(self) -> list[Selector]:
         """The methods, each once."""
-        return list(dict.fromkeys(map(selector_named, SELECTORS if self.methods is None else self.methods)))
+        return list(dict.fromkeys(map(selector_named, channel_methods() if self.methods is None else self.methods)))
 
     @property
     def shares(self) -> Sequence[float]:

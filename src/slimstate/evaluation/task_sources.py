@@ -17,7 +17,7 @@ from typing import Any
 
 from slimstate.system import hub
 from slimstate.system.errors import DataError, SlimstateError
-from slimstate.system.paths import expanded
+from slimstate.system.paths import expand_home
 
 PAPER = ("wikitext", "lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa")
 RECALL = ("recall_drop", "recall_fda", "recall_nq", "recall_squad", "recall_swde", "recall_triviaqa")
@@ -112,7 +112,7 @@ def sources_in(manager: Any, names: Sequence[str], data: Path | None) -> tuple[S
     configs = {name: manager.task_index[name].cfg for name in names}
     if data is None:
         return tuple(_hub_source(name, config) for name, config in configs.items())
-    folder = expanded(data)
+    folder = expand_home(data)
     if not folder.is_dir():
         raise DataError(f"no folder {data} of task data")
     return tuple(_local_source(name, config, folder) for name, config in configs.items())

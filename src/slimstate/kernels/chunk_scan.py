@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from slimstate.kernels.channel_decay import ChannelDecay
 from slimstate.kernels.chunks import chunk_views, in_chunks, inverse_of_unit_lower, product, put_in_time
 from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
-from slimstate.system.threads import side_by_side
+from slimstate.system.threads import parallel_map
 
 # tokens of a chunk: longer ones take more inside of them, shorter ones more of the state between them; the more so
 # where channels decay by themselves
@@ -170,7 +170,7 @@ def _parts(given: Given) -> int:
 def _done(work: Callable[[int], T], parts: int, device: torch.device) -> list[T]:
     """On a CPU each part by a thread that computes alone, also where there is but one."""
     with torch.autocast(device.type, enabled=False):
-        return side_by_side(work, range(parts)) if device.type == "cpu" else [work(0)]
+        return parallel_map(work, range(parts)) if device.type == "cpu" else [work(0)]
 
 
 def _heads(x: Tensor, axis: int, number: int, parts: int) -> Tensor:

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slimstate.core.layout import HookPoint
+from slimstate.system.plugins import listed_values, modules_of
 
 _IN_PYTORCH = ContextVar("in PyTorch, wherever the tensors are", default=False)
 
@@ -141,34 +140,19 @@ def in_place_of(
     return tuple(Patch(f"{module}.{name}", version, when) for name in names)
 
 
-PACKAGE, HERE = __name__.rpartition(".")[0], str(Path(__file__).parent)
-
-
-def modules_of(package: str, places: Iterable[str]) -> Iterator[ModuleType]:
-    """The modules of a package but those that import triton, *_triton, which have no patches."""
-    for name in sorted(module.name for module in pkgutil.iter_modules(places) if not module.name.endswith("_triton")):
-        yield importlib.import_module(f"{package}.{name}")
-
-
-def found_in(package: str, places: Iterable[str]) -> Iterator[Patch]:
-    """The PATCHES that the modules of a package list."""
-    for module in modules_of(package, places):
-        for patch in getattr(module, "PATCHES", ()):
-            if not isinstance(patch, Patch):
-                raise TypeError(f"{module.__name__} lists {patch!r} in PATCHES, which is not a Patch")
-            yield patch
+PACKAGE = importlib.import_module(__package__)
 
 
 def patches() -> tuple[Patch, ...]:
-    """All that this package has for fla."""
-    return tuple(found_in(PACKAGE, [HERE]))
+    """Return everything that this package has for fla."""
+    return tuple(listed_values(PACKAGE, "PATCHES", Patch))
 
 
 def in_transformers() -> dict[str, Callable[..., Any]]:
     """All that this package has for transformers, by the names of the functions there."""
     return {
         name: version
-        for module in modules_of(PACKAGE, [HERE])
+        for module in modules_of(PACKAGE)
         for name, version in getattr(module, "IN_TRANSFORMERS", {}).items()
     }
 

@@ -16,10 +16,10 @@ from slimstate.families import logit_factor
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.prepare import describe_kernels, prepare
 from slimstate.models.stock import quiet_transformers, refusals, stock_class, stock_model, text_settings
-from slimstate.system.errors import ModelError, named, quoted, reason_of
-from slimstate.system.input_files import files_inside, place_inside
+from slimstate.system.errors import ModelError, quoted, reason_of
+from slimstate.system.input_files import check_name, files_inside
 from slimstate.system.json_files import read_json
-from slimstate.system.tested import warn_of_untested
+from slimstate.system.tested_versions import warn_about_untested
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
@@ -44,11 +44,11 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     checkpoint = Checkpoint.open(folder)
     family = checkpoint.family
     check_described(checkpoint)
-    warn_of_untested()
+    warn_about_untested()
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
     quiet_transformers()
-    with warnings.catch_warnings(), refusals(f"{named(folder)} cannot be loaded"):
+    with warnings.catch_warnings(), refusals(f"{quoted(folder)} cannot be loaded"):
         warnings.simplefilter("ignore")
         settings = config_class.from_pretrained(folder, trust_remote_code=False)
         model, report = model_class.from_pretrained(
@@ -75,7 +75,7 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
 
 def _not_loaded(folder: Path, names: Sequence[str]) -> ModelError:
     return ModelError(
-        f"{named(folder)}: the stock class does not load {len(names)} of its tensors, such as {quoted(names[0])}"
+        f"{quoted(folder)}: the stock class does not load {len(names)} of its tensors, such as {quoted(names[0])}"
     )
 
 
@@ -142,7 +142,7 @@ def load_tokenizer(folder: Path | str) -> Any:
             raise ValueError("it has no tokens, or an end-of-text token that is none")
         return tokenizer
     except Exception as error:
-        raise ModelError(f"{named(folder)} has no usable tokenizer: {reason_of(error)}") from error
+        raise ModelError(f"{quoted(folder)} has no usable tokenizer: {reason_of(error)}") from error
 
 
 def check_tokenizer_config(folder: Path) -> None:
@@ -154,4 +154,4 @@ def check_tokenizer_config(folder: Path) -> None:
     for name, value in settings.items():
         if name.endswith(("_file", "_files")) and value is not None:
             for each in value if isinstance(value, list) else [value]:
-                place_inside(folder, each, ModelError)
+                check_name(folder, each, ModelError)

@@ -23,7 +23,7 @@ from slimstate.models.load import Runtime, guard_vocabulary, load, load_tokenize
 from slimstate.models.options import LoadOptions, parse_limits
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import refusals, stock_model, tied_weights
-from slimstate.system.errors import ModelError, PlanError, named
+from slimstate.system.errors import ModelError, PlanError, quoted
 
 SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
 
@@ -59,7 +59,7 @@ def load_spread(folder: Path, options: LoadOptions) -> Runtime:
     if set(places.values()) == {"disk"}:
         raise PlanError("not even the embeddings fit into what `device_map` may take: give more with `max_memory`")
     scratch = tempfile.TemporaryDirectory(prefix="slimstate-")
-    with redirect_stderr(io.StringIO()), refusals(f"{named(folder)} cannot be loaded"):  # a progress bar
+    with redirect_stderr(io.StringIO()), refusals(f"{quoted(folder)} cannot be loaded"):  # a progress bar
         model = load_checkpoint_and_dispatch(
             model, str(folder), device_map=places, offload_folder=scratch.name, dtype=precision,
             preload_module_classes=blocks,

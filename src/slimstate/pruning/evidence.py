@@ -100,7 +100,7 @@ class Gathering:
         if self.windows is None:
             path, lacking = self.calibration.evidence, " and ".join(sorted(needs))
             raise DataError(f"{path} holds no {lacking} evidence, which is needed here: give `calibration` text too")
-        hashing = threads.beside(lambda: checkpoint.fingerprint)  # the disk is read while the device works
+        hashing = threads.start(lambda: checkpoint.fingerprint)  # the disk is read while the device works
         runtime = self.runtime
         if runtime is None:
             axis, device = checkpoint.mixers[0].axis, self.run.place
@@ -132,7 +132,7 @@ def _waking_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Ne
         gram = activations.mT @ activations
         return torch.linalg.cholesky(gram + torch.eye(axis.width).to(gram))
 
-    done = threads.beside(first)
+    done = threads.start(first)
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from slimstate.records.schema import read
 from slimstate.serving import engines
 from slimstate.serving.widths import speeds_below
 from slimstate.system.errors import PlanError
-from slimstate.system.paths import expanded
+from slimstate.system.paths import expand_home
 
 USUAL_CONTEXT = 32_768  # tokens of a sequence, where softmax layers keep them
 KV_BYTES = 2  # of a number in bf16
@@ -44,7 +44,7 @@ def inspect(
     """
     if context is not None and context < 0:
         raise PlanError(f"`context` {context}: it is a number of tokens, 0 or more")
-    path = expanded(model)
+    path = expand_home(model)
     if path.is_file() and path.suffix == ".json":
         config = read_config(path)
         return _inspection(

@@ -19,9 +19,9 @@ from slimstate.families.contract import LARGEST_EPSILON
 from slimstate.records.base import versions
 from slimstate.records.plan import PlanRecord
 from slimstate.records.schema import Misfit
-from slimstate.selectors import SELECTORS, Case, Method, Request, choose, selector_named
+from slimstate.selectors import Case, Method, Request, channel_methods, choose, selector_named
 from slimstate.system import threads
-from slimstate.system.errors import PlanError, named, quoted
+from slimstate.system.errors import PlanError, quoted
 from slimstate.system.json_files import JsonObject, plain, read_json
 from slimstate.system.progress import SILENT, Reporter
 
@@ -43,7 +43,7 @@ def choose_channels(
     tracked = reporter.track(cases(checkpoint, mixers, selector.needs, evidence), "choosing", len(mixers))
     selections = choose(method, tracked, request)
     layers = [mixer.layer for mixer in mixers]
-    with threads.one_for_each_core() as pool:  # an eigenvalue problem for every head
+    with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
         certified = pool.map(certify, selections, map(evidence.get, layers))
         chosen = dict(zip(layers, certified, strict=True))
     calibration = None if gathered is None else dict(gathered.calibration)
@@ -109,7 +109,9 @@ def check_rotatable(checkpoint: Checkpoint, method: Method) -> None:
     selector = selector_named(method)
     if selector.rotates and any(mixer.noncommuting is None for mixer in checkpoint.mixers):
         those = f"those of {checkpoint.family.model_type} cannot be"
-        raise PlanError(f"{selector.name} rotates the channels, which {those}; use one of {', '.join(SELECTORS)}")
+        raise PlanError(
+            f"{selector.name} rotates the channels, which {those}; use one of {', '.join(channel_methods())}"
+        )
 
 
 def cases(
@@ -158,23 +160,23 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
     try:
         plan = PlanRecord.from_json(read_json(path, PlanError, MOST_OF_A_PLAN)).plan
     except Misfit as error:
-        raise PlanError(f"{named(path)} is not a slimstate plan: {error}") from error
+        raise PlanError(f"{quoted(path)} is not a slimstate plan: {error}") from error
     if (other := plan.model.get("fingerprint")) != checkpoint.fingerprint:
         source = quoted(plan.model["source"])
-        raise PlanError(f"{named(path)} is a plan for another model: {source}, {str(other)[:19]}…")
+        raise PlanError(f"{quoted(path)} is a plan for another model: {source}, {str(other)[:19]}…")
     if plan.model_type != checkpoint.family.model_type:
-        raise PlanError(f"{named(path)} is a plan for a {quoted(plan.model_type)}: this is another")
+        raise PlanError(f"{quoted(path)} is a plan for a {quoted(plan.model_type)}: this is another")
     check_epsilon(checkpoint, plan.key_dim, plan.corrected)
     layers = {mixer.layer for mixer in checkpoint.mixers}
     if plan.selections.keys() != layers:
         covered = quoted(sorted(plan.selections))
-        raise PlanError(f"{named(path)} covers layers {covered}, the model has {quoted(sorted(layers))}")
+        raise PlanError(f"{quoted(path)} covers layers {covered}, the model has {quoted(sorted(layers))}")
     for mixer in checkpoint.mixers:
         choice = plan.selections[mixer.layer]
         check_choice(mixer, choice)
         if (choice.kept, mixer.axis.width) != (plan.key_dim, plan.width):
             raise PlanError(
-                f"{named(path)} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"
+                f"{quoted(path)} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"
                 f" {mixer.axis.width} channels of layer {mixer.layer}"
             )
     return plan

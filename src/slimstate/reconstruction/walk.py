@@ -34,7 +34,7 @@ from slimstate.reconstruction.steps import held_here
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
-from slimstate.system.errors import ModelError, named
+from slimstate.system.errors import ModelError, quoted
 from slimstate.system.progress import Reporter
 
 # run a mixer over all windows of this process, inside of what is made for the model, such as hooks; gives their tokens
@@ -143,7 +143,7 @@ class Walk:
             self._expect(number + 1)
             trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer)
             added = self._advance(self.uncut_stream, number)
-        self._check(added, f"layer {number} of {named(self.teacher.source)}")
+        self._check(added, f"layer {number} of {quoted(self.teacher.source)}")
         del uncut
         with self.cut_model.holding(number, layer.weights):
             if layer.mixer is not None:

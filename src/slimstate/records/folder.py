@@ -16,7 +16,7 @@ from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY, RecoveryRecord
 from slimstate.records.verification import VerificationRecord
-from slimstate.system.errors import DataError, named
+from slimstate.system.errors import DataError, quoted
 from slimstate.system.json_files import read_any
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def read_records(folder: Path) -> Records:
         try:
             data = read_any(path, DataError, MOST_OF_A_RECORD)
         except DataError as error:
-            skipped.append(f"{named(path)} was skipped: {error}")
+            skipped.append(f"{quoted(path)} was skipped: {error}")
             continue
         kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
         if not isinstance(kind, str) or kind not in KINDS:
@@ -76,7 +76,7 @@ def read_records(folder: Path) -> Records:
         try:
             found[kind].append(Found(path=path, record=_typed(kind, data)))
         except Misfit as error:
-            skipped.append(f"{named(path)} was skipped: as a record of a {kind}, {error}")
+            skipped.append(f"{quoted(path)} was skipped: as a record of a {kind}, {error}")
     return Records(skipped=tuple(skipped), **{kind: tuple(entries) for kind, entries in found.items()})
 
 

@@ -17,7 +17,7 @@ from slimstate.families import family_of
 from slimstate.families.contract import Caches, Config
 from slimstate.records.pool import Fitting, Pages, PoolRecord, Share
 from slimstate.system.errors import ModelError, PlanError
-from slimstate.system.paths import expanded
+from slimstate.system.paths import expand_home
 
 GIB = 2**30
 ALIGNED = 16  # tokens: blocks of vLLM's attention kernels are multiples of it
@@ -90,7 +90,7 @@ def pool(model: str | Path, engine: str, options: PoolOptions, key_dims: tuple[i
 
 def config_of(model: str) -> Config:
     """Of a config file, of a folder that may hold nothing else, or of a hub repository."""
-    place = expanded(model)
+    place = expand_home(model)
     if place.is_file():
         return read_config(place)
     if (place / "config.json").is_file():

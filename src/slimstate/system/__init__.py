@@ -1,1 +1,1 @@
-"""What any program needs: errors, progress, atomic output, processes, threads, the hub. Knows nothing of models."""
+"""What any program needs: errors, progress, atomic output, processes, threads, the hub. Knows nothing about models."""

@@ -1,4 +1,8 @@
-"""Folders and files that appear whole or not at all. This is the one place that opens outputs."""
+"""Write files and folders that appear complete or not at all. No other module opens an output.
+
+Everything is written to a staging folder, a hidden sibling of the output, and moved to its place when all went well.
+The lock of `STOP` is held during every step that a stop must not cut in two.
+"""
 
 from __future__ import annotations
 
@@ -13,60 +17,53 @@ from pathlib import Path
 from slimstate.system import leftovers
 from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
-from slimstate.system.leftovers import OLD
-from slimstate.system.shortages import no_room
+from slimstate.system.shortages import is_disk_full
 
-KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-UMASK = os.umask(0)  # which can be asked for only by setting it
-os.umask(UMASK)
-MODE = 0o666 & ~UMASK
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux: <linux/fs.h>, <fcntl.h>
 
 
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
-    """A file elsewhere that takes the place of `path` when all went well, so that a reader never sees half of it."""
+    """Yield a path to write to; the file there takes the place of `path` at the end."""
     check_kind(path, folder=False)
-    with partial(path) as folder:
-        yield folder / path.name
+    with staging_folder(path) as staging:
+        yield staging / path.name
         with writing(path):
-            _move({folder / path.name: path})
+            _move({staging / path.name: path})
 
 
 @contextmanager
 def staged_files(folder: Path) -> Iterator[Path]:
-    """A place for several files, which all go to `folder` when all went well."""
+    """Yield a folder to write several files to, which all move to `folder` at the end."""
     check_kind(folder, folder=True)
-    new = not folder.exists()
-    with writing(folder), partial(folder if new else folder / "results") as staging:
+    is_new = not folder.exists()
+    with writing(folder), staging_folder(folder if is_new else folder / "results") as staging:
         yield staging
-        if new:
+        if is_new:
             publish(staging, folder, force=False)
-        else:
-            _move({path: folder / path.name for path in sorted(staging.iterdir(), key=_records_first)})
+        else:  # records first: they say what the other files belong to
+            files = sorted(staging.iterdir(), key=lambda path: (path.suffix != ".json", path.name))
+            _move({path: folder / path.name for path in files})
 
 
 @contextmanager
 def staged(out: Path, force: bool) -> Iterator[Path]:
-    """A hidden sibling of `out` that becomes `out` in one step when all went well, and vanishes when it did not."""
-    with writing(out), partial(out) as staging:
+    """Yield a folder to write to, which becomes `out` in one step at the end; `force` replaces what is there."""
+    with writing(out), staging_folder(out) as staging:
         yield staging
         publish(staging, out, force)
 
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """What the system says when `out` cannot be written, in words."""
+    """Turn errors of the system into an `OutputError` that names `out`."""
     try:
         yield
     except OutputError:
         raise
     except Exception as error:
-        if no_room(error):
+        if is_disk_full(error):
             raise OutputError(f"no space left for {out}; nothing of it was written") from error
         if isinstance(error, OSError):
             raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
@@ -74,46 +71,45 @@ def writing(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def partial(out: Path) -> Iterator[Path]:
-    """A hidden sibling of `out`, empty; unless it is published it vanishes, with the folders that were made for it."""
+def staging_folder(out: Path) -> Iterator[Path]:
+    """Yield an empty hidden sibling of `out`, and remove it at the end unless it was moved."""
     out = Path(os.path.abspath(out))
-    staging = leftovers.partial_of(out)
+    staging = leftovers.staging_path(out)
     with ExitStack() as stack:
         with writing(out):
-            stack.enter_context(made(out.parent))
+            stack.enter_context(create_folder(out.parent))
             leftovers.clear(out.parent)
-            leftovers.discard(staging)  # of an earlier process that had this one's number
-            stack.enter_context(STOP.unfinished(staging))
-            stack.callback(leftovers.discard, staging)
-            with STOP.lock:  # a process that is ending makes nothing more
+            leftovers.remove(staging)  # of an earlier process that had the id of this one
+            stack.enter_context(STOP.removing(staging))
+            stack.callback(leftovers.remove, staging)
+            with STOP.lock:  # a process that is ending creates nothing more
                 staging.mkdir()
         yield staging
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """A folder, and those above it; of those that were not there the empty ones go again."""
+def create_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and its parents; at the end remove those of them that are empty."""
     with ExitStack() as stack:
-        for place in (*reversed(folder.parents), folder):
-            if not place.exists():
-                stack.enter_context(STOP.made_for_it(place))
-                stack.callback(remove_empty, place)
-                with suppress(FileExistsError), STOP.lock:  # somebody else was faster
-                    place.mkdir()
+        for path in (*reversed(folder.parents), folder):
+            if not path.exists():
+                stack.enter_context(STOP.removing_if_empty(path))
+                stack.callback(remove_if_empty, path)
+                with suppress(FileExistsError), STOP.lock:  # another process may be faster
+                    path.mkdir()
         yield
 
 
-def remove_empty(folder: Path) -> None:
-    """Where it is."""
+def remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
 
 
 def publish(staging: Path, out: Path, force: bool) -> None:
-    """Let the sibling take the place of `out` in one step, once all of it is on the disk."""
+    """Move a folder to `out` in one step, once all of it is on the disk."""
     out = Path(os.path.abspath(out))
     for path in staging.rglob("*"):
-        as_others_are(path)
+        _set_mode(path, staging)
         flush_to_disk(path)
     check_kind(out, folder=True)
     with STOP.lock:
@@ -121,39 +117,37 @@ def publish(staging: Path, out: Path, force: bool) -> None:
             _exchange(staging, out)
         else:
             staging.rename(out)
-        STOP.written(out)
-
-
-def _records_first(path: Path) -> tuple[bool, str]:
-    """By which it is known whose the others are."""
-    return path.suffix != ".json", path.name
+        STOP.add_output(out)
 
 
 def _move(files: dict[Path, Path]) -> None:
-    """Every file to its place; what is there is replaced."""
+    """Move files from a staging folder to their places and replace what is there."""
     for target in files.values():
         check_kind(target, folder=False)
     for path in files:
-        as_others_are(path)
+        _set_mode(path, path.parent)
     with STOP.lock:
         for path, target in files.items():
             path.replace(target)
-            STOP.written(target)
+            STOP.add_output(target)
 
 
-def as_others_are(path: Path) -> None:
-    """The mode of any new file: some libraries make theirs for their owner alone."""
+def _set_mode(path: Path, folder: Path) -> None:
+    """Give a file the permissions of the folder it lies in, so those of any new file.
+
+    Some libraries create files that only their owner can read.
+    """
     if path.is_file() and not path.is_symlink():
-        path.chmod(MODE)
+        path.chmod(folder.stat().st_mode & 0o666)
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders in one step where the system can; else the old one steps aside first."""
-    exchange, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
+    """Swap two folders in one step where the system can; otherwise move the old one aside first."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is not None and rename(here, os.fsencode(new), here, os.fsencode(old), exchange) == 0:
+    paths = AT_FDCWD, os.fsencode(new), AT_FDCWD, os.fsencode(old)
+    if rename is not None and rename(*paths, RENAME_EXCHANGE) == 0:
         return
-    aside = new.with_name(new.name + OLD)
+    aside = new.with_name(new.name + leftovers.OLD)
     old.rename(aside)
     try:
         new.rename(old)
@@ -172,43 +166,44 @@ def flush_to_disk(path: Path) -> None:
 
 
 def overlap(out: Path, other: Path) -> bool:
-    """Whether what will be written is, holds or lies in the other place."""
-    with writing(out):  # a name that is too long, a folder that may not be looked into
-        ours, theirs = out.resolve(), other.resolve()
-        return ours == theirs or ours in theirs.parents or theirs in ours.parents
+    """Return whether two paths are the same or one lies in the other."""
+    with writing(out):  # a name that is too long, a folder without permission
+        first, second = out.resolve(), other.resolve()
+        return first == second or first in second.parents or second in first.parents
 
 
 def check_kind(path: Path, *, folder: bool) -> None:
-    """Refuse what is no plain file or folder: it would be replaced, or written into without end."""
+    """Refuse to write to a link, a pipe or a device, to a folder as a file, or to a file as a folder."""
     try:
-        mode = Path(os.path.abspath(path)).lstat().st_mode  # what lies at x/.. is a folder, whether x is there or not
+        mode = Path(os.path.abspath(path)).lstat().st_mode  # abspath: x/.. is a folder whether or not x exists
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    wanted = "folder" if folder else "file"
+    expected = "folder" if folder else "file"
     if stat.S_ISLNK(mode):
-        raise OutputError(f"{path} is a link; name the {wanted} itself")
-    if (kind := KINDS.get(stat.S_IFMT(mode))) is not None:
-        raise OutputError(f"{path} is {kind}; `out` is a {wanted}")
-    if stat.S_ISDIR(mode) != folder:
-        raise OutputError(f"{path} is a {'file' if folder else 'folder'}; `out` is a {wanted}")
+        raise OutputError(f"{path} is a link; name the {expected} itself")
+    kind = KINDS.get(stat.S_IFMT(mode))
+    if kind is None and stat.S_ISDIR(mode) != folder:
+        kind = "a file" if folder else "a folder"
+    if kind is not None:
+        raise OutputError(f"{path} is {kind}; `out` must be a {expected}")
 
 
 def check_place(path: Path, *, folder: bool) -> None:
-    """Refuse a place where nothing can be written, before the work that would be lost; nothing is made there yet."""
+    """Refuse a path that cannot be written, before the work that would be lost; create nothing."""
     check_kind(path, folder=folder)
     with writing(path), suppress(FileNotFoundError, NotADirectoryError):
-        leftovers.partial_of(path).lstat()  # its name must not be too long either
-    with writing(path):  # a folder that may not be looked into
-        above = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if above != path and not above.is_dir():
-        raise OutputError(f"cannot write {path}: {above} is a file")
-    if not os.access(above, os.W_OK):
-        raise OutputError(f"cannot write {path}: no permission in {above}")
+        leftovers.staging_path(path).lstat()  # whose name must not be too long either
+    with writing(path):  # a folder without permission
+        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if existing != path and not existing.is_dir():
+        raise OutputError(f"cannot write {path}: {existing} is a file")
+    if not os.access(existing, os.W_OK):
+        raise OutputError(f"cannot write {path}: no permission in {existing}")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a text file, complete or not at all."""
     with writing(path), staged_file(path) as file:
-        file.write_bytes(text.encode("utf-8", "backslashreplace"))  # a name may hold what is no UTF-8
+        file.write_bytes(text.encode("utf-8", "backslashreplace"))  # a name in it may not be UTF-8

@@ -1,6 +1,6 @@
-"""What comes with slimstate beside its code: recipes, and a small model with texts to try things on.
+"""Files that come with slimstate: recipes, and a small model with texts to try things on.
 
-In a wheel they lie in the package, in a clone beside it.
+In a wheel they lie in the package, in a clone of the repository beside it.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ import shutil
 from pathlib import Path
 
 from slimstate.system.atomic import check_place, staged
-from slimstate.system.errors import OutputError, named
+from slimstate.system.errors import OutputError, quoted
 
 PACKAGE = Path(__file__).parents[1]
-DEMO = ("model", "calibration.txt", "evaluation.txt")  # what of the demo is no program
+DEMO_FILES = ("model", "calibration.txt", "evaluation.txt")
 
 
 def bundled(name: str) -> Path:
-    """The folder `recipes` or `demo`."""
-    packed = PACKAGE / "bundled" / name
-    return packed if packed.is_dir() else PACKAGE.parents[1] / name
+    """Return the folder `recipes` or `demo`."""
+    in_wheel = PACKAGE / "bundled" / name
+    return in_wheel if in_wheel.is_dir() else PACKAGE.parents[1] / name
 
 
 def recipes() -> dict[str, Path]:
-    """Every recipe by its name."""
+    """Return the path of every recipe by its name."""
     return {path.stem: path for path in sorted(bundled("recipes").glob("*.toml"))}
 
 
 def write_demo(out: Path) -> bool:
-    """The small model and its texts, copied to a folder; False where they are there already."""
+    """Copy the small model and its texts to a folder; return False if they are there already."""
     source = bundled("demo")
-    if all((out / name).exists() for name in DEMO):
+    if all((out / name).exists() for name in DEMO_FILES):
         return False
     check_place(out, folder=True)
     if out.exists():
-        raise OutputError(f"{named(out)} is there, and holds something else: choose another `out`")
-    with staged(out, force=False) as place:
-        for name in DEMO:
+        raise OutputError(f"{quoted(out)} exists and holds something else: choose another `out`")
+    with staged(out, force=False) as folder:
+        for name in DEMO_FILES:
             copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
-            copy(source / name, place / name)
+            copy(source / name, folder / name)
     return True

@@ -1,7 +1,4 @@
-"""Several processes that work as one: who this one is, sums over all of them, and what only the main one does.
-
-`torchrun` and `accelerate launch` start them and say so in the environment; without them there is one.
-"""
+"""Work with several processes, which `torchrun` or `accelerate launch` start; without them there is one."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from slimstate.system.errors import SlimstateError
 
-if TYPE_CHECKING:  # torch takes seconds to load, and who this process is needs none of it
+if TYPE_CHECKING:  # importing torch takes seconds, and the rank is known without it
     import torch
     from torch import Tensor
 
 T = TypeVar("T")
-PATIENCE = timedelta(hours=6)  # one process may tokenise a large text or fill a cache while the others wait
+TIMEOUT = timedelta(hours=6)  # one process may tokenise a large text or fill a cache while the others wait
 
 
 def count() -> int:
@@ -27,12 +24,12 @@ def count() -> int:
 
 
 def count_here() -> int:
-    """Those of them on this machine."""
+    """Return the number of processes on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def launched() -> bool:
-    """Whether a launcher started this process, be it the only one."""
+    """Return whether a launcher started this process, even if it is the only one."""
     return "RANK" in os.environ
 
 
@@ -45,7 +42,7 @@ def is_main() -> bool:
 
 
 def local_device(kind: str) -> torch.device:
-    """The GPU that belongs to this process, or the CPU."""
+    """Return the GPU of this process, or the CPU."""
     import torch
 
     if kind == "cuda" and count() > 1:
@@ -54,7 +51,7 @@ def local_device(kind: str) -> torch.device:
 
 
 def join(device: torch.device) -> None:
-    """Meet the other processes, where there are any; to be called before anything is shared."""
+    """Connect to the other processes, if there are any; call this before anything is shared."""
     if count() == 1:
         return
     import torch
@@ -63,13 +60,13 @@ def join(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        # with gloo beside nccl, waiting keeps no GPU busy
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+        # gloo beside nccl, so that no GPU is busy while a process waits
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
         atexit.register(_leave)
 
 
 def _leave() -> None:
-    """All leave together; one that failed alone goes at once, and whatever started them ends the others."""
+    """Disconnect together; a process that failed alone ends at once, and the launcher ends the others."""
     import torch.distributed as dist
 
     if dist.is_initialized() and not hasattr(sys, "last_value"):
@@ -77,12 +74,12 @@ def _leave() -> None:
 
 
 def share(items: Sequence[T]) -> Sequence[T]:
-    """Those of the items that are for this process."""
+    """Return the items that this process works on."""
     return items[rank() :: count()]
 
 
 def sum_over_all(tensor: Tensor) -> Tensor:
-    """The sum over all processes, in place."""
+    """Sum a tensor over all processes, in place, and return it."""
     if count() > 1:
         import torch.distributed as dist
 
@@ -98,9 +95,9 @@ def wait_for_all() -> None:
 
 
 def from_main(work: Callable[[], T]) -> T:
-    """What `work` gives on the main process, which alone does it; the others wait for it and fail as it fails.
+    """Do some work on the main process only; return its result, or raise its error, on all of them.
 
-    It begins when all have come here, so that they have all seen the files as they were before.
+    The work starts when all processes are here, so that all of them have seen the files as they were before.
     """
     if count() == 1:
         return work()

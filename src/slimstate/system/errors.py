@@ -1,15 +1,17 @@
-"""What can go wrong because of what was asked or given: one line a person can act on.
+"""Errors that the user can act on, each one line.
 
-The command prints such an error as one line and exits with its code; everything else is a bug and keeps its traceback.
+The command prints such an error and exits with its code. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
-LONGEST_QUOTE, LONGEST_LINE = 80, 480  # characters
+from pathlib import Path
+
+MAX_QUOTE, MAX_LINE = 80, 480  # characters
 
 
 class SlimstateError(Exception):
-    """The request or its input is at fault, and nothing was written. The message names parameters in backquotes.
+    """The request or its input is wrong, and nothing was written. Messages name parameters in backquotes.
 
     Examples:
         >>> try:
@@ -30,7 +32,7 @@ class DataError(SlimstateError):
 
 
 class PlanError(SlimstateError):
-    """The cut that was asked for cannot be made."""
+    """The requested options do not fit each other or the model."""
 
 
 class OutputError(SlimstateError):
@@ -38,25 +40,24 @@ class OutputError(SlimstateError):
 
 
 class TrainingError(SlimstateError):
-    """Training went astray: the loss is no number any more. The last good checkpoint is kept."""
+    """The loss of a training is not finite any more; the last good checkpoint is kept."""
 
     code = 3
 
 
-def quoted(value: object, most: int = LONGEST_QUOTE) -> str:
-    """Something that a file or a caller says, as a line may repeat it: in one line, printable, its middle left out."""
+def quoted(value: object, max_length: int = MAX_QUOTE) -> str:
+    """Return text of a file or a caller for use in an error: one printable line, its middle left out if it is long.
+
+    A path may be twice as long.
+    """
     text = str(value)
-    if len(text) > most:
-        text = f"{text[: most // 2]} … {text[3 - most // 2 :]}"
+    size = 2 * max_length if isinstance(value, Path) else max_length
+    if len(text) > size:
+        text = f"{text[: size // 2]} … {text[3 - size // 2 :]}"
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
-def named(path: object) -> str:
-    """A path in the same way; more of it, so that it can be found."""
-    return quoted(path, 2 * LONGEST_QUOTE)
-
-
 def reason_of(error: BaseException) -> str:
-    """What another library has against something, in a line."""
+    """Return the kind and the first line of another library's exception."""
     lines = str(error).strip().splitlines()
-    return quoted(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 2 * LONGEST_QUOTE)
+    return quoted(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 2 * MAX_QUOTE)

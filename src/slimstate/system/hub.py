@@ -1,6 +1,6 @@
-"""The model hub, as far as its client is too talkative: whether it can be reached, and why it failed, in one line.
+"""Use the model hub: find out whether it can be reached, and say in one line why its client failed.
 
-The client itself, offline, retries for half a minute and says so each time.
+Offline, the client itself retries for half a minute and reports every attempt.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from slimstate.system.errors import OutputError, quoted
 
 
 def reason(error: Exception) -> str:
-    """The first line of what the client says; it raises many kinds: offline, missing, private, out of disk."""
+    """Return the first line of an exception of the client, which raises many kinds."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def reachable() -> bool:
-    """True where the hub's name resolves, or where a proxy would resolve it."""
+    """Return whether the hub's name can be resolved, here or by a proxy."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
@@ -35,7 +35,7 @@ def reachable() -> bool:
 
 
 def check_repository(name: str) -> None:
-    """Refuse, before any work, a name that no repository can have, and a push that nobody is logged in for."""
+    """Refuse, before any work, an invalid repository name and a push without a login."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -43,30 +43,28 @@ def check_repository(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise OutputError(f"`push_to_hub` {quoted(name)} is no name of a repository: {reason(error)}") from error
+        raise OutputError(f"`push_to_hub`: {quoted(name)} is not a repository name: {reason(error)}") from error
     if not reachable():
         raise OutputError("`push_to_hub`: the hub cannot be reached from here")
     if get_token() is None:
-        raise OutputError("`push_to_hub`: nobody is logged in here; run `hf auth login`, or set HF_TOKEN")
+        raise OutputError("`push_to_hub`: you are not logged in; run `hf auth login`, or set HF_TOKEN")
     try:
         HfApi().whoami()
     except Exception as error:  # of many kinds
-        raise OutputError(f"`push_to_hub`: the hub does not take the login: {reason(error)}") from error
+        raise OutputError(f"`push_to_hub`: the hub refuses the login: {reason(error)}") from error
 
 
 def push(folder: Path, name: str) -> str:
-    """Upload a model's folder to a repository, made private where there is none of that name; returns its address."""
+    """Upload a model folder to a repository, which is created as a private one if needed; return its address."""
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
-        made = api.create_repo(name, private=True, exist_ok=True)
+        repository = api.create_repo(name, private=True, exist_ok=True)
+        message = "A model cut by slimstate"
         api.upload_folder(
-            repo_id=made.repo_id,
-            folder_path=folder,
-            commit_message="A model cut by slimstate",
-            ignore_patterns=["runs/*"],
+            repo_id=repository.repo_id, folder_path=folder, commit_message=message, ignore_patterns=["runs/*"]
         )
-    except Exception as error:  # of many kinds; what was made lies in its folder all the same
-        raise OutputError(f"{folder} is written, and could not be pushed to {name}: {reason(error)}") from error
-    return str(made)
+    except Exception as error:  # of many kinds; the folder itself is complete
+        raise OutputError(f"{folder} is written, but could not be pushed to {name}: {reason(error)}") from error
+    return str(repository)

@@ -1,8 +1,8 @@
-"""A stop from outside, by Ctrl-C or another signal: what is unfinished goes, what is kept is said, the process ends.
+"""Stop on Ctrl-C or another signal: say what is kept, remove what is unfinished, and end the process.
 
-A handler in Python runs only once the main thread is back in Python, which takes as long as an import or an operation
-of torch. So a thread of its own waits for signals and ends the process itself; whoever writes says here what would be
-left behind. Signals come to a process as a whole: there is one `STOP`, and only the command listens.
+A signal handler in Python runs only when the main thread is back in Python code, which can take as long as an import
+or an operation of torch. So a thread waits for signals and ends the process itself. Code that writes files registers
+here what a stop must remove. Signals are sent to a whole process: there is one `STOP`, and only the command listens.
 """
 
 from __future__ import annotations
@@ -13,97 +13,86 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Lock, Thread, current_thread, main_thread
 from types import FrameType
+from typing import TypeVar
 
+T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PATIENCE = 1.0  # seconds that an output may take to move to its place
-SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # over a progress bar, which had hidden it
+MAX_WAIT = 1.0  # seconds that an output may take to move to its place
+CLEAR_LINE = "\r\x1b[2K\x1b[?25h"  # erases a progress bar and shows the cursor that it had hidden
 
 
 class Interruption:
-    """What there is to know when a process is stopped.
+    """What to say and what to remove when the process is stopped.
 
-    The lock is held while an output moves to its place, and for ever once the process is ending: nothing appears then.
+    The lock is held while an output moves to its place. A process that is ending takes it and never releases it, so
+    that nothing appears afterwards.
     """
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.translate: Callable[[str], str] = str  # from the words of the library into those of the command
+        self.translate: Callable[[str], str] = str  # turns names of parameters into flags of the command
         self.speaks: Callable[[], bool] = lambda: True
         self._unfinished: list[tuple[Path, Callable[[], bool]]] = []
-        self._made: list[Path] = []
-        self._written: list[Path] = []
-        self._keepers: list[Callable[[], str | None]] = []
-        self._restore: Callable[[], None] | None = None
-        # a signal to a child that comes before it has left ours would be taken for one to us
-        os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=self._leave_to_parent)
+        self._new_folders: list[Path] = []
+        self._outputs: list[Path] = []
+        self._messages: list[Callable[[], str | None]] = []
+        self._restore: Callable[[], None] | None = None  # set while listening
+        self._follows_forks = False
 
-    @contextmanager
-    def unfinished(self, path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Of no use to anybody if the process ends now, `unless` this says otherwise then."""
-        entry = (path, unless)
-        self._unfinished.append(entry)
-        try:
-            yield
-        finally:
-            self._unfinished.remove(entry)
+    def removing(self, path: Path, unless: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
+        """Remove `path` if the process is stopped now, `unless` that returns True then."""
+        return _listed(self._unfinished, (path, unless))
 
-    @contextmanager
-    def made_for_it(self, folder: Path) -> Iterator[None]:
-        """A folder that goes too, where nothing is in it."""
-        self._made.append(folder)
-        try:
-            yield
-        finally:
-            self._made.remove(folder)
+    def removing_if_empty(self, folder: Path) -> AbstractContextManager[None]:
+        """Remove a folder if the process is stopped now and the folder is empty then."""
+        return _listed(self._new_folders, folder)
 
-    @contextmanager
-    def keeping(self, say: Callable[[], str | None]) -> Iterator[None]:
-        """`say` tells what is kept and how to go on, or None. The outermost that has something to say is asked."""
-        self._keepers.append(say)
-        try:
-            yield
-        finally:
-            self._keepers.remove(say)
+    def saying(self, message: Callable[[], str | None]) -> AbstractContextManager[None]:
+        """Say at a stop what is kept and how to continue; the outermost message that is not None is used."""
+        return _listed(self._messages, message)
 
-    def written(self, path: Path) -> None:
-        """An output is in its place."""
-        if path not in self._written:
-            self._written.append(path)
+    def add_output(self, path: Path) -> None:
+        """Note that an output is complete and in its place."""
+        if path not in self._outputs:
+            self._outputs.append(path)
 
     def listen(self) -> bool:
-        """From now on a signal ends the process as it should; False where that was so, or is not for this thread.
+        """Handle signals from now on; return False if that was so already, or if this is not the main thread.
 
         Signals that are ignored stay ignored.
         """
         if self._restore is not None or current_thread() is not main_thread():
             return False
-        heard, told = os.pipe()
-        os.set_blocking(told, False)
-        previous = {number: signal.getsignal(number) for number in SIGNALS}
-        for number, handler in previous.items():
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        for number, handler in handlers.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(number, _left_to_the_thread)
-        fallback = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+                signal.signal(number, _do_nothing)
+        wakeup_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
         def restore() -> None:
-            signal.set_wakeup_fd(fallback)
-            for number, handler in previous.items():
+            signal.set_wakeup_fd(wakeup_fd)
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
-            os.close(told)
+            os.close(write_end)
 
         self._restore = restore
-        Thread(target=self._wait, args=(heard,), daemon=True, name="signals").start()
+        if not self._follows_forks:
+            self._follows_forks = True
+            os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._leave_to_parent)
+        Thread(target=self._wait, args=(read_end,), daemon=True, name="signals").start()
         return True
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While the command works. Where the process is ending already, this is never left."""
+        """Handle signals while the command works; a process that is ending never leaves this."""
         began_here = self.listen()
-        self._written.clear()
+        self._outputs.clear()
         try:
             yield
         finally:
@@ -112,83 +101,92 @@ class Interruption:
                     self._restore()
                     self._restore = None
 
-    def _wait(self, heard: int) -> None:
-        while numbers := os.read(heard, 16):
+    def _wait(self, read_end: int) -> None:
+        """Read the numbers of signals, which Python writes to the other end of the pipe."""
+        while numbers := os.read(read_end, 16):
             for number in numbers:
                 if number in SIGNALS:
                     self._end(number)
-        os.close(heard)
+        os.close(read_end)
 
     def _end(self, number: int) -> None:
         code = 128 + number
-        if not self.lock.acquire(timeout=PATIENCE):
+        if not self.lock.acquire(timeout=MAX_WAIT):
             os._exit(code)
-        line, out = self._line(), os.dup(2)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):  # what the other threads think of it is of no interest
-            os.dup2(nowhere, stream)
+        message, stderr = self._message(), os.dup(2)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):  # other threads still run, and what they print now would confuse
+            os.dup2(devnull, stream)
         if self.speaks():
-            start = SHOW_CURSOR if os.isatty(out) else ""
+            start = CLEAR_LINE if os.isatty(stderr) else ""
             with suppress(OSError):
-                os.write(out, f"{start}slimstate: stopped; {line}\n".encode("utf-8", "backslashreplace"))
-        _end_children()
-        self._remove()
+                os.write(stderr, f"{start}slimstate: stopped; {message}\n".encode("utf-8", "backslashreplace"))
+        _kill_children()
+        self._remove_unfinished()
         os._exit(code)
 
-    def _line(self) -> str:
-        for say in self._keepers:
-            with suppress(Exception):  # a folder that is being changed while it is looked at
-                if (kept := say()) is not None:
-                    return " ".join(self.translate(kept).split())
-        going = tuple(path for path, unless in self._unfinished if not unless())
-        there = [str(path) for path in self._written if path.exists() and not _lies_in(path, going)]
-        if not there:
+    def _message(self) -> str:
+        for message in self._messages:
+            with suppress(Exception):  # a folder that changes while it is read
+                if (text := message()) is not None:
+                    return " ".join(self.translate(text).split())
+        going = [path for path, unless in self._unfinished if not unless()]
+        complete = [
+            path for path in self._outputs if path.exists() and not any(path.is_relative_to(folder) for folder in going)
+        ]
+        if not complete:
             return "nothing was written; the same command starts again"
-        return f"{there[-1]}{f' and {len(there) - 1} more' if len(there) > 1 else ''}: written, and whole"
+        more = f" and {len(complete) - 1} more" if len(complete) > 1 else ""
+        return f"{complete[-1]}{more}: written, and complete"
 
-    def _remove(self) -> None:
-        """Others may still write there: until it is gone."""
+    def _remove_unfinished(self) -> None:
         for path, unless in reversed(self._unfinished):
-            for _ in range(0 if unless() else 50):
+            for _ in range(0 if unless() else 50):  # other threads may still write there
                 shutil.rmtree(path, ignore_errors=True)
                 if not path.exists():
                     break
                 time.sleep(0.01)
-        for folder in reversed(self._made):
+        for folder in reversed(self._new_folders):
             with suppress(OSError):
                 folder.rmdir()
 
+    def _block(self) -> None:
+        """Hold signals back during a fork: one to the child would reach our pipe before the child has left it."""
+        if self._restore is not None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def _unblock(self) -> None:
+        if self._restore is not None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
     def _leave_to_parent(self) -> None:
-        """A process that was forked is stopped as any other; what the parent writes is no business of its."""
+        """Give a forked process the default handlers, and leave everything registered here to its parent."""
+        for entries in (self._unfinished, self._new_folders, self._messages, self._outputs):
+            entries.clear()  # type: ignore[attr-defined]
         if self._restore is not None:
             self._restore, self.lock = None, Lock()
             signal.set_wakeup_fd(-1)
             for number in SIGNALS:
-                if signal.getsignal(number) is _left_to_the_thread:
+                if signal.getsignal(number) is _do_nothing:
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        for entries in (self._unfinished, self._made, self._keepers, self._written):
-            entries.clear()  # type: ignore[attr-defined]
-        _let_through()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _hold_back() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+@contextmanager
+def _listed(entries: list[T], entry: T) -> Iterator[None]:
+    entries.append(entry)
+    try:
+        yield
+    finally:
+        entries.remove(entry)
 
 
-def _let_through() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Let the main thread go on until the thread that waits for signals ends the process."""
 
 
-def _lies_in(path: Path, folders: tuple[Path, ...]) -> bool:
-    return any(path.is_relative_to(folder) for folder in folders)
-
-
-def _left_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """The main thread goes on until the process ends."""
-
-
-def _end_children() -> None:
-    """Processes of this one's own, by whichever library they were started."""
+def _kill_children() -> None:
+    """Kill the processes that a library started for this one."""
     for name in ("multiprocessing", "multiprocess"):
         module = sys.modules.get(name)
         if module is not None:

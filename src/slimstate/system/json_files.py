@@ -1,94 +1,89 @@
-"""JSON as files: objects read with one line on what is wrong, and written whole or not at all.
-
-What is read is bounded, in bytes and in depth, and holds no text that could not be written again.
-"""
+"""Read and write JSON files: errors are one line, sizes are limited, and files are written complete or not at all."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from slimstate.system.atomic import write_text
-from slimstate.system.errors import ModelError, SlimstateError, named, quoted, reason_of
+from slimstate.system.errors import ModelError, SlimstateError, quoted, reason_of
 from slimstate.system.input_files import read_bytes
 
-JsonObject: TypeAlias = dict[str, Any]  # what a JSON file holds, before anything is known of it
-MOST_BYTES = 2**26  # of a file; those of the largest models have a few MiB
-DEEPEST = 64  # brackets in brackets
+JsonObject: TypeAlias = dict[str, Any]  # parsed JSON that was not validated yet
+MAX_BYTES = 2**26  # the files of the largest models have a few MiB
+MAX_DEPTH = 64  # brackets in brackets
 
 
-def read_json(path: Path, error: type[SlimstateError] = ModelError, most: int = MOST_BYTES) -> JsonObject:
-    """The JSON object in a file; what is wrong with it is raised as `error`."""
-    return parse_json(read_bytes(path, error, most), named(path), error)
+def read_json(path: Path, error: type[SlimstateError] = ModelError, max_bytes: int = MAX_BYTES) -> JsonObject:
+    """Return the JSON object in a file; raise what is wrong with it as `error`."""
+    return parse_json(read_bytes(path, error, max_bytes), quoted(path), error)
 
 
-def read_any(path: Path, error: type[SlimstateError], most: int) -> Any:
-    """What JSON there is in a file that may hold anything; the file itself is "it" in what is raised."""
-    return _parsed(read_bytes(path, error, most), "it", error)
+def read_any(path: Path, error: type[SlimstateError], max_bytes: int) -> Any:
+    """Return whatever JSON is in a file; errors call the file "it"."""
+    return _parse(read_bytes(path, error, max_bytes), "it", error)
 
 
 def parse_json(
-    data: bytes | str, where: str, error: type[SlimstateError] = ModelError, *, names_once: bool = False
+    data: bytes | str, where: str, error: type[SlimstateError] = ModelError, *, unique_names: bool = False
 ) -> JsonObject:
-    """The same of what was read from `where`; with `names_once`, no object may have a name twice."""
-    found = _parsed(data, where, error, names_once=names_once)
-    if not isinstance(found, dict):
+    """Return the JSON object in text that was read from `where`; optionally require that names are unique."""
+    value = _parse(data, where, error, unique_names=unique_names)
+    if not isinstance(value, dict):
         raise error(f"{where} is not a JSON object")
-    return found
+    return value
 
 
-def _parsed(data: bytes | str, where: str, error: type[SlimstateError], *, names_once: bool = False) -> Any:
+def _parse(data: bytes | str, where: str, error: type[SlimstateError], *, unique_names: bool = False) -> Any:
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-        found = json.loads(text, object_pairs_hook=_once if names_once else None)
+        value = json.loads(text, object_pairs_hook=_unique if unique_names else None)
     except (ValueError, RecursionError) as reason:
         raise error(f"{where} is not JSON: {reason_of(reason)}") from reason
-    if (words := _strangeness(found)) is not None:
-        raise error(f"{where} {words}")
-    return found
+    if (problem := _problem(value)) is not None:
+        raise error(f"{where} {problem}")
+    return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> JsonObject:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name in found if sum(name == other for other, _ in pairs) > 1)
-        raise ValueError(f"{quoted(twice)} stands there twice")
-    return found
+def _unique(pairs: list[tuple[str, Any]]) -> JsonObject:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{quoted(next(name for name in names if names.count(name) > 1))} occurs twice")
+    return dict(pairs)
 
 
-def _strangeness(tree: Any) -> str | None:
-    """What no file of ours or of a model has, though it is JSON."""
+def _problem(tree: Any) -> str | None:
+    """Return what parsed JSON has that no file of a model or of slimstate has, or None."""
     level: list[Any] = [tree]
-    for _ in range(DEEPEST):
-        names = [name for each in level if isinstance(each, dict) for name in each]
+    for _ in range(MAX_DEPTH):
+        names = [name for value in level if isinstance(value, dict) for name in value]
         if not all(is_unicode(text) for text in (*names, *level) if isinstance(text, str)):
             return "holds text that is not Unicode (half of a surrogate pair)"
-        level = [item for each in level if isinstance(each, (dict, list)) for item in _items(each)]
+        objects = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        level = [item for items in objects for item in items]
         if not level:
             return None
-    return f"is nested more than {DEEPEST} deep"
-
-
-def _items(tree: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return tree.values() if isinstance(tree, dict) else tree
+    return f"is nested more than {MAX_DEPTH} deep"
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be written as UTF-8: it has no half of a surrogate pair."""
+    """Return whether text can be written as UTF-8: it has no half of a surrogate pair."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def write_json(path: Path, record: Mapping[str, object]) -> None:
-    """One line for each field, so that a file can be looked at and two of them compared."""
+    """Write an object with one line per field, so that files are easy to read and to compare."""
     lines = (f" {json.dumps(key)}: {json.dumps(plain(value), allow_nan=False)}" for key, value in record.items())
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def plain(value: Any, digits: int | None = None) -> Any:
-    """As strict JSON has it: lists and dicts, no infinities (None), floats to so many significant digits."""
+    """Return a value as strict JSON has it: no infinities (None instead), floats with so many significant digits."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -102,7 +97,8 @@ def plain(value: Any, digits: int | None = None) -> Any:
     return value
 
 
-def difference(found: Mapping[str, object], wanted: Mapping[str, object]) -> str | None:
-    """The first setting that was another one when `found` was written; None where all are the same."""
-    ours = plain(wanted)
-    return next((f"{name} {found.get(name)}, now {ours[name]}" for name in ours if found.get(name) != ours[name]), None)
+def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    """Return the first setting whose value was another one before, or None if all are equal."""
+    values = plain(now)
+    names = (name for name in values if before.get(name) != values[name])
+    return next((f"{name} {before.get(name)}, now {values[name]}" for name in names), None)

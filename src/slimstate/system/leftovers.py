@@ -1,4 +1,4 @@
-"""What a process that was killed left behind: hidden siblings of outputs, each named after the process that made it."""
+"""Staging folders of outputs, hidden and named after their process, and what remains of them when it is killed."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-OLD = "-old"  # ends the name of what steps aside
-PARTIAL = re.compile(r"\.(?P<name>.+)\.partial-(?:(?P<host>.+)-)?(?P<process>\d+)(?P<old>-old)?")
+OLD = "-old"  # ends the name of a folder that was moved aside
+STAGING = re.compile(r"\.(?P<name>.+)\.partial-(?P<host>.+)-(?P<process>\d+)(?P<old>-old)?")
 
 
-def partial_of(out: Path) -> Path:
-    """Where this process makes `out`."""
+def staging_path(out: Path) -> Path:
+    """Return the staging folder of this process for `out`."""
     return out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
 
 
-def is_partial(path: Path) -> bool:
-    return PARTIAL.fullmatch(path.name) is not None
+def is_staging(path: Path) -> bool:
+    return STAGING.fullmatch(path.name) is not None
 
 
 def clear(folder: Path) -> None:
-    """Remove what processes of this machine were making in a folder when they were killed.
+    """Remove the staging folders of processes of this machine that were killed.
 
-    What one of them had put aside comes back where nothing has taken its place. Files of 0.1 name no machine.
+    A folder that such a process had moved aside comes back if nothing has taken its place.
     """
     for path in folder.glob(".*.partial-*"):
-        found = PARTIAL.fullmatch(path.name)
-        if found is None or found["host"] not in (None, socket.gethostname()) or _alive(int(found["process"])):
+        match = STAGING.fullmatch(path.name)
+        if match is None or match["host"] != socket.gethostname() or _is_alive(int(match["process"])):
             continue
-        if found["old"] and not (folder / found["name"]).exists():
-            path.rename(folder / found["name"])
+        if match["old"] and not (folder / match["name"]).exists():
+            path.rename(folder / match["name"])
         else:
-            discard(path)
+            remove(path)
 
 
-def discard(path: Path) -> None:
-    """Remove what was not published, or what it has replaced."""
+def remove(path: Path) -> None:
+    """Remove a file or a folder, where it is there and can be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -46,7 +46,7 @@ def discard(path: Path) -> None:
             path.unlink()
 
 
-def _alive(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

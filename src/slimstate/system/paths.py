@@ -1,14 +1,11 @@
-"""Names of files as people type them."""
+"""Paths as people type them."""
 
 from __future__ import annotations
 
-from os import PathLike
+import os
 from pathlib import Path
 
 
-def expanded(name: str | PathLike[str]) -> Path:
-    """With the home folder for a ~; that of nobody stands for itself, and is then missed by its name."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:
-        return Path(name)
+def expand_home(name: str | os.PathLike[str]) -> Path:
+    """Return a path with ~ replaced by the home folder; that of an unknown user stays as it is."""
+    return Path(os.path.expanduser(name))

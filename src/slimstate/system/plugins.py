@@ -1,15 +1,20 @@
-"""What other packages add: values that they announce as entry points, `[project.entry-points."GROUP"]`.
+"""Collect the values that modules list: those of a package of slimstate, and those of other packages.
 
-An entry point leads to a value of the kind that the group is for, or to a tuple of some. What cannot be used is named
-in a warning and left out: a package of somebody else never keeps slimstate from working. They are loaded when somebody
-first looks, and not when slimstate is imported: they import slimstate themselves.
+A module of a package of slimstate lists its values as a tuple, `FAMILIES = (...)`. Another package announces its own
+as entry points, `[project.entry-points."slimstate.families"]`, each a value or a tuple of values. An entry point that
+cannot be used is left out with a warning, so that somebody else's package never keeps slimstate from working. Entry
+points are loaded on first access and not when slimstate is imported, because they import slimstate themselves.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from slimstate.system.errors import quoted, reason_of
@@ -18,17 +23,36 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Values by name, which are gathered when the first is asked for."""
+    """Values of one kind by name: those that the modules of a package list, and those of entry points."""
 
-    def __init__(self, gather: Callable[[], Mapping[str, T]]) -> None:
-        self._gather = gather
-        self._found: Mapping[str, T] | None = None
+    def __init__(
+        self, kind: type[T], package: ModuleType, attribute: str, *, name: Callable[[T], str], order: Callable[[T], Any]
+    ) -> None:
+        self.kind, self.attribute, self.name, self.order = kind, attribute, name, order
+        self.group = package.__name__
+        self.own = self.index(listed_values(package, attribute, kind))
 
-    @property
-    def _values(self) -> Mapping[str, T]:
-        if self._found is None:
-            self._found = self._gather()
-        return self._found
+    def index(self, values: Iterable[T]) -> dict[str, T]:
+        """Return the values by name in their order; no two may have the same name."""
+        indexed: dict[str, T] = {}
+        for value in sorted(values, key=self.order):
+            if self.name(value) in indexed:
+                raise TypeError(f"two values of {self.attribute} are called {self.name(value)}")
+            indexed[self.name(value)] = value
+        return indexed
+
+    @cached_property
+    def _values(self) -> dict[str, T]:
+        values = dict(self.own)
+        for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, point.value)):
+            for value in _load(point):
+                if not isinstance(value, self.kind):
+                    _warn(point, f"{quoted(repr(value))} is not a {self.kind.__name__}")
+                elif self.name(value) in values:
+                    _warn(point, f"the name {quoted(self.name(value))} is taken")
+                else:
+                    values[self.name(value)] = value
+        return self.index(values.values())
 
     def __getitem__(self, name: str) -> T:
         return self._values[name]
@@ -40,29 +64,36 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._values)
 
 
-def plugged_in(group: str, kind: Any, name: Callable[[Any], str], taken: Collection[str]) -> Iterator[Any]:
-    """The values of a group in the order of their entry points; a name that is taken stays with whoever had it."""
-    seen = set(taken)
-    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
-        for value in _loaded(point):
+def modules_of(package: ModuleType) -> Iterator[ModuleType]:
+    """Import and yield the modules of a package, by name, without those that need triton: *_triton."""
+    for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
+        if not name.endswith("_triton"):
+            yield importlib.import_module(f"{package.__name__}.{name}")
+
+
+def listed_values(package: ModuleType, attribute: str, kind: type[T]) -> Iterator[T]:
+    """Yield the values of one kind that the modules of a package list; other modules are parts that these share."""
+    for module in modules_of(package):
+        values = getattr(module, attribute, None)
+        if values is None and any(isinstance(value, kind) for value in vars(module).values()):
+            raise TypeError(f"{module.__name__} has a {kind.__name__} but does not list it: {attribute} = (...,)")
+        if not isinstance(values, tuple | None):
+            raise TypeError(f"{module.__name__}: {attribute} must be a tuple, got {values!r}")
+        for value in values or ():
             if not isinstance(value, kind):
-                _complain(point, f"{quoted(repr(value))} is no {kind.__name__}")
-            elif name(value) in seen:
-                _complain(point, f"the name {quoted(name(value))} is taken")
-            else:
-                seen.add(name(value))
-                yield value
+                raise TypeError(f"{module.__name__} lists {value!r} in {attribute}, which is not a {kind.__name__}")
+            yield value
 
 
-def _loaded(point: EntryPoint) -> tuple[object, ...]:
+def _load(point: EntryPoint) -> tuple[object, ...]:
     try:
         value = point.load()
-    except Exception as error:  # whatever a stranger's module raises
-        _complain(point, reason_of(error))
+    except Exception as error:  # whatever somebody else's module raises
+        _warn(point, reason_of(error))
         return ()
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _complain(point: EntryPoint, why: str) -> None:
+def _warn(point: EntryPoint, reason: str) -> None:
     package = point.dist.name if point.dist is not None else "a package"
-    warnings.warn(f"slimstate leaves out {point.name} of {package} ({point.value}): {why}", stacklevel=2)
+    warnings.warn(f"slimstate leaves out {point.name} of {package} ({point.value}): {reason}", stacklevel=2)

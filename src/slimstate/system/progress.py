@@ -1,42 +1,81 @@
-"""How long work speaks to whoever started it. Silent unless the caller gives another."""
+"""Progress reporting: messages, progress bars and tables of work that takes a while."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
+Update: TypeAlias = Callable[[int, str], None]  # called with the number of steps done and a note
+LOGGER = logging.getLogger("slimstate")
 
 
 class Reporter:
-    """Says lines, follows loops and waits with you; this one is silent. One of your own overrides what it shows.
+    """Report progress. This class sends messages to the logger "slimstate"; override what you want to show.
 
     Examples:
-        >>> class Log(slimstate.Reporter):
+        >>> class Printer(slimstate.Reporter):
         ...     def say(self, line):
-        ...         logging.info(line)
-        >>> slimstate.prune("model", "slim", method="l1", progress=Log())
+        ...         print(line)
+        >>> slimstate.prune("model", "slim", method="l1", progress=Printer())
     """
 
     def say(self, line: str) -> None:
-        """One line a person should know of."""
+        """Show one line."""
+        LOGGER.info(line)
 
     def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-        """The same items, with progress shown."""
-        yield from items
+        """Yield the items and show how many are done."""
+        with self.meter(label, total) as update:
+            update(0, "")
+            for done, item in enumerate(items, start=1):
+                yield item
+                update(done, "")
 
     def waiting(self, label: str) -> AbstractContextManager[object]:
-        """Work that takes a while and has no steps to count."""
+        """Show that work without countable steps is going on."""
         return nullcontext()
 
-    def meter(self, label: str, total: int) -> AbstractContextManager[Callable[[int, str], None]]:
-        """Work that says itself how far it is: call what this gives with the steps done and a note."""
+    def meter(self, label: str, total: int | None) -> AbstractContextManager[Update]:
+        """Show work that counts its own steps; the first update says where it starts."""
         return nullcontext(lambda done, note: None)
 
-    def table(self, columns: Sequence[str]) -> AbstractContextManager[Callable[[Sequence[str]], None]]:
-        """A table that grows while it is open: call what it gives with the cells of each new row."""
-        return nullcontext(lambda cells: None)
+    @contextmanager
+    def table(self, columns: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
+        """Show a table that grows; call the result with the cells of each new row."""
+        self.say("  ".join(columns))
+        yield lambda cells: self.say("  ".join(cells))
+
+
+class Pace:
+    """Estimate the remaining time from all steps of this run, which is steady also where a step takes minutes."""
+
+    def __init__(self, label: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.label, self.total, self.clock = label, total, clock
+        self.start: tuple[int, float] | None = None
+        self.done = 0
+
+    def update(self, done: int) -> None:
+        self.done = done
+        if self.start is None:
+            self.start = done, self.clock()
+
+    def left(self) -> str:
+        """Return the remaining time, or an empty string where it is not known or nothing remains."""
+        first, started = self.start or (0, 0.0)
+        if not self.total or not first < self.done < self.total:
+            return ""
+        seconds = (self.clock() - started) * (self.total - self.done) / (self.done - first)
+        return f"{timedelta(seconds=round(seconds))} left"
+
+    def line(self, note: str) -> str:
+        """Return the progress as one line, such as `calibrating 3/8  0:00:20 left`."""
+        count = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
+        return "  ".join(part for part in (f"{self.label} {count}", note, self.left()) if part)
 
 
 SILENT = Reporter()

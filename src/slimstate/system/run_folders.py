@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,11 +11,10 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from slimstate.system import distributed, leftovers
-from slimstate.system.atomic import check_place, made, remove_empty, writing
+from slimstate.system.atomic import check_place, create_folder, remove_if_empty, writing
 from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.interruption import STOP
 from slimstate.system.json_files import JsonObject, difference, read_json, write_json
-from slimstate.system.locks import held
 from slimstate.system.progress import Reporter
 
 SETTINGS = "settings.json"
@@ -70,7 +71,8 @@ class RunFolder:
         with ExitStack() as stack:
 
             def start() -> T:
-                stack.enter_context(_locked(self.path))
+                stack.enter_context(locked_folder(self.path))
+                stack.callback(remove_if_empty, self.path)
                 if self._continues(settings, reporter, force=force, resume=resume):
                     return prepare()
                 self.empty()
@@ -79,7 +81,7 @@ class RunFolder:
                     return prepare()
 
             value = distributed.from_main(start)
-            with self._emptied_on_error(unless=self.survives_a_stop), STOP.keeping(self.describe):
+            with self._emptied_on_error(unless=self.survives_a_stop), STOP.saying(self.describe):
                 try:
                     yield value
                 except OutputError as error:
@@ -97,7 +99,7 @@ class RunFolder:
         The settings go last: if the process is killed meanwhile, the rest can still be recognised.
         """
         for path in sorted(self.path.iterdir(), key=lambda path: (path.name == SETTINGS, path.is_file())):
-            leftovers.discard(path)
+            leftovers.remove(path)
 
     def _continues(
         self, settings: Mapping[str, object], reporter: Reporter, *, force: bool, resume: bool | None
@@ -127,7 +129,7 @@ class RunFolder:
             settings = {}
         if settings.keys() >= self.REQUIRED_SETTINGS:
             return settings
-        if not all(map(leftovers.is_partial, self.path.iterdir())):
+        if not all(map(leftovers.is_staging, self.path.iterdir())):
             raise OutputError(f"{self.path} is in the way: it has no {SETTINGS} of unfinished {self.WORK}")
         return None
 
@@ -137,7 +139,7 @@ class RunFolder:
         if not distributed.is_main():
             yield
             return
-        with STOP.unfinished(self.path, unless=unless):
+        with STOP.removing(self.path, unless=unless):
             try:
                 yield
             except BaseException:
@@ -147,13 +149,31 @@ class RunFolder:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Create a folder and lock it for this process; remove it at the end if it is empty then."""
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Create a folder, lock it for this process, and clear what killed processes left in it."""
     check_place(folder, folder=True)
     with ExitStack() as stack:
         with writing(folder):
-            stack.enter_context(made(folder))
-            stack.enter_context(held(folder))
-            stack.callback(remove_empty, folder)
+            stack.enter_context(create_folder(folder.absolute()))
+            stack.enter_context(_lock(folder))
             leftovers.clear(folder)
         yield
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock the folder itself: no lock file can be left in it, and the system unlocks it when the process ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    in_use = OutputError(f"another process works in {folder}: wait until it ends, or choose another folder")
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise in_use from error
+        except OSError:
+            pass  # a file system without locks
+        if not (folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())):
+            raise in_use  # by a process that has just removed the folder
+        yield
+    finally:
+        os.close(descriptor)

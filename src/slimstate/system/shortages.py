@@ -1,4 +1,4 @@
-"""What a machine can run out of, in one line, whatever a library raises when it does."""
+"""Recognise that memory or disk space ran out, whatever a library raises then."""
 
 from __future__ import annotations
 
@@ -9,68 +9,64 @@ from collections.abc import Iterator
 
 from slimstate.system.errors import SlimstateError
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-OF_A_FULL_DISK = tuple(text for number in NO_ROOM for text in (os.strerror(number), f"(os error {number})"))
-OF_A_FULL_MEMORY = (
-    "can't allocate memory",  # torch, of the CPU, and so the next
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_MESSAGES = tuple(text for number in DISK_ERRORS for text in (os.strerror(number), f"(os error {number})"))
+MEMORY_MESSAGES = (
+    "can't allocate memory",  # torch on a CPU, as the next two
     "not enough memory",
     "cannot allocate memory",
-    "failed to map segment",  # the loader of libraries
+    "failed to map segment",  # the loader of shared libraries
     "CUDA out of memory",
     "bad_alloc",
     "can't start new thread",
 )
-
-LEAST_ADDRESSES = 11 * 2**28  # bytes, 2.75 GiB; with less, some library waits for memory for ever while it is loaded
+MIN_ADDRESS_SPACE = 11 * 2**28  # bytes, 2.75 GiB; with less, some library waits for memory forever while it is imported
 
 
 def check_limits() -> None:
-    """Refuse a limit on memory under which not even the libraries can be loaded."""
+    """Refuse a limit on memory under which the libraries cannot be imported."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
-        least, given = (f"{size / 2**20:,.0f} MiB" for size in (LEAST_ADDRESSES, limit))
-        raise SlimstateError(f"out of memory: a limit of {given} on it (ulimit -v), and {least} are the least")
+    if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE:
+        least, size = (f"{size / 2**20:,.0f} MiB" for size in (MIN_ADDRESS_SPACE, limit))
+        raise SlimstateError(f"out of memory: its limit (ulimit -v) must be at least {least}, got {size}")
 
 
-def no_room(error: BaseException) -> bool:
-    """Whether a disk is full, or a file or a quota as large as it may be."""
-    return any(
-        (isinstance(cause, OSError) and cause.errno in NO_ROOM) or _says(cause, OF_A_FULL_DISK)
-        for cause in causes(error)
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether a disk is full, or a file or a quota has reached its limit."""
+    return _has_cause(error, DISK_ERRORS, DISK_MESSAGES)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return any(isinstance(cause, MemoryError) for cause in _causes(error)) or _has_cause(
+        error, (errno.ENOMEM,), MEMORY_MESSAGES
     )
 
 
-def no_memory(error: BaseException) -> bool:
-    return any(
-        isinstance(cause, MemoryError)
-        or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)
-        or _says(cause, OF_A_FULL_MEMORY)
-        for cause in causes(error)
-    )
-
-
-def in_words(error: BaseException) -> str | None:
-    """What ran out or what the system refused; None of an error that says something else."""
-    if no_memory(error):
-        return "out of memory: less of it is needed with fewer or shorter windows, or smaller batches"
-    if no_room(error):
-        return "no space left on a disk, or a file may not grow as large as it would have to"
+def describe_shortage(error: BaseException) -> str | None:
+    """Return what ran out or what the system refused, or None for any other error."""
+    if is_out_of_memory(error):
+        return "out of memory: use fewer or shorter windows, or smaller batches"
+    if is_disk_full(error):
+        return "no space left on the disk, or a file has reached its size limit"
     if isinstance(error, OSError):
         name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         return f"{name}{error.strerror or error}"
     return None
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it came from."""
+def _has_cause(error: BaseException, numbers: tuple[int, ...], messages: tuple[str, ...]) -> bool:
+    return any(
+        (isinstance(cause, OSError) and cause.errno in numbers)
+        or any(message.lower() in str(cause).lower() for message in messages)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it came from."""
     seen: set[int] = set()
-    here: BaseException | None = error
-    while here is not None and id(here) not in seen:
-        seen.add(id(here))
-        yield here
-        here = here.__cause__ or here.__context__
-
-
-def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
-    said = str(error).lower()
-    return any(text.lower() in said for text in texts)
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__

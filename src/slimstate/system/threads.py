@@ -1,7 +1,7 @@
-"""Threads of our own beside those that torch computes with.
+"""Run our own threads beside those that torch computes with.
 
-Torch gives every operation as many threads as there are cores. Asked by several of ours at once, it makes as many for
-each of them, which then keep each other waiting: so each of ours computes alone.
+Torch uses a thread per core for every operation. If several of our threads call it at once, it starts as many for
+each of them, and they slow each other down: so each of our threads computes with one.
 """
 
 from __future__ import annotations
@@ -19,59 +19,58 @@ import torch
 S = TypeVar("S")
 T = TypeVar("T")
 
-COUNTING = Lock()  # how many threads torch computes with is changed by one of us at a time
+COUNT_LOCK = Lock()  # held while the number of torch's threads is changed
 
 
 @contextmanager
-def one_for_each_core() -> Iterator[ThreadPoolExecutor]:
-    """Threads that share out work while all others wait for them."""
-    with COUNTING, _restored() as cores:
+def pool_of_all_cores() -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool with a thread per core, for work that everything else waits for."""
+    with COUNT_LOCK, _restored_count() as cores:
         torch.set_num_threads(1)
-        with ThreadPoolExecutor(cores, initializer=_compute_alone) as pool:
+        with ThreadPoolExecutor(cores, initializer=_compute_with_one) as pool:
             yield pool
 
 
-def in_the_background(number: int) -> ThreadPoolExecutor:
-    """Threads that work while others go on, which keep all their cores."""
-    pool, ready = ThreadPoolExecutor(number, initializer=_compute_alone), Barrier(number + 1)
-    with COUNTING, _restored():
+def background_pool(size: int) -> ThreadPoolExecutor:
+    """Return a pool for work beside the other threads, which keep all their cores."""
+    pool, ready = ThreadPoolExecutor(size, initializer=_compute_with_one), Barrier(size + 1)
+    with COUNT_LOCK, _restored_count():
         try:
-            for _ in range(number):
+            for _ in range(size):
                 pool.submit(ready.wait)
             ready.wait()
-        except BaseException:  # those that wait would wait for ever, and the end of the process for them
+        except BaseException:  # threads that have started would wait forever, and keep the process from ending
             ready.abort()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return pool
 
 
-def side_by_side(work: Callable[[S], T], parts: Sequence[S]) -> list[T]:
-    """The results of work on parts, each by a thread of its own, while this one waits.
+def parallel_map(work: Callable[[S], T], parts: Sequence[S]) -> list[T]:
+    """Return the results of `work` on each part, computed in threads.
 
-    For parts of many small operations, which torch cannot share out: its threads would wait for each other after each.
+    This is for parts of many small operations, which torch itself cannot divide between threads efficiently.
     """
     if len(parts) == 1 and torch.get_num_threads() == 1:
         return [work(parts[0])]
-    inference, pool = torch.is_inference_mode_enabled(), _standing_pool(len(parts))
+    inference = torch.is_inference_mode_enabled()
 
-    def done(part: S) -> T:
-        with torch.inference_mode(inference), torch.no_grad():  # what a thread begins with is another mode
+    def run(part: S) -> T:
+        with torch.inference_mode(inference), torch.no_grad():  # threads start in the default mode
             return work(part)
 
-    return list(pool.map(done, parts))
+    return list(_shared_pool(len(parts)).map(run, parts))
 
 
-@functools.cache
-def _standing_pool(number: int) -> ThreadPoolExecutor:
-    return in_the_background(number)
+_shared_pool = functools.cache(background_pool)
+os.register_at_fork(after_in_child=_shared_pool.cache_clear)  # a forked process has no threads of its parent
 
 
-os.register_at_fork(after_in_child=_standing_pool.cache_clear)  # threads stay with the parent
+def start(work: Callable[[], T]) -> Callable[[], T]:
+    """Start work in a thread; return a function that waits for its result, or raises what it raised.
 
-
-def beside(work: Callable[[], T]) -> Callable[[], T]:
-    """Begin some work. What is returned waits for its result, and raises what it raised; a process may end before."""
+    The process can end before the work does.
+    """
     result: Future[T] = Future()
 
     def run() -> None:
@@ -85,16 +84,19 @@ def beside(work: Callable[[], T]) -> Callable[[], T]:
 
 
 @contextmanager
-def _restored() -> Iterator[int]:
-    """As many threads for torch afterwards as it has now, which is given."""
-    cores = torch.get_num_threads()
+def _restored_count() -> Iterator[int]:
+    """Yield the number of torch's threads, and set it again at the end."""
+    count = torch.get_num_threads()
     try:
-        yield cores
+        yield count
     finally:
-        torch.set_num_threads(cores)
+        torch.set_num_threads(count)
 
 
-def _compute_alone() -> None:
-    """For this thread; it sets what all new ones begin with too, and each begins when it first asks."""
+def _compute_with_one() -> None:
+    """Let torch use one thread for the calls of this thread.
+
+    `set_num_threads` also sets what new threads start with; a thread takes that over when it first reads it.
+    """
     torch.set_num_threads(1)
     torch.get_num_threads()

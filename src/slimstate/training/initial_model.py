@@ -28,9 +28,9 @@ from slimstate.models.prepare import prepare
 from slimstate.models.stock import quiet_transformers, stock_class, stock_model
 from slimstate.system import hub
 from slimstate.system.atomic import staged
-from slimstate.system.errors import DataError, ModelError, PlanError, named, quoted
+from slimstate.system.errors import DataError, ModelError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
-from slimstate.system.paths import expanded
+from slimstate.system.paths import expand_home
 from slimstate.training.shared_filters import expand, share
 
 END_OF_TEXT = "<|endoftext|>"
@@ -47,10 +47,10 @@ def read_config(name: str) -> JsonObject:
     """A config by the name of a shipped shape, or from a file."""
     if name in shipped_configs():
         return dict(json.loads((files("slimstate.models") / CONFIGS / f"{name}.json").read_text(encoding="utf-8")))
-    path = expanded(name)
+    path = expand_home(name)
     if not path.is_file():
         raise ModelError(
-            f"no config {named(name)}: give a file, a model folder, or one of {', '.join(shipped_configs())}"
+            f"no config {quoted(name)}: give a file, a model folder, or one of {', '.join(shipped_configs())}"
         )
     return dict(read_model_config(path))
 
@@ -125,9 +125,9 @@ def _check_memory(config: Config) -> None:
 def _tokenizer(name: str | None, data: str | Texts, vocab_size: int) -> Any:
     if name is None:
         return learnt_tokenizer(data, vocab_size)
-    if not expanded(name).exists() and not hub.reachable():
+    if not expand_home(name).exists() and not hub.reachable():
         raise ModelError(f"no tokenizer at {name}, and the hub cannot be reached from here")
-    return load_tokenizer(expanded(name) if expanded(name).exists() else name)
+    return load_tokenizer(expand_home(name) if expand_home(name).exists() else name)
 
 
 def learnt_tokenizer(data: str | Texts, vocab_size: int) -> Any:

@@ -15,7 +15,7 @@ from slimstate.models.options import RunOptions
 from slimstate.records.training import PretrainSettings, TrainingRecord
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
-from slimstate.system.paths import expanded
+from slimstate.system.paths import expand_home
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.initial_model import InitialModel, read_config
 from slimstate.training.options import PretrainOptions, TrainerOptions, TrainingText
@@ -74,7 +74,7 @@ def train(
 
 def _start(name: str, tokenizer: str | None, shared_filters: str | None) -> Checkpoint | InitialModel:
     """What the training begins with: a model, or one that is yet to be made."""
-    if not expanded(name).is_dir():
+    if not expand_home(name).is_dir():
         return InitialModel(config=read_config(name), tokenizer=tokenizer, shared_filters=shared_filters)
     if tokenizer is not None or shared_filters is not None:
         raise PlanError(f"{name} has its tokenizer and its filters: leave out `tokenizer` and `shared_filters`")

@@ -30,7 +30,7 @@ from slimstate.system.atomic import write_text
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.system.json_files import plain
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.system.shortages import no_room
+from slimstate.system.shortages import is_disk_full
 from slimstate.training.lora import trainable
 from slimstate.training.options import TrainerOptions, TrainOptions
 from slimstate.training.run_checkpoints import COMPLETE, last_checkpoint
@@ -158,7 +158,7 @@ def _full_disk_in_words(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if not no_room(error) and shutil.disk_usage(folder).free > HARDLY_ANY:
+        if not is_disk_full(error) and shutil.disk_usage(folder).free > HARDLY_ANY:
             raise
         raise OutputError(f"no space left for {folder}: free some") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from slimstate.records.schema import Misfit, is_number, read
 from slimstate.serving.engines import check_engine
-from slimstate.system.errors import ModelError, PlanError, named, quoted
+from slimstate.system.errors import ModelError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
 
 PROGRAM = Path(__file__).with_name("engine_process.py")
@@ -56,7 +56,7 @@ class EngineOptions:
         for name in ("python", "converter"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
-                raise PlanError(f"`{name}` {named(path)} is no file")
+                raise PlanError(f"`{name}` {quoted(path)} is no file")
 
     @property
     def interpreter(self) -> str:
@@ -88,7 +88,7 @@ def ask(options: EngineOptions, request: JsonObject) -> Scores | Refused:
     answer = ended.answer
     if "missing" in answer:
         raise ModelError(
-            f"{options.engine} is not installed in the environment of {named(options.interpreter)}"
+            f"{options.engine} is not installed in the environment of {quoted(options.interpreter)}"
             f" ({quoted(answer['error'])}): {INSTALL[options.engine]}, or name another interpreter with `python`"
         )
     if not answer or "error" in answer:
@@ -144,7 +144,7 @@ def run_program(interpreter: str, program: Path, request: JsonObject, arguments:
                     env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
                 )  # fmt: skip
             except OSError as error:
-                raise PlanError(f"`python` {named(interpreter)} cannot be run: {error}") from error
+                raise PlanError(f"`python` {quoted(interpreter)} cannot be run: {error}") from error
         try:
             answer = json.loads(answered.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # it ended before it had written all

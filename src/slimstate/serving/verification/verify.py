@@ -31,7 +31,7 @@ from slimstate.records.verification import Differences, Outcome, Verdict, Verifi
 from slimstate.serving.engines import Served, advice
 from slimstate.serving.verification.engine_call import EngineOptions, Refused, Scores, ask
 from slimstate.serving.verification.gguf_conversion import converted
-from slimstate.system.errors import DataError, PlanError, named
+from slimstate.system.errors import DataError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
@@ -137,7 +137,7 @@ def tokens_of(checkpoint: Checkpoint, options: VerifyOptions) -> Windows:
     found = list(windows(tokenizer, reading, options.length, most=options.samples))
     whole = [window for window in found if len(window) == options.length] or found[:1]
     if not whole or len(whole[0]) < 4:
-        raise DataError(f"{named(reading.source)} has fewer than 4 tokens")
+        raise DataError(f"{quoted(reading.source)} has fewer than 4 tokens")
     found_in = Windows.of(reading, torch.stack(whole))
     return found_in if options.data is not None else replace(found_in, source="the text that comes with slimstate")
 
