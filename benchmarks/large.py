@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import torch
 from harness import add_tokenizer, arguments, last_line_of, peak_memory_kib
+from slimstate.pruning.prune import prune
 
 from slimstate.benchmark.random_models import random_model
 from slimstate.models.options import LoadOptions
 from slimstate.models.resting import Resting
 from slimstate.pruning.options import CutOptions
-from slimstate.pruning.prune import prune
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.walk import Layer, Walk
 from slimstate.records.reconstruction import LayerErrors

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from harness import DEMO, add_tokenizer, arguments, last_line_of, peak_memory_kib
+from slimstate.pruning.prune import prune
 
 from slimstate import Calibration, LoadOptions
 from slimstate.benchmark.calibration import run_forward
@@ -35,7 +36,6 @@ from slimstate.data.text import sample_windows
 from slimstate.models.devices import pick_device
 from slimstate.models.load import load
 from slimstate.models.prepare import prepare_fla
-from slimstate.pruning.prune import prune
 from slimstate.system.progress import Reporter
 
 TOY = {

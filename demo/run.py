@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from slimstate.cli.measuring import print_sweep
 
 import slimstate
-from slimstate.cli.measuring import print_sweep
 
 HERE = Path(__file__).parent
 MODEL, CALIBRATION, EVALUATION = HERE / "model", HERE / "calibration.txt", HERE / "evaluation.txt"

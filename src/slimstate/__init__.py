@@ -14,17 +14,15 @@ from slimstate.api.reporting import report
 from slimstate.system.version import __version__
 
 if TYPE_CHECKING:
-    from slimstate.api.cutting import apply_plan, estimate, inspect, make_plan, prune
     from slimstate.api.measuring import analyze, evaluate, sweep
-    from slimstate.api.training import preview, reconstruct, recover, train
+    from slimstate.api.training import preview, recover, train
     from slimstate.evaluation.analyze import AnalysisOptions
     from slimstate.evaluation.evaluate import EvalOptions
     from slimstate.evaluation.sweep import SweepOptions
     from slimstate.evaluation.sweep_grid import SweepGrid
     from slimstate.models.options import LoadOptions, RunOptions
     from slimstate.models.prepare import prepare, prepare_fla
-    from slimstate.pruning.budget import Budget
-    from slimstate.pruning.options import Calibration, CutOptions
+    from slimstate.pruning.options import Budget, Calibration, CutOptions
     from slimstate.reconstruction.options import ReconstructOptions
     from slimstate.selectors import Selector
     from slimstate.serving.verification.engine_call import EngineOptions
@@ -42,26 +40,30 @@ if TYPE_CHECKING:
         bench_mixer,
         bench_model,
     )
+    from slimstate.workflows.inspect import InspectConfig, inspect
+    from slimstate.workflows.prune import PruneConfig, estimate, prune
+    from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
 
 # the names above, by the module that each is loaded from
 HOMES = {
-    "api.cutting": ("apply_plan", "estimate", "inspect", "make_plan", "prune"),
     "api.measuring": ("analyze", "evaluate", "sweep"),
-    "api.training": ("preview", "reconstruct", "recover", "train"),
+    "api.training": ("preview", "recover", "train"),
     "evaluation.analyze": ("AnalysisOptions",),
     "evaluation.evaluate": ("EvalOptions",),
     "evaluation.sweep": ("SweepOptions",),
     "evaluation.sweep_grid": ("SweepGrid",),
     "models.options": ("LoadOptions", "RunOptions"),
     "models.prepare": ("prepare", "prepare_fla"),
-    "pruning.budget": ("Budget",),
-    "pruning.options": ("Calibration", "CutOptions"),
+    "pruning.options": ("Budget", "Calibration", "CutOptions"),
     "reconstruction.options": ("ReconstructOptions",),
     "selectors": ("Selector",),
     "serving.verification.engine_call": ("EngineOptions",),
     "serving.verification.verify": ("VerifyOptions", "verify"),
     "system.errors": ("SlimstateError",),
     "system.progress": ("Reporter",),
+    "workflows.inspect": ("InspectConfig", "inspect"),
+    "workflows.prune": ("PruneConfig", "estimate", "prune"),
+    "workflows.reconstruct": ("ReconstructConfig", "reconstruct"),
     "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
     "workflows.bench": (
         "CalibrateBenchConfig", "DecodeBenchConfig", "MixerBenchConfig", "ModelBenchConfig",
@@ -78,10 +80,13 @@ __all__ = [
     "DecodeBenchConfig",
     "EngineOptions",
     "EvalOptions",
+    "InspectConfig",
     "LoadOptions",
     "MixerBenchConfig",
     "ModelBenchConfig",
     "PretrainOptions",
+    "PruneConfig",
+    "ReconstructConfig",
     "ReconstructOptions",
     "RecoverOptions",
     "Reporter",
@@ -95,7 +100,6 @@ __all__ = [
     "VerifyOptions",
     "__version__",
     "analyze",
-    "apply_plan",
     "bench_calibrate",
     "bench_decode",
     "bench_mixer",
@@ -103,7 +107,6 @@ __all__ = [
     "estimate",
     "evaluate",
     "inspect",
-    "make_plan",
     "prepare",
     "prepare_fla",
     "preview",

@@ -14,12 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 import typer
+from slimstate.cli.flags import as_flags, flags_of
 
 import slimstate
 import tiny
 from command import run
 from slimstate import cli
-from slimstate.cli.flags import as_flags, flags_of
 from slimstate.core.file_names import PLAN
 from slimstate.models.load import load
 from slimstate.selectors import METHODS, channel_methods

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from safetensors.torch import load_file, save_file
+from slimstate.cli.flags import as_flags, flags_of
 
 import slimstate
 import tiny
@@ -27,7 +28,6 @@ from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import app
 from slimstate.cli import training as commands
-from slimstate.cli.flags import as_flags, flags_of
 from slimstate.core.plan import PLAN
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss

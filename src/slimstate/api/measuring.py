@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from slimstate.api.inputs import Inputs, Model
-from slimstate.api.progress import Progress
 from slimstate.evaluation.analyze import Analysis, AnalysisOptions
 from slimstate.evaluation.analyze import analyze as analyzed
 from slimstate.evaluation.evaluate import EvalOptions
@@ -22,6 +20,7 @@ from slimstate.models.options import RunOptions
 from slimstate.pruning.options import Calibration
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.sweep import SweepRecord
+from slimstate.workflows.inputs import Inputs, Model, Progress
 
 
 def evaluate(
@@ -60,7 +59,7 @@ def evaluate(
         >>> found = slimstate.evaluate("slim", "demo/evaluation.txt", baseline="demo/model")
         >>> found.perplexity, found.baseline.perplexity
     """
-    with Inputs.of(tokenizer, progress, model, baseline) as given:
+    with Inputs(progress, tokenizer, model, baseline) as given:
         first = given.model(model)
         second = None if baseline is None else given.model(baseline)
         return evaluated(
@@ -103,7 +102,7 @@ def sweep(
         ...                         grid=slimstate.SweepGrid(methods=("drrqr", "l1"), key_dims=(64, 32)))
         >>> found.to_dataframe().plot.scatter("key_dim", "perplexity")
     """
-    with Inputs.of(tokenizer, progress, model) as given:
+    with Inputs(progress, tokenizer, model) as given:
         return swept(
             given.model(model), out, text=text, calibration=calibration, grid=grid, options=options, run=run,
             reporter=given.reporter,
@@ -139,6 +138,6 @@ def analyze(
         >>> [model.utilisation for model in found.models]
     """
     several = [models] if isinstance(models, (str, PathLike, torch.nn.Module)) else list(models)
-    with Inputs.of(tokenizer, progress, *several) as given:
+    with Inputs(progress, tokenizer, *several) as given:
         places = [given.model(model) for model in several]
         return analyzed(places, text, out, options=options, run=run, reporter=given.reporter)

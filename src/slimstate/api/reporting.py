@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slimstate.api.progress import Progress, reporter_of
 from slimstate.report import WrittenReport, write_report
+from slimstate.workflows.inputs import Progress, reporter_for
 
 
 def report(folder: str | Path, out: str | Path | None = None, *, progress: Progress = True) -> WrittenReport:
@@ -22,4 +22,4 @@ def report(folder: str | Path, out: str | Path | None = None, *, progress: Progr
     Examples:
         >>> slimstate.report("records").path
     """
-    return write_report(folder, out, reporter=reporter_of(progress))
+    return write_report(folder, out, reporter=reporter_for(progress))

@@ -6,57 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slimstate.api.inputs import Inputs, Model
-from slimstate.api.progress import Progress, reporter_of
-from slimstate.models.options import LoadOptions, RunOptions
-from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.records.reconstruction import ReconstructionRecord
+from slimstate.models.options import RunOptions
 from slimstate.records.training import RecoveryRecord, TrainingRecord
-from slimstate.training.distill import reconstruct as reconstructed
 from slimstate.training.options import ControlOptions, PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.pretrain import train as trained
 from slimstate.training.recover import Preview
 from slimstate.training.recover import preview as previewed
 from slimstate.training.recover import recover as recovered
-
-
-def reconstruct(
-    model: Model,
-    out: str | Path,
-    *,
-    data: str | Path | Iterable[object],
-    teacher: Model | None = None,
-    tokenizer: Any = None,
-    options: ReconstructOptions = ReconstructOptions(),
-    run: LoadOptions = LoadOptions(),
-    force: bool = False,
-    progress: Progress = True,
-) -> ReconstructionRecord:
-    """Train each cut layer to give what the uncut one gave, with one layer in memory at a time.
-
-    Parameters:
-        model: what `prune` wrote: its folder, or the model loaded from it.
-        out: the folder for the reconstructed model; it appears when it is whole. Stopped, the same call goes on.
-        data: text to train on: a path, a dataset's name, or strings, chats or rows in a list or any iterable.
-        teacher: the uncut model; by default the one that the cut was made from.
-        tokenizer: that of models in memory.
-        options: steps, windows and learning rate.
-        run: device and precision.
-        force: replace a folder that slimstate wrote, once the new one is whole.
-        progress: whether to show it; or a `Reporter` of your own.
-
-    Returns:
-        A record: `error_before`, `error_after`, and both for every one of `layers`.
-
-    Examples:
-        >>> slimstate.reconstruct("slim", "better", data="demo/calibration.txt", teacher="demo/model")
-    """
-    with Inputs.of(tokenizer, progress, model, teacher) as given:
-        uncut = None if teacher is None else given.model(teacher)
-        return reconstructed(
-            given.model(model), out, data=data, teacher=uncut, options=options, run=run, force=force,
-            reporter=given.reporter,
-        )  # fmt: skip
+from slimstate.workflows.inputs import Inputs, Model, Progress, reporter_for
 
 
 def recover(
@@ -99,7 +56,7 @@ def recover(
         >>> quick = slimstate.RecoverOptions(steps=50, batch_size=4, length=512)
         >>> slimstate.recover("slim", "recovered", data="demo/calibration.txt", options=quick)
     """
-    with Inputs.of(tokenizer, progress, model, teacher) as given:
+    with Inputs(progress, tokenizer, model, teacher) as given:
         uncut = None if teacher is None else given.model(teacher)
         beside = ControlOptions.of(control, control_out, control_teaches)
         return recovered(
@@ -129,7 +86,7 @@ def preview(
     Examples:
         >>> print(slimstate.preview("slim"))
     """
-    with Inputs.of(None, progress, model, teacher) as given:
+    with Inputs(progress, None, model, teacher) as given:
         uncut = None if teacher is None else given.model(teacher, reads_text=False)
         beside = ControlOptions.of(control, None, control_teaches)
         return previewed(
@@ -173,5 +130,5 @@ def train(
     """
     return trained(
         config, out, data=data, tokenizer=tokenizer, shared_filters=shared_filters, options=options, trainer=trainer,
-        run=run, reporter=reporter_of(progress),
+        run=run, reporter=reporter_for(progress),
     )  # fmt: skip

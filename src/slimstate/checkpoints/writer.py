@@ -20,6 +20,7 @@ from slimstate.checkpoints.card_header import with_original
 from slimstate.checkpoints.ownership import check_free
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
+from slimstate.core.file_names import CONFIG
 from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.records.training import RECOVERY, TRAINING
 from slimstate.system import atomic, threads
@@ -177,7 +178,9 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
     trained = not {"reconstructed", "recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
     for path in sorted(files_inside(checkpoint.folder, ModelError)):
         name = path.relative_to(checkpoint.folder)
-        if str(name) in (*checkpoint.files, INDEX, "config.json") or (trained and name.parts[0] in OF_A_TRAINING):
+        if str(name) in (*checkpoint.files, INDEX, "config.json", CONFIG) or (
+            trained and name.parts[0] in OF_A_TRAINING
+        ):
             continue
         if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
             left_out.append(str(name))

@@ -1,5 +1,6 @@
-"""What lies beside the weights of a cut model, by name: for those who look for it and do not need torch to read it."""
+"""Names of the files that lie beside the weights of a model, for code that must not import torch."""
 
 from __future__ import annotations
 
 PLAN = "slimstate_plan.json"
+CONFIG = "slimstate_config.json"  # the config of the run that wrote the folder

@@ -46,10 +46,10 @@ from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.models.state_rounding import rounded_states
 from slimstate.pruning.budget import stored_bytes
-from slimstate.pruning.evidence import Gathering
+from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
 from slimstate.pruning.options import Calibration
-from slimstate.pruning.planning import check_rotatable, choose_channels
-from slimstate.reconstruction.options import ReconstructOptions, within_a_cut
+from slimstate.pruning.planning import SelectionJob, check_rotatable, is_corrected
+from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.base import versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.ownership import check_drawn
@@ -64,6 +64,7 @@ from slimstate.system import distributed
 from slimstate.system.atomic import check_place, staged_files
 from slimstate.system.errors import PlanError
 from slimstate.system.interruption import STOP
+from slimstate.system.options import prefixed
 from slimstate.system.progress import SILENT, Reporter
 
 DRAWN = ("sweep.*", "ablation.*", "pareto.*")
@@ -167,7 +168,7 @@ def _kept_so_far(folder: Path) -> str | None:
 
 def _kept(given: Calibration | str | Path | Iterable[object] | None, folder: Path) -> Calibration:
     """A calibration whose evidence the folder of the sweep keeps."""
-    calibration = Calibration.of(given)
+    calibration = given if isinstance(given, Calibration) else Calibration(data=given)
     if calibration.evidence is not None:
         raise PlanError("a sweep keeps its evidence in `out`: leave out `evidence`")
     return replace(calibration, evidence=folder / EVIDENCE)
@@ -235,7 +236,7 @@ def _prepare(
     found = sources(resolve(options.tasks), options.task_folder) if options.tasks else ()
     tokenizer, reading = load_tokenizer(checkpoint.folder), Reading(text, options.documents)
     windows = evaluation_windows(tokenizer, reading, options.text_length, options.max_tokens, named="text_length")
-    drawn = calibration.windows(tokenizer)
+    drawn = None if calibration.data is None else calibration_windows(calibration, tokenizer)
     with reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
     settings = SweepSettings(
@@ -268,8 +269,9 @@ def _settings(
         return None
     place, data = run.place.type, calibration.data
     assert data is not None
-    with within_a_cut():
-        return options.on(place, replace(options, documents=calibration.documents).windows(tokenizer, data, place))
+    with prefixed("reconstruct_", ReconstructOptions):
+        reading = Reading(data, calibration.documents)
+        return options.settings(place, options.windows(tokenizer, reading, calibration.seed, place))
 
 
 def _config(
@@ -303,13 +305,13 @@ def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
     with reporter.waiting("loading the model"):
         runtime = load(study.checkpoint.folder, device=study.run.device, dtype=study.run.dtype)
     reporter.say(f"kernels: {runtime.kernels}")
-    gathering = Gathering(
+    collector = EvidenceCollector(
         calibration=study.calibration,
         windows=study.calibration_windows,
         run=LoadOptions(**vars(study.run)),
         runtime=runtime,
     )
-    evidence, _ = gathering.gather(study.checkpoint, study.needs, reporter)
+    evidence, _ = collector.collect(study.checkpoint, study.needs, reporter)
     judge = _Judge(study=study, runtime=runtime, evidence=evidence, folder=path.parent, reporter=reporter)
 
     def judged() -> SweepRecord:
@@ -360,13 +362,12 @@ class _Judge:
     @cached_property
     def candidates(self) -> Candidates:
         study, checkpoint = self.study, self.study.checkpoint
-        options, documents = study.options.reconstruct, study.calibration.documents
         return Candidates(
             checkpoint=checkpoint,
             runtime=self.runtime,
             rescaled=study.options.keep_norm_eps or not checkpoint.family.correction(checkpoint.config).possible,
-            reconstruct=None if options is None else replace(options, documents=documents),
-            data=study.calibration.data,
+            reconstruct=study.options.reconstruct,
+            calibration=study.calibration,
             run=study.run,
             folder=self.folder / CANDIDATES,
             reporter=self.reporter,
@@ -379,9 +380,14 @@ class _Judge:
                 yield from (self._row(candidate, self._as_it_is, uncut, []) for candidate in same)
                 continue
             request = cut.request(self.study.calibration.seed, self.study.options.f)
-            corrected = not self.study.options.keep_norm_eps
-            plan = choose_channels(self.study.checkpoint, cut.selector, request, self.evidence, corrected=corrected)
-            with self.candidates.running(plan, cut.selector, request) as running:
+            job = SelectionJob(
+                checkpoint=self.study.checkpoint, selector=cut.selector, request=request,
+                corrected=is_corrected(self.study.checkpoint, self.study.options.keep_norm_eps),
+                calibration=self.study.calibration, windows=self.study.calibration_windows,
+                run=LoadOptions(**vars(self.study.run)), reporter=SILENT,
+            )  # fmt: skip
+            plan = job.choose(self.evidence)
+            with self.candidates.running(job, plan) as running:
                 yield from (self._row(each, running, uncut, _condition_numbers(plan)) for each in same)
 
     def _row(self, candidate: Candidate, running: Running, uncut: Uncut, kappas: Sequence[float]) -> Row:

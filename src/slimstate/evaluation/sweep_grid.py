@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from slimstate.core.evidence import Need
 from slimstate.core.state_dtype import TYPES, check_state_dtypes
-from slimstate.pruning.key_dim import resolve_key_dim
+from slimstate.pruning.budget import resolve_key_dim
 from slimstate.records.sweep import UNCUT, UNINFORMED, Row
 from slimstate.selectors import METHODS, Method, Request, Selector, channel_methods, selector_named
 from slimstate.system.errors import PlanError

@@ -1,15 +1,12 @@
-"""How long a cut will take and how much memory, before anything is loaded: from headers and a second of measuring.
+"""Estimate how long a cut takes and how much memory it needs, from tensor headers and a second of measuring.
 
-The device is asked how fast it multiplies matrices of the model's size, the disk how fast it reads. The shares below
-turn that into whole passes; they were read off an H200 and a two-core CPU: expect to be wrong by a factor of two.
+Measured are a matrix product of the model's size and the reading speed of the disk. The factors below turn these into
+whole passes; they come from an H200 and a two-core CPU, so expect errors up to a factor of two.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from os import PathLike
-from pathlib import Path
 
 import torch
 
@@ -19,17 +16,10 @@ from slimstate.checkpoints.writer import WRITERS
 from slimstate.core.evidence import BACKWARD
 from slimstate.core.surgery import outline
 from slimstate.models.devices import TOKENS_AT_ONCE
-from slimstate.models.options import LoadOptions, RunOptions
-from slimstate.pruning.budget import Budget
-from slimstate.pruning.description import begin_cut
-from slimstate.pruning.key_dim import Target
-from slimstate.pruning.options import Calibration, CutOptions
-from slimstate.pruning.prune import Choosing, opened
+from slimstate.models.options import RunOptions
+from slimstate.pruning.planning import SelectionJob
 from slimstate.records.cut import DeviceSpeed, EstimateRecord
-from slimstate.records.speed import SpeedOfCut
-from slimstate.selectors import Method, Selector
-from slimstate.serving.widths import speed_of_cut
-from slimstate.system.progress import SILENT, Reporter
+from slimstate.selectors import Selector
 
 EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
 # of a calibration that needs it
@@ -70,41 +60,10 @@ def _seconds(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> f
     return time.perf_counter() - started
 
 
-def estimate(
-    model: str | PathLike[str],
-    out: str | Path | None = None,
-    *,
-    key_dim: int | None = None,
-    compression: float | None = None,
-    budget: Budget | None = None,
-    method: Method = "drrqr",
-    calibration: Calibration | str | Path | Iterable[object] | None = None,
-    options: CutOptions = CutOptions(),
-    run: LoadOptions = LoadOptions(),
-    reporter: Reporter = SILENT,
-) -> EstimateRecord:
-    """How long the same call of `prune` would take, and how much memory; no model is loaded, nothing is written.
-
-    What `prune` refuses before it loads a model is refused here, too.
-    """
-    checkpoint = opened(model, out, options.force, reporter)
-    target = Target(key_dim=key_dim, compression=compression, budget=budget)
-    choice = Choosing.prepare(checkpoint, target, method, Calibration.of(calibration), options, run, reporter)
-    begin_cut(checkpoint, choice.key_dim, choice.line, options.engine, reporter)
-    tokens = 0 if choice.windows is None else choice.windows.tokens.numel()
-    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], choice.key_dim)
-    return stages(checkpoint, choice.method, tokens, choice.key_dim, run, speed)
-
-
-def stages(
-    checkpoint: Checkpoint,
-    selector: Selector,
-    tokens: int,
-    key_dim: int,
-    run: RunOptions,
-    advice: SpeedOfCut | None = None,
-) -> EstimateRecord:
-    """Seconds and bytes of every stage of a cut."""
+def estimate_cut(job: SelectionJob) -> EstimateRecord:
+    """Return the seconds and bytes of every stage of a cut; no model is loaded."""
+    checkpoint, selector, run = job.checkpoint, job.selector, job.run
+    tokens = 0 if job.windows is None else job.windows.tokens.numel()
     device, dtype = run.place, run.precision
     speed = measure(checkpoint, device, dtype)
     stored = sum(info.size for info in checkpoint.tensors.values())
@@ -122,8 +81,7 @@ def stages(
     return EstimateRecord(
         model=checkpoint.source,
         method=selector.name,
-        key_dim=key_dim,
-        speed=advice,
+        key_dim=job.request.keep,
         device=str(device),
         dtype=run.precision_name,
         tokens=tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,116 +13,131 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.layout import Axis
-from slimstate.data.text import Windows
+from slimstate.data.documents import Reading
+from slimstate.data.text import Windows, sample_windows, windows
 from slimstate.models.load import Runtime, load_tokenizer
 from slimstate.models.offload import load_with
 from slimstate.models.options import LoadOptions
 from slimstate.pruning.calibration import calibrate
-from slimstate.pruning.options import Calibration
+from slimstate.pruning.options import LENGTH, Calibration
 from slimstate.selectors import Selector
 from slimstate.system import distributed, threads
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, PlanError
 from slimstate.system.progress import SILENT, Reporter
 
+SHORT_TEXT_WINDOWS = 8  # of a text that is shorter than one window of the default length
+
 
 def read_windows(
     checkpoint: Checkpoint, selector: Selector, calibration: Calibration, reporter: Reporter = SILENT
 ) -> Windows | None:
-    """The calibration tokens; None where no text was given and none is needed."""
+    """Return the calibration windows, or None where the method or an evidence file needs no text."""
     if calibration.evidence is not None and not calibration.evidence.is_file():
         check_place(calibration.evidence, folder=False)
     if not selector.calibrated:
         return None
     if calibration.data is None:
         if calibration.evidence is None or not calibration.evidence.exists():
-            raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with `calibration`")
+            raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with `data`")
         return None
     with reporter.waiting(f"reading {calibration.data}"):
-        windows = calibration.windows(load_tokenizer(checkpoint.folder))
-    if windows is not None and windows.tokens.shape != calibration.size:
+        windows = calibration_windows(calibration, load_tokenizer(checkpoint.folder))
+    if windows.tokens.shape != calibration.size:
         samples, length = windows.tokens.shape
         reporter.say(f"{windows.source} is short: {samples} windows of {length} tokens are all it has")
     return windows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gathering:
-    """All it takes to have evidence: the text, its windows, where the model runs, or the model itself.
+def calibration_windows(calibration: Calibration, tokenizer: Any) -> Windows:
+    """Return the windows to calibrate on; a text shorter than one window of default length gives a few short ones."""
+    reading, (samples, length) = Reading(calibration.data, calibration.documents), calibration.size
+    if calibration.length is None:
+        first = next(windows(tokenizer, reading, LENGTH, most=1), None)
+        tokens = 0 if first is None else len(first)
+        length = LENGTH if tokens == LENGTH else max(2, tokens // SHORT_TEXT_WINDOWS)
+    fewest = 1 if calibration.samples is None else None
+    return sample_windows(tokenizer, reading, samples=samples, length=length, seed=calibration.seed, fewest=fewest)
 
-    The model is loaded only where it must run and is not at hand as `runtime`; `meanwhile` begins what can be done
-    while it runs.
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceCollector:
+    """Collects evidence from a file or by running the model.
+
+    The model is loaded only where it must run and `runtime` is None; `on_idle` starts work that can be done while the
+    model runs.
     """
 
     calibration: Calibration
     windows: Windows | None
     run: LoadOptions
     runtime: Runtime | None = None
-    meanwhile: Callable[[], None] = lambda: None
+    on_idle: Callable[[], None] = lambda: None
 
-    def gather(
+    def collect(
         self, checkpoint: Checkpoint, needs: frozenset[Need], reporter: Reporter = SILENT
     ) -> tuple[EvidenceFile | None, str | None]:
-        """What is needed, from the file or by running the model, and the kernels that ran, if any did.
+        """Return the evidence that is needed, and the kernels that ran, if any did.
 
-        Of several processes the main one saves the file, after all have looked for it.
+        The main process saves the file, after all processes have read it.
         """
         needs, path = needs - {"weight"}, self.calibration.evidence
         if not needs:
             return None, None
-        found = self._found(checkpoint, reporter)
-        if found is not None:
-            needs = found.missing(needs)
+        saved = self._read_file(checkpoint, reporter)
+        if saved is not None:
+            needs = saved.missing(needs)
             if not needs:
-                size = f"{found.calibration['samples']} x {found.calibration['length']} tokens"
+                size = f"{saved.calibration['samples']} x {saved.calibration['length']} tokens"
                 reporter.say(f"evidence: {path}, {size}; no forward pass")
-                return found, None
+                return saved, None
         elif path is not None:
             needs |= {"gram", "input"}  # cheap in the same pass, and the file then serves the other methods too
-        fresh, kernels = self._collect(checkpoint, needs, reporter)
-        whole = fresh if found is None else found.extended(fresh)
+        fresh, kernels = self._run_model(checkpoint, needs, reporter)
+        evidence = fresh if saved is None else saved.extended(fresh)
         if path is not None:
-            distributed.from_main(lambda: whole.save(path))
+            distributed.from_main(lambda: evidence.save(path))
             reporter.say(f"evidence saved to {path}")
-        return whole, kernels
+        return evidence, kernels
 
-    def _found(self, checkpoint: Checkpoint, reporter: Reporter) -> EvidenceFile | None:
-        """What the file holds, where it is there; it must be of this model and of these tokens."""
+    def _read_file(self, checkpoint: Checkpoint, reporter: Reporter) -> EvidenceFile | None:
+        """Return what the file holds, if it exists; it must be of this model and these tokens."""
         path = self.calibration.evidence
         if path is None or not path.exists():
             return None
-        found = EvidenceFile.open(path)
+        saved = EvidenceFile.open(path)
         with reporter.waiting("reading the weights for their fingerprint"):
-            found.check(path, checkpoint.fingerprint, None if self.windows is None else self.windows.digest)
-        found.check_fits(path, checkpoint.mixers)
-        return found
+            saved.check(path, checkpoint.fingerprint, None if self.windows is None else self.windows.digest)
+        saved.check_fits(path, checkpoint.mixers)
+        return saved
 
-    def _collect(self, checkpoint: Checkpoint, needs: frozenset[Need], reporter: Reporter) -> tuple[EvidenceFile, str]:
+    def _run_model(
+        self, checkpoint: Checkpoint, needs: frozenset[Need], reporter: Reporter
+    ) -> tuple[EvidenceFile, str]:
         if self.windows is None:
             path, lacking = self.calibration.evidence, " and ".join(sorted(needs))
-            raise DataError(f"{path} holds no {lacking} evidence, which is needed here: give `calibration` text too")
+            raise DataError(f"{path} holds no {lacking} evidence, which this method needs: give text with `data`")
         hashing = threads.start(lambda: checkpoint.fingerprint)  # the disk is read while the device works
         runtime = self.runtime
         if runtime is None:
             axis, device = checkpoint.mixers[0].axis, self.run.place
-            with reporter.waiting("loading the model"), _waking_linear_algebra(axis, device, needs):
+            with reporter.waiting("loading the model"), _warm_up_linear_algebra(axis, device, needs):
                 runtime = load_with(self.run, checkpoint.folder)
             reporter.say(f"kernels: {runtime.kernels}")
-        self.meanwhile()
+        self.on_idle()
         evidence = calibrate(runtime, checkpoint.mixers, self.windows.tokens, needs, reporter)
         with reporter.waiting("reading the weights for their fingerprint"):
             fingerprint = hashing()
-            checkpoint.check_unchanged()  # what ran was loaded from the files that were digested
-        return EvidenceFile(
-            model=fingerprint, calibration=self.windows.provenance(), evidence=evidence
-        ), runtime.kernels
+            checkpoint.check_unchanged()  # the files that were hashed are those that ran
+        calibration = self.windows.provenance()
+        return EvidenceFile(model=fingerprint, calibration=calibration, evidence=evidence), runtime.kernels
 
 
 @contextmanager
-def _waking_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Need]) -> Iterator[None]:
-    """Beside the body, a first Gram matrix and its factors on a GPU, which load libraries; both are awaited.
+def _warm_up_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Need]) -> Iterator[None]:
+    """Load the libraries of a GPU beside the body, by a first Gram matrix and its factors.
 
-    Loading them, up to most of a second, must be over before there is another one.
+    Loading takes up to a second and must be over before the next factorisation.
     """
     if device.type == "cpu" or "gram" not in needs:
         yield
@@ -136,5 +152,5 @@ def _waking_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Ne
     try:
         yield
     finally:
-        with suppress(RuntimeError):  # the one that counts will say so
+        with suppress(RuntimeError):  # the real factorisation will raise it again
             done()

@@ -1,117 +1,99 @@
-"""What a cut can be told: the text it is calibrated on, how channels are judged, how it is made."""
+"""Options of a cut: the text it is calibrated on, how channels are chosen, and how much memory the state may take."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from slimstate.data.documents import Reading, check_documents
-from slimstate.data.rows import Texts, given_text
-from slimstate.data.text import Windows, sample_windows, windows
-from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.selectors import Request
-from slimstate.serving.engines import check_engine
+from slimstate.data.options import TextOptions, TextSource
+from slimstate.data.rows import given_text
+from slimstate.system.errors import PlanError
+from slimstate.system.options import Meta, Options
 
 SAMPLES, LENGTH = 128, 2048
-FEW = 8  # windows of a text that is shorter than one
+STATE_BYTES = {"fp32": 4, "bf16": 2}
+LONG_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
+MIB, GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """Which text to run through the model, and the file that keeps or holds the result.
+class Calibration(TextOptions):
+    """Calibration"""
 
-    Parameters:
-        data: the text: a path, a dataset's name, or strings, chats or rows in a list or any iterable.
-        samples: windows that are drawn from it; by default 128, or as many as it has.
-        length: tokens in a window; by default 2048, or fewer where the text has not as many.
-        seed: what they are drawn by.
-        evidence: a file: where it is there, what it holds is used again without running the model; where not, it is
-            written.
-        documents: how those of the text are told apart, by default as it suggests: lines, blank, file or rows.
-
-    Examples:
-        >>> slimstate.prune("model", "slim", calibration=slimstate.Calibration(data="text.txt", samples=64, length=512))
-    """
-
-    data: str | Texts | None = None
-    samples: int | None = None
-    length: int | None = None
-    seed: int = 0
+    data: TextSource | None = None
+    """Text to calibrate on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
+    samples: Annotated[int | None, Meta(ge=1)] = None
+    """Calibration windows; default: 128, or as many as the text has."""
+    length: Annotated[int | None, Meta(ge=2)] = None
+    """Tokens per calibration window; default: 2048, or fewer where the text is shorter."""
     evidence: Path | None = None
-    documents: str | None = None
+    """File that keeps the results of the calibration; where it exists, they are read and the model does not run."""
 
-    def __post_init__(self) -> None:
-        check_documents(self.documents)
+    def check(self) -> None:
         if self.data is not None:
             object.__setattr__(self, "data", given_text(self.data))
 
-    @classmethod
-    def of(cls, given: Calibration | str | Path | Iterable[object] | None) -> Calibration:
-        """A text alone is a calibration on it with all else as usual."""
-        if isinstance(given, Calibration):
-            return given
-        return cls(data=None if given is None else given_text(given))
-
     @property
     def size(self) -> tuple[int, int]:
-        """Windows, and tokens in each, where the text has enough."""
+        """Windows, and tokens per window, where the text has enough."""
         return SAMPLES if self.samples is None else self.samples, LENGTH if self.length is None else self.length
 
     @property
     def tokens(self) -> int:
         return math.prod(self.size)
 
-    def windows(self, tokenizer: Any) -> Windows | None:
-        """The tokens to calibrate on; None where there is no text."""
-        if self.data is None:
-            return None
-        reading = Reading(self.data, self.documents)
-        length = _fitting_length(tokenizer, reading) if self.length is None else self.length
-        fewest = 1 if self.samples is None else None
-        return sample_windows(tokenizer, reading, samples=self.size[0], length=length, seed=self.seed, fewest=fewest)
 
+@dataclass(frozen=True, kw_only=True)
+class CutOptions(Options):
+    """Choice of channels"""
 
-def _fitting_length(tokenizer: Any, text: Reading) -> int:
-    """That of usual windows; of a text that is shorter than one, such that it has a few."""
-    first = next(windows(tokenizer, text, LENGTH, most=1), None)
-    found = 0 if first is None else len(first)
-    return LENGTH if found == LENGTH else max(2, found // FEW)
+    rrqr_f: Annotated[float, Meta(ge=1)] = 1.5
+    """Swap threshold f of strong RRQR (drrqr), at least 1."""
+    keep_norm_eps: bool = False
+    """Leave the norm epsilon as it is, although the key dim sets the query scale; the cut is then not exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutOptions:
-    """How channels are judged, and how the cut is made.
+class Budget(Options):
+    """Memory budget"""
 
-    Parameters:
-        score: judge by keys and queries ("kq"), keys ("k") or queries ("q").
-        seed: for what is drawn at random.
-        f: the exchange threshold of drrqr.
-        keep_norm_eps: leave the norm epsilon as it is, though the key dim sets the query scale.
-        force: replace an output folder that exists, once the new one is whole.
-        reconstruct: train every cut layer on the calibration text to give what it gave before.
-        engine: the one that will serve the model: what it makes of the key dim is said before the cut.
+    state_mb: Annotated[float | None, Meta(gt=0)] = None
+    """MiB of recurrent state per sequence; the largest key dim that fits is chosen."""
+    sequences: Annotated[int | None, Meta(ge=1)] = None
+    """Sequences that must fit into `memory_gb` at once."""
+    memory_gb: Annotated[float | None, Meta(gt=0)] = None
+    """GiB for the states of all `sequences`."""
+    state_dtype: str | None = None
+    """What the engine stores states in: fp32 or bf16; default: fp32; with --context, what the engine uses."""
 
-    Examples:
-        >>> better = slimstate.CutOptions(reconstruct=slimstate.ReconstructOptions())
-        >>> slimstate.prune("model", "slim", key_dim=64, calibration="text.txt", options=better)
-    """
+    def check(self) -> None:
+        if self.state_dtype is not None:
+            name = LONG_NAMES.get(self.state_dtype, self.state_dtype)
+            if name not in STATE_BYTES:
+                raise PlanError(f"unknown `state_dtype` {self.state_dtype}; there are {', '.join(STATE_BYTES)}")
+            object.__setattr__(self, "state_dtype", name)
+        if self.state_mb is not None and (self.sequences or self.memory_gb):
+            raise PlanError("a budget is either `state_mb` for one sequence, or `sequences` and `memory_gb` together")
 
-    score: str = "kq"
-    seed: int = 0
-    f: float = 1.5
-    keep_norm_eps: bool = False
-    force: bool = False
-    reconstruct: ReconstructOptions | None = None
-    engine: str | None = None
+    @property
+    def is_set(self) -> bool:
+        if self.state_mb is None and (self.sequences is None) != (self.memory_gb is None):
+            raise PlanError("a budget is either `state_mb` for one sequence, or `sequences` and `memory_gb` together")
+        return self.state_mb is not None or self.sequences is not None
 
-    def __post_init__(self) -> None:
-        self.request(1)
-        if self.engine is not None:
-            check_engine(self.engine)
+    @property
+    def dtype(self) -> str:
+        return self.state_dtype or "fp32"
 
-    def request(self, key_dim: int, device: str = "cpu") -> Request:
-        """The same as selectors take it."""
-        return Request(keep=key_dim, score=self.score, seed=self.seed, f=self.f, device=device)
+    @property
+    def bytes(self) -> float:
+        """Bytes of state per sequence."""
+        if self.state_mb is not None:
+            return self.state_mb * MIB
+        return (self.memory_gb or 0.0) * GIB / (self.sequences or 1)
+
+    def describe(self) -> str:
+        each = f"{self.bytes / MIB:.4g} MiB per sequence in {self.dtype}"
+        return each if self.state_mb is not None else f"{self.memory_gb:g} GiB for {self.sequences} sequences, {each}"

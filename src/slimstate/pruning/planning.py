@@ -1,9 +1,9 @@
-"""Which channels every mixer keeps, from the evidence: ends in a `Plan`, or begins with one that was written before."""
+"""Choose the channels that every mixer keeps, from evidence, or read the plan that an earlier choice wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -14,59 +14,65 @@ from slimstate.core.evidence import Evidence, EvidenceFile, Need
 from slimstate.core.layout import Mixer
 from slimstate.core.plan import MOST_OF_A_PLAN, PLAN, Basis, Choice, Plan
 from slimstate.core.surgery import check_choice
+from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import LARGEST_EPSILON
+from slimstate.models.options import LoadOptions
+from slimstate.pruning.evidence import EvidenceCollector
+from slimstate.pruning.options import Calibration
 from slimstate.records.base import versions
 from slimstate.records.plan import PlanRecord
 from slimstate.records.schema import Misfit
-from slimstate.selectors import Case, Method, Request, channel_methods, choose, selector_named
+from slimstate.selectors import Case, Request, Selector, channel_methods, choose
 from slimstate.system import threads
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.json_files import JsonObject, plain, read_json
 from slimstate.system.progress import SILENT, Reporter
 
 
-def choose_channels(
-    checkpoint: Checkpoint,
-    method: Method,
-    request: Request,
-    gathered: EvidenceFile | None = None,
-    *,
-    corrected: bool = True,
-    reporter: Reporter = SILENT,
-) -> Plan:
-    """The channels every mixer keeps, with all it takes to repeat and to judge the choice."""
-    selector = selector_named(method)
-    check_rotatable(checkpoint, method)
-    evidence = {} if gathered is None else gathered.evidence
-    mixers = checkpoint.mixers
-    tracked = reporter.track(cases(checkpoint, mixers, selector.needs, evidence), "choosing", len(mixers))
-    selections = choose(method, tracked, request)
-    layers = [mixer.layer for mixer in mixers]
-    with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
-        certified = pool.map(certify, selections, map(evidence.get, layers))
-        chosen = dict(zip(layers, certified, strict=True))
-    calibration = None if gathered is None else dict(gathered.calibration)
-    return plan_of(checkpoint, method, request, chosen, calibration, corrected=corrected, reporter=reporter)
+@dataclass(frozen=True, kw_only=True)
+class SelectionJob:
+    """A choice of channels with everything it needs; `request` has the key dim."""
+
+    checkpoint: Checkpoint
+    selector: Selector
+    request: Request
+    corrected: bool
+    calibration: Calibration
+    windows: Windows | None
+    run: LoadOptions
+    reporter: Reporter = SILENT
+
+    def plan(self, on_idle: Callable[[], None] = lambda: None) -> tuple[Plan, str | None]:
+        """Return the plan and the kernels that ran for it; `on_idle` is called once, when there is time for it."""
+        collector = EvidenceCollector(
+            calibration=self.calibration, windows=self.windows, run=self.run, on_idle=on_idle
+        )  # fmt: skip
+        evidence, kernels = collector.collect(self.checkpoint, self.selector.needs, self.reporter)
+        on_idle()  # where no model had to run
+        return self.choose(evidence), kernels
+
+    def choose(self, file: EvidenceFile | None) -> Plan:
+        """Choose the channels of every mixer from the evidence."""
+        check_rotatable(self.checkpoint, self.selector)
+        evidence = {} if file is None else file.evidence
+        mixers = self.checkpoint.mixers
+        each = cases(self.checkpoint, mixers, self.selector.needs, evidence)
+        selections = choose(self.selector, self.reporter.track(each, "choosing", len(mixers)), self.request)
+        layers = [mixer.layer for mixer in mixers]
+        with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
+            certified = pool.map(certify, selections, map(evidence.get, layers))
+            choices = dict(zip(layers, certified, strict=True))
+        return plan_of(self, choices, None if file is None else dict(file.calibration))
 
 
-def plan_of(
-    checkpoint: Checkpoint,
-    method: Method,
-    request: Request,
-    chosen: Mapping[int, Choice],
-    calibration: JsonObject | None,
-    *,
-    corrected: bool = True,
-    reporter: Reporter = SILENT,
-) -> Plan:
-    """What was chosen for every layer, with all it takes to repeat and to judge it."""
-    selector = selector_named(method)
-    with reporter.waiting("reading the weights for their fingerprint"):
+def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonObject | None) -> Plan:
+    """Return the plan of these choices, with everything needed to repeat and to judge them."""
+    checkpoint, selector, request = job.checkpoint, job.selector, job.request
+    with job.reporter.waiting("reading the weights for their fingerprint"):
         fingerprint = checkpoint.fingerprint
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
-    corrected = corrected and correction.possible
-    epsilon = check_epsilon(checkpoint, request.keep, corrected)
+    epsilon = check_epsilon(checkpoint, request.keep, job.corrected)
     return Plan(
         model_type=checkpoint.family.model_type,
         width=width,
@@ -74,7 +80,7 @@ def plan_of(
         method=selector.name,
         score=request.score,
         seed=request.seed,
-        corrected=corrected,
+        corrected=job.corrected,
         options={name: getattr(request, name) for name in selector.options},
         model={
             "source": checkpoint.source,
@@ -83,14 +89,19 @@ def plan_of(
         },
         calibration=calibration,
         versions=versions(),
-        selections=chosen,
+        selections=choices,
         parent=checkpoint.plan,
-        correction=correction.describe(width, request.keep, corrected, rotated=selector.rotates, epsilon=epsilon),
+        correction=correction.describe(width, request.keep, job.corrected, rotated=selector.rotates, epsilon=epsilon),
     )
 
 
+def is_corrected(checkpoint: Checkpoint, keep_norm_eps: bool) -> bool:
+    """Return whether a cut adapts the norm epsilon to the new key dim."""
+    return not keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
+
+
 def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> float | None:
-    """The norm epsilon of a corrected cut; refused where it is so large that the other norms would feel it."""
+    """Return the norm epsilon of a corrected cut; refuse one so large that it changes the other norms."""
     before = checkpoint.family.epsilon(checkpoint.config) if corrected else None
     if before is None:
         return None
@@ -99,14 +110,13 @@ def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> floa
         field = checkpoint.family.correction(checkpoint.config).epsilon
         raise PlanError(
             f"{field} {before:g} would become {after:.2g} to make up for the query scale, and all norms share it:"
-            f" above {LARGEST_EPSILON:g} that is felt; keep more channels, or leave it as it is with `corrected`"
+            f" it must be at most {LARGEST_EPSILON:g}; keep more channels, or leave it as it is with `keep_norm_eps`"
         )
     return after
 
 
-def check_rotatable(checkpoint: Checkpoint, method: Method) -> None:
-    """Refuse a rotation of a model whose channels cannot be rotated, before the work that would be lost."""
-    selector = selector_named(method)
+def check_rotatable(checkpoint: Checkpoint, selector: Selector) -> None:
+    """Refuse a method that rotates channels for a model whose channels cannot be rotated."""
     if selector.rotates and any(mixer.noncommuting is None for mixer in checkpoint.mixers):
         those = f"those of {checkpoint.family.model_type} cannot be"
         raise PlanError(
@@ -117,7 +127,7 @@ def check_rotatable(checkpoint: Checkpoint, method: Method) -> None:
 def cases(
     checkpoint: Checkpoint, mixers: Iterable[Mixer], needs: frozenset[Need], evidence: Mapping[int, Evidence]
 ) -> Iterator[Case]:
-    """What a selector gets to see of these mixers."""
+    """Yield what a selector sees of each mixer."""
     for mixer in mixers:
         weights = (
             [checkpoint.read_rows(mixer, slot) for slot in (mixer.query, mixer.key)]
@@ -134,18 +144,18 @@ def cases(
 
 
 def certify(selection: Choice, evidence: Evidence | None) -> Choice:
-    """With the condition number of the keys before and after, where their Gram matrix is known."""
+    """Return the selection with the condition number of the keys before and after, where their Gram matrix is known."""
     if evidence is None or evidence.key_gram is None:
         return selection
     claims = {
         "condition_before": plain(gram_condition_number(evidence.key_gram)),
-        "condition_after": plain(gram_condition_number(_kept(evidence.key_gram, selection))),
+        "condition_after": plain(gram_condition_number(_gram_after(evidence.key_gram, selection))),
     }
     return replace(selection, certificate={**selection.certificate, **claims})
 
 
-def _kept(gram: Tensor, choice: Choice) -> Tensor:
-    """The Gram matrix of what is kept."""
+def _gram_after(gram: Tensor, choice: Choice) -> Tensor:
+    """Return the Gram matrix of the channels that stay."""
     if isinstance(choice, Basis):
         rotation = choice.rows.to(gram)
         return rotation @ gram @ rotation.mT
@@ -155,7 +165,7 @@ def _kept(gram: Tensor, choice: Choice) -> Tensor:
 
 
 def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
-    """A plan from a file or from the folder of a cut model; it must be for this very model."""
+    """Read a plan from a file or from the folder of a cut model; refuse one for another model."""
     path = path / PLAN if path.is_dir() else path
     try:
         plan = PlanRecord.from_json(read_json(path, PlanError, MOST_OF_A_PLAN)).plan

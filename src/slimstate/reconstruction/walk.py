@@ -27,7 +27,7 @@ from slimstate.models.load import check_embedded
 from slimstate.models.one_layer import OneLayerModel, Stored
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.fit import Task, fit
-from slimstate.reconstruction.options import held_out_of
+from slimstate.reconstruction.options import held_out_count
 from slimstate.reconstruction.parts import trained_places
 from slimstate.reconstruction.states import HiddenStates, Room
 from slimstate.reconstruction.steps import held_here
@@ -290,5 +290,5 @@ def _local(windows: Tensor) -> Tensor:
 
 def _split(windows: int) -> tuple[Tensor, Tensor]:
     """A tenth of the windows, which were drawn at random, is held out."""
-    held_out, numbers = held_out_of(windows), torch.arange(windows)
+    held_out, numbers = held_out_count(windows), torch.arange(windows)
     return numbers[:held_out], numbers[held_out:]

@@ -50,7 +50,7 @@ class CutRecord(Record):
     correction: str
     state_bytes: StateBytes
     parameters: Parameters
-    speed: SpeedOfCut | None
+    speed: SpeedOfCut | None = None
     calibration: Mapping[str, Any] | None
     certificate: Mapping[str, float | None]
     versions: Mapping[str, str]
@@ -95,7 +95,7 @@ class EstimateRecord(Record):
     model: str
     method: str
     key_dim: int
-    speed: SpeedOfCut | None
+    speed: SpeedOfCut | None = None
     device: str
     dtype: str
     tokens: int

@@ -85,13 +85,14 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option of a config: `path` leads to its field, `group` is what a switch turns on."""
+    """One option of a config: `path` leads to its field, `group` is what a switch turns on, `section` its title."""
 
     name: str
     path: tuple[str, ...]
     annotation: Any
     default: Any
     help: str
+    section: str = "Options"
     once: bool = False
     group: type[Options] | None = None
 
@@ -157,13 +158,11 @@ def options_of(cls: type[Options], prefix: str = "", path: tuple[str, ...] = ())
         annotation, place = hints[item.name], (*path, item.name)
         group, is_switch = _group(annotation), _optional(annotation)
         if group is None or is_switch:
-            shown = (
-                {"annotation": bool, "default": False}
-                if group
-                else {"annotation": annotation, "default": _default(item)}
-            )
-            doc, single = docs.get(item.name, ""), bool(item.metadata.get("once"))
-            options.append(Option(name=prefix + item.name, path=place, help=doc, once=single, group=group, **shown))
+            kind, default = (bool, False) if group else (annotation, _default(item))
+            title = str((group or cls).__doc__).partition("\n")[0] if group or path else "Options"
+            doc, single, name = docs.get(item.name, ""), bool(item.metadata.get("once")), prefix + item.name
+            more = {"help": doc, "section": title, "once": single, "group": group}
+            options.append(Option(name=name, path=place, annotation=kind, default=default, **more))
         if group is not None:
             options += options_of(group, f"{prefix}{item.name}_" if is_switch else prefix, place)
     return tuple(options)

@@ -1,1 +1,1 @@
-"""One module for each command: its config, and one function that composes steps."""
+"""Workflows: one module for each command, with its config and the function that composes the steps."""

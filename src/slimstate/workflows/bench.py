@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from slimstate.api.progress import Progress, reporter_of
 from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import (
     BenchRecord,
@@ -32,6 +31,7 @@ from slimstate.records.benchmark import (
 from slimstate.records.provenance import run_config
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
+from slimstate.workflows.inputs import Progress, reporter_for
 
 if TYPE_CHECKING:
     from slimstate.benchmark.bench import Bench
@@ -217,7 +217,7 @@ def _run(
         check_output(folder, name)
     bench = Bench.prepare(
         name, config.rounds, config.run, jobs=getattr(config, "jobs", 0), library=library, kernels=kernels,
-        reporter=reporter_of(progress),
+        reporter=reporter_for(progress),
     )  # fmt: skip
     command = "bench decode" if name == "kernels" else f"bench {name}"
     record = replace(measure(bench), config=run_config(command, {}, {**config.to_values(), "out": folder}))

@@ -1,0 +1,177 @@
+"""Build the commands from the workflows: the first input is the argument, everything else is a flag.
+
+The docstring of a workflow is the help of its command, and its parameters before `config` are the inputs. Every option
+of the config is a flag; so is every option of `flags`, which only the command has.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from slimstate.cli.terminal import print_json, pushed_to
+from slimstate.system.console import TerminalReporter
+from slimstate.system.options import Option, Options, once, options_of
+from slimstate.system.progress import SILENT, Reporter
+
+NOT_INPUTS = ("config", "tokenizer", "progress", "options")
+CLICK_TYPES = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags(Options):
+    """Output"""
+
+    json: bool = once()
+    """Print one JSON record instead of a table."""
+    quiet: bool = once()
+    """Show no progress and no notes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFlags(OutputFlags):
+    """Output"""
+
+    push_to_hub: str | None = once(None)
+    """Upload the result to this repository of the hub, which is created as a private one where it does not exist."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: its workflow and config, and how its result is printed.
+
+    `run` replaces the call of the workflow where flags of the command change it. `show` prints a result, and may return
+    an exit code.
+    """
+
+    name: str
+    workflow: Callable[..., Any]
+    config: type[Options]
+    show: Callable[[Any], int | None]
+    flags: type[OutputFlags] = OutputFlags
+    run: Callable[..., Any] | None = None
+
+    @cached_property
+    def inputs(self) -> dict[str, inspect.Parameter]:
+        """The parameters of the workflow that a command line can have, by name."""
+        parameters = inspect.signature(self.workflow).parameters
+        return {name: parameter for name, parameter in parameters.items() if name not in NOT_INPUTS}
+
+    @property
+    def argument(self) -> str | None:
+        """The input that has no flag: the first parameter of the workflow, where that is not its config."""
+        first = next(iter(inspect.signature(self.workflow).parameters))
+        return None if first == "config" else first
+
+    @property
+    def help(self) -> str:
+        return re.split(r"\n\s*(?:Parameters|Returns|Examples):\n", inspect.getdoc(self.workflow) or "")[0]
+
+    def input_help(self, name: str) -> str:
+        """Return the first sentence that the docstring of the workflow says of a parameter."""
+        text = inspect.getdoc(self.workflow) or ""
+        match = re.search(rf"^    {name}: (.*(?:\n {{8,}}.*)*)", text, re.MULTILINE)
+        return "" if match is None else re.split(r"(?<=\.) ", " ".join(match[1].split()))[0]
+
+    def execute(self, values: Mapping[str, Any]) -> int:
+        """Run the workflow with values by flat name, print its result, and return the exit code."""
+        inputs = {name: values[name] for name in self.inputs if name in values}
+        groups = {
+            cls: cls.from_values({o.name: values[o.name] for o in options_of(cls) if o.name in values})
+            for cls in (self.flags, self.config)
+        }
+        flags, config = groups[self.flags], groups[self.config]
+        reporter = SILENT if flags.quiet else TerminalReporter()
+        with pushed_to(getattr(flags, "push_to_hub", None), reporter) as push:
+            result = self._call(inputs, config, flags, reporter)
+            if flags.json:
+                print_json(result.to_json())
+                code = None
+            else:
+                code = self.show(result)
+            push(getattr(result, "out", None))
+        return code or 0
+
+    def _call(self, inputs: Mapping[str, Any], config: Options, flags: Options, reporter: Reporter) -> Any:
+        if self.run is not None:
+            return self.run(**inputs, config=config, flags=flags, reporter=reporter)
+        shown = {"progress": reporter} if "progress" in inspect.signature(self.workflow).parameters else {}
+        return self.workflow(**inputs, config=config, **shown)
+
+
+class WorkflowCommand(click.Command):
+    """A click command whose options are listed by group, with words in braces filled in when the help is shown."""
+
+    def __init__(self, command: Command) -> None:
+        self.sections: dict[str, list[click.Parameter]] = {}
+        params: list[click.Parameter] = []
+        about = command.help
+        for name, parameter in command.inputs.items():
+            required = parameter.default is inspect.Parameter.empty
+            if name == command.argument:
+                several = name == "models"
+                params.append(click.Argument([name], nargs=-1 if several else 1, required=required))
+                about += f"\n\n{name.upper()}: {command.input_help(name)}"
+            else:
+                flag = click.Option([flag_of(name)], required=required, help=command.input_help(name), type=str)
+                params.append(self._listed("Options", flag))
+        params += [self._listed(option.section, click_option(option)) for option in options_of(command.config)]
+        params += [self._listed("Output", click_option(option)) for option in options_of(command.flags)]
+        super().__init__(command.name, params=params, help=about, callback=partial(_invoke, command),
+                         context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
+
+    def _listed(self, section: str, parameter: click.Option) -> click.Option:
+        self.sections.setdefault(section, []).append(parameter)
+        return parameter
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, params in self.sections.items():
+            records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+            with formatter.section(title):
+                formatter.write_dl([(flag, fill_words(text)) for flag, text in records])
+
+
+def _invoke(command: Command, **values: Any) -> int:
+    """Call the command with the values that the command line really has."""
+    context = click.get_current_context()
+    explicit = {
+        name: value for name, value in values.items()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }  # fmt: skip
+    return command.execute(explicit)
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def click_option(option: Option) -> click.Option:
+    """Return an option as a flag; its type is checked by its config, numbers by click."""
+    help_text = option.help
+    if option.default not in (None, False, "", ()) and "default" not in help_text:
+        default = ",".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
+        help_text = f"{help_text} [default: {default}]"
+    names = [flag_of(option.name), *["-q"] * (option.name == "quiet")]
+    if option.type is bool:
+        return click.Option(names, is_flag=True, help=help_text)
+    return click.Option(names, type=CLICK_TYPES.get(option.type, click.STRING), help=help_text)
+
+
+def fill_words(text: str) -> str:
+    """Fill in words that only modules which load torch know."""
+    if "{" not in text:
+        return text
+    from slimstate.selectors import METHODS, channel_methods
+
+    words = {
+        "{methods}": "; ".join(f"{selector.name}: {selector.summary}" for selector in METHODS.values()),
+        "{channel_methods}": ",".join(channel_methods()),
+    }
+    return re.sub(r"\{\w+\}", lambda match: words.get(match[0], match[0]), text)

@@ -1,0 +1,1 @@
+"""Print the results of workflows as text and tables."""

@@ -1,0 +1,22 @@
+"""Options of every command that reads text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from slimstate.system.options import Meta, Options
+
+Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+TextSource = Any  # a path, a dataset's name, or strings, chats or rows in a list or any iterable
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(Options):
+    """Text"""
+
+    documents: Literal["lines", "blank", "file", "rows"] | None = None
+    """What is a document, after which an end-of-text token stands: lines, blank (text between blank lines), file or
+    rows; default: a .txt file or a row of a table; rows that are lines of one text are joined."""
+    seed: Seed = 0
+    """Seed of everything that is drawn at random."""

@@ -1,0 +1,170 @@
+"""Write the model that a plan describes: its shapes, its config, its record, and its folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slimstate.checkpoints.model_card import cut_card
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.writer import CARD, CheckpointWriter, new_checkpoint
+from slimstate.core.file_names import CONFIG, PLAN
+from slimstate.core.plan import Plan
+from slimstate.core.surgery import Cutter, outline
+from slimstate.families.contract import Config
+from slimstate.families.fla_layout import SHARED_FILTERS
+from slimstate.models.prepare import has_library
+from slimstate.models.stock import as_published, stock_differences
+from slimstate.pruning.budget import state_bytes
+from slimstate.records.cut import CutRecord, Parameters, StateBytes
+from slimstate.system import distributed
+from slimstate.system.errors import ModelError
+from slimstate.system.json_files import JsonObject
+from slimstate.system.progress import SILENT, Reporter
+
+CardNotes = Callable[[Config], str]  # what a model card says after the description of the cut
+
+
+def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
+    """Check that every tensor has the shape that the stock class expects, before the cut and after it."""
+    if not has_library(checkpoint.family.library):
+        reporter.say("flash-linear-attention is not installed: the tensors are not compared with its class")
+        return
+    with reporter.waiting("comparing the tensors with the stock class"):
+        shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
+        for name, shape, expected in stock_differences(checkpoint.config, shapes):
+            if shape is None:
+                raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config asks for")
+            raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
+        cut = outline(checkpoint.mixers, key_dim)
+        after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
+        for name, shape, expected in stock_differences(checkpoint.family.resize(checkpoint.config, key_dim), after):
+            raise AssertionError(f"{name} would be {shape} where the stock class makes {expected}")
+
+
+def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
+    """Return the number of parameters after a cut to the key dim."""
+    removed = 0
+    for mixer in checkpoint.mixers:
+        for slot in mixer.axis.slots:
+            info = checkpoint.tensors[mixer.name_of(slot)]
+            row = info.elements // slot.rows_in(info.shape)
+            removed += row * slot.copies * mixer.axis.heads * (mixer.axis.width - key_dim)
+    return checkpoint.parameters - removed
+
+
+def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
+    """Return the config of the cut model, with the cut described under the key `slimstate`."""
+    config = as_published(checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected))
+    previous = checkpoint.config.get("slimstate") or {}
+    before = {key: value for key, value in previous.items() if key != "history"}
+    config["slimstate"] = {
+        "version": plan.versions.get("slimstate"),
+        "base_model": plan.model["source"],
+        "base_fingerprint": plan.model["fingerprint"],
+        "method": plan.method,
+        "score": plan.score,
+        "width": plan.width,
+        "key_dim": plan.key_dim,
+        "corrected": plan.corrected,
+        "correction": plan.correction,
+        **{key: value for key, value in before.items() if key == SHARED_FILTERS},  # true after a cut as before it
+        "history": [*previous.get("history", []), before] if previous else [],
+    }
+    return config
+
+
+def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutRecord:
+    """Return the record of a cut that is not written yet."""
+    mixers = checkpoint.mixers
+    return CutRecord(
+        model=checkpoint.source,
+        model_type=plan.model_type,
+        method=plan.method,
+        score=plan.score,
+        width=plan.width,
+        key_dim=plan.key_dim,
+        compression=plan.compression,
+        corrected=plan.corrected,
+        noncommuting=(mixers[0].noncommuting or ()) if plan.rotates else None,
+        correction=plan.correction,
+        state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
+        parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),
+        calibration=plan.calibration,
+        certificate=plan.summary(),
+        versions=plan.versions,
+        kernels=kernels,
+        out=None,
+        seconds=0.0,
+        plan=plan,
+    )
+
+
+def cut_documents(plan: Plan, name: str, record: CutRecord, config: Config, notes: CardNotes) -> dict[str, str]:
+    """Return the texts that lie beside the weights: the plan and the model card."""
+    card = cut_card(plan, name, record, config["slimstate"]["history"])
+    return {PLAN: plan.to_json() + "\n", CARD: card + notes(config)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutWriter:
+    """Writes a cut; `writer` is None where nothing is to be written or another process writes.
+
+    `provenance` is the config of the run, which lies beside the weights.
+    """
+
+    checkpoint: Checkpoint
+    out: Path | None
+    writer: CheckpointWriter | None
+    provenance: Mapping[str, Any]
+    notes: CardNotes
+    reporter: Reporter
+
+    def copy(self) -> None:
+        """Begin to copy what no cut to this key dim changes."""
+        if self.writer is not None:
+            self.writer.copy()
+
+    def finish(self, plan: Plan, kernels: str | None, started: float) -> CutRecord:
+        """Write the cut, where it is to be written, and return its record."""
+        if plan.rotates and (others := self.checkpoint.mixers[0].noncommuting):
+            self.reporter.say(f"the rotation is not exact here: {' and '.join(others)} act on the channels themselves")
+        record = describe_cut(self.checkpoint, plan, kernels)
+        if self.out is not None:
+            left_out = distributed.from_main(lambda: self._write(plan, record))
+            record = replace(record, out=str(self.out), left_out=tuple(left_out))
+        return replace(record, seconds=time.perf_counter() - started)
+
+    def _write(self, plan: Plan, record: CutRecord) -> list[str]:
+        assert self.writer is not None
+        assert self.out is not None
+        config = cut_config(self.checkpoint, plan)
+        cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
+        documents = cut_documents(plan, self.out.name, record, config, self.notes)
+        documents[CONFIG] = json.dumps(self.provenance, indent=1) + "\n"
+        return self.writer.finish(cutter, config, documents, reporter=self.reporter)
+
+
+@contextmanager
+def open_cut_writer(
+    checkpoint: Checkpoint, key_dim: int, out: Path | None, *,
+    force: bool, provenance: Mapping[str, Any], notes: CardNotes, reporter: Reporter,
+) -> Iterator[CutWriter]:  # fmt: skip
+    """Write what all cuts to this key dim have in common while the channels are still being chosen.
+
+    The main process writes; there is no writer in the others, nor where nothing is to be written.
+    """
+    with ExitStack() as stack:
+        writers: list[CheckpointWriter] = []
+        if out is not None:
+            writer = new_checkpoint(checkpoint, outline(checkpoint.mixers, key_dim), out, force=force)
+            distributed.from_main(lambda: writers.append(stack.enter_context(writer)))
+        yield CutWriter(
+            checkpoint=checkpoint, out=out, writer=writers[0] if writers else None, provenance=provenance,
+            notes=notes, reporter=reporter,
+        )  # fmt: skip

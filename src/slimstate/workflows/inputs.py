@@ -1,0 +1,104 @@
+"""Inputs of a workflow: models in folders, on the hub or in memory, tokenizers, and who shows progress.
+
+A model in memory is written to a temporary folder with `save_pretrained`; from there on it is treated as any other, and
+its fingerprint is that of the bytes that were written. The folder is removed at the end of the workflow.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from slimstate.system.errors import ModelError, PlanError, quoted, reason_of
+from slimstate.system.progress import SILENT, Reporter
+
+Model: TypeAlias = Any  # str | PathLike[str] | torch.nn.Module
+Progress: TypeAlias = bool | Reporter
+
+
+def reporter_for(progress: Progress) -> Reporter:
+    """Return the reporter itself, or one for the terminal or the notebook, or a silent one."""
+    if isinstance(progress, Reporter):
+        return progress
+    if not progress:
+        return SILENT
+    from slimstate.system.notebook import NotebookReporter, in_notebook
+
+    if in_notebook():
+        return NotebookReporter()
+    from slimstate.system.console import TerminalReporter
+
+    return TerminalReporter()
+
+
+def in_memory(model: Model) -> bool:
+    """Return whether a model is a module in memory, without importing torch for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel(PathLike[str]):
+    """A model in memory that was written to a folder: opened by its folder, shown by its name."""
+
+    folder: Path
+    name: str
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Inputs:
+    """The models of one workflow; what was written for them is removed at its end."""
+
+    def __init__(self, progress: Progress, tokenizer: Any = None, *models: Model) -> None:
+        if tokenizer is not None and not any(map(in_memory, models)):
+            raise PlanError("a model in a folder has its own tokenizer: leave out `tokenizer`")
+        if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
+            kind = quoted(type(tokenizer).__name__)
+            raise PlanError(f"`tokenizer` must be a tokenizer of transformers, got a {kind}")
+        self.tokenizer, self.reporter, self._stack = tokenizer, reporter_for(progress), ExitStack()
+
+    def __enter__(self) -> Inputs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def folder(self) -> Path:
+        """Return a new folder that lasts as long as the workflow."""
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="slimstate-")))
+
+    def model(self, model: Model, *, reads_text: bool = True) -> str | PathLike[str]:
+        """Return where a model lies, after writing one in memory to a temporary folder."""
+        if isinstance(model, (str, os.PathLike)):
+            return model
+        if not in_memory(model):
+            kind = quoted(type(model).__name__)
+            raise ModelError(f"a model is a folder, a hub id or a transformers model, got a {kind}")
+        if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+            raise ModelError(f"a model in memory must be a transformers model, got a {type(model).__name__}")
+        if reads_text and self.tokenizer is None:
+            raise PlanError("give the `tokenizer` of the model in memory too: it reads the text")
+        folder = self.folder() / "model"
+        with self.reporter.waiting("writing the model in memory to a temporary folder"):
+            try:
+                model.save_pretrained(folder)
+                if self.tokenizer is not None:
+                    self.tokenizer.save_pretrained(folder)
+            except Exception as error:  # of many kinds: shared tensors, a full disk, no names
+                raise ModelError(f"save_pretrained of {type(model).__name__} fails: {reason_of(error)}") from error
+        name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        return StoredModel(folder=folder, name=f"{name} (in memory)")

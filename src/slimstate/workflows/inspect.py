@@ -1,0 +1,120 @@
+"""`slimstate inspect`: what the recurrent state of a model costs, and what each key dim would save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from slimstate.pruning.options import Budget
+from slimstate.serving.options import EngineChoice
+from slimstate.system.errors import PlanError
+from slimstate.system.options import Meta, Options
+from slimstate.workflows.inputs import Inputs, Model
+
+if TYPE_CHECKING:
+    from slimstate.families.contract import Config
+    from slimstate.records.cut import InspectionRecord, Serving
+    from slimstate.records.pool import PoolRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMemory(Options):
+    """Memory of a serving engine"""
+
+    context: Annotated[int | None, Meta(ge=0)] = None
+    """Tokens per sequence; with --engine vllm or sglang and --memory-gb: how many such sequences fit on each GPU."""
+    prefix_caching: bool = False
+    """States are stored to be shared between sequences."""
+    tensor_parallel: Annotated[int, Meta(ge=1)] = 1
+    """GPUs that share every layer."""
+    speculative_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Tokens that vLLM drafts at once."""
+    kv_dtype: Literal["bfloat16", "fp8"] = "bfloat16"
+    """Data type of the keys and values of softmax attention: bfloat16 or fp8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig(EngineChoice):
+    """What to show of a model"""
+
+    budget: Budget = Budget()
+    pool: EngineMemory = EngineMemory()
+
+    @property
+    def counts_pool(self) -> bool:
+        return self.engine is not None and self.pool.context is not None
+
+    def check(self) -> None:
+        if self.counts_pool:
+            if self.budget.memory_gb is None:
+                raise PlanError("`context` with `engine` needs `memory_gb`: GiB for states and caches on each GPU")
+            return
+        unused = [name for name in self.pool.to_values() if name != "context"]
+        if self.pool.context is not None and self.budget.memory_gb is not None and self.budget.sequences is None:
+            unused.append("context")
+        if unused:
+            needed = "give `engine` vllm or sglang, `context` and `memory_gb`"
+            raise PlanError(f"`{unused[0]}` is for the memory of a serving engine: {needed}")
+
+
+def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -> InspectionRecord | PoolRecord:
+    """Show the recurrent state of a model and the key dims worth choosing. Only config and tensor headers are read.
+
+    Parameters:
+        model: A model folder, a hub id, a config.json, or a transformers model in memory.
+        config: An `InspectConfig`; its options can also be given by name.
+        options: Options of the config by name.
+
+    Returns:
+        A record with `key_dim`, `state_bytes`, `options` (the key dims worth choosing) and more; with an engine and a
+        context, a record of what fits into the engine's memory.
+
+    Examples:
+        >>> record = slimstate.inspect("demo/model", state_mb=1.0)
+        >>> record.budget.key_dim
+    """
+    from slimstate.pruning.budget import key_dims_worth_choosing
+    from slimstate.pruning.inspect import describe_model, read_headers
+    from slimstate.serving.widths import speeds_below
+
+    config = InspectConfig.merge(config, options)
+    with Inputs(False, None, model) as inputs:
+        source = inputs.model(model, reads_text=False)
+        if config.counts_pool:
+            return _pool(source, config)
+        headers = read_headers(source)
+        dims = key_dims_worth_choosing(headers.width)
+        return describe_model(
+            headers, budget=config.budget, context=config.pool.context,
+            serving=_serving(headers.config, dims, config.engine),
+            speed=speeds_below(str(headers.config["model_type"]), headers.mixers[0]),
+        )  # fmt: skip
+
+
+def _pool(source: str | PathLike[str], config: InspectConfig) -> PoolRecord:
+    from slimstate.families import family_of
+    from slimstate.pruning.budget import key_dims_worth_choosing
+    from slimstate.pruning.options import LONG_NAMES
+    from slimstate.serving.pool import PoolOptions, config_of, pool
+
+    assert config.engine is not None
+    model = config_of(str(source))
+    width = family_of(model).mixers(model)[0].axis.width
+    long_name = next((name for name, short in LONG_NAMES.items() if short == config.budget.state_dtype), None)
+    options = PoolOptions(memory_gb=config.budget.memory_gb, state_dtype=long_name, **vars(config.pool))
+    return pool(str(source), config.engine, options, tuple(key_dims_worth_choosing(width)))
+
+
+def _serving(model: Config, key_dims: list[int], engine: str | None) -> Serving:
+    from slimstate.records.cut import Serving
+    from slimstate.serving import engines
+
+    rules = tuple(vars(rule) for rule in engines.rules_of(str(model["model_type"]), engine))
+    if engine is None:
+        return Serving(date=engines.date(), rules=rules)
+    served = engines.key_dims_for(engine, model, key_dims)
+    return Serving(
+        date=engines.date(), rules=rules, engine=engine, safe=served.safe, fast=served.fast,
+        advice=served.describe(engine),
+    )  # fmt: skip

@@ -1,0 +1,341 @@
+"""`slimstate prune`: choose channels, cut them, and write a checkpoint that the stock class loads.
+
+config -> SelectionJob -> Plan -> folder            everything before the plan decides, everything after it executes
+                      \\-> reconstruct -> distill    optionally, layer by layer and then the whole model
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from slimstate.models.options import LoadOptions
+from slimstate.pruning.options import Budget, Calibration, CutOptions
+from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.serving.options import EngineChoice
+from slimstate.system.errors import PlanError
+from slimstate.system.options import Meta, once, prefixed
+from slimstate.workflows.inputs import Inputs, Model, Progress, in_memory
+
+if TYPE_CHECKING:
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.core.layout import Mixer
+    from slimstate.core.plan import Plan
+    from slimstate.data.text import Windows
+    from slimstate.pruning.planning import SelectionJob
+    from slimstate.records.cut import CutRecord, EstimateRecord
+    from slimstate.system.progress import Reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneConfig(EngineChoice):
+    """How to cut a model"""
+
+    key_dim: int | None = None
+    """Channels to keep in every head, exactly."""
+    compression: float | None = None
+    """Share of the key channels to remove, rounded to a key dim that is a multiple of 16; 0.5 removes half."""
+    method: Any = "drrqr"
+    """{methods}"""
+    score: Literal["kq", "k", "q"] = "kq"
+    """Choose channels by keys and queries (kq), keys (k) or queries (q)."""
+    reconstruct: ReconstructOptions | None = None
+    """Train each cut layer to match the output of the uncut layer, on the calibration text."""
+    distill: Annotated[int | None, Meta(ge=1)] = None
+    """Steps of distillation of the whole model after the reconstruction, such as 300; used only if it helps on
+    held-out windows."""
+    apply: Path | None = None
+    """Repeat the cut of this slimstate_plan.json, or of the folder of a cut model; no calibration."""
+    force: bool = once()
+    """Replace an existing output folder, once the new one is complete."""
+    calibration: Calibration = Calibration()
+    cut: CutOptions = CutOptions()
+    budget: Budget = Budget()
+    run: LoadOptions = LoadOptions()
+
+    def check(self) -> None:
+        if self.distill is not None and self.reconstruct is None:
+            raise PlanError("`distill` needs `reconstruct`")
+        if self.apply is not None and self.reconstruct is not None:
+            raise PlanError("`apply` repeats a cut; reconstruct it afterwards with slimstate reconstruct")
+        sized = self.key_dim is not None or self.compression is not None
+        if self.apply is not None and (sized or self.budget.is_set):
+            raise PlanError("the plan of `apply` says how much is kept: leave out `key_dim`, `compression` and budgets")
+        if sized and self.budget.is_set:
+            raise PlanError("a budget says how much is kept: leave out `compression` and `key_dim`")
+
+    def resolve_key_dim(self, mixers: tuple[Mixer, ...], *, allow_width: bool) -> tuple[int, str]:
+        """Return the key dim and a line that explains it; `allow_width` permits the width itself."""
+        from slimstate.pruning.budget import fit_budget, resolve_key_dim
+
+        width = mixers[0].axis.width
+        if not self.budget.is_set:
+            return resolve_key_dim(width, self.compression, self.key_dim, allow_width=allow_width)
+        key_dim, line = fit_budget(self.budget, mixers)
+        if key_dim == width:
+            raise PlanError(f"{line}; nothing to cut")
+        return key_dim, line
+
+
+def prune(
+    model: Model, out: str | Path | None = None, config: PruneConfig | None = None, *,
+    tokenizer: Any = None, progress: Progress = True, **options: Any,
+) -> CutRecord:  # fmt: skip
+    """Cut a model to fewer key/query channels per head and write a checkpoint that the stock class loads.
+
+    Several processes share the calibration, and the main one writes.
+
+    Parameters:
+        model: A model folder, a hub id, or a transformers model in memory.
+        out: Folder for the cut model; it appears only when it is complete. Without it nothing is written, and the cut
+            of a model in memory is `.cut_model` of the result.
+        config: A `PruneConfig`; its options can also be given by name.
+        tokenizer: The tokenizer of a model in memory.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
+
+    Returns:
+        A record: `plan` (the kept channels, `plan.selections[layer].keep`), `path`, `state_bytes`, `certificate`, ...
+
+    Examples:
+        >>> cut = slimstate.prune("demo/model", "slim", key_dim=64, data="demo/calibration.txt")
+        >>> cut.plan.selections[0].keep[0]          # channels that head 0 of layer 0 keeps
+        >>> AutoModelForCausalLM.from_pretrained(cut.path)
+
+        >>> cut = slimstate.prune(model, tokenizer=tokenizer, compression=0.5, data=["Some text.", ...])
+        >>> cut.cut_model.generate(...)
+    """
+    config = PruneConfig.merge(config, options)
+    with Inputs(progress, tokenizer, model) as inputs:
+        source = inputs.model(model, reads_text=config.calibration.data is not None and _reads_text(config.method))
+        if out is not None or not in_memory(model):
+            return _prune(source, None if out is None else Path(out), config, inputs.reporter)
+        folder = inputs.folder() / "cut"
+        record = _prune(source, folder, config, inputs.reporter)
+        cut_model = type(model).from_pretrained(folder, dtype=model.dtype).to(model.device).train(model.training)
+        return replace(record, out=None, cut_model=cut_model)
+
+
+def estimate(
+    model: Model, out: str | Path | None = None, config: PruneConfig | None = None, *,
+    tokenizer: Any = None, progress: Progress = True, **options: Any,
+) -> EstimateRecord:  # fmt: skip
+    """Estimate how long the same call of `prune` takes and how much memory; no model is loaded, nothing is written.
+
+    Parameters:
+        model: As for `prune`, and so are `out`, `config`, `tokenizer`, `progress` and `options`.
+
+    Returns:
+        A record: `seconds` and bytes (`gpu_bytes`, `host_bytes`, `disk_bytes`) of every stage.
+
+    Examples:
+        >>> slimstate.estimate("demo/model", key_dim=64, data="demo/calibration.txt").seconds["total"]
+    """
+    from slimstate.pruning.estimate import estimate_cut
+    from slimstate.serving.widths import speed_of_cut
+
+    config = PruneConfig.merge(config, options)
+    if config.apply is not None:
+        raise PlanError("`apply` has its plan and loads no model: there is nothing to estimate")
+    with Inputs(progress, tokenizer, model) as inputs:
+        checkpoint = _open(inputs.model(model), None if out is None else Path(out), config, inputs.reporter)
+        job = _selection_job(checkpoint, config, inputs.reporter)
+        speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], job.request.keep)
+        return replace(estimate_cut(job), speed=speed)
+
+
+def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> CutRecord:
+    from slimstate.pruning.cut import open_cut_writer
+    from slimstate.pruning.planning import read_plan
+    from slimstate.records.provenance import run_config
+    from slimstate.serving.model_card import serving_lines
+    from slimstate.serving.widths import speed_of_cut
+
+    started = time.perf_counter()
+    if config.distill is not None and out is not None:
+        return _distilled(source, out, config, reporter)
+    checkpoint = _open(source, out, config, reporter)
+    provenance = run_config("prune", {"model": source, "out": out}, config.to_values())
+    job = plan = None
+    if config.apply is None:
+        job = _selection_job(checkpoint, config, reporter)
+        key_dim = job.request.keep
+        if config.reconstruct is not None and out is not None:
+            return _reconstructed(job, out, config, provenance, started)
+    else:
+        plan = read_plan(config.apply, checkpoint)
+        key_dim, line = plan.key_dim, f"applying {config.apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}"
+        _announce(checkpoint, key_dim, line, config.engine, reporter)
+    with open_cut_writer(
+        checkpoint, key_dim, out, force=config.force, provenance=provenance, notes=serving_lines, reporter=reporter
+    ) as writer:
+        kernels = None
+        if job is not None:
+            plan, kernels = job.plan(on_idle=writer.copy)
+        assert plan is not None
+        record = writer.finish(plan, kernels, started)
+    return replace(record, speed=speed_of_cut(plan.model_type, checkpoint.mixers[0], key_dim))
+
+
+def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> Checkpoint:
+    """Open the model, and check that there is a place for its cut."""
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.checkpoints.writer import check_output
+
+    checkpoint = Checkpoint.open(source)
+    if out is not None:
+        check_output(checkpoint, out, config.force)
+    if checkpoint.cut is not None:
+        widths = f"from key dim {checkpoint.cut['width']} to {checkpoint.cut['key_dim']}"
+        reporter.say(f"cut before, {widths}; both cuts are recorded")
+    return checkpoint
+
+
+def _reads_text(method: Any) -> bool:
+    from slimstate.selectors import selector_named
+
+    return selector_named(method).calibrated
+
+
+def _selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> SelectionJob:
+    """Refuse what can be refused before a model is loaded, read the text, and announce the cut."""
+    from slimstate.pruning.evidence import read_windows
+    from slimstate.pruning.layerwise import is_layerwise
+    from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_corrected
+    from slimstate.selectors import Request, selector_named
+
+    selector, calibration = selector_named(config.method), config.calibration
+    key_dim, line = config.resolve_key_dim(checkpoint.mixers, allow_width=selector.rotates)
+    corrected = is_corrected(checkpoint, config.cut.keep_norm_eps)
+    check_rotatable(checkpoint, selector)
+    check_epsilon(checkpoint, key_dim, corrected)
+    if config.reconstruct is not None and calibration.data is None:
+        raise PlanError("`reconstruct` trains on text: give it with `data`")
+    layerwise = config.reconstruct is not None and is_layerwise(selector, calibration.evidence)
+    windows = None if layerwise else read_windows(checkpoint, selector, calibration, reporter)
+    _announce(checkpoint, key_dim, line, config.engine, reporter)
+    return SelectionJob(
+        checkpoint=checkpoint, selector=selector, corrected=corrected, calibration=calibration, windows=windows,
+        request=Request(
+            keep=key_dim, score=config.score, seed=calibration.seed, f=config.cut.rrqr_f, device=config.run.place.type
+        ),
+        run=config.run, reporter=reporter,
+    )  # fmt: skip
+
+
+def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | None, reporter: Reporter) -> None:
+    """Check the shapes, and show what is known of the key dim: its speed, and what engines do with it."""
+    from slimstate.pruning.budget import key_dims_worth_choosing
+    from slimstate.pruning.cut import check_stock_shapes
+    from slimstate.serving.engines import Served, advice, key_dims_for, warning
+    from slimstate.serving.widths import speed_of_cut
+
+    check_stock_shapes(checkpoint, key_dim, reporter)
+    reporter.say(line)
+    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
+    if speed is not None:
+        reporter.say(speed.advice)
+    served = Served.of(checkpoint.config, key_dim)
+    if (words := warning(served, engine)) is not None:
+        reporter.say(words)
+    if engine is not None:
+        for rule in advice(served, engine):
+            if not rule.stops:
+                reporter.say(rule.describe())
+        candidates = key_dims_worth_choosing(checkpoint.mixers[0].axis.width)
+        reporter.say(key_dims_for(engine, checkpoint.config, candidates).describe(engine))
+
+
+def _reconstruction_windows(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> Windows:
+    from slimstate.data.documents import Reading
+    from slimstate.models.load import load_tokenizer
+
+    calibration = config.calibration
+    assert config.reconstruct is not None
+    reading = Reading(calibration.data, calibration.documents)
+    with reporter.waiting(f"reading {calibration.data}"), prefixed("reconstruct_", ReconstructOptions):
+        tokenizer = load_tokenizer(checkpoint.folder)
+        return config.reconstruct.windows(tokenizer, reading, calibration.seed, config.run.place.type)
+
+
+def _reconstructed(
+    job: SelectionJob, out: Path, config: PruneConfig, provenance: dict[str, Any], started: float
+) -> CutRecord:
+    """Cut and reconstruct in one walk over the layers; the channels are chosen on the way where the method can."""
+    from slimstate.pruning.layerwise import is_layerwise
+    from slimstate.serving.widths import speed_of_cut
+
+    assert config.reconstruct is not None
+    plan = None if is_layerwise(job.selector, config.calibration.evidence) else job.plan()[0]
+    windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
+    run = CutReconstruction(out=out, options=config.reconstruct, force=config.force, provenance=provenance)
+    record = run.finish(job, plan, windows, started)
+    speed = speed_of_cut(job.checkpoint.family.model_type, job.checkpoint.mixers[0], job.request.keep)
+    return replace(record, speed=speed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutReconstruction:
+    """Where and how a cut is made and reconstructed at once; `prune` writes one, `sweep` measures several."""
+
+    out: Path
+    options: ReconstructOptions
+    force: bool
+    provenance: dict[str, Any]
+
+    def finish(self, job: SelectionJob, plan: Plan | None, windows: Windows, started: float) -> CutRecord:
+        """Write the reconstructed cut of a plan, or of channels that are chosen layer by layer."""
+        from slimstate.pruning.layerwise import LayerwiseCut
+        from slimstate.reconstruction.reconstruct import ReconstructionJob
+        from slimstate.reconstruction.trained_layers import TrainedLayers
+        from slimstate.serving.model_card import serving_lines
+
+        request = job.request
+        cut = LayerwiseCut(
+            job=job, folder=TrainedLayers.beside(self.out).path, notes=serving_lines,
+            choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
+        )  # fmt: skip
+        identity = {
+            "method": job.selector.name, "key_dim": request.keep, "score": request.score, "f": request.f,
+            "corrected": job.corrected, "plan": None if plan is None else plan.to_json(), "data": windows.source,
+        }  # fmt: skip
+        reconstruction = ReconstructionJob(
+            cut=cut, teacher=job.checkpoint, out=self.out, identity=identity, options=self.options, run=job.run,
+            force=self.force, provenance=self.provenance, reporter=job.reporter,
+        )  # fmt: skip
+        record, left_out = reconstruction.finish(windows, started)
+        seconds = time.perf_counter() - started
+        return replace(cut.record(record), out=str(self.out), left_out=tuple(left_out), seconds=seconds)
+
+
+def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, reporter: Reporter) -> CutRecord:
+    """Cut and reconstruct in a folder of its own, distil the result, and move what is better to `out`."""
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.pruning.cut import describe_cut
+    from slimstate.pruning.planning import read_plan
+    from slimstate.records.provenance import run_config
+    from slimstate.training.distill import DistillationJob
+
+    assert config.reconstruct is not None
+    assert config.distill is not None
+    if config.calibration.data is None:
+        raise PlanError("`reconstruct` trains on text: give it with `data`")
+    checkpoint, values = Checkpoint.open(source), config.to_values()
+    records: list[CutRecord] = []
+
+    def make(folder: Path) -> None:
+        first = replace(config, distill=None, force=True)
+        records.append(_prune(source, folder, first, reporter))
+
+    job = DistillationJob(
+        out=out, teacher=checkpoint, windows=_reconstruction_windows(checkpoint, config, reporter),
+        steps=config.distill, batch=config.reconstruct.batch, identity={"model": checkpoint.fingerprint, **values},
+        provenance=run_config("prune", {"model": source, "out": out}, values), run=config.run, force=config.force,
+        reporter=reporter,
+    )  # fmt: skip
+    record = job.finish(make)
+    cut = records[0] if records else describe_cut(checkpoint, read_plan(out, checkpoint), record.kernels)
+    return replace(cut, reconstruction=record, out=str(out))

@@ -1,0 +1,112 @@
+"""`slimstate reconstruct`: train each cut layer to match the output of the uncut layer, on text alone."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from slimstate.data.options import TextOptions, TextSource
+from slimstate.data.rows import given_text
+from slimstate.models.options import RunOptions, parse_limits
+from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.system.errors import PlanError
+from slimstate.system.options import Meta, once
+from slimstate.workflows.inputs import Inputs, Model, Progress
+
+if TYPE_CHECKING:
+    from slimstate.records.reconstruction import ReconstructionRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconstructConfig(TextOptions):
+    """How to reconstruct a cut model"""
+
+    data: TextSource | None = None
+    """Text to train on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
+    teacher: Model | None = None
+    """The uncut model; default: the one that the model was cut from."""
+    training: ReconstructOptions = ReconstructOptions()
+    distill: Annotated[int | None, Meta(ge=1)] = None
+    """Steps of distillation of the whole model after the reconstruction, such as 300; used only if it helps on
+    held-out windows."""
+    max_memory: str | None = None
+    """Most memory that hidden states may take, such as 0=40GiB,cpu=100GiB; the rest lies on disk."""
+    force: bool = once()
+    """Replace an existing output folder, once the new one is complete."""
+    run: RunOptions = RunOptions()
+
+    def check(self) -> None:
+        parse_limits(self.max_memory)
+        if self.data is not None:
+            object.__setattr__(self, "data", given_text(self.data))
+
+
+def reconstruct(
+    model: Model, out: str | Path, config: ReconstructConfig | None = None, *,
+    tokenizer: Any = None, progress: Progress = True, **options: Any,
+) -> ReconstructionRecord:  # fmt: skip
+    """Train each cut layer to match the output of the uncut layer, with one layer in memory at a time.
+
+    Interrupted, the same command continues at the layer it was in. Several processes share the windows, and the main
+    one writes.
+
+    Parameters:
+        model: Folder of a model that slimstate cut, or the model loaded from it.
+        out: Folder for the reconstructed model; it appears only when it is complete.
+        config: A `ReconstructConfig`; its options can also be given by name.
+        tokenizer: The tokenizer of models in memory.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
+
+    Returns:
+        A record: `error_before` and `error_after`, for the model and for each of its `layers`.
+
+    Examples:
+        >>> slimstate.reconstruct("slim", "better", data="demo/calibration.txt", teacher="demo/model")
+    """
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.checkpoints.writer import check_apart, check_output
+    from slimstate.data.documents import Reading
+    from slimstate.models.load import check_known, load_tokenizer
+    from slimstate.models.options import LoadOptions
+    from slimstate.reconstruction.reconstruct import ReconstructionJob, StoredCut, find_teacher
+    from slimstate.records.provenance import run_config
+    from slimstate.training.distill import DistillationJob
+
+    started = time.perf_counter()
+    config = ReconstructConfig.merge(config, options)
+    if config.data is None:
+        raise PlanError("a reconstruction trains on text: give it with `data`")
+    limits = {} if config.max_memory is None else {"device_map": "auto", "max_memory": config.max_memory}
+    run = LoadOptions(device=config.run.device, dtype=config.run.dtype, **limits)
+    with Inputs(progress, tokenizer, model, config.teacher) as inputs:
+        reporter, out = inputs.reporter, Path(out)
+        teacher = None if config.teacher is None else inputs.model(config.teacher)
+        source = inputs.model(model)
+        cut = Checkpoint.open(source)
+        check_apart(cut, out)
+        uncut = find_teacher(cut, teacher, reporter)
+        provenance = run_config("reconstruct", {"model": source, "out": out}, config.to_values())
+        with reporter.waiting(f"reading {config.data}"):
+            text, tokens = Reading(config.data, config.documents), load_tokenizer(uncut.folder)
+            windows = config.training.windows(tokens, text, config.seed, run.place.type)
+
+        def make(folder: Path, force: bool) -> ReconstructionRecord:
+            for checkpoint in (cut, uncut):
+                check_output(checkpoint, folder, force)
+                check_known(checkpoint)
+            identity = {"model": cut.fingerprint, "data": str(config.data)}
+            return ReconstructionJob(
+                cut=StoredCut(cut), teacher=uncut, out=folder, identity=identity, options=config.training, run=run,
+                force=force, provenance=provenance, reporter=reporter,
+            ).finish(windows, started)[0]  # fmt: skip
+
+        if config.distill is None:
+            return make(out, config.force)
+        identity = {"model": cut.fingerprint, **config.to_values(), "teacher": uncut.fingerprint}
+        return DistillationJob(
+            out=out, teacher=uncut, windows=windows, steps=config.distill, batch=config.training.batch,
+            identity=identity, provenance=provenance, run=run, force=config.force, reporter=reporter,
+        ).finish(lambda folder: make(folder, True))  # fmt: skip
