@@ -9,8 +9,19 @@ from typing import Any
 import click
 
 from slimstate.cli.commands import Command, HubFlags, WorkflowCommand
+from slimstate.cli.printing.benchmark import show_bench
 from slimstate.cli.printing.cut import PruneFlags, run_prune, show_inspection, show_prune, show_reconstruction
 from slimstate.system.version import __version__
+from slimstate.workflows.bench import (
+    CalibrateBenchConfig,
+    DecodeBenchConfig,
+    MixerBenchConfig,
+    ModelBenchConfig,
+    bench_calibrate,
+    bench_decode,
+    bench_mixer,
+    bench_model,
+)
 from slimstate.workflows.inspect import InspectConfig, inspect
 from slimstate.workflows.prune import PruneConfig, prune
 from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
@@ -21,13 +32,19 @@ COMMANDS = (
     Command(
         name="reconstruct", workflow=reconstruct, config=ReconstructConfig, show=show_reconstruction, flags=HubFlags
     ),
+    Command(name="bench mixer", workflow=bench_mixer, config=MixerBenchConfig, show=show_bench),
+    Command(name="bench model", workflow=bench_model, config=ModelBenchConfig, show=show_bench),
+    Command(name="bench decode", workflow=bench_decode, config=DecodeBenchConfig, show=show_bench),
+    Command(name="bench calibrate", workflow=bench_calibrate, config=CalibrateBenchConfig, show=show_bench),
 )
+
+GROUPS = {"bench": "Time mixers, models, decoding and calibration at several key dims."}
 
 
 class Commands(click.Group):
     """A group of commands, each built when it is used; the help shows their whole first sentences."""
 
-    def __init__(self, name: str, members: dict[str, Command | Commands | click.Command], **settings: Any) -> None:
+    def __init__(self, name: str, members: dict[str, Command | click.Command], **settings: Any) -> None:
         super().__init__(name, no_args_is_help=True, **settings)
         self.members = members
         self.context_settings = {"help_option_names": ["-h", "--help"]}
@@ -48,8 +65,17 @@ class Commands(click.Group):
 @cache
 def app() -> Commands:
     """Return the command `slimstate`."""
+    members: dict[str, Command | click.Command] = {}
+    for command in COMMANDS:
+        group, _, name = command.name.rpartition(" ")
+        if group:
+            parent = members.setdefault(group, Commands(group, {}, help=GROUPS[group]))
+            assert isinstance(parent, Commands)
+            parent.members[name] = command
+        else:
+            members[name] = command
     return Commands(
-        "slimstate", {command.name: command for command in COMMANDS}, invoke_without_command=True,
+        "slimstate", members, invoke_without_command=True,
         callback=_start, help="Make the recurrent state of trained linear-attention language models smaller.",
         params=[
             click.Option(["--version"], is_flag=True, help="Show the version and the packages it runs on."),

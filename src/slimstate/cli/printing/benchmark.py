@@ -1,0 +1,35 @@
+"""Print what the benchmarks return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slimstate.cli.terminal import printer
+
+if TYPE_CHECKING:
+    from slimstate.records.benchmark import BenchRecord
+
+
+def show_bench(record: BenchRecord) -> None:
+    """Print the table of a benchmark."""
+    from rich.table import Table
+
+    from slimstate.benchmark.tables import table as cells_of
+    from slimstate.records.benchmark import DecodeRecord, KernelRecord
+
+    console = printer()
+    if not console.is_terminal:
+        console.width = 200
+    titles, body = cells_of(record, narrow=console.width < 120)
+    table = Table(*titles)
+    for cells in body:
+        table.add_row(*cells)
+    console.print(table, soft_wrap=False)
+    if isinstance(record, DecodeRecord | KernelRecord):
+        console.print(f"copying: {record.copy_bandwidth / 1e9:,.0f} GB/s, read and written")
+    if isinstance(record, DecodeRecord):
+        for entry in record.largest_batch:
+            if entry.batch is not None:
+                console.print(f"{entry.model}, key dim {entry.key_dim}: {entry.batch:,} sequences fit")
+    if record.path is not None:
+        console.print(f"written to {record.path}")
