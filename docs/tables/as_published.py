@@ -1,0 +1,47 @@
+"""AS_PUBLISHED.md: cuts with the norm epsilon corrected and left alone."""
+
+from __future__ import annotations
+
+from tables.layout import METHODS, grid, record, sweep
+
+KEY_DIMS = (89, 76, 64, 32, 16)
+MODELS = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
+CUTS = {
+    title: {
+        "corrected": sweep(f"sweep-{name}-main", f"sweep-{name}-exact"),
+        "as published": sweep(f"sweep-{name}-kept"),
+    }
+    for title, name in MODELS.items()
+}
+
+
+def _both_cuts(title: str) -> str:
+    cuts = CUTS[title]
+    return grid(
+        "method",
+        METHODS,
+        {str(key_dim): tuple(cuts) for key_dim in KEY_DIMS},
+        lambda method, key_dim, kind: f"{cuts[kind][method, 'kq', int(key_dim)]['word_ratio']:.3f}",
+    )
+
+
+def _cost(method: str, title: str, key_dim: int) -> str:
+    published, corrected = (CUTS[title][kind][method, "kq", key_dim] for kind in ("as published", "corrected"))
+    return f"{published['nats_per_token'] - corrected['nats_per_token']:.3f}"
+
+
+def _uncut(name: str, field: str) -> float:
+    return record(f"sweep-{name}-main")["uncut"][field]
+
+
+TABLES = {
+    "epsilon-gated": _both_cuts("Gated 31M"),
+    "epsilon-delta": _both_cuts("DeltaNet 30M"),
+    "epsilon-cost": grid("method", METHODS, dict.fromkeys(MODELS, KEY_DIMS), _cost),
+}
+NUMBERS = {
+    "uncut-gated-word": f"{_uncut('gated_deltanet-31m', 'word_perplexity'):.1f}",
+    "uncut-gated-token": f"{_uncut('gated_deltanet-31m', 'perplexity'):.2f}",
+    "uncut-delta-word": f"{_uncut('delta_net-30m', 'word_perplexity'):.1f}",
+    "uncut-delta-token": f"{_uncut('delta_net-30m', 'perplexity'):.2f}",
+}
