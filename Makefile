@@ -88,6 +88,7 @@ wheel: $(READY)
 	$(BIN)/python .ci/wheel.py $(WHEEL)
 
 docs: $(READY)
+	$(BIN)/python docs/render.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(READY)

@@ -24,7 +24,7 @@ def test_there_are_two():
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    space: dict[str, object] = {"__name__": "__main__"}
+    namespace: dict[str, object] = {"__name__": "__main__"}
     for number, text in enumerate(cells(name)):
-        exec(compile(text, f"{name}, cell {number}", "exec"), space)
+        exec(compile(text, f"{name}, cell {number}", "exec"), namespace)
     assert "loudest: perplexity" in capsys.readouterr().out if name == "own-selector" else (tmp_path / "slim").is_dir()

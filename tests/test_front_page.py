@@ -1,4 +1,4 @@
-"""README.md is short, and every command of it runs as it stands."""
+"""The commands and the Python of README.md run as they are written."""
 
 from __future__ import annotations
 
@@ -13,48 +13,28 @@ from places import ROOT
 from slimstate.system.bundled import bundled, recipes
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
-MOST_WORDS = 900
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[list[str]]:
-    """Every line of a block that calls slimstate, less its remark."""
-    lines = (line.split("  #")[0].strip() for block in blocks("") for line in block.splitlines())
+    """Return the commands between the marks that the check of the wheel reads, without comments."""
+    quickstart = PAGE[PAGE.index("<!-- quickstart -->") : PAGE.index("<!-- end of quickstart -->")]
+    lines = (line.split("  #")[0].strip() for line in quickstart.splitlines())
     return [shlex.split(line) for line in lines if line.startswith("slimstate ")]
 
 
-def test_it_is_read_in_a_few_minutes():
-    assert len(PAGE.split()) <= MOST_WORDS
-    fenced = re.sub(r"^```.*?^```", "", PAGE, flags=re.MULTILINE | re.DOTALL)
-    long = [line for line in fenced.splitlines() if len(line) > 100 and not line.startswith(("|", "!", "["))]
-    assert not long
-
-
-def test_files_that_it_names_are_there():
-    for name in re.findall(r"\]\((?!https?:)([^)#]+)\)", PAGE):
-        assert (ROOT / name).exists(), name
-
-
-def test_every_command_is_between_the_marks_that_the_check_of_the_wheel_reads():
-    quickstart = PAGE[PAGE.index("<!-- quickstart -->") : PAGE.index("<!-- end of quickstart -->")]
-    assert len(commands()) == quickstart.count("\nslimstate ")
-
-
 @pytest.mark.slow
-def test_its_commands_and_its_python_run_as_they_stand(tmp_path, monkeypatch, capsys):
+def test_commands_and_python_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    assert commands()
     for words in commands():
         code, _, err = run(capsys, monkeypatch, *words[1:])
         assert code == 0, err
-    for block in blocks("python"):
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         exec(compile(block, "README.md", "exec"), {})
     assert "slim-again" in capsys.readouterr().out
 
 
-def test_recipes_are_found_by_name_and_listed(capsys, monkeypatch, tmp_path):
+def test_recipes_are_listed_and_found_by_name(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, monkeypatch, "run", "--list")
     assert code == 0
@@ -70,7 +50,7 @@ def test_recipes_are_found_by_name_and_listed(capsys, monkeypatch, tmp_path):
     assert "give a recipe: filters" in err
 
 
-def test_the_demo_is_written_once_and_never_over_something_else(capsys, monkeypatch, tmp_path):
+def test_the_demo_is_written_once_and_replaces_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, monkeypatch, "demo")[0] == 0
     assert (tmp_path / "demo" / "model" / "model.safetensors").is_file()

@@ -1,8 +1,10 @@
-"""The site: what it takes from elsewhere, and that its search runs from a disk, where browsers start no workers."""
+"""The docs are up to date with their records, and the search of the site runs from a disk without workers."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 from places import ROOT
 
@@ -15,24 +17,31 @@ worker.postMessage({{ question: 21 }});
 
 
 def scripts() -> list[str]:
-    """Those that every page of the site loads besides the theme's own."""
-    found = re.search(r"polyfills: \[(.*)\]", (ROOT / "mkdocs.yml").read_text())
-    assert found is not None
-    return found[1].split(", ")
+    """Return the scripts that every page of the site loads besides the theme's own."""
+    polyfills = re.search(r"polyfills: \[(.*)\]", (ROOT / "mkdocs.yml").read_text())
+    assert polyfills is not None
+    return polyfills[1].split(", ")
 
 
-def test_scripts_of_the_site_are_its_own():
+def test_pages_are_up_to_date_with_the_records():
+    check = subprocess.run(
+        [sys.executable, "docs/render.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert check.returncode == 0, check.stderr
+
+
+def test_the_site_loads_only_its_own_scripts():
     assert "offline" in (ROOT / "mkdocs.yml").read_text()
-    assert any("iframe-worker" in name for name in scripts()), "else `offline` adds one from the network"
+    assert any("iframe-worker" in name for name in scripts()), "otherwise `offline` adds one from the network"
     for name in scripts():
         assert (ROOT / "docs" / name).is_file(), name
 
 
-def test_a_worker_answers_on_a_page_that_was_opened_from_a_disk(browser, tmp_path):
+def test_a_worker_answers_on_a_page_opened_from_a_disk(browser, tmp_path):
     (tmp_path / "worker.js").write_text(WORKER)
     page = tmp_path / "page.html"
     page.write_text(PAGE.format(shim=(ROOT / "docs" / scripts()[0]).as_uri()))
-    opened = browser.new_page()
-    opened.goto(page.as_uri())
-    opened.wait_for_function("document.title === 'answer 42'", timeout=5000)
-    opened.close()
+    tab = browser.new_page()
+    tab.goto(page.as_uri())
+    tab.wait_for_function("document.title === 'answer 42'", timeout=5000)
+    tab.close()

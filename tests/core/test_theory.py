@@ -1,72 +1,14 @@
-"""The dynamical view and the regression view, each against an oracle; and docs/THEORY.md says only what is so."""
+"""The dynamical view and the regression view of docs/THEORY.md, each against an oracle."""
 
 from __future__ import annotations
-
-import ast
-import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from places import TESTS
 from slimstate.core.effective_rank import effective_rank, rank_utilisation, singular_values
 from slimstate.kernels.delta_rule import recurrence
 from slimstate.selectors.rotations import principal_directions, random_directions
-
-PAGE = (TESTS.parent / "docs" / "THEORY.md").read_text(encoding="utf-8")
-# every statement that the paper numbers, in its order: main text, appendices on material, effective rank and proofs
-NUMBERED = {
-    "Proposition": ["conditioning of the keys", "orthogonal invariance", "depthwise convolutions",
-                    "optimal diagonal adaptation", "transposition", "unitary maps and scale", "bounds",
-                    "condition number", "algebraic rank"],
-    "Theorem": ["effective rank governs retrieval error"],
-    "Corollary": ["expected error"],
-    "Lemma": ["shared convolutions", "monotonicity of utilisation"],
-}  # fmt: skip
-
-
-def rows() -> list[list[str]]:
-    """The cells of every line of the page's tables that names a test."""
-    lines = [line for line in PAGE.splitlines() if line.startswith("|") and "::" in line]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def named_tests() -> list[str]:
-    return re.findall(r"`(\w+/test_\w+\.py::\w+)`", PAGE)
-
-
-def functions(file: str) -> set[str]:
-    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-def test_every_test_that_the_page_names_exists():
-    assert len(named_tests()) > 25
-    for name in named_tests():
-        file, _, function = name.partition("::")
-        assert function in functions(file), name
-
-
-def test_every_numbered_statement_has_a_test():
-    listed = [row for row in rows() if row[0].isdigit()]
-    assert [int(row[0]) for row in listed] == list(range(1, 14))
-    found = sorted(re.fullmatch(r"(\w+) \((.*)\)", row[1]).groups() for row in listed)
-    assert found == sorted((kind, name) for kind, names in NUMBERED.items() for name in names)
-    assert all("::" in row[-1] for row in rows())
-
-
-def test_every_check_of_this_file_is_on_the_page():
-    ours = {f"core/test_theory.py::{name}" for name in functions("core/test_theory.py") if name.startswith("test_")}
-    about_the_page = {name for name in ours if "page" in name or "numbered" in name}
-    assert ours - about_the_page <= set(named_tests())
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_the_code_on_the_page_runs(number):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
-    exec(compile(blocks[number], f"THEORY.md, block {number}", "exec"), {})
 
 
 def stream(time: int, key_dim: int, value_dim: int, seed: int = 0):

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from places import ROOT
-from reading_pages import table_after
 from slimstate.cli import app
 from slimstate.families import FAMILIES, family_of
 from slimstate.serving.pool import PoolOptions, group_size, pool
@@ -55,17 +54,6 @@ def test_a_pool_is_that_of_a_boot_log_to_the_last_digit(boot, tmp_path, monkeypa
     assert row.pages.block == boot["block_tokens"]
     assert f"{100 * (row.pages.page / own - 1):.2f}" == f"{boot['padding_percent']:.2f}"
     assert f"{row.sequences:.2f}" == f"{boot['sequences']:.2f}"
-
-
-def test_boot_logs_on_the_page_are_those_of_the_record():
-    _, *body = table_after("serving/pool.md", "records/vllm-boot.json")
-    found = {(row["model"], row["key_dim"], row["prefix_caching"]): row for row in BOOTS["rows"]}
-    for (title, *cells), (model, key_dim) in zip(body, dict.fromkeys(key[:2] for key in found), strict=True):
-        row, shared = (found.get((model, key_dim, prefixes)) for prefixes in (False, True))
-        assert title == f"{model}, {key_dim}"
-        more = f"{shared['sequences']:.2f}" if shared else ""
-        told = [f"{row['block_tokens']}", f"{row['padding_percent']:.2f} %", f"{row['blocks']:,}"]
-        assert cells == [*told, f"{row['sequences']:.2f}", more]
 
 
 def filled(linear: int, softmax: int, states: int, context: int, block: int, blocks: int) -> int:
@@ -157,29 +145,3 @@ def test_what_cannot_be_counted_is_refused(tmp_path):
         pool(tmp_path, "vllm", options())
     with pytest.raises(PlanError, match="must be more than nothing"):
         options(context=0)
-
-
-@pytest.mark.parametrize(("model", "words"), [(QWEN3_NEXT, "Qwen3-Next-80B"), (QWEN3_5, "Qwen3.5-27B")])
-def test_the_page_has_the_numbers_of_the_command(model, words):
-    page = (ROOT / "docs" / "serving" / "pool.md").read_text(encoding="utf-8")
-    lines = page[page.index(f"| {words}") :].split("\n\n")[0].splitlines()
-    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    told = {name: cells for name, *cells in rows}
-    plain, prefixes, short = (
-        pool(model, "vllm", options(**more), (64, 32)).rows
-        for more in ({}, {"prefix_caching": True}, {"prefix_caching": True, "context": 4096})
-    )
-
-    def sequences(rows):
-        return [f"{row.sequences:.2f}" + ("" if row.key_dim == 128 else f" ({row.gain:.2f}x)") for row in rows]
-
-    kib = [f"{row.pages.state / 1024:,.0f} + {row.pages.convolution / 1024:,.0f}" for row in plain]
-    assert told["state + convolution, KiB"] == kib
-    assert told["block, tokens"] == [f"{row.pages.block:,}" for row in plain]
-    assert told["page, KiB"] == [f"{row.pages.page / 1024:,.0f}" for row in plain]
-    shares = [f"{row.share.states / 2**20:,.1f}, {row.share.attention / 2**20:,.1f}" for row in plain]
-    assert told["32,768 tokens: states, keys and values, MiB"] == shares
-    assert told["sequences"] == sequences(plain)
-    assert told["with prefix caching"] == sequences(prefixes)
-    assert told["kept prefixes"] == [f"{row.kept:.2f}" for row in prefixes]
-    assert told["4,096 tokens, prefix caching"] == sequences(short)

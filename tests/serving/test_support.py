@@ -13,13 +13,8 @@ from places import ROOT
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.serving.engines import MODELS, TITLES, WHEN, Served, advice, key_dims_for, rules, rules_of, warning
-from slimstate.serving.support import support_table
 
 EXACTNESS = json.loads((ROOT / "docs" / "records" / "exactness.json").read_text())
-
-
-def test_the_support_page_is_what_the_registry_says():
-    assert (ROOT / "docs" / "SUPPORT.md").read_text() == support_table(EXACTNESS)
 
 
 def test_every_family_has_a_plain_tiny_model():
