@@ -11,6 +11,7 @@ import click
 from slimstate.cli.commands import Command, HubFlags, WorkflowCommand
 from slimstate.cli.printing.benchmark import show_bench
 from slimstate.cli.printing.cut import PruneFlags, run_prune, show_inspection, show_prune, show_reconstruction
+from slimstate.cli.running import demo, run_command
 from slimstate.system.version import __version__
 from slimstate.workflows.bench import (
     CalibrateBenchConfig,
@@ -74,6 +75,7 @@ def app() -> Commands:
             parent.members[name] = command
         else:
             members[name] = command
+    members |= {"run": run_command({command.name: command for command in COMMANDS}.get), "demo": demo}
     return Commands(
         "slimstate", members, invoke_without_command=True,
         callback=_start, help="Make the recurrent state of trained linear-attention language models smaller.",

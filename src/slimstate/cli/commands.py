@@ -19,9 +19,10 @@ from click.core import ParameterSource
 from slimstate.cli.terminal import print_json, pushed_to
 from slimstate.system.console import TerminalReporter
 from slimstate.system.options import Option, Options, once, options_of
-from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.progress import Reporter
 
 NOT_INPUTS = ("config", "tokenizer", "progress", "options")
+SHORT_FLAGS = {"quiet": ["-q"], "verbose": ["-v"]}
 CLICK_TYPES = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
 
 
@@ -33,6 +34,8 @@ class OutputFlags(Options):
     """Print one JSON record instead of a table."""
     quiet: bool = once()
     """Show no progress and no notes."""
+    verbose: bool = once()
+    """Show diagnostics, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,22 +83,20 @@ class Command:
         match = re.search(rf"^    {name}: (.*(?:\n {{8,}}.*)*)", text, re.MULTILINE)
         return "" if match is None else re.split(r"(?<=\.) ", " ".join(match[1].split()))[0]
 
+    def parse(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], Options, OutputFlags]:
+        """Return the inputs, the config and the flags that values by flat name describe; refuse unknown names."""
+        inputs = {name: value for name, value in values.items() if name in self.inputs}
+        flags = {option.name for option in options_of(self.flags)} & values.keys()
+        others = {name: value for name, value in values.items() if name not in {"command", *inputs, *flags}}
+        return inputs, self.config.from_values(others), self.flags.from_values({name: values[name] for name in flags})
+
     def execute(self, values: Mapping[str, Any]) -> int:
         """Run the workflow with values by flat name, print its result, and return the exit code."""
-        inputs = {name: values[name] for name in self.inputs if name in values}
-        groups = {
-            cls: cls.from_values({o.name: values[o.name] for o in options_of(cls) if o.name in values})
-            for cls in (self.flags, self.config)
-        }
-        flags, config = groups[self.flags], groups[self.config]
-        reporter = SILENT if flags.quiet else TerminalReporter()
+        inputs, config, flags = self.parse(values)
+        reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose))
         with pushed_to(getattr(flags, "push_to_hub", None), reporter) as push:
             result = self._call(inputs, config, flags, reporter)
-            if flags.json:
-                print_json(result.to_json())
-                code = None
-            else:
-                code = self.show(result)
+            code = print_json(result.to_json()) if flags.json else self.show(result)
             push(getattr(result, "out", None))
         return code or 0
 
@@ -158,7 +159,7 @@ def click_option(option: Option) -> click.Option:
     if option.default not in (None, False, "", ()) and "default" not in help_text:
         default = ",".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
         help_text = f"{help_text} [default: {default}]"
-    names = [flag_of(option.name), *["-q"] * (option.name == "quiet")]
+    names = [flag_of(option.name), *SHORT_FLAGS.get(option.name, ())]
     if option.type is bool:
         return click.Option(names, is_flag=True, help=help_text)
     return click.Option(names, type=CLICK_TYPES.get(option.type, click.STRING), help=help_text)

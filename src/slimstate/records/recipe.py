@@ -1,4 +1,4 @@
-"""How far a recipe is: the commands that were run, so that it goes on where it was stopped."""
+"""The progress of a recipe: the steps that are done, so that it continues where it was interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slimstate.records.base import Record
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """A command without its first word, and how long it took."""
+    """The command line of a step, and how long it took."""
 
     command: str
     seconds: float
@@ -26,7 +26,7 @@ class RecipeRecord(Record):
     scale: str
     versions: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[StepDone, ...] = ()
-    made: tuple[str, ...] = ()  # what steps have written or begun to write
+    outputs: tuple[str, ...] = ()  # paths that steps have written or begun to write
     out: str
 
     @property
@@ -37,10 +37,10 @@ class RecipeRecord(Record):
         return any(step.command == command for step in self.steps)
 
     def keeping(self, commands: Sequence[str]) -> tuple[StepDone, ...]:
-        """The steps that are among these commands."""
+        """Return the steps that are among these commands."""
         return tuple(step for step in self.steps if step.command in commands)
 
     def after(self, done: StepDone) -> RecipeRecord:
-        """With one more step, or with one that was made again."""
+        """Return the record with one more step, or with one that was repeated."""
         others = (step for step in self.steps if step.command != done.command)
         return replace(self, steps=(*others, done))

@@ -1,0 +1,323 @@
+"""`slimstate run`: repeat the work of a config, or run a recipe, which is a list of configs.
+
+A config is what lies beside a result, `slimstate_config.json`: a command, its inputs and its options. A recipe is a
+TOML file that reproduces tables and figures of the paper, at the paper's scale and at a small one:
+
+    title = "..."
+    about = "..."
+    reproduces = ["tab:mixer_scaling"]   # labels in the paper's source
+    [paper]                              # values for the names in braces; [small] has those that differ
+    models = ["A", {model = "B", key_dims = [179, 153]}]
+    key_dims = [89, 76]
+    [[steps]]
+    command = "prune"
+    each = {model = "models", key_dim = "key_dims"}   # every combination of the members of these lists
+    model = "{model}"
+    key_dim = "{key_dim}"
+    out = "{out}/{model:name}-{key_dim}"
+
+A member of a list may be a table: its entries then take the place of the values of the same names, and of lists that
+come later in `each`. Above, A is cut to 89 and 76, B to 179 and 153. A text that is just one name in braces takes its
+value as it is; `{name:name}` is the last part of a path. `options` names tables of options that join those of the
+step, and `only` restricts a step to one scale. An option that is an empty text is left out. `{out}` is the folder of
+the results, `{root}` the folder above the recipe's, `{demo}` that of the bundled model, `{built}` that of the results
+of other recipes. Steps that are done are recorded, so that a recipe continues where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from slimstate.core.file_names import CONFIG
+from slimstate.records.base import versions
+from slimstate.records.provenance import command_line
+from slimstate.records.recipe import RecipeRecord, StepDone
+from slimstate.system import bundled, distributed
+from slimstate.system.atomic import check_place
+from slimstate.system.errors import DataError, OutputError, PlanError, quoted
+from slimstate.system.interruption import STOP
+from slimstate.system.json_files import JsonObject, read_json
+from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.run_folders import locked_folder
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCALES = ("paper", "small")
+PROGRESS = "recipe.json"
+MAX_STEPS = 10_000
+RESUMABLE = ("recover", "train")  # commands with an option `resume`
+REPLACING = ("prune", "reconstruct", *RESUMABLE)  # commands that write a folder, and have an option `force`
+STEP_KEYS = ("each", "only", "options")  # of a step; all others are the config
+Config = dict[str, Any]
+Execute = Callable[[Config], object]
+
+
+def read_config(path: Path) -> Config | None:
+    """Read the config of one run from a TOML or JSON file, a record, or a result's folder; None for a recipe."""
+    path = path / CONFIG if path.is_dir() else path
+    if path.suffix == ".toml":
+        data = _read_toml(path)
+        return None if "steps" in data else _check_config(path, data)
+    data = dict(read_json(path, DataError))
+    return _check_config(path, data["config"] if isinstance(data.get("config"), dict) else data)
+
+
+def _check_config(path: Path, data: Config) -> Config:
+    if not isinstance(data.get("command"), str):
+        raise DataError(f"{quoted(path)} is not a config: it must name its `command`")
+    return data
+
+
+def _read_toml(path: Path) -> Config:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise DataError(f"cannot read {quoted(path)}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{quoted(path)} is not TOML: {type(error).__name__} {quoted(error)}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Steps, and the values for the names in them at each scale."""
+
+    path: Path
+    title: str
+    about: str
+    values: Mapping[str, Mapping[str, Any]]
+    steps: tuple[Mapping[str, Any], ...]
+    reproduces: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Recipe:
+        data = _read_toml(path)
+        try:
+            if unknown := sorted(data.keys() - {"title", "about", "reproduces", "steps", *SCALES}):
+                raise ValueError(f"a recipe has no {unknown[0]}")
+            values = {scale: dict(data[scale]) for scale in SCALES}
+            steps = tuple(_check_step(dict(step)) for step in data["steps"])
+            labels = tuple(map(str, data.get("reproduces", ())))
+            title, about = str(data["title"]), str(data["about"]).strip()
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{quoted(path)} is not a recipe: {type(error).__name__} {quoted(error)}") from error
+        return cls(path=path, title=title, about=about, values=values, steps=steps, reproduces=labels)
+
+    def configs(self, scale: str, out: Path, changes: Mapping[str, str] | None = None) -> list[Config]:
+        """Return the config of every step in order; `changes` replace values of the recipe."""
+        values = self._values(scale, out, changes or {})
+        configs = (
+            self._config(step, names)
+            for step in self.steps
+            if step.get("only") in (None, scale)
+            for names in self._combinations(values, list(step.get("each", {}).items()))
+        )
+        first = list(islice(configs, MAX_STEPS + 1))
+        if len(first) > MAX_STEPS:
+            raise DataError(f"{self.path} has more than {MAX_STEPS:,} steps")
+        return first
+
+    def _combinations(self, values: Mapping[str, Any], each: Sequence[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
+        """Yield all values by name, once for every combination of the members of the lists."""
+        if not each:
+            yield values
+            return
+        (name, list_name), *others = each
+        if not isinstance(values.get(list_name), list):
+            raise DataError(f"{self.path}: {list_name} is not a list of values")
+        for member in values[list_name]:
+            entries = member if isinstance(member, Mapping) else {name: member}
+            yield from self._combinations({**values, **entries}, others)
+
+    def _values(self, scale: str, out: Path, changes: Mapping[str, str]) -> dict[str, Any]:
+        values = {**self.values["paper"], **(self.values["small"] if scale == "small" else {})}
+        for name, text in changes.items():
+            if name not in values:
+                raise PlanError(f"{self.path} has no value {name}; there are {', '.join(values)}")
+            values[name] = _parse_change(name, text, values)
+        is_bundled = self.path in bundled.recipes().values()
+        root = Path.cwd() if is_bundled else self.path.absolute().parent.parent
+        places = {"out": out, "root": root, "demo": bundled.bundled("demo"), "built": root / "build" / "recipes"}
+        with self._errors_in("its values"):
+            texts = {name: str(place) for name, place in places.items()}
+            return {**{name: _fill(value, texts) for name, value in values.items()}, **texts}
+
+    def _config(self, step: Mapping[str, Any], values: Mapping[str, Any]) -> Config:
+        with self._errors_in(f"step {step['command']}"):
+            config = {name: _fill(value, values) for name, value in step.items() if name not in STEP_KEYS}
+            tables = _fill(step.get("options", []), values)
+            for table in tables if isinstance(tables, list) else [tables]:
+                if not isinstance(table, Mapping):
+                    raise ValueError("`options` must name tables")
+                config |= table
+            return {name: value for name, value in config.items() if value != ""}
+
+    @contextmanager
+    def _errors_in(self, part: str) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, ValueError, IndexError, RecursionError) as error:
+            raise DataError(f"{self.path}: {part}: {type(error).__name__} {quoted(error)}") from error
+
+
+def _check_step(step: Config) -> Config:
+    if not isinstance(step.get("command"), str) or step["command"] == "run":
+        raise ValueError("a step must name a `command` other than run")
+    each = step.get("each", {})
+    if not isinstance(each, Mapping) or not all(isinstance(name, str) for name in each.values()):
+        raise ValueError(f"`each` must be a table of names of lists, got {each!r}")
+    if step.get("only") not in (None, *SCALES):
+        raise ValueError(f"`only` must be one of {', '.join(SCALES)}")
+    return step
+
+
+def _parse_change(name: str, text: str, values: Mapping[str, Any]) -> Any:
+    """Return another value for a name: of the same type, or members of a list separated by commas.
+
+    A member that is a table is named by any text in it, or by the last part of a path in it.
+    """
+    value = values[name]
+    if isinstance(value, Mapping):
+        raise PlanError(f"--set {name}: it is a table of options; change the recipe")
+    if not isinstance(value, list):
+        return type(value)(text) if isinstance(value, (int, float)) and not isinstance(value, bool) else text
+    tables = [member for member in value if isinstance(member, Mapping)]
+    texts = [(entry, table) for table in tables for entry in table.values() if isinstance(entry, str)]
+    by_name = {**{Path(entry).name: table for entry, table in texts}, **dict(texts)}
+    numbers = value and all(isinstance(member, int) for member in value)
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    only_in_tables = {key for table in tables for key in table} - values.keys()
+    if len(only_in_tables) > 1 and (unknown := [part for part in parts if part not in by_name]):
+        raise PlanError(f"--set {name}={text}: there is no {unknown[0]}; there are {', '.join(dict(texts))}")
+    return [int(part) if numbers else by_name.get(part, part) for part in parts]
+
+
+class _Names(Formatter):
+    """Formats values by name; with `:name`, the last part of a path."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        if field_name not in kwargs:  # nor attributes of values
+            raise KeyError(field_name)
+        return kwargs[field_name], field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec not in ("", "name"):
+            raise ValueError(f"only `name` may follow a colon, got {format_spec}")
+        return Path(str(value)).name if format_spec else str(value)
+
+
+def _fill(value: Any, values: Mapping[str, Any]) -> Any:
+    """Fill in names in braces; a text that is one name takes its value as it is, and a list joins its parent list."""
+    if isinstance(value, list):
+        parts = [(part, _fill(part, values)) for part in value]
+        return [item for part, filled in parts for item in (filled if _splices(part, filled) else [filled])]
+    if isinstance(value, Mapping):
+        return {name: _fill(entry, values) for name, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value.startswith("{") and value.endswith("}") and value[1:-1] in values:
+        return values[value[1:-1]]
+    return _Names().vformat(value, (), dict(values))
+
+
+def _splices(part: Any, filled: Any) -> bool:
+    return isinstance(part, str) and isinstance(filled, list)
+
+
+def recipe_path(name: str) -> Path:
+    """Return the path of a file, or of a recipe that comes with slimstate by its name."""
+    path, recipes = Path(name), bundled.recipes()
+    if path.exists():
+        return path
+    if path.suffix in ("", ".toml") and path.stem in recipes:
+        return recipes[path.stem]
+    raise DataError(f"no file {quoted(name)} and no recipe of that name; there are {', '.join(recipes)}")
+
+
+def default_results(recipe: Path) -> Path:
+    """Return the folder for the results of a recipe."""
+    return Path("build") / "recipes" / recipe.stem
+
+
+def run_recipe(
+    recipe: Recipe, execute: Execute, *, check: Execute = lambda config: None, scale: str = "paper",
+    out: Path | None = None, changes: Mapping[str, str] | None = None, reporter: Reporter = SILENT,
+) -> RecipeRecord:  # fmt: skip
+    """Run the steps that are not done yet, and return the record of all steps.
+
+    `check` refuses a config before any step runs. What a step writes replaces only what this recipe wrote.
+    """
+    folder = default_results(recipe.path) if out is None else out
+    check_place(folder, folder=True)
+    configs = recipe.configs(scale, folder, changes)
+    for config in configs:
+        check(config)
+    lines = list(map(command_line, configs))
+    with ExitStack() as stack:
+        distributed.from_main(lambda: stack.enter_context(locked_folder(folder)))
+        record = RecipeRecord(
+            recipe=str(recipe.path), title=recipe.title, scale=scale, versions=versions(), out=str(folder),
+            **distributed.from_main(lambda: _read_progress(folder / PROGRESS, lines)),
+        )  # fmt: skip
+        stack.enter_context(STOP.saying(lambda: _describe_progress(folder, len(configs))))
+        any_ran = False  # a report is written again after whatever it reports on
+        for number, (config, line) in enumerate(zip(configs, lines, strict=True), start=1):
+            place, target = f"step {number} of {len(configs)}", _output_of(config)
+            if record.has(line) and (target.exists() if target is not None else not any_ran):
+                reporter.say(f"{place}, done before: {line}")
+                continue
+            reporter.say(f"{place}: {line}")
+            more = _run_options(config, target, record.outputs)
+            if target is not None and str(target) not in record.outputs:
+                record = replace(record, outputs=(*record.outputs, str(target)))
+            distributed.from_main(partial(record.write, folder / PROGRESS))
+            started = time.perf_counter()
+            execute({**config, **more})
+            any_ran = True
+            record = record.after(StepDone(command=line, seconds=time.perf_counter() - started))
+            distributed.from_main(partial(record.write, folder / PROGRESS))
+        return record
+
+
+def _describe_progress(folder: Path, steps: int) -> str | None:
+    if not (folder / PROGRESS).exists():
+        return None
+    done = len(RecipeRecord.read(folder / PROGRESS).steps)
+    return f"{done} of {steps} steps are done, in {folder}; the same command continues"
+
+
+def _run_options(config: Config, target: Path | None, outputs: Sequence[str]) -> Config:
+    """Return the options that replace what this recipe wrote, and continue what was interrupted."""
+    command = config["command"]
+    taken = target is not None and (target.is_file() or (command in REPLACING and target.exists()))
+    if taken and str(target) not in outputs:
+        raise OutputError(f"{target} exists and was not written by this recipe: move it, or choose another `out`")
+    force = {"force": True} if taken and command in REPLACING else {}
+    return {**force, **({"resume": True} if command in RESUMABLE else {})}
+
+
+def _read_progress(path: Path, lines: Sequence[str]) -> JsonObject:
+    """Return the steps that an earlier run finished, and what it has written."""
+    if not path.exists():
+        return {}
+    try:
+        record = RecipeRecord.read(path)
+    except (DataError, ValueError) as error:
+        raise DataError(f"{path} does not say what was done: {error}; remove it to start over") from error
+    return {"steps": record.keeping(lines), "outputs": record.outputs}
+
+
+def _output_of(config: Config) -> Path | None:
+    return Path(str(config["out"])) if "out" in config else None
