@@ -20,9 +20,10 @@ from harness import arguments  # noqa: E402
 import slimstate  # noqa: E402
 import tiny  # noqa: E402
 from slimstate.checkpoints.reader import Checkpoint  # noqa: E402
-from slimstate.core.plan import PLAN, Plan  # noqa: E402
+from slimstate.core.file_names import PLAN  # noqa: E402
 from slimstate.models.hooks import masked  # noqa: E402
 from slimstate.models.load import load  # noqa: E402
+from slimstate.records.plan import Plan  # noqa: E402
 from slimstate.serving.support import support_table  # noqa: E402
 
 
@@ -34,7 +35,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 def difference(original: Path, cut: Path) -> float:
     """The largest of any logit, in standard deviations of the logits."""
     checkpoint, model = Checkpoint.open(original), load(original, device="cpu").model
-    plan = Plan.from_json((cut / PLAN).read_text())
+    plan = Plan.read(cut / PLAN)
     with masked(model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
         expected = logits(model)
     return float((logits(load(cut, device="cpu").model) - expected).abs().max() / expected.std())

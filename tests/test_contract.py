@@ -14,8 +14,9 @@ from cases import case, changed
 from cutting import pruned
 from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
+from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Slot
-from slimstate.core.plan import PLAN, Basis, Plan, Selection
+from slimstate.core.selection import Basis, Selection
 from slimstate.core.surgery import Cutter, cut, dropped_channels
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
@@ -23,6 +24,7 @@ from slimstate.models.hooks import masked
 from slimstate.models.load import load
 from slimstate.models.prepare import prepare
 from slimstate.models.stock import stock_class
+from slimstate.records.plan import Plan
 from slimstate.selectors import Case, Request, channel_methods, choose
 
 NAMES = sorted(tiny.VARIANTS)
@@ -72,7 +74,7 @@ def exactness(checkpoint: Checkpoint, plan: Plan) -> float:
 def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, kind, cut_folders):
     original, folder = cut_folders[name, kind]
     checkpoint, runtime = Checkpoint.open(original), load(original, device="cpu")
-    plan = Plan.from_json((folder / PLAN).read_text())
+    plan = Plan.read(folder / PLAN)
     with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected), torch.inference_mode():
         expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
     tolerance = exactness(checkpoint, plan)
@@ -155,7 +157,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, text
     for method in sorted(channel_methods(), key=lambda method: method != "grad"):
         folder = tmp_path / method
         pruned(folders[name], folder, method=method, evidence=tmp_path / "evidence.safetensors", **options)
-        plan = Plan.from_json((folder / PLAN).read_text())
+        plan = Plan.read(folder / PLAN)
         with torch.inference_mode():
             with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
                 expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits

@@ -14,12 +14,13 @@ import tiny
 from cutting import pruned
 from launching import Program
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer
-from slimstate.core.plan import PLAN, Plan
 from slimstate.families import FAMILIES
 from slimstate.families.refused import REFUSED
 from slimstate.models.load import load
 from slimstate.pruning.calibration import calibrate
+from slimstate.records.plan import Plan
 from slimstate.system.errors import ModelError
 
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
@@ -171,7 +172,7 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     for name in names:
         options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
         pruned(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
-        plans = [Plan.from_json((tmp_path / place / PLAN).read_text()) for place in (name, f"{name}-with")]
+        plans = [Plan.read(tmp_path / place / PLAN) for place in (name, f"{name}-with")]
         for layer, selection in plans[0].selections.items():
             assert torch.equal(selection.keep, plans[1].selections[layer].keep)
 

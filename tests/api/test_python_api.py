@@ -107,7 +107,7 @@ def test_every_verb_takes_a_model_in_memory(model, tmp_path):
     words, quick = tiny.tokenizer(), EvalOptions(length=64, max_tokens=256)
     assert slimstate.inspect(model).model.endswith("(in memory)")
     plan = slimstate.make_plan(model, method="l1", key_dim=8, progress=False)
-    (tmp_path / "plan.json").write_text(plan.to_json())
+    plan.write(tmp_path / "plan.json")
     again = slimstate.apply_plan(model, tmp_path / "plan.json", tmp_path / "cut", progress=False)
     assert again.path == tmp_path / "cut"
     assert slimstate.estimate(model, method="l1", progress=False).key_dim == 16

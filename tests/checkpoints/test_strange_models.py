@@ -22,7 +22,7 @@ from cutting import pruned
 from slimstate.checkpoints.model_card import code, fenced, prose
 from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
-from slimstate.core.plan import PLAN
+from slimstate.core.file_names import PLAN
 from slimstate.models.load import load
 from slimstate.system.errors import MAX_LINE, ModelError, PlanError
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from recurrence_inputs import inputs
 from slimstate.core.layout import Axis, Slot
-from slimstate.core.plan import Selection
+from slimstate.core.selection import Selection
 from slimstate.core.surgery import dropped_channels
 from slimstate.kernels.convolution import short_convolution
 from slimstate.kernels.delta_rule import recurrence

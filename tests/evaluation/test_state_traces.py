@@ -88,7 +88,7 @@ def test_the_spectrum_of_a_state_is_that_of_its_singular_values():
 
 
 def test_utilisation_under_a_mask_is_that_of_the_smaller_state():
-    from slimstate.core.plan import Selection
+    from slimstate.core.selection import Selection
 
     runtime, mixers = made("delta_net-plain")
     keep = torch.arange(0, 24, 3).expand(2, -1)

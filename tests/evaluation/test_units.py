@@ -17,7 +17,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.evaluation.evaluate import EvalOptions
 from slimstate.evaluation.perplexity import LARGEST, TextSize, evaluation_windows, perplexity_of
 from slimstate.models.load import load_tokenizer
-from slimstate.records.schema import LIMIT
+from slimstate.records.schema import MAX_NUMBER
 from slimstate.records.sweep import SweepRecord
 
 NAME = tiny.PLAIN[0]
@@ -55,8 +55,8 @@ def test_a_perplexity_that_no_record_holds_is_not_told():
     predicted = TextSize(tokens=1000, words=1, bytes=3000).predicted(5.0)
     assert predicted.word_perplexity is None
     assert predicted.bits_per_byte == pytest.approx(5 / 3 / math.log(2))
-    assert perplexity_of(1e9) < LIMIT
-    assert TextSize(tokens=1, words=1, bytes=1).predicted(LARGEST).word_perplexity < LIMIT
+    assert perplexity_of(1e9) < MAX_NUMBER
+    assert TextSize(tokens=1, words=1, bytes=1).predicted(LARGEST).word_perplexity < MAX_NUMBER
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from slimstate.core.plan import Selection
+from slimstate.core.selection import Selection
 from slimstate.core.surgery import cut
 from slimstate.families import FAMILIES
 from slimstate.models.hooks import masked

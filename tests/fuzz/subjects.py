@@ -52,9 +52,9 @@ def make(root: Path) -> None:
         shutil.copyfile(root / model_cut / "slimstate_plan.json", root / name)
     records = root / "records"
     records.mkdir()
-    for path in sorted((TESTS / "records" / "v0_1").rglob("*.json")):
+    for path in sorted((TESTS / "records" / "examples").glob("*.json")):
         if path.stat().st_size < 300_000:
-            shutil.copyfile(path, records / f"{path.parent.name}-{path.name}")
+            shutil.copyfile(path, records / f"example-{path.name}")
     quiet("eval", root / "cut", "--text", data / "plain.txt", "--length", 64, "--max-tokens", 512, "--baseline", model,
           "--out", records / "evaluation.json")  # fmt: skip
     shutil.copyfile(root / "plan.json", records / "slimstate_plan.json")

@@ -94,9 +94,10 @@ def bare(folder: Path) -> Path:
 def misfit(source: Path, out: Path) -> str | None:
     """How a written model differs from its source with the dropped channels masked; None where it does not."""
     from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.core.plan import PLAN, Plan
+    from slimstate.core.file_names import PLAN
     from slimstate.models.hooks import masked
     from slimstate.models.load import load
+    from slimstate.records.plan import Plan
     from slimstate.system.errors import SlimstateError
 
     try:
@@ -107,7 +108,7 @@ def misfit(source: Path, out: Path) -> str | None:
         json.loads((out / "config.json").read_text())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         return f"unloadable: {error}"
-    plan = Plan.from_json((out / PLAN).read_text())
+    plan = Plan.read(out / PLAN)
     ids = torch.randint(0, 200, (1, 40), generator=torch.Generator().manual_seed(0))
     source, out = bare(source), bare(out)
     try:

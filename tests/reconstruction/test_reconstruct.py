@@ -18,10 +18,11 @@ from cutting import pruned
 from launching import stock_logits
 from slimstate import Calibration, CutOptions, ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.core.plan import PLAN, Plan
+from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES as FAMILIES_BY_TYPE
 from slimstate.reconstruction import fit, walk
 from slimstate.reconstruction.trained_layers import TrainedLayers
+from slimstate.records.plan import Plan
 from slimstate.records.reconstruction import RECONSTRUCTION, ReconstructionRecord
 from slimstate.system.errors import SlimstateError
 
@@ -92,7 +93,7 @@ def test_choosing_cutting_and_reconstructing_in_one_walk(name, folders, text_fil
     )  # fmt: skip
     assert record.reconstruction is not None
     assert record.reconstruction.error_after < record.reconstruction.error_before
-    plan = Plan.from_json((tmp_path / "out" / PLAN).read_text())
+    plan = Plan.read(tmp_path / "out" / PLAN)
     assert plan.key_dim == 8
     assert plan.method == "drrqr"
     assert "rho" in plan.summary()

@@ -18,11 +18,11 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'slimstate[report]'")
 
-from slimstate.core.plan import PLAN
+from slimstate.core.file_names import PLAN
 from slimstate.core.stock_class import StockClass
 from slimstate.records.folder import Found, Records
 from slimstate.records.reconstruction import RECONSTRUCTION
-from slimstate.records.schema import read
+from slimstate.records.schema import from_json
 from slimstate.records.states import TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY, RecoverySettings
@@ -220,6 +220,7 @@ def plan(layers: int = 2, heads: int = 2, width: int = 8, key_dim: int = 4, sour
         return sorted(sorted(range(width), key=lambda channel: wave(layer, head, channel))[:key_dim])
 
     return {
+        "kind": "plan",
         "format": 1,
         "model_type": "delta_net",
         "width": width,
@@ -468,7 +469,7 @@ def test_the_plan_of_a_reconstructed_model_is_shown_once(tmp_path):
     ],
 )
 def test_what_a_recovery_trained_is_named(settings, parts):
-    assert trained_parts(read(RecoverySettings, {"length": 64, "batch_size": 4, **settings})) == parts
+    assert trained_parts(from_json(RecoverySettings, {"length": 64, "batch_size": 4, **settings})) == parts
 
 
 def test_the_plan_of_a_recovered_model_is_shown_once(tmp_path, unpainted):
@@ -564,7 +565,7 @@ def test_what_cannot_be_read_is_named_skipped_and_said(tmp_path, unpainted):
     assert tuple(heard.lines) == made.skipped
     said = {Path(line.split()[0]).name: line for line in made.skipped}
     assert said.keys() == {"broken.json", "partial.json", "odd.json", PLAN}
-    assert "model is missing" in said["partial.json"]
+    assert "object missing required field `model`" in said["partial.json"]
     assert "perplexity is not a positive number" in said["odd.json"]
     assert "4 files could not be used" in page
     assert all(name in page for name in said)

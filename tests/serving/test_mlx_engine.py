@@ -18,7 +18,7 @@ from command import run
 from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.options import RunOptions
-from slimstate.records.schema import read
+from slimstate.records.schema import from_json
 from slimstate.records.verification import VerificationRecord
 from slimstate.serving.verification.engine_call import PROGRAM, EngineOptions, Scores
 from slimstate.serving.verification.verify import Comparison, VerifyOptions, tokens_of, verify
@@ -71,7 +71,7 @@ def test_mlx_agrees_below_a_ten_thousandth(name, width, models, answers):
     answer = answers[f"{name}-{width}"]
     assert "error" not in answer, answer
     checkpoint = Checkpoint.open(models[name, width])
-    found = comparison(checkpoint.folder).differences(checkpoint, read(Scores, answer))
+    found = comparison(checkpoint.folder).differences(checkpoint, from_json(Scores, answer))
     assert found.largest is not None
     assert found.largest < 1e-4
     assert found.same == found.continued
@@ -80,7 +80,7 @@ def test_mlx_agrees_below_a_ten_thousandth(name, width, models, answers):
 def test_another_cut_is_told_apart(models, answers):
     """The scores of the uncut model do not pass for those of the cut one."""
     checkpoint = Checkpoint.open(models["qwen3_next", 64])
-    found = comparison(checkpoint.folder).differences(checkpoint, read(Scores, answers["qwen3_next-128"]))
+    found = comparison(checkpoint.folder).differences(checkpoint, from_json(Scores, answers["qwen3_next-128"]))
     assert found.largest is None or found.largest > 0.1
 
 

@@ -28,12 +28,12 @@ from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import app
 from slimstate.cli import training as commands
-from slimstate.core.plan import PLAN
+from slimstate.core.file_names import PLAN
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.options import RunOptions
-from slimstate.records.schema import read, written
+from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import (
     RECOVERY,
     AdaptationSettings,
@@ -225,7 +225,7 @@ def test_what_was_done_is_written_after_what_was_done_before(kind, pairs, made):
     teacher = (None, None) if kind == "alone" else (uncut.source, uncut.fingerprint)
     assert (last["teacher"], last["teacher_fingerprint"]) == teacher
     assert last["tokens"] == record.tokens == 4 * 4 * 32
-    assert (last["settings"], last["corpus"]) == (written(record.settings), written(record.corpus))
+    assert (last["settings"], last["corpus"]) == (to_json(record.settings), to_json(record.corpus))
     assert last["settings"].items() >= {"lr": 1e-2, "steps": 4, "full": kind in ("full", *TIED)}.items()
     assert (record.cut is None) == ("key_dim" not in now) == (kind == "control")
 
@@ -395,7 +395,7 @@ def test_what_is_measured_is_what_is_written(name, full, recover, unseen_text, t
 def test_without_a_text_to_measure_on_windows_are_held_out(pairs, recover, text_file, tmp_path):
     record = recover(NAME, tmp_path / "out", steps=16, batch_size=8, length=16)
     corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 16, 128, 2, tmp_path / "tokens")
-    assert record.corpus == read(CorpusText, corpus.describe())
+    assert record.corpus == from_json(CorpusText, corpus.describe())
     ids = corpus.held_out_windows.long()
     assert record.measured.tokens == ids.numel() == 32
     for kind, folder in {"before": pairs[NAME][1], "after": tmp_path / "out", "uncut": pairs[NAME][0]}.items():
@@ -1116,7 +1116,7 @@ def test_a_preset_sets_defaults_and_what_is_given_beside_it_counts(pairs, capsys
         given = ["recover", pairs[GATED][1], "--teacher", pairs[GATED][0], "--dry-run", "--json", *options]
         code, out, err = run(capsys, monkeypatch, *given)
         assert (code, err) == (0, "")
-        return read(Preview, json.loads(out))
+        return from_json(Preview, json.loads(out))
 
     paper = asked("--preset", "paper")
     assert paper == slimstate.preview(pairs[GATED][1], teacher=pairs[GATED][0], options=RecoverOptions.paper())

@@ -14,11 +14,12 @@ import tiny
 import training_calls
 from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
-from slimstate.core.plan import PLAN, Plan
+from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES
 from slimstate.models.hooks import hooked
 from slimstate.models.load import load
 from slimstate.models.stock import stock_model
+from slimstate.records.plan import Plan
 from slimstate.system.errors import ModelError
 from slimstate.training.lora import trainable
 from slimstate.training.options import RecoverOptions
@@ -151,7 +152,7 @@ def test_without_an_activation_shared_filters_make_a_rotated_cut_exact(tmp_path)
     source = shared_model(straight, tmp_path / "model", "head")
     record = pruned(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
     assert record.noncommuting == ()
-    plan = Plan.from_json((tmp_path / "cut" / PLAN).read_text())
+    plan = Plan.read(tmp_path / "cut" / PLAN)
     runtime, mixers = load(source, device="cpu"), Checkpoint.open(source).mixers
 
     def project(mixer, role, x):

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from slimstate.benchmark.bench import Bench
 from slimstate.records.benchmark import Subjects
-from slimstate.records.schema import written
+from slimstate.records.schema import to_json
 
 COMPILE_BATCH = 2  # sequences: enough to compile, and small enough for many processes on one GPU
 
@@ -42,7 +42,7 @@ def _compile(bench: Bench, case: Subjects) -> subprocess.CompletedProcess[str]:
     threads = max(1, len(os.sched_getaffinity(0)) // bench.jobs)
     # fla must not cache its choice of variants, which was not timed with the GPU to itself
     environment = os.environ | {"SLIMSTATE_COMPILING": str(threads), "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
-    arguments = [bench.name, bench.dtype_name, json.dumps(written(case))]
+    arguments = [bench.name, bench.dtype_name, json.dumps(to_json(case))]
     return subprocess.run(
         [sys.executable, "-m", "slimstate.benchmark.compiling_process", *arguments],
         env=environment, capture_output=True, text=True, check=False,

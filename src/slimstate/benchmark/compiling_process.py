@@ -17,7 +17,7 @@ from slimstate.benchmark.models import time_models
 from slimstate.kernels.autotune import judge_variants_by
 from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import BenchRecord, DecodeSettings, MixerSettings, ModelSettings
-from slimstate.records.schema import read
+from slimstate.records.schema import from_json
 
 BENCHES: dict[str, tuple[Any, Callable[[Any, Bench], BenchRecord]]] = {
     "mixer": (MixerSettings, time_mixers), "model": (ModelSettings, time_models),
@@ -28,7 +28,7 @@ BENCHES: dict[str, tuple[Any, Callable[[Any, Bench], BenchRecord]]] = {
 def run_once(name: str, settings: str, run: RunOptions) -> BenchRecord:
     """Run the benchmark with the settings in a JSON text."""
     kind, time = BENCHES[name]
-    return time(read(kind, json.loads(settings)), Bench.prepare(name, 1, run))
+    return time(from_json(kind, json.loads(settings)), Bench.prepare(name, 1, run))
 
 
 def _run_untimed(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:

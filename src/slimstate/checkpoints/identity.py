@@ -5,7 +5,7 @@ from __future__ import annotations
 from slimstate.checkpoints.reader import Checkpoint, cut_in, described_mixers
 from slimstate.families.contract import Config
 from slimstate.records.parts import Cut, Model
-from slimstate.records.schema import Misfit, read
+from slimstate.records.schema import ValidationError, from_json
 from slimstate.system.errors import ModelError
 
 
@@ -14,8 +14,8 @@ def identity(checkpoint: Checkpoint, name: str, after: Config | None = None) -> 
     config = checkpoint.config if after is None else after
     entry, first = cut_in(config), described_mixers(config)[0]
     try:
-        cut = None if entry is None else read(Cut, entry)
-    except Misfit as error:
+        cut = None if entry is None else from_json(Cut, entry)
+    except ValidationError as error:
         raise ModelError(f"{checkpoint.folder}/config.json does not say how the model was cut: {error}") from error
     return Model(
         name=name,

@@ -10,10 +10,10 @@ from typing import Any
 
 from slimstate.checkpoints.card_header import HUB_ID, public
 from slimstate.core.file_names import PLAN
-from slimstate.core.plan import Basis, Plan
 from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
 from slimstate.records.cut import CutRecord
+from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.training import Measured, RecoveryRecord, TrainingRecord
@@ -135,13 +135,12 @@ def megabytes(count: int) -> str:
 
 def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str, Any]]) -> str:
     """The card of a cut; `history` are the cuts before this one."""
-    source = str(plan.model["source"])
+    source = plan.model.source
     calibration = ""
     if plan.calibration is not None:
-        samples, length = (plan.calibration.get(name) for name in ("samples", "length"))
+        samples, length = plan.calibration.samples, plan.calibration.length
         calibration = f"Calibrated on {samples} windows of {length} tokens. " if samples and length else ""
     earlier = "".join(f"\n{line}" for entry in history for line in _done(entry, "before"))
-    rotated = any(isinstance(choice, Basis) for choice in plan.selections.values())
     correction = f" The query scale that comes with the key dim: {prose(plan.correction)}."
     return _with_loading(plan.model_type, TEMPLATE).format(
         base=_base_line(source),
@@ -150,7 +149,7 @@ def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str
         model_type=plan.model_type,
         source=code(public(source)),
         key_dim=plan.key_dim,
-        kept="directions (the projections were turned by a rotation first)" if rotated else "channels",
+        kept="directions (the projections were turned by a rotation first)" if plan.rotates else "channels",
         width=plan.width,
         before=megabytes(record.state_bytes.before["fp32"]),
         after=megabytes(record.state_bytes.after["fp32"]),

@@ -17,13 +17,13 @@ from pathlib import Path
 from torch import Tensor
 
 from slimstate.checkpoints.safetensors_io import Digests, StoredTensor, TensorFile, TensorInfo
+from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer, Slot
-from slimstate.core.plan import MOST_OF_A_PLAN, PLAN
 from slimstate.families import Config, Family, family_of
 from slimstate.families.config_values import check_values
 from slimstate.records.parts import Done
-from slimstate.records.plan import PlanRecord
-from slimstate.records.schema import Misfit, read
+from slimstate.records.plan import MAX_PLAN_BYTES, Plan
+from slimstate.records.schema import ValidationError, from_json
 from slimstate.system import hub
 from slimstate.system.errors import ModelError, SlimstateError, quoted, reason_of
 from slimstate.system.input_files import check_name, files_inside
@@ -86,17 +86,15 @@ class Checkpoint:
         return mixers
 
     @cached_property
-    def plan(self) -> JsonObject | None:
+    def plan(self) -> Plan | None:
         """The plan that this model was cut by, where it was cut."""
         path = self.folder / PLAN
         if self.config.get("slimstate") is None or not path.is_file():
             return None
-        written = read_json(path, max_bytes=MOST_OF_A_PLAN)
         try:
-            PlanRecord.from_json(written)
-        except Misfit as error:
+            return Plan.from_json(read_json(path, max_bytes=MAX_PLAN_BYTES))
+        except ValidationError as error:
             raise ModelError(f"{quoted(path)} is not the plan of a cut: {error}") from error
-        return written
 
     @property
     def cut(self) -> JsonObject | None:
@@ -309,8 +307,8 @@ def read_config(path: Path) -> Config:
     family_of(config)
     if (done := config.get("slimstate")) is not None:
         try:
-            read(Done, done)
-        except Misfit as error:
+            from_json(Done, done)
+        except ValidationError as error:
             raise ModelError(f"{quoted(path)}: slimstate does not say what was done to the model: {error}") from error
     return config
 

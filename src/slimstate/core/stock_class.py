@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 CODE = """{registration}from transformers import {classes}
 
@@ -15,10 +15,7 @@ class StockClass:
     """The library that registers an architecture, and the class of transformers that loads it."""
 
     library: str
-    name: str = field(metadata={"json": "class"})
-
-    def to_json(self) -> dict[str, str]:
-        return {"library": self.library, "class": self.name}
+    name: str
 
     def loading_code(self, folder: str, *others: str) -> str:
         """Python that loads a model from `folder`, an expression, with other classes imported beside its own."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slimstate.core.layout import Axis, Mixer, Slot
-from slimstate.core.plan import Basis, Choice, Selection
+from slimstate.core.selection import Basis, Choice, Selection
 from slimstate.system.errors import PlanError
 
 

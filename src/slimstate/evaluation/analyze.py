@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_s
 from slimstate.models.load import load
 from slimstate.models.options import RunOptions
 from slimstate.records.base import versions
+from slimstate.records.display import Displayable
 from slimstate.records.ownership import check_drawn, check_record
 from slimstate.records.provenance import run_config
-from slimstate.records.schema import written
-from slimstate.records.shown import Shown
 from slimstate.records.states import Bounds, ByHead, FiltersRecord, Histogram, Numbers, TraceRecord
 from slimstate.system.atomic import check_kind, check_place, staged_files
 from slimstate.system.errors import DataError, PlanError
-from slimstate.system.json_files import JsonObject, plain, write_json
+from slimstate.system.json_files import plain
 from slimstate.system.progress import SILENT, Reporter
 
 FIGURES = ("utilisation*", "spectra.*", "spectrum.*", "retrieval-error.*", "filters-*")
@@ -92,7 +91,7 @@ class StateUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis(Shown):
+class Analysis(Displayable):
     """The folder of the records, the models in short, and the figures."""
 
     out: str
@@ -106,9 +105,6 @@ class Analysis(Shown):
     def table(self) -> list[dict[str, object]]:
         """One row for every model."""
         return [vars(model) for model in self.models]
-
-    def to_json(self) -> JsonObject:
-        return dict(written(self))
 
 
 def analyze(
@@ -146,7 +142,7 @@ def analyze(
         about = {**vars(identity(checkpoint, name)), **shared}
         traces.append(_follow(checkpoint, windows, about, options, run, reporter))
         if (plan := checkpoint.plan) is not None:
-            plans[name] = {"kind": "plan", "folder": checkpoint.source, **plan}
+            plans[name] = replace(plan, folder=checkpoint.source)
         if checkpoint.mixers[0].filters:
             filters.append(filters_record(checkpoint, {**about, "kernels": traces[-1].kernels}))
     results: tuple[TraceRecord | FiltersRecord, ...] = (*traces, *filters)
@@ -154,7 +150,7 @@ def analyze(
         for record in results:
             record.write(place / f"{record.KIND}-{record.name}.json")
         for name, plan in plans.items():
-            write_json(place / f"plan-{name}.json", plan)
+            plan.write(place / f"plan-{name}.json")
         drawn = draw_analysis(traces, filters, place, options.head)
     return Analysis(
         out=str(folder),

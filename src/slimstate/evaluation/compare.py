@@ -11,7 +11,7 @@ from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
 from slimstate.records.parts import Text
-from slimstate.records.schema import read
+from slimstate.records.schema import from_json
 from slimstate.system.errors import DataError, PlanError
 from slimstate.system.paths import expand_home
 
@@ -59,4 +59,4 @@ def _parts(source: str) -> tuple[str, ...]:
 
 def text_of(windows: Windows) -> Text:
     """Which tokens a record is of."""
-    return read(Text, windows.describe())
+    return from_json(Text, windows.describe())

@@ -19,7 +19,6 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
-from slimstate.core.plan import Plan
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading, check_documents
 from slimstate.data.rows import Texts, given_text
@@ -54,6 +53,7 @@ from slimstate.records.base import versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.ownership import check_drawn
 from slimstate.records.parts import Predicted
+from slimstate.records.plan import Plan
 from slimstate.records.provenance import run_config
 from slimstate.records.reconstruction import ReconstructionSettings
 from slimstate.records.sweep import UNCUT, Row, SweepRecord, SweepSettings, Uncut

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
-from slimstate.core.plan import Plan
 from slimstate.data.documents import Reading
 from slimstate.models.hooks import masked
 from slimstate.models.load import Runtime, load, load_tokenizer
@@ -19,6 +18,7 @@ from slimstate.models.options import RunOptions
 from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import SelectionJob
 from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.records.plan import Plan
 from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.system.progress import Reporter
 from slimstate.workflows.prune import CutReconstruction

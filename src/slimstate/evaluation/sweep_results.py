@@ -13,13 +13,13 @@ from slimstate.evaluation.perplexity import TextSize
 from slimstate.records.evaluation import TaskData
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
-from slimstate.records.schema import Misfit
+from slimstate.records.schema import ValidationError
 from slimstate.records.sweep import UNCUT, Recommended, Row, SweepRecord, SweepSettings
 from slimstate.system.errors import DataError
 from slimstate.system.json_files import read_json
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
-ENGINE_OPTION = "--mamba-ssm-cache-dtype"  # what vLLM calls the type of its states
+ENGINE_OPTION = "mamba-ssm-cache-dtype"  # what vLLM calls the type of its states
 WAY_OUT = "choose another `out` or remove it"
 
 
@@ -29,7 +29,7 @@ def earlier_sweep(path: Path, settings: SweepSettings) -> SweepRecord | None:
         return None
     try:
         found = SweepRecord.from_json(read_json(path, DataError))
-    except Misfit as error:
+    except ValidationError as error:
         raise DataError(f"{path} is not a sweep that can go on ({error}): {WAY_OUT}") from error
     if not _is_whole(found):
         raise DataError(f"{path} is not a sweep that can go on (numbers are missing): {WAY_OUT}")
@@ -103,7 +103,7 @@ def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) ->
 
 def _served(model: str, chosen: Row) -> str:
     """What makes an engine keep the states of a model in another type."""
-    return shlex.join(["vllm", "serve", model, ENGINE_OPTION, chosen.state_dtype])
+    return shlex.join(["vllm", "serve", model, f"--{ENGINE_OPTION}", chosen.state_dtype])
 
 
 def _pruned(record: SweepRecord, chosen: Row, folder: Path, model: str) -> str:

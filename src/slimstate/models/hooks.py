@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slimstate.core.layout import HookPoint, Mixer
-from slimstate.core.plan import Basis, Choice
+from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import kept_channels, rotated
 
 Role = Literal["query", "key", "key-like"]

@@ -14,7 +14,6 @@ from slimstate.checkpoints.model_card import cut_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import CARD, CheckpointWriter, new_checkpoint
 from slimstate.core.file_names import CONFIG, PLAN
-from slimstate.core.plan import Plan
 from slimstate.core.surgery import Cutter, outline
 from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
@@ -22,6 +21,7 @@ from slimstate.models.prepare import has_library
 from slimstate.models.stock import as_published, stock_differences
 from slimstate.pruning.budget import state_bytes
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
+from slimstate.records.plan import Plan
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
 from slimstate.system.json_files import JsonObject
@@ -65,8 +65,8 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
     before = {key: value for key, value in previous.items() if key != "history"}
     config["slimstate"] = {
         "version": plan.versions.get("slimstate"),
-        "base_model": plan.model["source"],
-        "base_fingerprint": plan.model["fingerprint"],
+        "base_model": plan.model.source,
+        "base_fingerprint": plan.model.fingerprint,
         "method": plan.method,
         "score": plan.score,
         "width": plan.width,
@@ -108,7 +108,7 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> Cut
 def cut_documents(plan: Plan, name: str, record: CutRecord, config: Config, notes: CardNotes) -> dict[str, str]:
     """Return the texts that lie beside the weights: the plan and the model card."""
     card = cut_card(plan, name, record, config["slimstate"]["history"])
-    return {PLAN: plan.to_json() + "\n", CARD: card + notes(config)}
+    return {PLAN: json.dumps(plan.to_json(), indent=1) + "\n", CARD: card + notes(config)}
 
 
 @dataclass(frozen=True, kw_only=True)

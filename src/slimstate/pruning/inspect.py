@@ -17,7 +17,7 @@ from slimstate.pruning.cut import parameters_after
 from slimstate.pruning.options import Budget
 from slimstate.records.cut import FittingKeyDim, InspectionRecord, KeyDimOption, Serving
 from slimstate.records.parts import Cut
-from slimstate.records.schema import read
+from slimstate.records.schema import from_json
 from slimstate.records.speed import SpeedsBelow
 from slimstate.system.paths import expand_home
 
@@ -91,7 +91,7 @@ def describe_model(
         state_bytes=state_bytes(mixers, width),
         context=tokens,
         kv_bytes=kv_bytes,
-        already_cut=None if cut is None else read(Cut, cut),
+        already_cut=None if cut is None else from_json(Cut, cut),
         serving=serving,
         speed=speed,
         budget=_fit(budget, mixers) if budget.is_set else None,

@@ -17,7 +17,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import StoredTensor
 from slimstate.core.evidence import BACKWARD, Evidence
 from slimstate.core.layout import Mixer
-from slimstate.core.plan import Choice, Plan, read_choice, written_choice
+from slimstate.core.selection import Choice
 from slimstate.core.surgery import Cutter
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
@@ -25,6 +25,7 @@ from slimstate.pruning.calibration import Sums, summed_up, watched
 from slimstate.pruning.cut import CardNotes, cut_config, cut_documents, describe_cut
 from slimstate.pruning.planning import SelectionJob, cases, certify, plan_of
 from slimstate.records.cut import CutRecord
+from slimstate.records.plan import Plan, choice_from_json, choice_to_json
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.selectors import Selector, choose
 from slimstate.system import distributed
@@ -76,11 +77,11 @@ class LayerwiseCut:
         """Return the choice of an earlier run, or choose from the evidence that the layer gives now."""
         path, job = self.folder / f"choice-{mixer.layer}.json", self.job
         if path.is_file():
-            return read_choice(read_json(path))
+            return choice_from_json(read_json(path))
         evidence = self._evidence(mixer, watch)
         case = cases(self.checkpoint, [mixer], job.selector.needs, {mixer.layer: evidence})
         choice = certify(choose(job.selector, case, job.request)[0], evidence)
-        distributed.from_main(lambda: write_json(path, written_choice(choice)))
+        distributed.from_main(lambda: write_json(path, choice_to_json(choice)))
         return choice
 
     def _evidence(self, mixer: Mixer, watch: Watch) -> Evidence:

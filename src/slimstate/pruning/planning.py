@@ -11,8 +11,9 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import Evidence, EvidenceFile, Need
+from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer
-from slimstate.core.plan import MOST_OF_A_PLAN, PLAN, Basis, Choice, Plan
+from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import check_choice
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
@@ -21,8 +22,9 @@ from slimstate.models.options import LoadOptions
 from slimstate.pruning.evidence import EvidenceCollector
 from slimstate.pruning.options import Calibration
 from slimstate.records.base import versions
-from slimstate.records.plan import PlanRecord
-from slimstate.records.schema import Misfit
+from slimstate.records.parts import Text
+from slimstate.records.plan import MAX_PLAN_BYTES, Plan, SourceModel
+from slimstate.records.schema import ValidationError, from_json
 from slimstate.selectors import Case, Request, Selector, channel_methods, choose
 from slimstate.system import threads
 from slimstate.system.errors import PlanError, quoted
@@ -82,15 +84,15 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
         seed=request.seed,
         corrected=job.corrected,
         options={name: getattr(request, name) for name in selector.options},
-        model={
-            "source": checkpoint.source,
-            "fingerprint": fingerprint,
-            "loader": loader_of(checkpoint.family.model_type).to_json(),
-        },
-        calibration=calibration,
+        model=SourceModel(
+            source=checkpoint.source,
+            fingerprint=fingerprint,
+            loader=loader_of(checkpoint.family.model_type),
+        ),
+        calibration=None if calibration is None else from_json(Text, calibration),
         versions=versions(),
         selections=choices,
-        parent=checkpoint.plan,
+        parent=None if checkpoint.plan is None else checkpoint.plan.to_json(),
         correction=correction.describe(width, request.keep, job.corrected, rotated=selector.rotates, epsilon=epsilon),
     )
 
@@ -168,11 +170,11 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
     """Read a plan from a file or from the folder of a cut model; refuse one for another model."""
     path = path / PLAN if path.is_dir() else path
     try:
-        plan = PlanRecord.from_json(read_json(path, PlanError, MOST_OF_A_PLAN)).plan
-    except Misfit as error:
+        plan = Plan.from_json(read_json(path, PlanError, MAX_PLAN_BYTES))
+    except ValidationError as error:
         raise PlanError(f"{quoted(path)} is not a slimstate plan: {error}") from error
-    if (other := plan.model.get("fingerprint")) != checkpoint.fingerprint:
-        source = quoted(plan.model["source"])
+    if (other := plan.model.fingerprint) != checkpoint.fingerprint:
+        source = quoted(plan.model.source)
         raise PlanError(f"{quoted(path)} is a plan for another model: {source}, {str(other)[:19]}…")
     if plan.model_type != checkpoint.family.model_type:
         raise PlanError(f"{quoted(path)} is a plan for a {quoted(plan.model_type)}: this is another")

@@ -32,7 +32,7 @@ from slimstate.reconstruction.walk import CutModel, Walk, Watch
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
 from slimstate.records.reconstruction import LayerErrors, ReconstructionRecord, ReconstructionSettings
-from slimstate.records.schema import read, written
+from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import Teacher
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
@@ -154,7 +154,7 @@ class ReconstructionJob:
             "tokens": windows.digest,
             "dtype": self.run.precision_name,
             **self.identity,
-            **dict(written(settings)),
+            **dict(to_json(settings)),
         }
         folder = TrainedLayers.beside(self.out)
         with folder.open(identifying, self.reporter, force=self.force, prepare=lambda: None):
@@ -198,7 +198,7 @@ class ReconstructionJob:
             seed=settings.seed,
             teacher=Teacher(model=self.teacher.source, fingerprint=self.teacher.fingerprint),
             settings=settings,
-            calibration=read(Text, windows.describe()),
+            calibration=from_json(Text, windows.describe()),
             held_out=held_out_count(settings.samples),
             layers=layers,
             processes=distributed.count(),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slimstate.records.reconstruction import LayerErrors
-from slimstate.records.schema import read, written
+from slimstate.records.schema import from_json, to_json
 from slimstate.system.atomic import staged_file, writing
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.run_folders import RunFolder
@@ -51,14 +51,14 @@ class TrainedLayers(RunFolder):
         """Return the errors and the trained tensors of a layer that an earlier run finished, or None."""
         if not self._errors(layer).is_file():
             return None
-        return read(LayerErrors, read_json(self._errors(layer))), load_file(self._weights(layer))
+        return from_json(LayerErrors, read_json(self._errors(layer))), load_file(self._weights(layer))
 
     def write(self, errors: LayerErrors, weights: Mapping[str, Tensor]) -> None:
         """Save a finished layer; its errors are written last and mark it as finished."""
         with writing(self.path):
             with staged_file(self._weights(errors.layer)) as file:
                 save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, file)
-            write_json(self._errors(errors.layer), dict(written(errors)))
+            write_json(self._errors(errors.layer), dict(to_json(errors)))
 
     def trained(self) -> TrainedTensors:
         """Return all trained tensors; each is read when it is needed."""

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Origin
-from slimstate.records.schema import FILLED, Count, Positive, Whole
+from slimstate.records.schema import NON_EMPTY, Count, Positive, Whole
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
 
@@ -302,14 +302,14 @@ class BenchRecord(Record, Origin):
 class MixerRecord(BenchRecord):
     bench: Literal["mixer"] = "mixer"
     settings: MixerSettings
-    rows: Annotated[tuple[MixerRow, ...], FILLED]
+    rows: Annotated[tuple[MixerRow, ...], NON_EMPTY]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord(BenchRecord):
     bench: Literal["model"] = "model"
     settings: ModelSettings
-    rows: Annotated[tuple[ModelRow, ...], FILLED]
+    rows: Annotated[tuple[ModelRow, ...], NON_EMPTY]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +327,7 @@ class DecodeRecord(BenchRecord):
 
     bench: Literal["decode"] = "decode"
     settings: DecodeSettings
-    rows: Annotated[tuple[DecodeRow, ...], FILLED]
+    rows: Annotated[tuple[DecodeRow, ...], NON_EMPTY]
     copy_bandwidth: Positive
     largest_batch: tuple[LargestBatch, ...] = ()
 
@@ -338,7 +338,7 @@ class KernelRecord(BenchRecord):
 
     bench: Literal["kernels"] = "kernels"
     settings: KernelSettings
-    rows: Annotated[tuple[KernelRow, ...], FILLED]
+    rows: Annotated[tuple[KernelRow, ...], NON_EMPTY]
     copy_bandwidth: Positive
 
 
@@ -346,4 +346,4 @@ class KernelRecord(BenchRecord):
 class CalibrationRecord(BenchRecord):
     bench: Literal["calibrate"] = "calibrate"
     settings: CalibrationSettings
-    rows: Annotated[tuple[CalibrationRow, ...], FILLED]
+    rows: Annotated[tuple[CalibrationRow, ...], NON_EMPTY]

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from slimstate.core.plan import Plan, Selection
+from slimstate.core.selection import Selection
 from slimstate.records.base import Record
-from slimstate.records.parts import Cut
+from slimstate.records.parts import Cut, Text
+from slimstate.records.plan import Plan
 from slimstate.records.reconstruction import ReconstructionRecord
+from slimstate.records.schema import IN_MEMORY
 from slimstate.records.speed import SpeedOfCut, SpeedsBelow
 
 
@@ -51,7 +53,7 @@ class CutRecord(Record):
     state_bytes: StateBytes
     parameters: Parameters
     speed: SpeedOfCut | None = None
-    calibration: Mapping[str, Any] | None
+    calibration: Text | None
     certificate: Mapping[str, float | None]
     versions: Mapping[str, str]
     kernels: str | None
@@ -59,8 +61,8 @@ class CutRecord(Record):
     left_out: tuple[str, ...] = ()
     seconds: float
     reconstruction: ReconstructionRecord | None = None
-    plan: Plan = field(metadata={"json": None}, repr=False)
-    cut_model: Any = field(default=None, metadata={"json": None}, repr=False, compare=False)
+    plan: Plan = field(metadata=IN_MEMORY, repr=False)
+    cut_model: Any = field(default=None, metadata=IN_MEMORY, repr=False, compare=False)
 
     def headline(self) -> str:
         lines = [f"{self.method}: key dim {self.width} to {self.key_dim} in every head of {self.model_type}"]

@@ -8,14 +8,14 @@ from typing import Annotated, ClassVar
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin, Predicted
-from slimstate.records.schema import FILLED, NAMED, Count, Positive
+from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecallPoint:
     """How often the right name was given when so many pairs were hidden in the text."""
 
-    pairs: Positive
+    pairs: Whole
     accuracy: float
     stderr: float | None = None
     exact: float | None = None
@@ -24,9 +24,9 @@ class RecallPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class AssociativeRecall:
-    points: Annotated[tuple[RecallPoint, ...], FILLED]
+    points: Annotated[tuple[RecallPoint, ...], NON_EMPTY]
     mean: float | None = None
-    candidates: Positive
+    candidates: Whole
     sequences: Count | None = None
     length: Count | None = None
     seed: int | None = None
@@ -45,11 +45,11 @@ class TaskData:
 class TaskScores:
     """What lm-eval found for one task."""
 
-    metrics: Annotated[Mapping[str, float | None], NAMED]
+    metrics: Annotated[Mapping[str, float | None], NON_EMPTY]
     stderr: Mapping[str, float | None] = field(default_factory=dict)
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
     samples: Count | None = None
-    version: float | str | None = None
+    version: int | float | str | None = None
     data: TaskData | None = None
 
 
@@ -71,7 +71,7 @@ CHIEF = ("word_perplexity", "acc_norm", "acc", "contains")  # metrics that stand
 @dataclass(frozen=True, kw_only=True)
 class LmEval:
     averages: Mapping[str, float] = field(default_factory=dict)
-    tasks: Annotated[Mapping[str, TaskScores], NAMED]
+    tasks: Annotated[Mapping[str, TaskScores], NON_EMPTY]
     seed: int | None = None
     limit: Count | None = None
     max_length: Count | None = None  # tokens at once, where it was not left to the model's config
@@ -165,7 +165,7 @@ class EvaluationRecord(Record, Result, Origin):
 
     baseline: Result | None = None
     compared: tuple[Compared, ...] = ()
-    out: str | None = field(default=None, metadata={"json": None}, compare=False)
+    out: str | None = field(default=None, metadata=IN_MEMORY, compare=False)
 
     def headline(self) -> str:
         beside = "" if self.baseline is None else f", beside {self.baseline.name}"

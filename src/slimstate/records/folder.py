@@ -1,9 +1,9 @@
-"""The records in a folder, each as the type of its kind."""
+"""The records in a folder, by kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,7 +11,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.records.base import Record
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.reconstruction import RECONSTRUCTION, ReconstructionRecord
-from slimstate.records.schema import Misfit
+from slimstate.records.schema import ValidationError
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RECOVERY, RecoveryRecord
@@ -20,64 +20,69 @@ from slimstate.system.errors import DataError, quoted
 from slimstate.system.json_files import read_any
 
 if TYPE_CHECKING:
-    from slimstate.records.plan import PlanRecord
+    from slimstate.records.plan import Plan
 
 R_co = TypeVar("R_co", bound=Record, covariant=True)
-OF_JSON = (
-    SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, ReconstructionRecord, RecoveryRecord, VerificationRecord
-)  # fmt: skip
-TYPES: Mapping[str, type[Record]] = {kind.KIND: kind for kind in OF_JSON}
-MOST_OF_A_RECORD = 2**30  # bytes: a plan of directions is one
-KINDS = ("sweep", "trace", "filters", "evaluation", "plan", "reconstruction", "recovery", "verification")
+MAX_RECORD_BYTES = 2**30  # plans of directions are large
+TYPES: dict[str, type[Record]] = {
+    kind.KIND: kind
+    for kind in (
+        SweepRecord, TraceRecord, FiltersRecord, EvaluationRecord, ReconstructionRecord, RecoveryRecord,
+        VerificationRecord,
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found(Generic[R_co]):
+class RecordFile(Generic[R_co]):
     """A record and the file it came from."""
 
     path: Path
     record: R_co
 
 
+Found = RecordFile
+
+
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """All that was found, by kind, and a line on each file that looked like a record and cannot be used."""
+    """The records of a folder by kind, and a line on each file that is not valid."""
 
-    sweep: tuple[Found[SweepRecord], ...] = ()
-    trace: tuple[Found[TraceRecord], ...] = ()
-    filters: tuple[Found[FiltersRecord], ...] = ()
-    evaluation: tuple[Found[EvaluationRecord], ...] = ()
-    plan: tuple[Found[PlanRecord], ...] = ()
-    reconstruction: tuple[Found[ReconstructionRecord], ...] = ()
-    recovery: tuple[Found[RecoveryRecord], ...] = ()
-    verification: tuple[Found[VerificationRecord], ...] = ()
+    sweep: tuple[RecordFile[SweepRecord], ...] = ()
+    trace: tuple[RecordFile[TraceRecord], ...] = ()
+    filters: tuple[RecordFile[FiltersRecord], ...] = ()
+    evaluation: tuple[RecordFile[EvaluationRecord], ...] = ()
+    plan: tuple[RecordFile[Plan], ...] = ()
+    reconstruction: tuple[RecordFile[ReconstructionRecord], ...] = ()
+    recovery: tuple[RecordFile[RecoveryRecord], ...] = ()
+    verification: tuple[RecordFile[VerificationRecord], ...] = ()
     skipped: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:
-        """How many there are of each kind that there is."""
-        return {kind: len(found) for kind in KINDS if (found := getattr(self, kind))}
+        """Return the number of records of each kind in the folder."""
+        return {kind: len(files) for kind in KINDS if (files := getattr(self, kind))}
+
+
+KINDS = tuple(item.name for item in fields(Records) if item.name != "skipped")
 
 
 def read_records(folder: Path) -> Records:
-    """Every record under a folder. Of a model folder only what slimstate wrote is read."""
+    """Return every record under a folder; in a model folder, only files that slimstate wrote are read."""
     if not folder.is_dir():
         raise DataError(f"no folder {folder}")
-    found: dict[str, list[Found[Any]]] = {kind: [] for kind in KINDS}
+    files: dict[str, list[RecordFile[Any]]] = {kind: [] for kind in KINDS}
     skipped = []
     for path in _candidates(folder):
         try:
-            data = read_any(path, DataError, MOST_OF_A_RECORD)
+            data = read_any(path, DataError, MAX_RECORD_BYTES)
+            kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
+            if isinstance(kind, str) and kind in KINDS:
+                files[kind].append(RecordFile(path=path, record=_type_of(kind).from_json(data)))
+        except ValidationError as error:
+            skipped.append(f"{quoted(path)} was skipped: not a valid {kind} record: {error}")
         except DataError as error:
             skipped.append(f"{quoted(path)} was skipped: {error}")
-            continue
-        kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
-        if not isinstance(kind, str) or kind not in KINDS:
-            continue
-        try:
-            found[kind].append(Found(path=path, record=_typed(kind, data)))
-        except Misfit as error:
-            skipped.append(f"{quoted(path)} was skipped: as a record of a {kind}, {error}")
-    return Records(skipped=tuple(skipped), **{kind: tuple(entries) for kind, entries in found.items()})
+    return Records(skipped=tuple(skipped), **{kind: tuple(entries) for kind, entries in files.items()})
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
@@ -87,11 +92,9 @@ def _candidates(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _typed(kind: str, data: object) -> Record:
-    if not isinstance(data, dict):
-        raise Misfit("it is not an object with something in it")
+def _type_of(kind: str) -> type[Record]:
     if kind != "plan":
-        return TYPES[kind].from_json(data)
-    from slimstate.records.plan import PlanRecord  # a plan holds tensors: where there is none, torch is not needed
+        return TYPES[kind]
+    from slimstate.records.plan import Plan  # plans hold tensors: without one, torch is not needed
 
-    return PlanRecord.from_json(data)
+    return Plan

@@ -1,6 +1,6 @@
-"""Which files slimstate has made, and may therefore replace, in folders where others keep theirs too.
+"""Which files slimstate has written, and may therefore replace, in folders that hold other files too.
 
-A record is known by its kind. What is drawn from records is ours where one of them lies beside it.
+A record has a kind. What is drawn from records is ours where one of them is beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ DRAWN = (".csv", ".md", ".tex", ".png", ".pdf")
 
 
 def is_record(path: Path) -> bool:
+    """Return whether a file is a record of any kind."""
     try:
         return path.is_file() and isinstance(read_json(path, DataError).get("kind"), str)
     except DataError:
@@ -22,16 +23,13 @@ def is_record(path: Path) -> bool:
 
 
 def check_record(path: Path) -> None:
-    """Refuse to replace a file that is no record."""
+    """Refuse to replace a file that is not a record."""
     if path.exists() and not is_record(path):
-        raise OutputError(f"{path} is no record that slimstate wrote, and is not replaced: choose another place")
+        raise OutputError(f"{path} exists and is not a slimstate record: choose another place")
 
 
 def check_drawn(folder: Path, names: Iterable[str], beside: str) -> None:
-    """Refuse to replace tables and figures where no record lies beside them; names are patterns."""
-    matching = (path for name in names for path in folder.glob(name))
-    found = next((path for path in matching if path.suffix in DRAWN), None)
-    if found is not None and not any(map(is_record, folder.glob(beside))):
-        raise OutputError(
-            f"{found} is there, and no record of slimstate beside it: it is not replaced; choose another place"
-        )
+    """Refuse to replace tables and figures without a record beside them; `names` and `beside` are patterns."""
+    for path in (path for name in names for path in folder.glob(name) if path.suffix in DRAWN):
+        if not any(map(is_record, folder.glob(beside))):
+            raise OutputError(f"{path} exists and no slimstate record is beside it: choose another place")

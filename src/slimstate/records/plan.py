@@ -1,28 +1,34 @@
-"""A plan as a record: what `core.plan.Plan` holds, with types for what it holds as bare JSON.
+"""A plan: what every mixer keeps, and all it takes to repeat or to judge that choice.
 
-`analyze` copies the plan of a cut model to its records, and says in the copy where that model lies.
+There is one format: of the plan beside a cut model, of the plan that a cut repeats, and of the copy that `analyze` puts
+among its records, which names the folder of the cut model.
 """
 
 from __future__ import annotations
 
-import json
+import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
-from slimstate.core.plan import Choice, Plan, Selection
+import torch
+from msgspec import Meta
+
+from slimstate.core.selection import Basis, Choice, Selection
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
 from slimstate.records.parts import Text
-from slimstate.records.schema import FILLED, NAMED, Count, Misfit, Whole, check, read
-from slimstate.system.errors import PlanError
+from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, ValidationError, Whole, from_json, to_json
+from slimstate.system.errors import quoted, reason_of
 from slimstate.system.json_files import JsonObject
+
+MAX_PLAN_BYTES = 2**30  # bases of many wide heads take hundreds of MiB
+Name = Annotated[str, Meta(max_length=100)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class UncutModel:
-    """The model that a plan is for."""
+class SourceModel:
+    """The uncut model of a plan."""
 
     source: str
     fingerprint: str | None = None
@@ -31,7 +37,7 @@ class UncutModel:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierCut:
-    """What was cut before, where a model was cut twice."""
+    """The cut before this one, where a model was cut twice."""
 
     method: str
     width: Whole
@@ -39,121 +45,143 @@ class EarlierCut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptLayer:
-    """What the heads of one layer keep, in plain numbers: the channels of each, or None where it is directions.
+class PlanHeader(Record):
+    """All of a plan but what its layers keep.
 
-    `claims` are its certificate: a number for each head by the name of what is claimed.
+    `corrected` says that the cut also makes up for the query scale that comes with the key dim, `correction` how, or
+    why not. `calibration` is None where the weights alone decide, or chance. `parent` is the plan of an earlier cut.
     """
 
-    layer: int
-    heads: int
-    channels: tuple[tuple[int, ...], ...] | None
-    claims: Mapping[str, tuple[float | None, ...]]
+    KIND: ClassVar[str] = "plan"
+
+    model_type: Name
+    width: Whole
+    key_dim: Whole
+    method: Name
+    score: Name
+    seed: int
+    corrected: bool
+    options: Mapping[str, Any]
+    model: SourceModel
+    calibration: Text | None = None
+    versions: Mapping[str, str]
+    parent: Mapping[str, Any] | None = None
+    correction: str = ""
+    folder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRecord(Record):
-    """A plan, and the folder of the model that was cut by it where this is a copy of that model's plan."""
+class Plan(PlanHeader):
+    """Which channels or directions every mixer keeps; `selections` has them by layer."""
 
-    KIND: ClassVar[str] = "plan"
-    FORMAT: ClassVar[int] = Plan.FORMAT
-
-    plan: Plan
-    folder: str | None = None
+    selections: Mapping[int, Choice] = field(metadata=IN_MEMORY)
 
     @property
-    def model(self) -> UncutModel:
-        return read(UncutModel, self.plan.model, "model")
-
-    @property
-    def calibration(self) -> Text | None:
-        """None where the weights alone decided, or chance."""
-        return read(Text, self.plan.calibration, "calibration") if self.plan.calibration else None
-
-    @property
-    def parent(self) -> EarlierCut | None:
-        return read(EarlierCut, self.plan.parent, "parent") if self.plan.parent else None
-
-    @cached_property
-    def layers(self) -> tuple[KeptLayer, ...]:
-        return tuple(_kept(layer, choice) for layer, choice in self.plan.selections.items())
+    def compression(self) -> float:
+        return 1 - self.key_dim / self.width
 
     @property
     def heads(self) -> int:
-        """Of all layers."""
-        return sum(kept.heads for kept in self.layers)
+        """The number of heads in all layers."""
+        return sum(choice.heads for choice in self.selections.values())
 
     @property
-    def rotated(self) -> bool:
-        """Whether directions are kept, and not channels."""
-        return any(not isinstance(choice, Selection) for choice in self.plan.selections.values())
+    def rotates(self) -> bool:
+        """Whether directions are kept, not channels."""
+        return any(isinstance(choice, Basis) for choice in self.selections.values())
 
-    def same_cut(self, other: PlanRecord) -> bool:
-        """Whether both keep the same of every layer."""
+    @property
+    def channels(self) -> dict[int, Selection]:
+        """The layers that keep channels."""
+        return {layer: choice for layer, choice in self.selections.items() if isinstance(choice, Selection)}
+
+    @property
+    def earlier_cut(self) -> EarlierCut | None:
+        return None if self.parent is None else from_json(EarlierCut, self.parent)
+
+    def summary(self) -> dict[str, float | None]:
+        """Return the certificate of the whole model: the worst head, and for counts the sum."""
+        claims: dict[str, list[float | None]] = {}
+        for choice in self.selections.values():
+            for name, values in choice.certificate.items():
+                claims.setdefault(name, []).extend(values)
+        return {
+            name: None if None in values else (sum if name == "swaps" else max)(value or 0.0 for value in values)
+            for name, values in claims.items()
+        }
+
+    def same_cut(self, other: Plan) -> bool:
+        """Return whether both keep the same in every layer."""
         return bool(self.to_json()["layers"] == other.to_json()["layers"])
 
     def to_json(self) -> JsonObject:
-        """The plan itself, and in a copy what it is a copy of."""
-        copied = {} if self.folder is None else {"kind": self.KIND, "folder": self.folder}
-        return {**copied, **json.loads(self.plan.to_json())}
+        layers = {str(layer): choice_to_json(choice) for layer, choice in self.selections.items()}
+        return {
+            **super().to_json(), "compression": self.compression, "certificate": self.summary(), "layers": layers,
+        }  # fmt: skip
 
     @classmethod
-    def parsed(cls, data: Mapping[str, object]) -> PlanRecord:
-        check(Plan, data, but=("selections",))
-        for name, layer in read(WrittenLayers, data).layers.items():
-            if (layer.keep is None) == (layer.basis is None):
-                raise Misfit(f"layers.{name} keeps neither channels nor directions, or both")
-        folder = data.get("folder")
-        try:
-            plan = Plan.from_json(json.dumps(data))
-        except (PlanError, RecursionError) as error:
-            raise Misfit(str(error)) from error
-        return cls(plan=plan, folder=None if folder is None else read(str, folder, "folder"))
+    def parse(cls, data: Mapping[str, object]) -> Plan:
+        header, selections = from_json(PlanHeader, data), {}
+        for layer, entry in from_json(_Layers, data).layers.items():
+            try:
+                selections[int(layer)] = choice_from_json(entry)
+            except (ValueError, ArithmeticError, RuntimeError) as error:
+                reason = str(error) if isinstance(error, ValidationError) else reason_of(error)
+                raise ValidationError(f"layers.{quoted(layer)}: {reason}") from error
+        return cls(**vars(header), selections=selections)
 
     def contradiction(self) -> str | None:
-        """What no plan can be; the properties refuse what is not of their types."""
-        plan, _ = self.plan, (self.model, self.calibration, self.parent)
-        for name in ("width", "key_dim"):
-            if getattr(plan, name) < 1:
-                return f"{name} is not a whole number above zero"
-        if plan.key_dim > plan.width:
-            return f"key_dim {plan.key_dim} is above the width of {plan.width}"
-        return next((words for kept in self.layers if (words := _misfit(kept, plan)) is not None), None)
+        if self.key_dim > self.width:
+            return f"key_dim must be at most the width {self.width}, got {self.key_dim}"
+        _ = self.earlier_cut
+        for layer, choice in self.selections.items():
+            if isinstance(choice, Selection) and int(choice.keep.max()) >= self.width:
+                return f"layers.{layer} keeps a channel beyond the width {self.width}"
+            if isinstance(choice, Basis) and choice.rows.shape[-1] != self.width:
+                return f"layers.{layer} keeps directions of {choice.rows.shape[-1]} channels, not {self.width}"
+            if any(len(claim) != choice.heads for claim in choice.certificate.values()):
+                return f"layers.{layer} must certify {choice.heads} heads"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenBasis:
-    shape: Annotated[tuple[Whole, ...], FILLED]
-    float32: str
+class _Layers:
+    layers: Annotated[Mapping[str, Mapping[str, Any]], NON_EMPTY]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenLayer:
-    """What a layer keeps as the file has it: channels by head, or directions in base64."""
-
-    keep: Annotated[tuple[Annotated[tuple[Count, ...], FILLED], ...], FILLED] | None = None
-    basis: WrittenBasis | None = None
+class _StoredBasis:
+    shape: Annotated[tuple[Whole, ...], NON_EMPTY]
+    float32: str  # base64 of the bytes, so that they come back as they were
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenLayers:
-    layers: Annotated[Mapping[str, WrittenLayer], NAMED]
+class _StoredChoice:
+    keep: Annotated[tuple[Annotated[tuple[Count, ...], NON_EMPTY], ...], NON_EMPTY] | None = None
+    basis: _StoredBasis | None = None
+
+    def __post_init__(self) -> None:
+        if (self.keep is None) == (self.basis is None):
+            raise ValueError("a layer must keep either channels (`keep`) or directions (`basis`)")
 
 
-def _kept(layer: int, choice: Choice) -> KeptLayer:
-    claims = read(dict[str, tuple[float | None, ...]], choice.certificate, f"layers.{layer}")
+def choice_to_json(choice: Choice) -> JsonObject:
+    """Return what a layer keeps as a plan has it, beside its certificate."""
     if isinstance(choice, Selection):
-        channels = tuple(map(tuple, choice.keep.tolist()))
-        return KeptLayer(layer=layer, heads=len(channels), channels=channels, claims=claims)
-    return KeptLayer(layer=layer, heads=len(choice.rows), channels=None, claims=claims)
+        return {"keep": choice.keep.tolist(), **to_json(choice.certificate)}
+    data = choice.rows.cpu().contiguous().numpy().astype("<f4").tobytes()
+    stored = {"shape": list(choice.rows.shape), "float32": base64.b64encode(data).decode()}
+    return {"basis": stored, **to_json(choice.certificate)}
 
 
-def _misfit(kept: KeptLayer, plan: Plan) -> str | None:
-    choice = plan.selections[kept.layer]
-    if kept.channels is not None and max(map(max, kept.channels)) >= plan.width:
-        return f"layers.{kept.layer} keeps a channel beyond its width of {plan.width}"
-    if not isinstance(choice, Selection) and choice.rows.shape[-1] != plan.width:
-        return f"layers.{kept.layer} keeps directions of {choice.rows.shape[-1]} channels, not {plan.width}"
-    if any(len(claim) != kept.heads for claim in kept.claims.values()):
-        return f"layers.{kept.layer} certifies another number of heads than it cuts"
-    return None
+def choice_from_json(entry: Mapping[str, Any]) -> Choice:
+    """Return what a layer keeps from its entry in a plan."""
+    stored = from_json(_StoredChoice, entry)
+    claims = {name: values for name, values in entry.items() if name not in ("keep", "basis")}
+    certificate = from_json(dict[str, tuple[int | float | None, ...]], claims)
+    if stored.basis is None:
+        return Selection(keep=torch.tensor(stored.keep, dtype=torch.long), certificate=certificate)
+    data = bytearray(base64.b64decode(stored.basis.float32, validate=True))
+    rows = torch.frombuffer(data, dtype=torch.float32).view(stored.basis.shape)
+    return Basis(rows=rows, certificate=certificate)

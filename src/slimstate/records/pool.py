@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from slimstate.records.base import Record
-from slimstate.records.schema import FILLED, Count, Whole
+from slimstate.records.schema import NON_EMPTY, Count, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,4 +71,4 @@ class PoolRecord(Record):
     linear_layers: Whole
     softmax_layers: Count
     key_dim: Whole
-    rows: Annotated[tuple[Fitting, ...], FILLED]
+    rows: Annotated[tuple[Fitting, ...], NON_EMPTY]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from slimstate.records.base import RecordOfModel
+from slimstate.records.base import ModelFolderRecord
 from slimstate.records.parts import Model, Origin, Text
-from slimstate.records.schema import Count, Whole, written
+from slimstate.records.schema import Count, Whole, to_json
 from slimstate.records.training import Teacher
 from slimstate.system.json_files import JsonObject
 
@@ -61,7 +61,7 @@ class Distilled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReconstructionRecord(RecordOfModel, Model, Origin):
+class ReconstructionRecord(ModelFolderRecord, Model, Origin):
     """The model is the cut one as it was before, or the uncut one where it was cut and reconstructed at once."""
 
     KIND: ClassVar[str] = "reconstruction"
@@ -100,6 +100,6 @@ class ReconstructionRecord(RecordOfModel, Model, Origin):
             "version": self.versions.get("slimstate"),
             "teacher": self.teacher.model,
             "teacher_fingerprint": self.teacher.fingerprint,
-            "settings": written(self.settings),
-            "calibration": written(self.calibration),
+            "settings": to_json(self.settings),
+            "calibration": to_json(self.calibration),
         }

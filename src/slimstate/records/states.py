@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin, Text
-from slimstate.records.schema import FILLED, NAMED, Count, Positive, Whole
+from slimstate.records.schema import NON_EMPTY, Count, Positive, Whole
 
-Numbers = Annotated[tuple[float, ...], FILLED]
-ByHead = Annotated[tuple[Numbers, ...], FILLED]  # a list of heads for each layer
-LARGEST_LOGARITHM = 300
+Numbers = Annotated[tuple[float, ...], NON_EMPTY]
+ByHead = Annotated[tuple[Numbers, ...], NON_EMPTY]  # a list of heads for each layer
+MAX_LOGARITHM = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Histogram:
 
     low: float
     high: float
-    counts: Annotated[tuple[Annotated[tuple[Annotated[tuple[Count, ...], FILLED], ...], FILLED], ...], FILLED]
+    counts: Annotated[tuple[Annotated[tuple[Annotated[tuple[Count, ...], NON_EMPTY], ...], NON_EMPTY], ...], NON_EMPTY]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class TraceRecord(Record, Model, Origin):
     every: int | None = None
     skip: int | None = None
     capacity: Positive
-    layers: Annotated[tuple[Count, ...], FILLED]
+    layers: Annotated[tuple[Count, ...], NON_EMPTY]
     heads: Whole
     times: Numbers
     utilisation: tuple[tuple[tuple[float, ...], ...], ...] | None = None
@@ -62,31 +62,31 @@ class TraceRecord(Record, Model, Origin):
     curve: Numbers
     effective_rank: tuple[float, ...] | None = None
     utilisation_by_head: ByHead
-    kappa_by_head: Annotated[tuple[Annotated[tuple[float | None, ...], FILLED], ...], FILLED]
+    kappa_by_head: Annotated[tuple[Annotated[tuple[float | None, ...], NON_EMPTY], ...], NON_EMPTY]
     histogram: Histogram
-    spectrum: Annotated[tuple[ByHead, ...], FILLED]
+    spectrum: Annotated[tuple[ByHead, ...], NON_EMPTY]
     bounds: Bounds
 
     def contradiction(self) -> str | None:
         by_head = {name: getattr(self, name) for name in ("utilisation_by_head", "kappa_by_head", "spectrum")}
         for name, layers in {**by_head, "histogram.counts": self.histogram.counts}.items():
             if len(layers) != len(self.layers) or any(len(layer) != self.heads for layer in layers):
-                return f"{name} is not of {len(self.layers)} layers and {self.heads} heads"
+                return f"{name} must have {len(self.layers)} layers of {self.heads} heads"
         if any(not sum(head) for layer in self.histogram.counts for head in layer):
-            return "histogram.counts has a head of which no state was counted"
+            return "histogram.counts has a head without a state"
         if self.histogram.high <= self.histogram.low:
-            return "histogram.high is not above histogram.low"
+            return "histogram.high must be above histogram.low"
         if len(self.curve) != len(self.times):
-            return "curve and times have different lengths"
-        if any(abs(value) > LARGEST_LOGARITHM for layer in self.spectrum for head in layer for value in head):
-            return "spectrum holds numbers that are no logarithms of singular values"
+            return "curve and times differ in length"
+        if any(abs(value) > MAX_LOGARITHM for layer in self.spectrum for head in layer for value in head):
+            return f"spectrum must hold logarithms of singular values, within {MAX_LOGARITHM}"
         names = ("effective_rank", "amplification", "amplification_lower", "amplification_upper")
         if any(len(getattr(self.bounds, name)) != self.bounds.states for name in names):
-            return f"bounds does not hold {self.bounds.states} states"
+            return f"bounds must hold {self.bounds.states} states"
         return None
 
 
-Filters = Annotated[Mapping[str, Annotated[tuple[ByHead, ...], FILLED]], NAMED]  # heads, channels, taps by role
+Filters = Annotated[Mapping[str, Annotated[tuple[ByHead, ...], NON_EMPTY]], NON_EMPTY]  # heads, channels, taps by role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +98,13 @@ class FiltersRecord(Record, Model, Origin):
     text: Text | None = None
     every: int | None = None
     skip: int | None = None
-    filters: Annotated[Mapping[str, Filters], NAMED]
-    likeness: Mapping[str, Annotated[Mapping[str, Numbers], NAMED]] = field(default_factory=dict)
+    filters: Annotated[Mapping[str, Filters], NON_EMPTY]
+    likeness: Mapping[str, Annotated[Mapping[str, Numbers], NON_EMPTY]] = field(default_factory=dict)
 
     def contradiction(self) -> str | None:
         layers = list(self.filters.values())
         if any(layer.keys() != layers[0].keys() for layer in layers):
-            return "filters has other roles in one layer than in another"
+            return "filters must have the same roles in every layer"
         for layer in layers:
             for role, heads in layer.items():
                 taps = {len(channel) for head in heads for channel in head}

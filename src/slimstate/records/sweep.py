@@ -11,7 +11,7 @@ from slimstate.records.base import Record
 from slimstate.records.evaluation import LmEval, TaskData
 from slimstate.records.parts import Origin, Predicted, Text
 from slimstate.records.reconstruction import ReconstructionSettings
-from slimstate.records.schema import FILLED, Count, Positive, Whole
+from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Whole
 
 UNCUT = "uncut"  # the method of rows that keep all channels, and their state in another type
 UNINFORMED = ("random", "random-rotation")  # methods that look at nothing: keys and queries are the same to them
@@ -96,9 +96,9 @@ class SweepRecord(Record, Origin):
     value_dim: Count | None = None
     settings: SweepSettings = field(default_factory=SweepSettings)
     uncut: Uncut
-    rows: Annotated[tuple[Row, ...], FILLED]
+    rows: Annotated[tuple[Row, ...], NON_EMPTY]
     recommended: Recommended | None = None
-    out: str | None = field(default=None, metadata={"json": None}, compare=False)
+    out: str | None = field(default=None, metadata=IN_MEMORY, compare=False)
 
     def headline(self) -> str:
         uncut = self.uncut.perplexity
@@ -146,4 +146,4 @@ class SweepRecord(Record, Origin):
 
     def contradiction(self) -> str | None:
         row = None if self.recommended is None else self.recommended.row
-        return f"recommended.row {row} is none of its rows" if row is not None and row >= len(self.rows) else None
+        return f"recommended.row {row} is none of the rows" if row is not None and row >= len(self.rows) else None

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from slimstate.records.base import RecordOfModel
+from slimstate.records.base import ModelFolderRecord
 from slimstate.records.parts import Model, Origin
-from slimstate.records.schema import Count, Whole, written
+from slimstate.records.schema import Count, Whole, to_json
 from slimstate.system.json_files import JsonObject
 
 RECOVERY = "slimstate_recovery.json"  # beside the weights of a recovered model
@@ -151,7 +151,7 @@ class Outcome(Model, Origin):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedRecord(RecordOfModel, Outcome):
+class TrainedRecord(ModelFolderRecord, Outcome):
     """The record of a training."""
 
     def headline(self) -> str:
@@ -187,8 +187,8 @@ class RecoveryRecord(TrainedRecord):
             "teacher": None if self.teacher is None else self.teacher.model,
             "teacher_fingerprint": None if self.teacher is None else self.teacher.fingerprint,
             "tokens": self.tokens,
-            "settings": written(self.settings),
-            "corpus": written(self.corpus),
+            "settings": to_json(self.settings),
+            "corpus": to_json(self.corpus),
         }
 
 
@@ -209,6 +209,6 @@ class TrainingRecord(TrainedRecord):
             "version": self.versions.get("slimstate"),
             "config": self.model,
             "tokens": self.tokens,
-            "settings": written(self.settings),
-            "corpus": written(self.corpus),
+            "settings": to_json(self.settings),
+            "corpus": to_json(self.corpus),
         }

@@ -11,19 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slimstate.records.display import Displayable
 from slimstate.records.folder import Found, Records, read_records
 from slimstate.records.reconstruction import RECONSTRUCTION
-from slimstate.records.schema import written
-from slimstate.records.shown import Shown
 from slimstate.records.training import RECOVERY
 from slimstate.report.markup import GENERATOR
 from slimstate.system.atomic import check_place, write_text, writing
 from slimstate.system.errors import DataError, OutputError
-from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from slimstate.records.plan import PlanRecord
+    from slimstate.records.plan import Plan
 
 __all__ = ["WrittenReport", "write_report"]
 PAGE = "report.html"
@@ -32,7 +30,7 @@ MAKERS = "`slimstate sweep`, `analyze`, `eval` and `verify` with `out`, `prune`,
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenReport(Shown):
+class WrittenReport(Displayable):
     """The page, how many records of each kind it is from, and a line on each file that could not be used."""
 
     out: str
@@ -46,9 +44,6 @@ class WrittenReport(Shown):
     def table(self) -> list[dict[str, object]]:
         """What could not be used."""
         return [{"skipped": line} for line in self.skipped]
-
-    def to_json(self) -> JsonObject:
-        return dict(written(self))
 
 
 def write_report(folder: str | Path, out: str | Path | None = None, *, reporter: Reporter = SILENT) -> WrittenReport:
@@ -90,10 +85,10 @@ def usable_records(folder: Path) -> Records:
     return replace(records, plan=without_copies(records.plan))
 
 
-def without_copies(plans: Sequence[Found[PlanRecord]]) -> tuple[Found[PlanRecord], ...]:
+def without_copies(plans: Sequence[Found[Plan]]) -> tuple[Found[Plan], ...]:
     """Plans, less those that `analyze`, `reconstruct` or `recover` copied where the cut model itself is here too."""
 
-    def copied(plan: Found[PlanRecord]) -> bool:
+    def copied(plan: Found[Plan]) -> bool:
         trained = any((plan.path.parent / name).exists() for name in (RECONSTRUCTION, RECOVERY))
         return plan.record.folder is not None or trained
 

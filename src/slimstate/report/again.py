@@ -14,7 +14,7 @@ from slimstate.records.provenance import command_line, run_config
 from slimstate.report.provenance import Provenance
 
 AGAIN = Path("again")
-OUT = "--out"
+OUT = "out"  # the option that says where a command writes
 
 
 def distinct(lines: Iterable[str]) -> list[str]:
@@ -26,7 +26,7 @@ def distinct(lines: Iterable[str]) -> list[str]:
 def _moved(line: str, taken: set[str]) -> str:
     try:
         words = shlex.split(line)
-        place = words.index(OUT) + 1
+        place = words.index(f"--{OUT}") + 1
         words[place] = str(AGAIN / _free(Path(words[place]).name, taken))
     except (ValueError, IndexError):  # not a command, or one that writes nothing
         return line

@@ -13,7 +13,7 @@ from slimstate.report.pieces import Section, code, facts, note
 from slimstate.report.strips import plan_strips
 
 if TYPE_CHECKING:
-    from slimstate.records.plan import PlanRecord
+    from slimstate.records.plan import Plan
 
 SCORES = {"kq": "keys and queries", "k": "keys", "q": "queries"}
 MEANINGS = {
@@ -25,26 +25,26 @@ MEANINGS = {
 DRAWN = 250_000  # channels whose strips are drawn in full; of further plans the page gives the facts alone
 
 
-def cut_section(plans: Sequence[Found[PlanRecord]]) -> Section | None:
+def cut_section(plans: Sequence[Found[Plan]]) -> Section | None:
     if not plans:
         return None
     left, bodies = DRAWN, []
     for number, found in enumerate(plans):
-        left -= found.record.plan.width * found.record.heads
+        left -= found.record.width * found.record.heads
         bodies.append(plan_body(found, drawn=left >= 0 or number == 0, opened=number == 0))
     return Section(anchor="cut", title="What was cut", body=joined(bodies))
 
 
-def plan_body(found: Found[PlanRecord], drawn: bool, opened: bool) -> Html:
-    record, plan = found.record, found.record.plan
-    heading = element("h3", record.model.source, f": key dim {plan.width}{ARROW}{plan.key_dim}")
+def plan_body(found: Found[Plan], drawn: bool, opened: bool) -> Html:
+    plan = found.record
+    heading = element("h3", plan.model.source, f": key dim {plan.width}{ARROW}{plan.key_dim}")
     strips = (
         element(
             "details",
             element("summary", "Channels kept, by layer and head"),
             element(
                 "figure",
-                plan_strips(record),
+                plan_strips(plan),
                 element(
                     "figcaption",
                     "Each strip is a head, from its first channel on the left to its last on the right: "
@@ -53,31 +53,31 @@ def plan_body(found: Found[PlanRecord], drawn: bool, opened: bool) -> Html:
             ),
             open=opened,
         )
-        if drawn and not record.rotated
+        if drawn and not plan.rotates
         else note(
             "Every head keeps directions across its channels, not channels: there are no strips to draw."
-            if record.rotated
+            if plan.rotates
             else "The strips of this plan are left out to keep the page small."
         )
     )
     return joined([heading, facts(plan_facts(found)), certificate_note(plan.summary()), strips])
 
 
-def plan_facts(found: Found[PlanRecord]) -> Iterator[tuple[str, object]]:
-    record, plan = found.record, found.record.plan
-    kept = "directions" if record.rotated else "channels"
+def plan_facts(found: Found[Plan]) -> Iterator[tuple[str, object]]:
+    plan = found.record
+    kept = "directions" if plan.rotates else "channels"
     yield "Cut", f"{plan.key_dim} of {plan.width} {kept} kept in every head, {percent(plan.compression)} less state"
-    layers, heads = plural(len(plan.selections), "layer"), plural(record.heads, "head")
+    layers, heads = plural(len(plan.selections), "layer"), plural(plan.heads, "head")
     yield "Where", f"{layers}, {heads} ({plan.model_type})"
     yield "Method", joined([code(plan.method), f"judging by {SCORES.get(plan.score, plan.score)}"], " ")
-    yield "Calibration", calibration_words(record.calibration)
+    yield "Calibration", calibration_words(plan.calibration)
     yield "Certificate", certificate_words(plan.summary())
     if plan.correction:
         yield "Query scale", plan.correction
     elif plan.corrected:
         factor = magnitude(plan.width / plan.key_dim)
         yield "Config", joined([code("norm_eps"), f"times {factor}, which makes up for the new query scale"], " ")
-    if parent := record.parent:
+    if parent := plan.earlier_cut:
         yield "Cut before", f"key dim {parent.width}{ARROW}{parent.key_dim} by {parent.method}"
     yield "Plan", code(found.path)
 

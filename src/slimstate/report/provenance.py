@@ -22,7 +22,7 @@ from slimstate.records.training import CorpusText, RecoveryRecord
 from slimstate.records.verification import VerificationRecord
 
 if TYPE_CHECKING:
-    from slimstate.records.plan import PlanRecord
+    from slimstate.records.plan import Plan
 
 OfModel: TypeAlias = (
     ReconstructionRecord | RecoveryRecord | TraceRecord | FiltersRecord | EvaluationRecord | VerificationRecord
@@ -79,8 +79,8 @@ def of_sweep(found: Found[SweepRecord]) -> Provenance:
     )
 
 
-def of_plan(found: Found[PlanRecord]) -> Provenance:
-    plan, model = found.record.plan, found.record.model
+def of_plan(found: Found[Plan]) -> Provenance:
+    plan, model = found.record, found.record.model
     options = {"apply": found.path, "out": found.path.parent}
     return Provenance(
         path=found.path,

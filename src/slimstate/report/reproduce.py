@@ -16,7 +16,7 @@ from slimstate.report.pieces import Section, code, command_lines, digest, listin
 from slimstate.report.provenance import Provenance
 
 if TYPE_CHECKING:
-    from slimstate.records.plan import PlanRecord
+    from slimstate.records.plan import Plan
 
 
 def reproduce_section(sources: Sequence[Provenance], records: Records, folder: Path) -> Section:
@@ -45,7 +45,7 @@ def reproduce_section(sources: Sequence[Provenance], records: Records, folder: P
     return Section(anchor="reproduce", title="Reproduce", body=joined(parts))
 
 
-def cut_folder(plan: Found[PlanRecord]) -> str:
+def cut_folder(plan: Found[Plan]) -> str:
     """Where the model of a plan lies: beside it, or where the plan was copied from."""
     beside = (plan.path.parent / "config.json").exists()
     return str(plan.path.parent) if beside else plan.record.folder or "SLIM"

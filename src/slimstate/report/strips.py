@@ -9,7 +9,8 @@ from slimstate.report.markup import Html, element, joined, variable
 from slimstate.report.numbers import magnitude
 
 if TYPE_CHECKING:
-    from slimstate.records.plan import KeptLayer, PlanRecord
+    from slimstate.core.selection import Selection
+    from slimstate.records.plan import Plan
 
 HEIGHT, STRIDE = 4, 5  # of a strip, and from one strip to the next, in channel widths
 
@@ -36,15 +37,15 @@ def strip_path(kept: Iterable[int], y: float) -> str:
     return "".join(words)
 
 
-def layer_strips(kept: KeptLayer, width: int) -> Html:
+def layer_strips(layer: int, selection: Selection, width: int) -> Html:
     """All heads of a layer that keeps channels, one below the other."""
-    heads = kept.channels or ()
+    heads = selection.keep.tolist()
     rows = (
         element(
             "g",
             Html(f'<rect y="{head * STRIDE}" width="{width}" height="{HEIGHT}"/>'),
             Html(f'<path d="{strip_path(channels, head * STRIDE + HEIGHT / 2)}"/>'),
-            data_tip=strip_tip(kept, head, len(channels), width),
+            data_tip=strip_tip(layer, selection, head, width),
             tabindex=-1,
         )
         for head, channels in enumerate(heads)
@@ -55,24 +56,25 @@ def layer_strips(kept: KeptLayer, width: int) -> Html:
         viewBox=f"0 0 {width} {len(heads) * STRIDE - 1}",
         preserveAspectRatio="none",
         role="group",
-        aria_label=f"Channels that the {len(heads)} heads of layer {kept.layer} keep",
+        aria_label=f"Channels that the {len(heads)} heads of layer {layer} keep",
         style=variable("heads", len(heads)),
         data_width=width,
     )
-    return element("div", element("span", f"layer {kept.layer}"), picture, class_="strip")
+    return element("div", element("span", f"layer {layer}"), picture, class_="strip")
 
 
-def strip_tip(kept: KeptLayer, head: int, count: int, width: int) -> str:
+def strip_tip(layer: int, selection: Selection, head: int, width: int) -> str:
     """What is known of one head."""
-    lines = [f"layer {kept.layer}, head {head}: keeps {count} of {width}"]
-    if "rho" in kept.claims:
-        lines.append(f"largest rho left {magnitude(kept.claims['rho'][head])}")
-    if {"condition_before", "condition_after"} <= kept.claims.keys():
-        before, after = (magnitude(kept.claims[f"condition_{when}"][head]) for when in ("before", "after"))
+    lines = [f"layer {layer}, head {head}: keeps {selection.kept} of {width}"]
+    claims = selection.certificate
+    if "rho" in claims:
+        lines.append(f"largest rho left {magnitude(claims['rho'][head])}")
+    if {"condition_before", "condition_after"} <= claims.keys():
+        before, after = (magnitude(claims[f"condition_{when}"][head]) for when in ("before", "after"))
         lines.append(f"condition number of the keys {before} → {after}")
     return "\n".join(lines)
 
 
-def plan_strips(record: PlanRecord) -> Html:
-    strips = (layer_strips(kept, record.plan.width) for kept in record.layers)
+def plan_strips(plan: Plan) -> Html:
+    strips = (layer_strips(layer, selection, plan.width) for layer, selection in plan.channels.items())
     return element("div", joined(strips), class_="strips")

@@ -21,7 +21,7 @@ from slimstate.report.tradeoff import saved
 from slimstate.report.utilisation import mean_utilisation, trace_of
 
 if TYPE_CHECKING:
-    from slimstate.records.plan import PlanRecord
+    from slimstate.records.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,7 @@ def perplexity_card(sweep: SweepRecord, remark: str, row: Row | None = None) -> 
     return Card(label=metric.words.capitalize(), value=pair(metric), remark=f"{per_token}{remark}")
 
 
-def plan_cards(record: PlanRecord) -> Iterator[Card]:
-    plan = record.plan
+def plan_cards(plan: Plan) -> Iterator[Card]:
     yield Card(label="Key dim per head", value=f"{plan.width}{ARROW}{plan.key_dim}", remark=f"by {plan.method}")
     yield Card(label="State saved", value=percent(plan.compression), remark=plural(len(plan.selections), "layer"))
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from slimstate.core.plan import Basis, Choice
+from slimstate.core.selection import Basis, Choice
 from slimstate.selectors.contract import SCORES, Case, Request, Selector, scored
 from slimstate.selectors.ranking import best_of
 from slimstate.system.errors import PlanError, quoted

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slimstate.core.evidence import NEEDS, Evidence, Need
-from slimstate.core.plan import Choice
+from slimstate.core.selection import Choice
 from slimstate.system.errors import PlanError, quoted
 
 SCORES = ("kq", "k", "q")

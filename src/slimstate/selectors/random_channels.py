@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from slimstate.core.plan import Selection
+from slimstate.core.selection import Selection
 from slimstate.selectors.contract import Case, Request, Selector
 from slimstate.selectors.ranking import keep_best
 

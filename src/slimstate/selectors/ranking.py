@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from slimstate.core.plan import Selection
+from slimstate.core.selection import Selection
 from slimstate.selectors.contract import Case, Request
 
 

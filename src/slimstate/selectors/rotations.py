@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slimstate.core.evidence import Evidence
-from slimstate.core.plan import Basis
+from slimstate.core.selection import Basis
 from slimstate.selectors.contract import Case, Request, Selector, scored
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from slimstate.core.evidence import FIELDS
-from slimstate.core.plan import Selection
+from slimstate.core.selection import Selection
 from slimstate.selectors.contract import Case, Request, Selector, scored
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.families.contract import Config
-from slimstate.records.schema import read
+from slimstate.records.schema import from_json
 from slimstate.system.errors import PlanError, quoted
 
 TITLES: Mapping[str, str] = {
@@ -127,7 +127,7 @@ def findings() -> Findings:
     text = resources.files("slimstate.serving").joinpath("engine_rules.json").read_text(encoding="utf-8")
     data = json.loads(text)
     entries = [{**entry, "model_types": data["groups"][entry["group"]]} for entry in data["rules"]]
-    return read(Findings, {**data, "rules": entries})
+    return from_json(Findings, {**data, "rules": entries})
 
 
 def rules() -> tuple[Rule, ...]:

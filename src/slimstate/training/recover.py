@@ -12,8 +12,8 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.load import load_tokenizer
 from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
-from slimstate.records.schema import read, written
-from slimstate.records.shown import Shown
+from slimstate.records.display import Displayable
+from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import RECOVERY, RecoveryRecord, RecoverySettings
 from slimstate.serving.model_card import serving_lines
 from slimstate.system import distributed
@@ -89,7 +89,7 @@ def recover(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preview(Shown):
+class Preview(Displayable):
     """What would be trained, by the full names of the modules."""
 
     model: str
@@ -106,9 +106,6 @@ class Preview(Shown):
 
     def headline(self) -> str:
         return f"{self.model}: {self.trained_parameters:,} of {self.parameters:,} parameters would be trained"
-
-    def to_json(self) -> JsonObject:
-        return dict(written(self))
 
 
 def preview(
@@ -133,7 +130,7 @@ def preview(
     adapted = {f"{name}.weight" for name in adaptation.targets}
     low_rank = sum(adaptation.rank * sum(sizes[name]) for name in adapted)
     whole = sum(sizes[name].numel() for name in adaptation.weights(student.config) if name not in adapted)
-    settings = {**options.settings(run), "adaptation": written(adaptation.describe())}
+    settings = {**options.settings(run), "adaptation": to_json(adaptation.describe())}
     return Preview(
         model=student.source,
         teacher=None if uncut is None else uncut.source,
@@ -144,7 +141,7 @@ def preview(
         parameters=student.parameters,
         steps=options.total_steps,
         tokens=options.total_tokens,
-        settings=read(RecoverySettings, settings),
+        settings=from_json(RecoverySettings, settings),
     )
 
 
@@ -184,7 +181,7 @@ class _Control:
             return
         found, teaching = RecoveryRecord.read(self.out / RECOVERY), self.session.distillation
         ours = _decisive(self.session.options.settings(self.session.run), teaching is not None)
-        theirs = _decisive(written(found.settings), found.teacher is not None)
+        theirs = _decisive(to_json(found.settings), found.teacher is not None)
         self._refuse({**theirs, "model": found.fingerprint}, {**ours, "model": self.uncut.fingerprint})
 
     def found(self, tokens: Tokens) -> RecoveryRecord | None:

@@ -35,7 +35,7 @@ from slimstate.models.stock import as_published
 from slimstate.pruning.estimate import training_seconds
 from slimstate.records.base import versions
 from slimstate.records.provenance import non_defaults, run_config
-from slimstate.records.schema import read, written
+from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import (
     CorpusText,
     LogEntry,
@@ -282,7 +282,7 @@ class Session(Generic[R]):
     ) -> Outcome:
         student = job.student
         teacher = None if self.distillation is None else self.distillation.teacher
-        settings = {**self.options.settings(self.run), "adaptation": written(adaptation.describe())}
+        settings = {**self.options.settings(self.run), "adaptation": to_json(adaptation.describe())}
         return Outcome(
             **{
                 **vars(identity(student, job.out.name)),
@@ -295,8 +295,8 @@ class Session(Generic[R]):
             seed=self.options.seed,
             seconds=seconds,
             teacher=None if teacher is None else Teacher(model=teacher.source, fingerprint=teacher.fingerprint),
-            settings=read(self.kind.settings, settings),
-            corpus=read(CorpusText, tokens.corpus.describe()),
+            settings=from_json(self.kind.settings, settings),
+            corpus=from_json(CorpusText, tokens.corpus.describe()),
             tokens=self.options.total_tokens,
             measured=measured,
             epochs=learned.epochs,

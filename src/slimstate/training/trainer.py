@@ -23,7 +23,7 @@ from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import states_before_head
 from slimstate.models.options import RunOptions
-from slimstate.records.schema import read
+from slimstate.records.schema import from_json
 from slimstate.records.training import LogEntry
 from slimstate.system import distributed
 from slimstate.system.atomic import write_text
@@ -234,7 +234,7 @@ def fit(
         with _full_disk_in_words(Path(settings.output_dir)):
             trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    log = tuple(read(LogEntry, plain(entry, 6)) for entry in trainer.state.log_history if "loss" in entry)
+    log = tuple(from_json(LogEntry, plain(entry, 6)) for entry in trainer.state.log_history if "loss" in entry)
     names = {f"model.{name}" for name in trainable(student.model)}
     trained = {name.removeprefix("model."): tensor.cpu() for name, tensor in (state or {}).items() if name in names}
     return trained, log

@@ -23,10 +23,10 @@ from slimstate.workflows.inputs import Inputs, Model, Progress, in_memory
 if TYPE_CHECKING:
     from slimstate.checkpoints.reader import Checkpoint
     from slimstate.core.layout import Mixer
-    from slimstate.core.plan import Plan
     from slimstate.data.text import Windows
     from slimstate.pruning.planning import SelectionJob
     from slimstate.records.cut import CutRecord, EstimateRecord
+    from slimstate.records.plan import Plan
     from slimstate.system.progress import Reporter
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slimstate.records.schema import Misfit, is_number, read
+from slimstate.records.schema import ValidationError, from_json, is_number
 from slimstate.serving.engines import check_engine
 from slimstate.system.errors import ModelError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
@@ -94,8 +94,8 @@ def ask(options: EngineOptions, request: JsonObject) -> Scores | Refused:
     if not answer or "error" in answer:
         return Refused(version=answer.get("version"), words=ended.words(answer.get("error")))
     try:
-        return _complete(read(Scores, _finite(answer)), request)
-    except Misfit as error:
+        return _complete(from_json(Scores, _finite(answer)), request)
+    except ValidationError as error:
         return Refused(version=answer.get("version"), words=f"its answer cannot be used: {error}")
 
 
@@ -112,7 +112,7 @@ def _complete(scores: Scores, request: JsonObject) -> Scores:
     counts = [request["count"]] * len(lengths)
     for rows, expected in ((scores.prefill, lengths), (scores.continued, counts), (scores.decoding, counts)):
         if [len(row) for row in rows] != expected:
-            raise Misfit(f"{[len(row) for row in rows]} tokens were scored where {expected} were asked for")
+            raise ValidationError(f"{[len(row) for row in rows]} tokens were scored where {expected} were asked for")
     return scores
 
 

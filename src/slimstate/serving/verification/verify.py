@@ -26,7 +26,7 @@ from slimstate.models.stock import stock_model
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
 from slimstate.records.provenance import non_defaults, run_config
-from slimstate.records.schema import read
+from slimstate.records.schema import from_json
 from slimstate.records.verification import Differences, Outcome, Verdict, VerificationRecord
 from slimstate.serving.engines import Served, advice
 from slimstate.serving.verification.engine_call import EngineOptions, Refused, Scores, ask
@@ -116,7 +116,7 @@ def verify(
         **vars(identity(checkpoint, checkpoint.folder.name)),
         engine=engine.engine,
         engine_version=version,
-        text=read(Text, text.describe()),
+        text=from_json(Text, text.describe()),
         dtype=run.precision_name,
         tolerance=comparison.tolerance,
         outcome=outcome,

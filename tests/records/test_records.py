@@ -1,0 +1,162 @@
+"""Records: strict JSON, written whole or not at all, read from any folder; only our own files are replaced."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from places import ROOT, TESTS
+from slimstate.core.file_names import PLAN
+from slimstate.evaluation.analyze import analyze
+from slimstate.evaluation.evaluate import evaluate
+from slimstate.evaluation.sweep import sweep
+from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.folder import read_records
+from slimstate.records.ownership import check_drawn, check_record
+from slimstate.records.parts import Origin
+from slimstate.records.plan import Plan
+from slimstate.records.provenance import command_line, run_config
+from slimstate.records.schema import ValidationError
+from slimstate.records.training import RecoveryRecord, TrainingRecord
+from slimstate.system.errors import DataError, OutputError
+from slimstate.system.json_files import plain, write_json
+
+EXAMPLES = TESTS / "records" / "examples"
+TRAININGS = {"recovery": RecoveryRecord, "training": TrainingRecord}
+
+
+def test_what_is_written_is_strict_json_and_reads_back(tmp_path):
+    record = {"kind": "sweep", "rows": [{"a": math.inf, "b": torch.tensor([1.5, math.nan])}], "n": 3, "x": None}
+    write_json(tmp_path / "deep" / "r.json", record)
+    text = (tmp_path / "deep" / "r.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "kind": "sweep", "rows": [{"a": None, "b": [1.5, None]}], "n": 3, "x": None,
+    }  # fmt: skip
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json"]
+    assert plain([0.123456, 123456.0, True, "x"], 3) == [0.123, 123000.0, True, "x"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        write_json(tmp_path / "file" / "r.json", {})
+
+
+def test_a_config_becomes_a_command_line():
+    options = {"text": "a file.txt", "limit": None, "recall": True, "force": False, "scores": ("kq", "k"), "seed": 0}
+    config = run_config("eval", {"model": Path("my model")}, options)
+    assert config == {
+        "command": "eval", "model": "my model", "text": "a file.txt", "recall": True, "scores": ["kq", "k"], "seed": 0,
+    }  # fmt: skip
+    line = "slimstate eval 'my model' --text 'a file.txt' --recall --scores kq,k --seed 0"
+    assert command_line(config) == Origin(config=config).command == line
+    assert command_line({"command": "analyze", "out": "x", "models": ["a", "b"]}) == "slimstate analyze a b --out x"
+    assert command_line({"command": "bench mixer", "models": ["a"]}) == "slimstate bench mixer --models a"
+    with pytest.raises(ValueError, match="must name its command"):
+        Origin(config={"model": "x"})
+
+
+def test_records_are_read_and_other_files_are_skipped(tmp_path):
+    (tmp_path / "a").mkdir()
+    shutil.copy(EXAMPLES / "sweep.json", tmp_path / "a")
+    shutil.copy(EXAMPLES / "plan-copy.json", tmp_path / "a")
+    write_json(tmp_path / "partial.json", {"kind": "filters", "name": "x"})
+    write_json(tmp_path / "other.json", {"kind": "something else"})
+    write_json(tmp_path / ".hidden" / "trace.json", {"kind": "trace"})
+    (tmp_path / "broken.json").write_text('{"kind": ')
+    (tmp_path / "list.json").write_text("[1]")
+    model = tmp_path / "model"
+    write_json(model / "config.json", {"kind": "sweep"})
+    write_json(model / "tokenizer.json", {"kind": "trace"})
+    shutil.copy(EXAMPLES / "plan.json", model / PLAN)
+    records = read_records(tmp_path)
+    assert records.counts() == {"sweep": 1, "plan": 2}
+    assert [(sweep.path.name, sweep.record.width) for sweep in records.sweep] == [("sweep.json", 8)]
+    assert [(plan.path.name, plan.record.folder) for plan in records.plan] == [("plan-copy.json", "slim"), (PLAN, None)]
+    broken, partial = records.skipped
+    assert "broken.json was skipped: it is not JSON" in broken
+    assert "partial.json was skipped: not a valid filters record: object missing required field `model`" in partial
+    with pytest.raises(DataError, match="no folder"):
+        read_records(tmp_path / "nowhere")
+
+
+def test_a_copy_of_a_plan_names_the_folder_of_the_cut_model():
+    plan, copy = Plan.read(EXAMPLES / "plan.json"), Plan.read(EXAMPLES / "plan-copy.json")
+    assert (plan.folder, copy.folder) == (None, "slim")
+    assert copy.same_cut(plan)
+    assert not Plan.read(EXAMPLES / "plan-directions.json").same_cut(plan)
+    assert (copy.model.source, copy.model.loader.library, copy.calibration.samples) == ("toy", "fla", 4)
+
+
+def nested_records(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the records of trainings in a file that holds several, at any depth."""
+    if isinstance(value, dict) and value.get("kind") in TRAININGS:
+        yield value
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from nested_records(inner)
+
+
+def missing(before: Any, after: Any, place: str = "") -> Iterator[str]:
+    """Yield the places of values that are not there any more."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name, value in before.items():
+            yield from missing(value, after.get(name), f"{place}.{name}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, value in enumerate(before):
+            yield from missing(value, after[number], f"{place}[{number}]")
+    elif before != after:
+        yield place
+
+
+@pytest.mark.parametrize(("name", "count"), [("recovery", 73), ("hybrids", 2), ("shared-filters", 3)])
+def test_records_of_the_docs_are_read_without_loss(name, count):
+    records = list(nested_records(json.loads((ROOT / "docs" / "records" / f"{name}.json").read_text())))
+    assert len(records) == count
+    for data in records:
+        record = TRAININGS[data["kind"]].from_json(data)
+        data.pop("run", None)  # a label of the docs
+        assert list(missing(data, record.to_json())) == []
+
+
+def test_an_evaluation_without_a_measurement_is_refused():
+    with pytest.raises(ValidationError, match="it holds neither a perplexity nor a task nor recall"):
+        EvaluationRecord.from_json({"name": "a", "model": "a"})
+
+
+@pytest.mark.parametrize("text", ["years of work", "{}", "[]", '{"kind": 3}', ""])
+def test_a_file_that_is_no_record_is_not_replaced(text, tmp_path):
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(OutputError, match=r"file.json exists and is not a slimstate record"):
+        check_record(tmp_path / "file.json")
+
+
+def test_records_and_what_was_drawn_from_them_are_replaced(tmp_path):
+    for path in (*EXAMPLES.glob("*.json"), EXAMPLES / "nothing.json"):
+        check_record(path)
+    (tmp_path / "notes.txt").write_text("x")
+    check_drawn(tmp_path, ["pareto.*"], "sweep.json")
+    (tmp_path / "pareto.png").write_text("x")
+    with pytest.raises(OutputError, match=r"pareto.png exists and no slimstate record is beside it"):
+        check_drawn(tmp_path, ["pareto.*"], "sweep.json")
+    shutil.copyfile(EXAMPLES / "sweep.json", tmp_path / "sweep.json")
+    check_drawn(tmp_path, ["pareto.*"], "sweep.json")
+
+
+def test_commands_refuse_to_replace_files_before_they_work(folders, text_file, tmp_path, monkeypatch):
+    model = folders["delta_net-plain"]
+    monkeypatch.setattr("slimstate.models.load.load", None)
+    for name in ("sweep.md", "spectra.pdf", "evaluation.json"):
+        (tmp_path / name).write_text("mine")
+    for command in (
+        lambda: sweep(model, tmp_path, text=text_file),
+        lambda: analyze([model], text_file, tmp_path),
+        lambda: evaluate(model, text_file, out=tmp_path / "evaluation.json"),
+    ):
+        with pytest.raises(OutputError, match="choose another"):
+            command()
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"mine"}
