@@ -19,7 +19,7 @@ from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Vali
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord
-from slimstate.system.errors import LONGEST_LINE, DataError, PlanError
+from slimstate.system.errors import MAX_LINE, DataError, PlanError
 
 EXAMPLES = TESTS / "records" / "examples"
 TYPES = {
@@ -192,7 +192,7 @@ def test_errors_name_the_place_in_one_line(change, message):
 def test_errors_are_short_whatever_the_file_says():
     with pytest.raises(ValidationError) as caught:
         Toy.from_json({"colour": "green\n" * 1000})
-    assert len(str(caught.value)) <= LONGEST_LINE
+    assert len(str(caught.value)) <= MAX_LINE
     assert "\n" not in str(caught.value)
     with pytest.raises(ValidationError, match="expected `object`, got `array`"):
         from_json(Toy, [1])

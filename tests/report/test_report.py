@@ -566,7 +566,7 @@ def test_what_cannot_be_read_is_named_skipped_and_said(tmp_path, unpainted):
     said = {Path(line.split()[0]).name: line for line in made.skipped}
     assert said.keys() == {"broken.json", "partial.json", "odd.json", PLAN}
     assert "object missing required field `model`" in said["partial.json"]
-    assert "perplexity is not a positive number" in said["odd.json"]
+    assert "perplexity: expected `float | null`, got `str`" in said["odd.json"]
     assert "4 files could not be used" in page
     assert all(name in page for name in said)
 

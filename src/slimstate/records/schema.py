@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, ValidationError
 
-from slimstate.system.errors import LONGEST_LINE, SlimstateError, quoted
+from slimstate.system.errors import MAX_LINE, SlimstateError, quoted
 from slimstate.system.json_files import is_unicode, plain
 
 __all__ = ["IN_MEMORY", "NON_EMPTY", "Count", "Positive", "ValidationError", "Whole", "from_json", "to_json"]
@@ -40,7 +40,7 @@ def from_json(kind: type[T], data: object) -> T:
     except (ValidationError, SlimstateError) as error:  # the latter from a value that checks itself
         reason, _, place = str(error).partition(" - at `$")
         where = f"{place.strip('`.')}: " if place else ""
-        raise ValidationError(quoted(f"{where}{reason[:1].lower()}{reason[1:]}", LONGEST_LINE)) from error
+        raise ValidationError(quoted(f"{where}{reason[:1].lower()}{reason[1:]}", MAX_LINE // 2)) from error
 
 
 def check_values(data: object, place: str = "$") -> None:
