@@ -1,8 +1,11 @@
-"""Writes the reference of the command from its parser, while the site is built: it cannot be out of date."""
+"""Write the reference of the command from the command itself while the site is built."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import click
 
 MARK = "<!-- every command -->"
 
@@ -12,45 +15,28 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
 
 
 def reference() -> str:
-    import typer
+    """Return a section for every command, with its usage and options."""
+    from slimstate.cli.app import app
 
-    from slimstate.cli import app
-
-    root = typer.main.get_command(app)
-    return "\n\n".join(section for name, verb in root.commands.items() for section in sections(name, verb))
+    return "\n\n".join(_sections("slimstate", app()))
 
 
-def sections(name: str, verb: Any) -> list[str]:
-    """One of a command, and one for each of its own."""
-    if hasattr(verb, "commands"):
-        return [part for inner, command in verb.commands.items() for part in sections(f"{name} {inner}", command)]
-    if hasattr(verb, "fill"):
-        verb.fill()  # with the names of methods, which are looked up late
-    arguments = [given for given in verb.params if given.param_type_name == "argument"]
-    options = [given for given in verb.params if given.param_type_name == "option" and given.name != "help"]
-    usage = " ".join(["slimstate", name, *map(placeholder, arguments), "[OPTIONS]"])
-    lines = [f"## {name}", (verb.help or "").strip(), f"```\n{usage}\n```"]
-    rows = [f"| `{named(given)}` | {escaped(given.help)} | |" for given in arguments]
-    rows += [f"| `{', '.join(given.opts)}` | {escaped(given.help)} | {default_of(given)} |" for given in options]
-    return ["\n\n".join([*lines, "\n".join(["| option | what it does | default |", "|---|---|---|", *rows])])]
+def _sections(name: str, command: click.Command) -> Iterator[str]:
+    from slimstate.cli.commands import fill_words
+
+    context = click.Context(command, info_name=name)
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            member = command.get_command(context, inner)
+            assert member is not None
+            yield from _sections(f"{name} {inner}", member)
+        return
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    records = [option.get_help_record(context) for option in command.params if isinstance(option, click.Option)]
+    rows = [f"| `{flag}` | {_escaped(fill_words(help))} |" for flag, help in filter(None, records)]
+    table = "\n".join(["| option | meaning |", "|---|---|", *rows])
+    yield f"## {name.removeprefix('slimstate ')}\n\n{(command.help or '').strip()}\n\n```\n{usage}\n```\n\n{table}"
 
 
-def named(argument: Any) -> str:
-    return argument.metavar or argument.name.upper()
-
-
-def placeholder(argument: Any) -> str:
-    """An argument as a line of usage has it."""
-    name = named(argument)
-    return name if argument.required else f"[{name}]"
-
-
-def default_of(option: Any) -> str:
-    value = option.default() if callable(option.default) else option.default
-    if value is None or value is False or value == () or option.required:
-        return "required" if option.required else ""
-    return f"`{value}`"
-
-
-def escaped(text: str | None) -> str:
-    return (text or "").replace("|", "\\|").replace("\n", " ")
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
