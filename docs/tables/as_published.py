@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tables.layout import METHODS, grid, record, sweep
+from tables.layout import METHODS, grid, pairs, record, sweep
 
 KEY_DIMS = (89, 76, 64, 32, 16)
 MODELS = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
@@ -15,17 +15,11 @@ CUTS = {
 }
 
 
-def _both_cuts(title: str) -> str:
-    cuts = CUTS[title]
-    return grid(
-        "method",
-        METHODS,
-        {str(key_dim): tuple(cuts) for key_dim in KEY_DIMS},
-        lambda method, key_dim, kind: f"{cuts[kind][method, 'kq', int(key_dim)]['word_ratio']:.3f}",
-    )
+def _ratio(title: str, key_dim: int, epsilon: str, method: str) -> str:
+    return f"{CUTS[title][epsilon][method, 'kq', key_dim]['word_ratio']:.3f}"
 
 
-def _cost(method: str, title: str, key_dim: int) -> str:
+def _cost(title: str, key_dim: int, method: str) -> str:
     published, corrected = (CUTS[title][kind][method, "kq", key_dim] for kind in ("as published", "corrected"))
     return f"{published['nats_per_token'] - corrected['nats_per_token']:.3f}"
 
@@ -34,10 +28,15 @@ def _uncut(name: str, field: str) -> float:
     return record(f"sweep-{name}-main")["uncut"][field]
 
 
+PLACES = pairs(dict.fromkeys(MODELS, KEY_DIMS))
 TABLES = {
-    "epsilon-gated": _both_cuts("Gated 31M"),
-    "epsilon-delta": _both_cuts("DeltaNet 30M"),
-    "epsilon-cost": grid("method", METHODS, dict.fromkeys(MODELS, KEY_DIMS), _cost),
+    "epsilon-ratios": grid(
+        ("model", "key dim", "epsilon"),
+        [(*place, epsilon) for place in PLACES for epsilon in ("corrected", "as published")],
+        METHODS,
+        _ratio,
+    ),
+    "epsilon-cost": grid(("model", "key dim"), PLACES, METHODS, _cost),
 }
 NUMBERS = {
     "uncut-gated-word": f"{_uncut('gated_deltanet-31m', 'word_perplexity'):.1f}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tables.layout import METHODS, Row, grid, large, record, sweep, table
+from tables.layout import METHODS, Row, grid, large, pairs, record, sweep, table
 
 MODELS = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
 PAPER_MODELS = {
@@ -15,10 +15,9 @@ PAPER_MODELS = {
     "Gated 1.3B": "gated_deltanet-1.3b",
 }
 FILTERS = {"own": "own", "one for each head": "head", "one for all heads": "all"}
+COMPRESSIONS = ("30", "40", "50", "75")
 COMPONENTS = ("pca", "pca-adversarial", "pca-released", "pca-released-adversarial")
-ROTATIONS = {f"{method}, {score}": (method, score) for method in COMPONENTS for score in ("kq", "k")} | {
-    "random-rotation": ("random-rotation", "kq")
-}
+ROTATIONS = [*((method, score) for method in COMPONENTS for score in ("kq", "k")), ("random-rotation", "kq")]
 # the methods that the paper and we ran on shared filters, with the score they choose by
 ON_FILTERS = {"pca-adversarial": "k", "pca": "k", "pca-released-adversarial": "k", "pca-released": "k"} | {
     "random-rotation": "kq",
@@ -36,26 +35,9 @@ MAIN, ALL, SCORES = _sweeps("main"), _sweeps("main", "exact"), _sweeps("scores")
 ROTATED = _sweeps("rotations", bundled="bundled-rotations")
 
 
-def _with_uncut(title: str, perplexity: float, digits: int = 1) -> str:
-    """Return the title of a group of columns with the perplexity of the uncut model."""
-    return f"{title}, uncut {perplexity:.{digits}f}"
-
-
-def _by_title(sweeps: Mapping[str, Row], digits: int) -> dict[str, dict[tuple[str, str, int], dict[str, Any]]]:
-    return {
-        _with_uncut(title, result["uncut"]["perplexity"], digits): sweep(result) for title, result in sweeps.items()
-    }
-
-
 SHARED = {title: record("shared-filters")[name]["sweep"] for title, name in FILTERS.items()}
-ON_SHARED = _by_title(SHARED, 1)
-TRAINED = _by_title(
-    {"hybrid": record("hybrids")["qwen3_next"]["sweep"], "Mamba-2": record("hybrids")["mamba2"]["sweep"]}, 2
-)
-PAPER_FILTERS = {
-    _with_uncut(f"the paper, {kind}", perplexity): kind
-    for kind, perplexity in record("paper")["principal_components"]["uncut"].items()
-}
+TRAINED = {"hybrid": record("hybrids")["qwen3_next"]["sweep"], "Mamba-2": record("hybrids")["mamba2"]["sweep"]}
+PAPER_FILTERS = {f"the paper, {kind}": kind for kind in ("own", "shared")}
 
 
 def _paper_ratio(cut: float, model: str) -> str:
@@ -63,21 +45,39 @@ def _paper_ratio(cut: float, model: str) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
-def _paper_method(method: str, model: str, compression: str) -> str:
-    cut = record("paper")["word_perplexity"][PAPER_MODELS[model]]["cut"]
-    return _paper_ratio(cut[method][compression.removesuffix(" %")], model)
+def _paper_method(model: str, compression: str, method: str) -> str:
+    return _paper_ratio(record("paper")["word_perplexity"][PAPER_MODELS[model]]["cut"][method][compression], model)
 
 
-def _paper_score(method: str, model: str, score: str) -> str:
+def _paper_score(model: str, score: str, method: str) -> str:
     return _paper_ratio(record("paper")["word_perplexity_by_score"]["cut"][method][PAPER_MODELS[model]][score], model)
 
 
-def _on_filters(method: str, group: str, compression: str) -> str:
-    if group in ON_SHARED:
-        return large(ON_SHARED[group][method, ON_FILTERS[method], {"50 %": 64, "75 %": 32}[compression]]["perplexity"])
-    paper = record("paper")["principal_components"][PAPER_FILTERS[group]]
-    number = paper.get(method, {}).get(compression.removesuffix(" %"))
+def _perplexities(results: Mapping[str, Row], digits: int) -> str:
+    """Return a table of perplexities per token, with those of the uncut models."""
+    rows = {title: sweep(result) for title, result in results.items()}
+    uncut = {title: f"{result['uncut']['perplexity']:.{digits}f}" for title, result in results.items()}
+    return grid(
+        ("model", "uncut", "key dim"),
+        [(title, uncut[title], key_dim) for title in results for key_dim in (96, 80, 64, 32)],
+        METHODS,
+        lambda title, _, key_dim, method: f"{rows[title][method, 'kq', key_dim]['perplexity']:.{digits}f}",
+    )
+
+
+def _on_filters(filters: str, _: str, removed: str, method: str) -> str:
+    if filters in SHARED:
+        key_dim = {"50": 64, "75": 32}[removed]
+        return large(sweep(SHARED[filters])[method, ON_FILTERS[method], key_dim]["perplexity"])
+    number = record("paper")["principal_components"][PAPER_FILTERS[filters]].get(method, {}).get(removed)
     return "" if number is None else f"{number:.1f}" if number < 1e4 else f"{number:.1e}".replace("e+0", "e")
+
+
+def _filter_places() -> list[tuple[str, str, str]]:
+    paper = record("paper")["principal_components"]["uncut"]
+    uncut = {title: result["uncut"]["perplexity"] for title, result in SHARED.items()}
+    uncut |= {title: paper[kind] for title, kind in PAPER_FILTERS.items()}
+    return [(title, f"{perplexity:.1f}", removed) for title, perplexity in uncut.items() for removed in ("50", "75")]
 
 
 def _filters() -> list[dict[str, Any]]:
@@ -95,34 +95,37 @@ def _conditions() -> list[dict[str, Any]]:
     return [{"channels": title, **row} for title, row in chosen.items()]
 
 
-USED = {
-    f"{title}, uncut {record(f'sweep-{name}-main')['uncut']['rank_utilisation']:.3f}": MAIN[title]
-    for title, name in MODELS.items()
-}
+def _utilisation(title: str, _: str, key_dim: int, method: str) -> str:
+    return f"{MAIN[title][method, 'kq', key_dim]['rank_utilisation']:.3f}"
+
+
+USED = {title: f"{record(f'sweep-{name}-main')['uncut']['rank_utilisation']:.3f}" for title, name in MODELS.items()}
 UNCUT = record("sweep-delta_net-30m-main")["uncut"]
 TABLES = {
     "methods-per-word": grid(
-        "method",
+        ("model", "key dim"),
+        pairs({**dict.fromkeys(MODELS, (89, 76, 64, 32, 16)), "bundled": (96, 80, 64, 32)}),
         METHODS,
-        {**dict.fromkeys(MODELS, (89, 76, 64, 32, 16)), "bundled": (96, 80, 64, 32)},
-        lambda method, model, key_dim: f"{ALL[model][method, 'kq', key_dim]['word_ratio']:.3f}",
+        lambda model, key_dim, method: f"{ALL[model][method, 'kq', key_dim]['word_ratio']:.3f}",
     ),
     "methods-per-token": grid(
-        "method",
+        ("model", "key dim"),
+        pairs({**dict.fromkeys(MODELS, (96, 80, 64, 32, 16)), "bundled": (96, 80, 64, 32)}),
         METHODS,
-        {**dict.fromkeys(MODELS, (96, 80, 64, 32, 16)), "bundled": (96, 80, 64, 32)},
-        lambda method, model, key_dim: f"{MAIN[model][method, 'kq', key_dim]['token_ratio']:.3f}",
+        lambda model, key_dim, method: f"{MAIN[model][method, 'kq', key_dim]['token_ratio']:.3f}",
     ),
     "methods-paper": grid(
-        "method", METHODS, dict.fromkeys(PAPER_MODELS, ("30 %", "40 %", "50 %", "75 %")), _paper_method
+        ("model", "removed, %"), pairs(dict.fromkeys(PAPER_MODELS, COMPRESSIONS)), METHODS, _paper_method
     ),
     "scores": grid(
-        "method",
+        ("model", "score"),
+        pairs(dict.fromkeys(SCORES, ("kq", "k", "q"))),
         METHODS[1:],
-        dict.fromkeys(SCORES, ("kq", "k", "q")),
-        lambda method, model, score: f"{SCORES[model][method, score, 64]['word_ratio']:.3f}",
+        lambda model, score, method: f"{SCORES[model][method, score, 64]['word_ratio']:.3f}",
     ),
-    "scores-paper": grid("method", METHODS[1:], dict.fromkeys(PAPER_MODELS, ("kq", "k", "q")), _paper_score),
+    "scores-paper": grid(
+        ("model", "score"), pairs(dict.fromkeys(PAPER_MODELS, ("kq", "k", "q"))), METHODS[1:], _paper_score
+    ),
     "condition-numbers": table(
         {
             "channels chosen by": "{channels}",
@@ -132,10 +135,10 @@ TABLES = {
         _conditions(),
     ),
     "rotations": grid(
-        "method, score",
+        ("method", "score"),
         ROTATIONS,
-        dict.fromkeys(ROTATED, (64, 32)),
-        lambda name, model, key_dim: large(ROTATED[model][(*ROTATIONS[name], key_dim)]["word_ratio"]),
+        pairs(dict.fromkeys(ROTATED, (64, 32))),
+        lambda method, score, place: large(ROTATED[place[0]][method, score, place[1]]["word_ratio"]),
     ),
     "filters": table(
         {
@@ -148,26 +151,14 @@ TABLES = {
         },
         _filters(),
     ),
-    "filters-components": grid(
-        "method", ON_FILTERS, dict.fromkeys((*ON_SHARED, *PAPER_FILTERS), ("50 %", "75 %")), _on_filters
-    ),
-    "filters-methods": grid(
-        "method",
-        METHODS,
-        dict.fromkeys(ON_SHARED, (96, 80, 64, 32)),
-        lambda method, filters, key_dim: f"{ON_SHARED[filters][method, 'kq', key_dim]['perplexity']:.1f}",
-    ),
-    "hybrids": grid(
-        "method",
-        METHODS,
-        dict.fromkeys(TRAINED, (96, 80, 64, 32)),
-        lambda method, model, key_dim: f"{TRAINED[model][method, 'kq', key_dim]['perplexity']:.2f}",
-    ),
+    "filters-components": grid(("filters", "uncut", "removed, %"), _filter_places(), ON_FILTERS, _on_filters),
+    "filters-methods": _perplexities(SHARED, 1),
+    "hybrids": _perplexities(TRAINED, 2),
     "utilisation": grid(
-        "method",
+        ("model", "uncut", "key dim"),
+        [(title, uncut, key_dim) for title, uncut in USED.items() for key_dim in (64, 32, 16)],
         METHODS,
-        dict.fromkeys(USED, (64, 32, 16)),
-        lambda method, model, key_dim: f"{USED[model][method, 'kq', key_dim]['rank_utilisation']:.3f}",
+        _utilisation,
     ),
 }
 NUMBERS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,19 @@ def table(columns: Mapping[str, str], rows: Iterable[Row]) -> str:
     return markdown(list(columns), lines)
 
 
-def grid(corner: str, lines: Iterable[str], groups: Mapping[str, Iterable[Any]], cell: Callable[..., str]) -> str:
-    """Return a table of `cell(line, group, column)`; a group's name stands before the title of its first column."""
-    places = [(group, column) for group, columns in groups.items() for column in columns]
-    titles = [f"{group}: {column}" if column == next(iter(groups[group])) else str(column) for group, column in places]
-    body = [[line, *(cell(line, group, column) for group, column in places)] for line in lines]
-    return markdown([corner, *titles], body)
+def grid(
+    titles: Sequence[str], places: Iterable[tuple[Any, ...]], columns: Iterable[Any], cell: Callable[..., str]
+) -> str:
+    """Return a table with a line for each place: the place itself, then `cell(*place, column)` for each column."""
+    columns = list(columns)
+    heads = [", ".join(map(str, column)) if isinstance(column, tuple) else str(column) for column in columns]
+    lines = [[*map(str, place), *(cell(*place, column) for column in columns)] for place in places]
+    return markdown([*titles, *heads], lines)
+
+
+def pairs(groups: Mapping[str, Iterable[Any]]) -> list[tuple[str, Any]]:
+    """Return every name with each of its values."""
+    return [(name, value) for name, values in groups.items() for value in values]
 
 
 def markdown(titles: list[str], lines: Iterable[list[str]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tables.layout import grid, power, record, sweep, table
+from tables.layout import grid, pairs, power, record, sweep, table
 
 KINDS = {"Gram matrices": "gram", "inputs": "input", "gradients": "gradient"}
 
@@ -36,7 +36,8 @@ def _epsilon() -> list[dict[str, Any]]:
     ]
 
 
-def _difference(family: str, dtype: str, kind: str) -> str:
+def _difference(family: str, place: tuple[str, str]) -> str:
+    dtype, kind = place
     numbers = record("devices")["families"][family][dtype]
     return power(max(number for name, number in numbers.items() if KINDS[kind] in name))
 
@@ -78,9 +79,9 @@ TABLES = {
     "selection": table({"": "{way}", "seconds": "{seconds:.2f}"}, _selection()),
     "memory": table({"": "{run}", "peak, GB": "{gb:.2f}", "seconds": "{seconds:.0f}"}, _peaks()),
     "devices": grid(
-        "family",
-        sorted(record("devices")["families"]),
-        dict.fromkeys(("float32", "bfloat16"), tuple(KINDS)),
+        ("family",),
+        [(family,) for family in sorted(record("devices")["families"])],
+        pairs(dict.fromkeys(("float32", "bfloat16"), tuple(KINDS))),
         _difference,
     ),
 }

@@ -70,7 +70,7 @@ def _capacity() -> list[dict[str, Any]]:
     return rows
 
 
-def _widths(title: str, _: str, key_dim: int) -> str:
+def _speedup(key_dim: int, title: str) -> str:
     return f"{only(CURVE, model=LAYERS[title], key_dim=key_dim)['speedup']:.2f}"
 
 
@@ -135,7 +135,7 @@ def _recurrences() -> list[dict[str, Any]]:
     return rows
 
 
-def _activations(layer: str, group: str, length: int) -> str:
+def _activations(layer: str, length: int, group: str) -> str:
     row = only(record("activations")["rows"], type=layer, length=length)
     if group == "peak / activations":
         return f"{row['peak'] / row['activations']:.2f}"
@@ -153,6 +153,7 @@ def _steps() -> list[dict[str, Any]]:
     return rows
 
 
+WIDTHS = sorted({row["key_dim"] for row in CURVE}, reverse=True)
 MODEL = {
     "model": "{title}",
     "removed": "{removed}",
@@ -203,7 +204,7 @@ TABLES = {
         },
         _layers("bench-mixer-no-gate"),
     ),
-    "widths": grid("layer", LAYERS, {"key dim": sorted({row["key_dim"] for row in CURVE}, reverse=True)}, _widths),
+    "widths": grid(("key dim",), [(key_dim,) for key_dim in WIDTHS], LAYERS, _speedup),
     "prefill-4096": table(
         {**MODEL, "the paper's": "{paper:.2f}x", "memory ratio": "{memory_ratio:.2f}"},
         [*_models("bench-model-delta", BIG), *_models("bench-model-gated", BIG_GATED)],
@@ -288,9 +289,9 @@ TABLES = {
         _recurrences(),
     ),
     "activations": grid(
-        "layer",
-        dict.fromkeys(row["type"] for row in record("activations")["rows"]),
-        {"activations, MiB": (512, 4096), "peak, MiB": (512, 4096), "peak / activations": (512, 1024, 2048, 4096)},
+        ("layer", "length"),
+        [(row["type"], row["length"]) for row in record("activations")["rows"] if row["length"] in (512, 4096)],
+        ("activations, MiB", "peak, MiB", "peak / activations"),
         _activations,
     ),
     "steps": table(

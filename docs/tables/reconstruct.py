@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from tables.layout import grid, only, percent, record, select, sweep, table
+from tables.layout import grid, only, pairs, percent, record, select, sweep, table
 from tables.recovery import MODELS, RECALL, recall_errors
 
 MEASURED = record("reconstruction-30m")
@@ -41,22 +41,22 @@ def gained(way: str, model: str, key_dim: int) -> float:
 
 def back(way: str) -> list[float]:
     """Return the share of the loss that came back, for both models and all key dims."""
-    places = [(model, key_dim) for model in MODELS for key_dim in KEY_DIMS]
-    return [1 - gained(way, *place) / gained("cut only", *place) for place in places]
+    return [1 - gained(way, *place) / gained("cut only", *place) for place in PLACES]
 
 
-def _weighted(title: str, model: str, key_dim: int) -> str:
+def _weighted(title: str, place: tuple[str, int]) -> str:
+    model, key_dim = place
     rows = select(MEASURED["drrqr_weighted"], model=MODELS[model], key_dim=key_dim)
     (row,) = (row for row in rows if row["tokens_count_by"].startswith(WEIGHTS[title]))
     return f"{row['nats_over_uncut']:.3f}"
 
 
-def _variant(way: str, _: str, model: str) -> str:
+def _variant(way: str, model: str) -> str:
     row = only(MEASURED["rows"], model=MODELS[model], key_dim=32, way=way, steps=400, learning_rate=1e-3)
     return f"{row['nats_over_uncut']['wikitext2']:.3f}"
 
 
-def _recalled(what: str, model: str, key_dim: int) -> str:
+def _recalled(model: str, key_dim: int, what: str) -> str:
     """Return the names recalled: of the Gated DeltaNet over twenty seeds, of the DeltaNet from one."""
     name = "uncut" if key_dim == 128 else what
     if key_dim == 128 and what == "reconstructed":
@@ -110,20 +110,21 @@ def _times() -> list[dict[str, Any]]:
     ]
 
 
+PLACES = pairs(dict.fromkeys(MODELS, KEY_DIMS))
 TABLES = {
     "reconstruction": grid(
-        "nats over uncut",
-        ("cut only", *WAYS),
-        dict.fromkeys(MODELS, KEY_DIMS),
-        lambda way, model, key_dim: f"{gained(way, model, key_dim):.3f}",
+        ("nats over uncut",),
+        [("cut only",), *((way,) for way in WAYS)],
+        PLACES,
+        lambda way, place: f"{gained(way, *place):.3f}",
     ),
     "reconstruction-times": table(
         {"": "{model}", "seconds": "{seconds:.0f}", "GPU memory, GiB": "{peak:.1f}"}, _times()
     ),
     "reconstruction-recall": grid(
-        "names recalled", ("cut", "reconstructed"), dict.fromkeys(MODELS, (128, 64, 32)), _recalled
+        ("model", "key dim"), pairs(dict.fromkeys(MODELS, (128, 64, 32))), ("cut", "reconstructed"), _recalled
     ),
-    "reconstruction-variants": grid("error measured", VARIANTS, {"nats over uncut": tuple(MODELS)}, _variant),
+    "reconstruction-variants": grid(("error measured",), [(way,) for way in VARIANTS], MODELS, _variant),
     "reconstruction-bundled": table(
         {
             "key dim": "{key_dim}",
@@ -134,7 +135,7 @@ TABLES = {
         },
         _bundled(),
     ),
-    "weighted": grid("tokens count", WEIGHTS, dict.fromkeys(MODELS, KEY_DIMS), _weighted),
+    "weighted": grid(("tokens count",), [(title,) for title in WEIGHTS], PLACES, _weighted),
     "reconstruction-memory": table({"": "{part}", "GB": "{gb:.2f}"}, _memory()),
 }
 NUMBERS = {

@@ -180,15 +180,15 @@ def _recalled(title: str) -> dict[str, str]:
     return {"model": title, "gated": gated, "plain": plain}
 
 
-def _by_method(method: str, group: str, column: str) -> str:
-    run = "drrqr-64 full 1e-3 kd 4" if (method, group) == ("drrqr", "key dim 64") else f"s-{method}-{group[-2:]}"
+def _by_method(key_dim: int, method: str, column: str) -> str:
+    run = "drrqr-64 full 1e-3 kd 4" if (method, key_dim) == ("drrqr", 64) else f"s-{method}-{key_dim}"
     if column == "closed":
         return closed(nats(run)["before"], nats(run)["after"], nats("s-control")["after"], 0)
     return f"{nats(run)[column]:.4f}"
 
 
-def _default(title: str, model: str) -> str:
-    run = f"{model} {BY_FLAGS[title]}".replace("DeltaNet full 1e-3", "drrqr-64 full 1e-3")
+def _default(options: str, model: str) -> str:
+    run = f"{model} {BY_FLAGS[options]}".replace("DeltaNet full 1e-3", "drrqr-64 full 1e-3")
     return closed(nats(run)["before"], nats(run)["after"], nats(run)["uncut"], 0) if run in RUNS else ""
 
 
@@ -238,7 +238,10 @@ TABLES = {
         [_recalled(title) for title in RECALLED],
     ),
     "recovery-methods": grid(
-        "method", METHODS[::-1], dict.fromkeys(("key dim 64", "key dim 32"), ("before", "after", "closed")), _by_method
+        ("key dim", "method"),
+        [(key_dim, method) for key_dim in (64, 32) for method in METHODS[::-1]],
+        ("before", "after", "closed"),
+        _by_method,
     ),
     "recovery-options": table(
         {"options": "`{options}`", "after": "{after:.4f}", "closed": "{closed}"},
@@ -252,9 +255,9 @@ TABLES = {
         ],
     ),
     "recovery-defaults": grid(
-        "options",
-        BY_FLAGS,
-        {"closed": ("DeltaNet", "bundled", "hybrid", "Gated DeltaNet")},
-        lambda title, _, model: _default(title, model),
+        ("options",),
+        [(options,) for options in BY_FLAGS],
+        ("DeltaNet", "bundled", "hybrid", "Gated DeltaNet"),
+        _default,
     ),
 }

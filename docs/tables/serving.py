@@ -23,16 +23,16 @@ def _verdicts(name: str) -> str:
     """Return what an engine does with each model and key dim, with the larger difference of prefill and decoding."""
     rows = record(name)["rows"]
 
-    def cell(model: str, _: str, key_dim: int) -> str:
+    def cell(model: str, key_dim: int) -> str:
         row = only(rows, model=model, key_dim=key_dim)
         measured = "" if row["verdict"] == "refuses" else f" {power(max(row['prefill'], row['decoding']))}"
         return row["verdict"] + measured
 
     models, key_dims = (dict.fromkeys(row[field] for row in rows) for field in ("model", "key_dim"))
-    return grid("model", models, {"key dim": tuple(key_dims)}, cell)
+    return grid(("model",), [(model,) for model in models], key_dims, cell)
 
 
-def _sglang_kernel(title: str, _: str, key_dim: int) -> str:
+def _sglang_kernel(title: str, key_dim: int) -> str:
     row = only(record("sglang-kernels")["rows"], kernel=KERNELS[title], key_dim=key_dim)
     return "refused" if "error" in row else power(row["difference"])
 
@@ -88,20 +88,19 @@ def _state_dtypes() -> str:
     uncut = {**measured["uncut"], "method": "uncut", "state_dtype": "float32", "nats_over_uncut": 0.0}
     rows = [uncut, *measured["rows"]]
 
-    def cell(title: str, _: str, dtype: str) -> str:
-        method, key_dim = cuts[title]
+    def cell(method: str, key_dim: int, dtype: str) -> str:
         row = only(rows, method=method, key_dim=key_dim, state_dtype=dtype)
         return f"{row['state_bytes'] / 2**20:.3f} MiB: {row['nats_over_uncut']:+.4f}"
 
-    cuts = {f"{row['method']}, key dim {row['key_dim']}": (row["method"], row["key_dim"]) for row in rows}
-    return grid("model", cuts, {"state in": ("float32", "bfloat16", "float8_e4m3")}, cell)
+    cuts = dict.fromkeys((row["method"], row["key_dim"]) for row in rows)
+    return grid(("method", "key dim"), cuts, ("float32", "bfloat16", "float8_e4m3"), cell)
 
 
 TABLES = {
     "verify-mlx": _verdicts("verify-mlx"),
     "verify-llama": _verdicts("verify-llama"),
     "verify-vllm": _verdicts("verify-vllm"),
-    "sglang-kernels": grid("kernel", KERNELS, {"key dim": (128, 96, 77, 64, 48, 32, 16)}, _sglang_kernel),
+    "sglang-kernels": grid(("kernel",), [(title,) for title in KERNELS], (128, 96, 77, 64, 48, 32, 16), _sglang_kernel),
     "vllm-kernels": _vllm_kernels("vllm-kernels"),
     "vllm-kernels-mamba2": _vllm_kernels("vllm-kernels-mamba2"),
     "pool-qwen3-next": _pool("qwen3_next"),
