@@ -11,7 +11,6 @@ import torch
 import slimstate
 import tiny
 from cases import case, changed
-from cutting import pruned
 from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.file_names import PLAN
@@ -48,7 +47,7 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
         original = tiny.save(tiny.build(tiny.VARIANTS[name]), root / name)
         for kind in kinds_of(name):
             out = root / f"{name}-{kind}"
-            pruned(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=kind == "rescaled")
+            slimstate.prune(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=kind == "rescaled")
             pairs[name, kind] = (original, out)
     torch.save(tiny.token_ids(), root / "ids.pt")
     for kind, names in (
@@ -156,7 +155,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, text
     checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
     for method in sorted(channel_methods(), key=lambda method: method != "grad"):
         folder = tmp_path / method
-        pruned(folders[name], folder, method=method, evidence=tmp_path / "evidence.safetensors", **options)
+        slimstate.prune(folders[name], folder, method=method, evidence=tmp_path / "evidence.safetensors", **options)
         plan = Plan.read(folder / PLAN)
         with torch.inference_mode():
             with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
@@ -171,7 +170,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, text
 @pytest.mark.parametrize("method", sorted(channel_methods()))
 def test_the_same_seed_gives_the_same_bytes(method, folders, text_file, tmp_path):
     for place in "ab":
-        pruned(
+        slimstate.prune(
             folders[tiny.PLAIN[0]],
             tmp_path / place / "cut",
             method=method,

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
-from cutting import pruned
 from launching import Program
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import PLAN
@@ -171,7 +170,7 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     assert Program(program, text_file, *places, err=said, fla=False).wait() == 0, said.read_text()
     for name in names:
         options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
-        pruned(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
+        slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
         plans = [Plan.read(tmp_path / place / PLAN) for place in (name, f"{name}-with")]
         for layer, selection in plans[0].selections.items():
             assert torch.equal(selection.keep, plans[1].selections[layer].keep)

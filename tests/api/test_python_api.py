@@ -71,12 +71,12 @@ def test_a_plain_list_of_strings_and_a_selector_of_ones_own_are_enough(model):
 
     cut = slimstate.prune(
         model, tokenizer=tiny.tokenizer(), method=Loudest(2.0), progress=False,
-        calibration=texts(),
+        data=texts(),
     )  # fmt: skip
     assert (cut.method, cut.key_dim) == ("loudest", 16), "half of 24 channels, a multiple of 16"
-    plan = slimstate.make_plan(
+    plan = slimstate.prune(
         model, tokenizer=tiny.tokenizer(), method=Loudest(1.0), key_dim=16, progress=False,
-        calibration=texts(),
+        data=texts(),
     )  # fmt: skip
     for layer, selection in plan.selections.items():
         assert torch.equal(selection.keep, cut.plan.selections[layer].keep), "a power keeps the order"
@@ -106,9 +106,9 @@ def test_chats_are_read_in_the_words_of_the_template(model, tmp_path):
 def test_every_verb_takes_a_model_in_memory(model, tmp_path):
     words, quick = tiny.tokenizer(), EvalOptions(length=64, max_tokens=256)
     assert slimstate.inspect(model).model.endswith("(in memory)")
-    plan = slimstate.make_plan(model, method="l1", key_dim=8, progress=False)
-    plan.write(tmp_path / "plan.json")
-    again = slimstate.apply_plan(model, tmp_path / "plan.json", tmp_path / "cut", progress=False)
+    plan = slimstate.prune(model, method="l1", key_dim=8, progress=False)
+    plan.plan.write(tmp_path / "plan.json")
+    again = slimstate.prune(model, tmp_path / "cut", apply=tmp_path / "plan.json", progress=False)
     assert again.path == tmp_path / "cut"
     assert slimstate.estimate(model, method="l1", progress=False).key_dim == 16
     cut = slimstate.prune(model, method="l1", key_dim=8, progress=False).cut_model
@@ -126,7 +126,7 @@ def test_every_verb_takes_a_model_in_memory(model, tmp_path):
     assert looked.models[0].key_dim == 24
     better = slimstate.reconstruct(
         cut, tmp_path / "better", data=texts(), teacher=model, tokenizer=words, progress=False,
-        options=ReconstructOptions(steps=2, batch=2, samples=10, length=32),
+        training=ReconstructOptions(steps=2, batch=2, samples=10, length=32),
     )  # fmt: skip
     assert better.path == tmp_path / "better"
     assert slimstate.report(tmp_path, progress=False).path == tmp_path / "report.html"

@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
-from cutting import pruned
 from launching import PATIENCE, Program
 from slimstate import LoadOptions
 from slimstate.checkpoints.reader import INDEX, Checkpoint
@@ -37,7 +36,7 @@ NAME = tiny.PLAIN[0]
 
 
 def cut(folder: Path, out: Path | None, **options) -> CutRecord:
-    return pruned(folder, out, **{"method": "l1", "key_dim": 8, **options})
+    return slimstate.prune(folder, out, **{"method": "l1", "key_dim": 8, **options})
 
 
 def test_shards_dtypes_and_other_files_are_kept(folders, tmp_path):
@@ -77,7 +76,7 @@ def test_a_single_file_is_written_as_safetensors_itself_would(tmp_path):
 def test_the_plan_alone_repeats_the_cut(folders, text_file, tmp_path):
     options = {"method": "drrqr", "data": str(text_file), "samples": 4, "length": 64, "key_dim": 10}
     cut(folders[NAME], tmp_path / "a" / "cut", **options)
-    pruned(folders[NAME], tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut" / PLAN)
+    slimstate.prune(folders[NAME], tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut" / PLAN)
     for path in (tmp_path / "a" / "cut").rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (tmp_path / "b" / "cut" / path.relative_to(tmp_path / "a" / "cut")).read_bytes()
@@ -86,12 +85,12 @@ def test_the_plan_alone_repeats_the_cut(folders, text_file, tmp_path):
 def test_a_plan_for_another_model_is_refused(folders, tmp_path):
     cut(folders[NAME], tmp_path / "cut")
     with pytest.raises(PlanError, match="another model"):
-        pruned(folders[tiny.PLAIN[1]], tmp_path / "other", apply=tmp_path / "cut" / PLAN)
+        slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "other", apply=tmp_path / "cut" / PLAN)
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(PlanError, match="not a slimstate plan"):
-        pruned(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
+        slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "broken.json")
     with pytest.raises(PlanError, match=r"cannot read .*missing\.json: No such file"):
-        pruned(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
+        slimstate.prune(folders[NAME], tmp_path / "other", apply=tmp_path / "missing.json")
     assert not (tmp_path / "other").exists()
 
 
@@ -302,7 +301,7 @@ def test_a_plan_that_contradicts_itself_is_refused(folders, tmp_path):
         change(plan)
         (tmp_path / "plan.json").write_text(json.dumps(plan))
         with pytest.raises(PlanError, match=r"says key dim|key_dim(: expected| must be at most)"):
-            pruned(folders[NAME], tmp_path / "again", apply=tmp_path / "plan.json")
+            slimstate.prune(folders[NAME], tmp_path / "again", apply=tmp_path / "plan.json")
     assert not (tmp_path / "again").exists()
 
 

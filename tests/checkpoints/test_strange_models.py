@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 import slimstate
 import tiny
 from command import run
-from cutting import pruned
 from slimstate.checkpoints.model_card import code, fenced, prose
 from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
@@ -35,7 +34,7 @@ def model(folders, tmp_path) -> Path:
 
 
 def cut(folder: Path, out: Path | None, **options: Any) -> Any:
-    return pruned(folder, out, **{"method": "l1", "key_dim": 8, **options})
+    return slimstate.prune(folder, out, **{"method": "l1", "key_dim": 8, **options})
 
 
 def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -379,13 +378,13 @@ def test_what_a_plan_claims_is_read_by_type(model):
         changed = model.parent / "plan.json"
         changed.write_text(json.dumps({**json.loads(plan.read_text()), **change}))
         with pytest.raises(PlanError) as found:
-            pruned(model, model.parent / "again", apply=changed)
+            slimstate.prune(model, model.parent / "again", apply=changed)
         assert len(str(found.value)) <= MAX_LINE
     certified = json.loads(plan.read_text())
     certified["layers"]["0"]["rho"] = "x"
     (model.parent / "plan.json").write_text(json.dumps(certified))
     with pytest.raises(PlanError, match=r"not a slimstate plan"):
-        pruned(model, model.parent / "again", apply=model.parent / "plan.json")
+        slimstate.prune(model, model.parent / "again", apply=model.parent / "plan.json")
 
 
 def test_the_command_says_one_line_however_long_the_input(model, capsys, monkeypatch):

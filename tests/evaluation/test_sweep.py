@@ -16,7 +16,6 @@ import torch
 import slimstate
 import tiny
 from command import run
-from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.core.evidence import EvidenceFile
@@ -93,7 +92,7 @@ def test_a_row_is_what_the_cut_model_gives(name, method, measured_sweeps, text_f
     model, out, record = measured_sweeps[name]
     row = next(row for row in record.rows if (row.method, row.score) == (method, "kq"))
     cut = tmp_path / "cut"
-    pruned(model, cut, method=method, key_dim=row.key_dim, evidence=out / "evidence.safetensors")
+    slimstate.prune(model, cut, method=method, key_dim=row.key_dim, evidence=out / "evidence.safetensors")
     measured = slimstate.evaluate(cut, text_file, options=EvalOptions(length=96, max_tokens=384))
     # cut and mask differ by the other norms' epsilon, which random models feel: see the contract tests
     assert measured.nats_per_token == pytest.approx(row.nats_per_token, rel=2e-3)
@@ -110,7 +109,7 @@ def test_the_condition_of_the_kept_keys_is_that_of_the_plan(measured_sweeps, tmp
     model, out, record = measured_sweeps[tiny.PLAIN[0]]
     row = next(row for row in record.rows if (row.method, row.score) == ("drrqr", "kq"))
     cut = tmp_path / "cut"
-    pruned(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
+    slimstate.prune(model, cut, method="drrqr", key_dim=16, evidence=out / "evidence.safetensors")
     plan = json.loads((cut / "slimstate_plan.json").read_text())
     kappas = sorted(kappa for layer in plan["layers"].values() for kappa in layer["condition_after"])
     assert row.kappa == pytest.approx(kappas[len(kappas) // 2])
@@ -250,7 +249,7 @@ def test_a_sweep_that_keeps_the_norm_epsilon_says_what_such_a_cut_gives(name, fo
     for line in (record.command, record.recommended.command):
         assert "--keep-norm-eps" in line
     cut = tmp_path / "cut"
-    pruned(folders[name], cut, method="l1", key_dim=row.key_dim, keep_norm_eps=True)
+    slimstate.prune(folders[name], cut, method="l1", key_dim=row.key_dim, keep_norm_eps=True)
     measured = slimstate.evaluate(cut, text_file, options=EvalOptions(length=96, max_tokens=192))
     assert measured.nats_per_token == pytest.approx(row.nats_per_token, rel=2e-3)
     with pytest.raises(DataError, match="is a sweep with another keep_norm_eps"):
@@ -427,7 +426,7 @@ def test_types_of_the_state_are_swept_alone_and_with_every_cut(folders, text_fil
     assert measured.nats_per_token == pytest.approx(both.rows[0].nats_per_token, abs=1e-7)
     assert (measured.state_dtype, measured.state_bytes) == ("bfloat16", both.rows[0].state_bytes)
     cut = tmp_path / "cut"
-    pruned(model, cut, method="l1", key_dim=8)
+    slimstate.prune(model, cut, method="l1", key_dim=8)
     measured = slimstate.evaluate(cut, text_file, options=whole)
     assert measured.nats_per_token == pytest.approx(both.rows[2].nats_per_token, rel=2e-3)
     assert measured.state_bytes == both.rows[2].state_bytes

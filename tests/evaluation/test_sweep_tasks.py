@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import slimstate
-from cutting import pruned
 from places import ROOT
 from slimstate.evaluation import sweep as sweeps
 from slimstate.evaluation.evaluate import EvalOptions
@@ -56,7 +55,7 @@ def test_wikitext_of_a_candidate_is_that_of_the_cut(swept, options, tmp_path):
     _, record = swept
     (row,) = record.rows
     cut = tmp_path / "cut"
-    pruned(MODEL, cut, method="l1", key_dim=45, keep_norm_eps=True)
+    slimstate.prune(MODEL, cut, method="l1", key_dim=45, keep_norm_eps=True)
     ours = slimstate.evaluate(cut, tasks="wikitext", options=EvalOptions(task_data=options.task_data))
     assert word_perplexity(row.lm_eval) == pytest.approx(word_perplexity(ours.lm_eval), rel=1e-3)
     assert row.lm_eval.tasks["wikitext"].samples == 2

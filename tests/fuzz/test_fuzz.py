@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
+import slimstate
 import tiny
-from cutting import pruned
 from fuzz.classes import CLASSES, Case
 from fuzz.mutations import changed_bytes, changed_header, changed_json
 from fuzz.verdicts import Ended, complaint, inventory, misfit, touched
@@ -53,7 +53,7 @@ def test_what_is_touched_outside_of_the_output_is_told(tmp_path):
 @pytest.mark.slow
 def test_a_written_model_is_compared_with_its_mask(folders, tmp_path):
     source, out = folders[tiny.PLAIN[1]], tmp_path / "cut"
-    pruned(source, out, method="random", key_dim=8)
+    slimstate.prune(source, out, method="random", key_dim=8)
     assert misfit(source, out) is None
     path = next(path for path in out.glob("*.safetensors") if any("k_proj" in name for name in load_file(path)))
     tensors = {name: tensor.flip(0) if "k_proj" in name else tensor for name, tensor in load_file(path).items()}

@@ -9,7 +9,6 @@ import torch
 
 import slimstate
 import tiny
-from cutting import estimated, pruned
 from slimstate import cli
 from slimstate.models.load import load
 from slimstate.models.offload import load_spread
@@ -35,9 +34,9 @@ def test_layers_on_disk_compute_what_they_do_in_memory(name, tmp_path):
 def test_a_spread_calibration_cuts_the_same_channels(folders, text_file, tmp_path):
     settings = {"key_dim": 16, "data": str(text_file), "samples": 4, "length": 64}
     for name in tiny.PLAIN:
-        pruned(folders[name], tmp_path / f"{name}-whole", **settings)
+        slimstate.prune(folders[name], tmp_path / f"{name}-whole", **settings)
         limits = {"device_map": "auto", "max_memory": "cpu=280KB"}
-        record = pruned(folders[name], tmp_path / f"{name}-spread", **settings, **limits)
+        record = slimstate.prune(folders[name], tmp_path / f"{name}-spread", **settings, **limits)
         assert "on disk" in record.kernels
         for path in (tmp_path / f"{name}-whole").glob("*.safetensors"):
             assert path.read_bytes() == (tmp_path / f"{name}-spread" / path.name).read_bytes()
@@ -49,7 +48,7 @@ def test_where_everything_fits_nothing_is_offloaded(folders):
 
 def test_gradients_of_a_spread_model_are_refused(folders, text_file, tmp_path):
     with pytest.raises(PlanError, match="gradients need the whole model"):
-        pruned(
+        slimstate.prune(
             folders[tiny.PLAIN[0]], tmp_path / "cut", method="grad", key_dim=16, data=str(text_file), samples=2,
             length=32, device_map="auto", max_memory="cpu=280KB",
         )  # fmt: skip
@@ -102,7 +101,7 @@ def unloadable(monkeypatch):
 @pytest.mark.usefixtures("unloadable")
 def test_an_estimate_loads_and_writes_nothing(folders, text_file, tmp_path):
     for method in ("l1", "s-wanda", "grad", "drrqr"):
-        record = estimated(folders[tiny.PLAIN[0]], method=method, key_dim=16, data=str(text_file), length=64)
+        record = slimstate.estimate(folders[tiny.PLAIN[0]], method=method, key_dim=16, data=str(text_file), length=64)
         seconds = record.seconds
         assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
         assert ("calibration" in seconds) == (method != "l1")
@@ -121,7 +120,7 @@ def test_an_estimate_refuses_what_the_cut_would_refuse(folders, text_file, tmp_p
         "no data at": {"key_dim": 16, "data": "/nowhere/text.txt"},
     }.items():
         with pytest.raises(SlimstateError, match=words):
-            estimated(folder, **given)
+            slimstate.estimate(folder, **given)
     with pytest.raises(SlimstateError, match="there"):
         slimstate.estimate(folder, tmp_path / "there", key_dim=16, method="l1", progress=False)
 
@@ -129,9 +128,9 @@ def test_an_estimate_refuses_what_the_cut_would_refuse(folders, text_file, tmp_p
 @pytest.mark.usefixtures("unloadable")
 def test_an_estimate_counts_weights_tokens_and_gradients(folders, text_file):
     folder, asked = folders[tiny.PLAIN[0]], {"key_dim": 16, "data": str(text_file), "length": 64}
-    plain = estimated(folder, method="drrqr", samples=2, **asked)
-    longer = estimated(folder, method="drrqr", samples=8, **asked)
-    gradients = estimated(folder, method="grad", samples=2, **asked)
+    plain = slimstate.estimate(folder, method="drrqr", samples=2, **asked)
+    longer = slimstate.estimate(folder, method="drrqr", samples=8, **asked)
+    gradients = slimstate.estimate(folder, method="grad", samples=2, **asked)
     assert (plain.tokens, longer.tokens) == (128, 512)
     assert plain.host_bytes == longer.host_bytes  # memory does not grow with tokens
     assert gradients.host_bytes["a pass"] > 2 * plain.host_bytes["a pass"]

@@ -7,7 +7,6 @@ import json
 import pytest
 
 import slimstate
-from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import FAMILIES
 from slimstate.pruning.budget import GIB, MIB, Budget, key_dims_worth_choosing, state_bytes
@@ -45,7 +44,7 @@ def test_so_many_sequences_in_so_much_memory_is_so_much_for_each():
 def test_prune_and_inspect_choose_alike(folders, tmp_path, capsys):
     folder = folders["qwen3_next-plain"]
     whole = state_bytes(Checkpoint.open(folder).mixers, 24)["fp32"] / MIB
-    record = pruned(folder, tmp_path / "cut", method="l1", state_mb=whole * 0.7)
+    record = slimstate.prune(folder, tmp_path / "cut", method="l1", state_mb=whole * 0.7)
     assert record.key_dim == 16
     found = slimstate.inspect(folder, budget=Budget(state_mb=whole * 0.7)).budget
     assert found.key_dim == 16
@@ -53,7 +52,7 @@ def test_prune_and_inspect_choose_alike(folders, tmp_path, capsys):
     assert slimstate.inspect(folder).budget is None
     assert slimstate.inspect(folder, budget=Budget(state_mb=whole)).budget.key_dim == 24
     with pytest.raises(PlanError, match=r"fits.*nothing to cut"):
-        pruned(folder, tmp_path / "again", method="l1", state_mb=whole)
+        slimstate.prune(folder, tmp_path / "again", method="l1", state_mb=whole)
 
 
 @pytest.mark.parametrize(("wishes", "message"), [
@@ -68,4 +67,4 @@ def test_prune_and_inspect_choose_alike(folders, tmp_path, capsys):
 ])  # fmt: skip
 def test_a_budget_that_makes_no_sense_is_refused(wishes, message, folders, tmp_path):
     with pytest.raises(PlanError, match=message):
-        pruned(folders["qwen3_next-plain"], tmp_path / "cut", method="l1", **wishes)
+        slimstate.prune(folders["qwen3_next-plain"], tmp_path / "cut", method="l1", **wishes)

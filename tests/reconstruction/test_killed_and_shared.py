@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 import slimstate
-from cutting import pruned
 from launching import PATIENCE, Program, launch, options
 from slimstate import ReconstructOptions
 
@@ -24,7 +23,7 @@ SETTINGS = {"steps": 6, "batch": 3, "samples": 10, "length": 32, "learning_rate"
 @pytest.fixture(scope="module")
 def cut(folders, tmp_path_factory) -> tuple[Path, Path]:
     out = tmp_path_factory.mktemp("cut") / "cut"
-    pruned(folders[NAME], out, method="l1", key_dim=8)
+    slimstate.prune(folders[NAME], out, method="l1", key_dim=8)
     return folders[NAME], out
 
 
@@ -41,7 +40,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def alone(cut, text_file, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "out"
     chosen = {name: value for name, value in SETTINGS.items() if name != "device"}
-    slimstate.reconstruct(cut[1], out, data=text_file, teacher=cut[0], options=ReconstructOptions(**chosen))
+    slimstate.reconstruct(cut[1], out, data=text_file, teacher=cut[0], training=ReconstructOptions(**chosen))
     return out
 
 

@@ -10,7 +10,7 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import CutOptions, LoadOptions, ReconstructOptions
+from slimstate import LoadOptions, ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models import one_layer
 from slimstate.models.resting import Resting
@@ -31,7 +31,7 @@ def model(tmp_path_factory) -> Path:
 
 def reconstructed(model: Path, out: Path, text_file: Path, **run: str) -> dict[str, bytes]:
     slimstate.prune(
-        model, out, method="l1", key_dim=8, calibration=str(text_file), options=CutOptions(reconstruct=QUICK),
+        model, out, method="l1", key_dim=8, data=str(text_file), reconstruct=QUICK,
         run=LoadOptions(device="cpu", **run),
     )  # fmt: skip
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.safetensors"))}

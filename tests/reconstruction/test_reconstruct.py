@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 import slimstate
 import tiny
 from command import run
-from cutting import pruned
 from launching import stock_logits
 from slimstate import Calibration, CutOptions, ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
@@ -45,7 +44,7 @@ def rebuilt(folders, text_file, tmp_path_factory):
     made = {}
     for name in FAMILIES:
         cut, out = root / f"{name}-cut", root / f"{name}-rebuilt"
-        pruned(folders[name], cut, method="random", key_dim=8)
+        slimstate.prune(folders[name], cut, method="random", key_dim=8)
         record = slimstate.reconstruct(cut, out, data=text_file, options=QUICK)
         made[name] = cut, out, record
     torch.save(tiny.token_ids(), root / "ids.pt")
@@ -89,7 +88,7 @@ def test_tensors_that_are_not_the_mixers_or_its_norms_are_the_same_bytes(name, r
 def test_choosing_cutting_and_reconstructing_in_one_walk(name, folders, text_file, tmp_path):
     record = slimstate.prune(
         folders[name], tmp_path / "out", key_dim=8, calibration=Calibration(data=str(text_file)),
-        options=CutOptions(reconstruct=QUICK),
+        reconstruct=QUICK,
     )  # fmt: skip
     assert record.reconstruction is not None
     assert record.reconstruction.error_after < record.reconstruction.error_before
@@ -105,9 +104,7 @@ def test_choosing_cutting_and_reconstructing_in_one_walk(name, folders, text_fil
 
 def test_a_dry_run_chooses_from_the_calibration_and_trains_nothing(folders, text_file):
     calibration = Calibration(data=str(text_file), samples=4, length=32)
-    record = slimstate.prune(
-        folders["delta_net-plain"], None, key_dim=8, calibration=calibration, options=CutOptions(reconstruct=QUICK)
-    )
+    record = slimstate.prune(folders["delta_net-plain"], None, key_dim=8, calibration=calibration, reconstruct=QUICK)
     assert record.out is None
     assert record.reconstruction is None
 
@@ -116,7 +113,7 @@ def test_what_training_does_not_improve_keeps_the_weights_of_the_cut(folders, te
     """With no step at all, and with steps up the gradient."""
     monkeypatch.setattr(fit, "_rate", lambda number, steps: -1.0)
     cut = tmp_path / "cut"
-    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    slimstate.prune(folders["delta_net-plain"], cut, method="l1", key_dim=8)
     for number, options in enumerate((ReconstructOptions(steps=0, samples=6, length=32), QUICK)):
         record = slimstate.reconstruct(cut, tmp_path / f"out{number}", data=text_file, options=options)
         assert all(layer.step == 0 for layer in record.layers)
@@ -127,7 +124,7 @@ def test_what_training_does_not_improve_keeps_the_weights_of_the_cut(folders, te
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_at_its_layer_with_the_same_bytes(folders, text_file, tmp_path, monkeypatch):
     model = folders["gated_deltanet-plain"]
-    whole = {"calibration": Calibration(data=str(text_file)), "key_dim": 8, "options": CutOptions(reconstruct=QUICK)}
+    whole = {"calibration": Calibration(data=str(text_file)), "key_dim": 8, "reconstruct": QUICK}
     slimstate.prune(model, tmp_path / "whole", **whole)
 
     fitted = []
@@ -154,7 +151,7 @@ def test_a_run_that_was_stopped_goes_on_at_its_layer_with_the_same_bytes(folders
 @pytest.mark.slow
 def test_hidden_states_on_disk_give_the_same_bytes(folders, text_file, tmp_path):
     cut = tmp_path / "cut"
-    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    slimstate.prune(folders["delta_net-plain"], cut, method="l1", key_dim=8)
     for place, where in (("host", {}), ("disk", {"device_map": "auto", "max_memory": "cpu=1KB"})):
         slimstate.reconstruct(cut, tmp_path / place, data=text_file, options=QUICK, run=slimstate.LoadOptions(**where))
     for path in sorted((tmp_path / "host").glob("*.safetensors")):
@@ -172,7 +169,7 @@ def test_hidden_states_on_disk_give_the_same_bytes(folders, text_file, tmp_path)
 )
 def test_bad_input_is_one_line(change, words, folders, text_file, tmp_path):
     cut, short = tmp_path / "cut", tmp_path / "short.txt"
-    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    slimstate.prune(folders["delta_net-plain"], cut, method="l1", key_dim=8)
     short.write_text("a few words")
     places = {
         "other": folders["delta_net-gate"],
@@ -185,7 +182,7 @@ def test_bad_input_is_one_line(change, words, folders, text_file, tmp_path):
     with pytest.raises(SlimstateError, match=words):
         slimstate.reconstruct(
             given["model"], tmp_path / "out", data=given["data"], teacher=given["teacher"],
-            options=ReconstructOptions(steps=1, length=32),
+            training=ReconstructOptions(steps=1, length=32),
         )  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "short.txt"]
 
@@ -240,13 +237,13 @@ def test_too_little_text_for_a_reconstruction_names_its_own_flags(
 def test_models_that_cannot_be_reconstructed_are_refused(name, changes, words, text_file, tmp_path):
     model, cut, out = tmp_path / "model", tmp_path / "cut", tmp_path / "out"
     tiny.save(tiny.build(tiny.VARIANTS[name], **changes), model)
-    pruned(model, cut, method="l1", key_dim=8)
+    slimstate.prune(model, cut, method="l1", key_dim=8)
     with pytest.raises(SlimstateError, match=words):
         slimstate.reconstruct(cut, out, data=text_file, options=QUICK)
     with pytest.raises(SlimstateError, match=words):
         slimstate.prune(
             model, out, key_dim=8, calibration=Calibration(data=str(text_file), samples=2, length=32),
-            options=CutOptions(reconstruct=QUICK),
+            reconstruct=QUICK,
         )  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "model"]
 
@@ -277,7 +274,7 @@ def test_a_damaged_model_is_refused_before_the_layer_is_trained(name, value, wor
     with pytest.raises(SlimstateError, match=words):
         slimstate.prune(
             model, out, key_dim=8, calibration=Calibration(data=str(text_file), samples=2, length=32),
-            options=CutOptions(reconstruct=QUICK),
+            reconstruct=QUICK,
         )  # fmt: skip
     assert not out.exists()
     found = TrainedLayers.beside(out).path.glob("layer-*.json")
@@ -293,7 +290,7 @@ def test_a_damaged_model_is_refused_before_the_layer_is_trained(name, value, wor
 )
 def test_a_damaged_cut_is_refused_at_its_layer(name, value, words, folders, text_file, tmp_path):
     cut, out = tmp_path / "cut", tmp_path / "out"
-    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    slimstate.prune(folders["delta_net-plain"], cut, method="l1", key_dim=8)
     damage(cut, name, value)
     with pytest.raises(SlimstateError, match=words):
         slimstate.reconstruct(cut, out, data=text_file, options=QUICK)
@@ -303,7 +300,7 @@ def test_a_damaged_cut_is_refused_at_its_layer(name, value, words, folders, text
 def test_hidden_states_take_their_room_on_the_disk_at_once(folders, text_file, tmp_path, monkeypatch):
     """A mapped file without room behind it would end the process."""
     cut, run = tmp_path / "cut", slimstate.LoadOptions(device_map="auto", max_memory="cpu=1KB")
-    pruned(folders["delta_net-plain"], cut, method="l1", key_dim=8)
+    slimstate.prune(folders["delta_net-plain"], cut, method="l1", key_dim=8)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -331,7 +328,7 @@ def test_a_disk_that_fills_up_is_one_line_and_what_is_done_is_kept(
     chosen_on_the_way, place, words, left, folders, text_file, tmp_path, monkeypatch
 ):
     model, cut, out = folders["delta_net-plain"], tmp_path / "cut", tmp_path / "out"
-    pruned(model, cut, method="l1", key_dim=8)
+    slimstate.prune(model, cut, method="l1", key_dim=8)
 
     def work():
         if chosen_on_the_way:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import slimstate
 import tiny
 from cases import case, changed
-from cutting import pruned
 from launching import stock_logits
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
@@ -87,7 +86,7 @@ def test_a_full_rotation_leaves_a_straight_mixer_as_it_was(straight, tmp_path):
 def test_in_a_straight_mixer_a_cut_projects_queries_and_keys(method, straight, text_file, tmp_path):
     """The oracle turns the activations, not the weights."""
     options = {"data": str(text_file), "samples": 4, "length": 80, "device": "cpu", "keep_norm_eps": True}
-    pruned(straight, tmp_path / "cut", method=method, key_dim=8, **options)
+    slimstate.prune(straight, tmp_path / "cut", method=method, key_dim=8, **options)
     plan = Plan.read(tmp_path / "cut" / PLAN)
     checkpoint, runtime = Checkpoint.open(straight), load(straight, device="cpu")
 
@@ -110,7 +109,7 @@ def rotations(tmp_path_factory):
     root = tmp_path_factory.mktemp("rotated")
     pairs = {name: (tiny.save(tiny.build(tiny.VARIANTS[name]), root / name), root / f"{name}-cut") for name in NAMES}
     for original, out in pairs.values():
-        pruned(original, out, keep_norm_eps=True, **BENT)
+        slimstate.prune(original, out, keep_norm_eps=True, **BENT)
     torch.save(tiny.token_ids(), root / "ids.pt")
     stock_logits(root / "ids.pt", [out for _, out in pairs.values()])
     return pairs
@@ -141,8 +140,8 @@ def test_silu_bends_even_a_full_rotation_and_the_record_says_so(folders, tmp_pat
 def test_a_plan_of_directions_is_applied_again_to_the_same_bytes(folders, text_file, tmp_path):
     model = folders[tiny.PLAIN[0]]
     options = {"method": "pca", "key_dim": 8, "data": str(text_file), "samples": 4, "length": 64}
-    pruned(model, tmp_path / "a" / "cut", **options)
-    pruned(model, tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut")
+    slimstate.prune(model, tmp_path / "a" / "cut", **options)
+    slimstate.prune(model, tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut")
     for path in (tmp_path / "a" / "cut").glob("*"):
         assert path.is_dir() or path.read_bytes() == (tmp_path / "b" / "cut" / path.name).read_bytes()
     text = (tmp_path / "a" / "cut" / PLAN).read_text()
@@ -239,11 +238,11 @@ def test_evidence_without_moments_is_extended_by_them_and_kept(folders, text_fil
     """Other methods do not pay for them, and a file written for those is read."""
     model, text = folders[tiny.PLAIN[0]], {"data": str(text_file), "samples": 4, "length": 64}
     path = tmp_path / "evidence.safetensors"
-    pruned(model, tmp_path / "a", method="pca", key_dim=8, evidence=path, **text)
+    slimstate.prune(model, tmp_path / "a", method="pca", key_dim=8, evidence=path, **text)
     assert EvidenceFile.open(path).missing(frozenset({"gram", "moments"})) == {"moments"}
-    pruned(model, tmp_path / "b", method=RELEASED[0], key_dim=8, evidence=path, **text)
+    slimstate.prune(model, tmp_path / "b", method=RELEASED[0], key_dim=8, evidence=path, **text)
     assert EvidenceFile.open(path).missing(frozenset({"gram", "moments"})) == frozenset()
-    pruned(model, tmp_path / "c", method=RELEASED[1], key_dim=8, evidence=path)  # no text: nothing runs
+    slimstate.prune(model, tmp_path / "c", method=RELEASED[1], key_dim=8, evidence=path)  # no text: nothing runs
     rows = {name: Plan.read(tmp_path / name / PLAN).selections[0].rows for name in "abc"}
     assert (rows["a"] @ rows["a"].mT - rows["b"] @ rows["a"].mT).abs().max() > 1e-3
     assert (rows["b"] @ rows["c"].mT).abs().max() < 1e-4  # 8 of 24 best and 8 of 24 worst
@@ -351,7 +350,7 @@ def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_pa
     )
     rows = {(row.method, row.score): row for row in record.rows}
     assert set(rows) == {(m, s) for m in methods for s in ("kq", "k")} - {("random-rotation", "k")}
-    pruned(model, tmp_path / "cut", method="pca", key_dim=16, score="k", evidence=out / "evidence.safetensors")
+    slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=16, score="k", evidence=out / "evidence.safetensors")
     options = slimstate.EvalOptions(length=96, max_tokens=384)
     measured = slimstate.evaluate(tmp_path / "cut", text_file, options=options)
     assert measured.nats_per_token == pytest.approx(rows["pca", "k"].nats_per_token, rel=2e-3)
@@ -377,7 +376,7 @@ def test_a_model_whose_channels_cannot_be_rotated_is_refused(folders, text_file,
     text = {"data": str(text_file), "samples": 4, "length": 64}
     refused = "pca rotates the channels, which those of delta_net cannot be; use one of random, l1"
     with pytest.raises(PlanError, match=refused):
-        pruned(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
+        slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
     asked = {"calibration": slimstate.Calibration(**text), "grid": slimstate.SweepGrid(methods=("l1", "pca"))}
     with pytest.raises(PlanError, match=refused):
         slimstate.sweep(model, tmp_path / "sweep", text=text_file, **asked)

@@ -13,7 +13,6 @@ import pytest
 
 import slimstate
 import tiny
-from cutting import pruned
 from slimstate import cli
 from slimstate.records.benchmark import (
     KernelRecord,
@@ -188,14 +187,14 @@ def test_what_no_curve_covers_gets_no_advice(wide, folders, capsys, monkeypatch)
         assert slimstate.inspect(folder).speed is None
         _, err = run(capsys, monkeypatch, "prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")
         assert "NVIDIA" not in err
-    assert pruned(wide[128], method="l1", key_dim=8).speed is None
+    assert slimstate.prune(wide[128], method="l1", key_dim=8).speed is None
 
 
 @pytest.mark.usefixtures("measured")
 def test_a_model_as_narrow_as_the_narrowest_or_left_whole_gets_no_advice(wide, tmp_path):
     slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
     assert slimstate.inspect(tmp_path / "narrow").speed is None
-    assert pruned(wide[128], method="random-rotation", key_dim=128).speed is None
+    assert slimstate.prune(wide[128], method="random-rotation", key_dim=128).speed is None
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -10,7 +10,6 @@ import torch
 
 import slimstate
 import tiny
-from cutting import pruned
 from launching import launch, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
@@ -72,7 +71,7 @@ def same_model(one: Path, several: Path) -> None:
 def cut(folders, text_file, root: Path, method: str, **changes: object) -> CutRecord:
     """With one process, here: root/cut and root/evidence.safetensors."""
     settings = {"key_dim": 8, "data": str(text_file), "evidence": root / "evidence.safetensors", **CALIBRATION}
-    return pruned(folders[NAME], root / "cut", method=method, **{**settings, **changes})
+    return slimstate.prune(folders[NAME], root / "cut", method=method, **{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +174,7 @@ def test_the_main_process_speaks_and_all_end_alike(pair):
 def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_path):
     root, _, errors = pair
     with pytest.raises(ModelError) as alone:
-        pruned(poisoned[0], tmp_path / "cut", key_dim=8, data=str(poisoned[1]), **CALIBRATION)
+        slimstate.prune(poisoned[0], tmp_path / "cut", key_dim=8, data=str(poisoned[1]), **CALIBRATION)
     assert f"slimstate: {alone.value}" in errors[0].splitlines()
     assert f"{root / 'file'} is a file" in errors[0]
     assert f"{root / 'l1'} exists already" in errors[0]

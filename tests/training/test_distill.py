@@ -28,7 +28,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def distilled(source, out, text, rate, monkeypatch, **given):
     monkeypatch.setattr(distill, "LEARNING_RATE", rate)
     options = CutOptions(reconstruct=ReconstructOptions(**{**QUICK, "distill": 3, **given}))
-    return slimstate.prune(source, out, key_dim=8, calibration=text, options=options, progress=False)
+    return slimstate.prune(source, out, key_dim=8, data=text, options=options, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def plain(folders, text_file, tmp_path_factory):
     """The reconstruction alone."""
     out = tmp_path_factory.mktemp("plain") / "out"
     options = CutOptions(reconstruct=ReconstructOptions(**QUICK))
-    slimstate.prune(folders[NAME], out, key_dim=8, calibration=text_file, options=options, progress=False)
+    slimstate.prune(folders[NAME], out, key_dim=8, data=text_file, options=options, progress=False)
     return weights(out)
 
 

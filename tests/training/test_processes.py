@@ -16,7 +16,6 @@ from test_shared_filters import check_shared
 import slimstate
 import tiny
 import training_calls
-from cutting import pruned
 from launching import ALONE, PATIENCE, Program, free_port, options
 from places import TESTS
 from slimstate.records.training import RECOVERY, RecoveryRecord, TrainingRecord
@@ -48,7 +47,7 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
         with torch.no_grad():
             model.get_output_embeddings().weight.normal_(std=0.25)  # so that there is something to learn from it
         found[name] = tiny.save(model, root / name, "100KB"), root / f"{name}-cut"
-        pruned(*found[name], method="l1", key_dim=8)
+        slimstate.prune(*found[name], method="l1", key_dim=8)
     return found
 
 

@@ -12,7 +12,6 @@ from torch.nn.utils import parametrize
 import slimstate
 import tiny
 import training_calls
-from cutting import pruned
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES
@@ -150,7 +149,7 @@ def test_without_an_activation_shared_filters_make_a_rotated_cut_exact(tmp_path)
     """The lemma in a whole model; with SiLU behind the filters it fails, and the mixer says so."""
     straight = tiny.Variant("shared-straight", "delta_net", {"expand_k": 0.75, "qk_activation": "identity"})
     source = shared_model(straight, tmp_path / "model", "head")
-    record = pruned(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
+    record = slimstate.prune(source, tmp_path / "cut", method="random-rotation", key_dim=8, keep_norm_eps=True)
     assert record.noncommuting == ()
     plan = Plan.read(tmp_path / "cut" / PLAN)
     runtime, mixers = load(source, device="cpu"), Checkpoint.open(source).mixers

@@ -61,10 +61,11 @@ class Options:
 
     @classmethod
     def from_values(cls: type[C], values: Mapping[str, object], base: C | None = None) -> C:
-        """Return the config with these values by flat name, and those of `base` or the defaults for the rest."""
+        """Return the config with these values by flat name, or groups by field, and `base` or defaults for the rest."""
         names = [option.name for option in options_of(cls)]
+        groups = [item.name for item in fields(cls) if isinstance(values.get(item.name), Options)]
         for name in values:
-            if name not in names:
+            if name not in names and name not in groups:
                 close = get_close_matches(name, names, n=1)
                 hint = f"; did you mean `{close[0]}`?" if close else f"; there are {', '.join(names)}"
                 raise PlanError(f"unknown option {quoted(name)}{hint}")
