@@ -22,6 +22,7 @@ from slimstate.models.stock import as_published, stock_differences
 from slimstate.pruning.budget import state_bytes
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
 from slimstate.records.plan import Plan
+from slimstate.records.provenance import config_file
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
 from slimstate.system.json_files import JsonObject
@@ -146,7 +147,7 @@ class CutWriter:
         config = cut_config(self.checkpoint, plan)
         cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
         documents = cut_documents(plan, self.out.name, record, config, self.notes)
-        documents[CONFIG] = json.dumps(self.provenance, indent=1) + "\n"
+        documents[CONFIG] = config_file(self.provenance)
         return self.writer.finish(cutter, config, documents, reporter=self.reporter)
 
 

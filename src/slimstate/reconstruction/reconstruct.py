@@ -31,6 +31,7 @@ from slimstate.reconstruction.trained_layers import TrainedLayers, TrainedTensor
 from slimstate.reconstruction.walk import CutModel, Walk, Watch
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
+from slimstate.records.provenance import config_file
 from slimstate.records.reconstruction import LayerErrors, ReconstructionRecord, ReconstructionSettings
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import Teacher
@@ -209,7 +210,7 @@ class ReconstructionJob:
         """Write the folder, whole or not at all; return the files that were left out."""
         documents = self.cut.documents(record)
         documents |= {
-            CONFIG: json.dumps(self.provenance, indent=1) + "\n",
+            CONFIG: config_file(self.provenance),
             record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
             CARD: documents[CARD] + reconstruction_section(record),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
@@ -14,6 +15,11 @@ def run_config(command: str, inputs: Mapping[str, object], options: Mapping[str,
     """Return the config of a run as plain data; options that are None or False are left out."""
     values = {**inputs, **options}.items()
     return {"command": command, **{name: _plain(value) for name, value in values if _is_set(value)}}
+
+
+def config_file(config: Mapping[str, Any]) -> str:
+    """Return the text of the file that lies beside a result; it does not name the folder it lies in."""
+    return json.dumps({name: value for name, value in config.items() if name != "out"}, indent=1) + "\n"
 
 
 def command_line(config: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import TextSize
 from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.reconstruction.options import held_out_count
+from slimstate.records.provenance import config_file
 from slimstate.records.reconstruction import RECONSTRUCTION, Distilled, ReconstructionRecord
 from slimstate.records.training import RECOVERY, RecoveryRecord
 from slimstate.system import distributed
@@ -112,7 +113,7 @@ class DistillationJob:
         def move() -> None:
             winner = folder if result.taken else reconstructed
             write_text(winner / RECONSTRUCTION, json.dumps(record.to_json(), indent=1) + "\n")
-            write_text(winner / CONFIG, json.dumps(self.provenance, indent=1) + "\n")
+            write_text(winner / CONFIG, config_file(self.provenance))
             write_json(self._folder.path / WINNER, {"inode": winner.stat().st_ino})
             publish(winner, self.out, self.force)
 
