@@ -96,7 +96,9 @@ class Command:
         reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose))
         with pushed_to(getattr(flags, "push_to_hub", None), reporter) as push:
             result = self._call(inputs, config, flags, reporter)
-            code = print_json(result.to_json()) if flags.json else self.show(result)
+            code = None if flags.json else self.show(result)
+            if flags.json:
+                print_json(result.to_json())
             push(getattr(result, "out", None))
         return code or 0
 

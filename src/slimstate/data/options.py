@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from slimstate.system.options import Meta, Options
+from msgspec import Meta
+
+from slimstate.system.options import Options
 
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 TextSource = Any  # a path, a dataset's name, or strings, chats or rows in a list or any iterable

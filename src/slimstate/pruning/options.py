@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from msgspec import Meta
+
 from slimstate.data.options import TextOptions, TextSource
 from slimstate.data.rows import given_text
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Meta, Options
+from slimstate.system.options import Options
 
 SAMPLES, LENGTH = 128, 2048
 STATE_BYTES = {"fp32": 4, "bf16": 2}
@@ -22,7 +24,7 @@ MIB, GIB = 2**20, 2**30
 class Calibration(TextOptions):
     """Calibration"""
 
-    data: TextSource | None = None
+    data: TextSource = None
     """Text to calibrate on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
     samples: Annotated[int | None, Meta(ge=1)] = None
     """Calibration windows; default: 128, or as many as the text has."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from slimstate.system.options import Meta, Options
+from msgspec import Meta
+
+from slimstate.system.options import Options
 
 if TYPE_CHECKING:
     from slimstate.data.documents import Reading

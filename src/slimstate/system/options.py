@@ -150,9 +150,13 @@ class Option:
         return PlanError(f"`{self.name}` must be {expected}, got {quoted(repr(value))}")
 
 
-@functools.cache
-def options_of(cls: type[Options], prefix: str = "", path: tuple[str, ...] = ()) -> tuple[Option, ...]:
+def options_of(cls: type[Options]) -> tuple[Option, ...]:
     """Return all options of a config by their flat names, in the order of their declaration."""
+    return _options(cls, "", ())  # type: ignore[arg-type]
+
+
+@functools.cache
+def _options(cls: Any, prefix: str, path: tuple[str, ...]) -> tuple[Option, ...]:
     hints, docs = typing.get_type_hints(cls, include_extras=True), _field_docs(cls)
     options: list[Option] = []
     for item in fields(cls):
@@ -165,7 +169,7 @@ def options_of(cls: type[Options], prefix: str = "", path: tuple[str, ...] = ())
             more = {"help": doc, "section": title, "once": single, "group": group}
             options.append(Option(name=name, path=place, annotation=kind, default=default, **more))
         if group is not None:
-            options += options_of(group, f"{prefix}{item.name}_" if is_switch else prefix, place)
+            options += _options(group, f"{prefix}{item.name}_" if is_switch else prefix, place)  # type: ignore[arg-type]
     return tuple(options)
 
 
@@ -265,7 +269,8 @@ def _field_docs(cls: type) -> dict[str, str]:
             continue
         body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
         for statement, after in pairwise(body):
-            declares = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-            if declares and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+                continue
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 docs[statement.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")
     return docs

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from msgspec import Meta
+
 from slimstate.pruning.options import Budget
 from slimstate.serving.options import EngineChoice
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Meta, Options
+from slimstate.system.options import Options
 from slimstate.workflows.inputs import Inputs, Model
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ def _pool(source: str | PathLike[str], config: InspectConfig) -> PoolRecord:
     from slimstate.serving.pool import PoolOptions, config_of, pool
 
     assert config.engine is not None
+    assert config.budget.memory_gb is not None
     model = config_of(str(source))
     width = family_of(model).mixers(model)[0].axis.width
     long_name = next((name for name, short in LONG_NAMES.items() if short == config.budget.state_dtype), None)

@@ -12,12 +12,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from msgspec import Meta
+
 from slimstate.models.options import LoadOptions
 from slimstate.pruning.options import Budget, Calibration, CutOptions
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.serving.options import EngineChoice
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Meta, once, prefixed
+from slimstate.system.options import once, prefixed
 from slimstate.workflows.inputs import Inputs, Model, Progress, in_memory
 
 if TYPE_CHECKING:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec import Meta
+
 from slimstate.data.options import TextOptions, TextSource
 from slimstate.data.rows import given_text
 from slimstate.models.options import RunOptions, parse_limits
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Meta, once
+from slimstate.system.options import once
 from slimstate.workflows.inputs import Inputs, Model, Progress
 
 if TYPE_CHECKING:
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 class ReconstructConfig(TextOptions):
     """How to reconstruct a cut model"""
 
-    data: TextSource | None = None
+    data: TextSource = None
     """Text to train on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
-    teacher: Model | None = None
+    teacher: Model = None
     """The uncut model; default: the one that the model was cut from."""
     training: ReconstructOptions = ReconstructOptions()
     distill: Annotated[int | None, Meta(ge=1)] = None
@@ -79,8 +81,10 @@ def reconstruct(
     config = ReconstructConfig.merge(config, options)
     if config.data is None:
         raise PlanError("a reconstruction trains on text: give it with `data`")
-    limits = {} if config.max_memory is None else {"device_map": "auto", "max_memory": config.max_memory}
-    run = LoadOptions(device=config.run.device, dtype=config.run.dtype, **limits)
+    run = LoadOptions(
+        device=config.run.device, dtype=config.run.dtype, max_memory=config.max_memory,
+        device_map=None if config.max_memory is None else "auto",
+    )  # fmt: skip
     with Inputs(progress, tokenizer, model, config.teacher) as inputs:
         reporter, out = inputs.reporter, Path(out)
         teacher = None if config.teacher is None else inputs.model(config.teacher)
