@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tables.layout import DOCS, GIB, grid, markdown, only, percent, record, table, timings
+from tables.layout import DOCS, GIB, grid, only, percent, record, table, timings
 
 LAYERS = {"DeltaNet": "delta_net", "Gated DeltaNet": "gated_deltanet"}
 BIG = {"DeltaNet 370M": "delta_net-370m", "DeltaNet 1.3B": "delta_net-1.3b"}
@@ -77,41 +77,27 @@ def _speedup(key_dim: int, title: str) -> str:
 def _profile() -> str:
     """Return the kernels of a decoding step in groups, in ms, at both key dims."""
     groups = {"state update": "recurrent", "matrix products": "nvjet", "convolutions": "conv", "all else": ""}
-    totals = {}
+    totals = {row["key_dim"]: dict.fromkeys(groups, 0.0) for row in record("profile-decode")["rows"]}
     for row in record("profile-decode")["rows"]:
-        totals[row["key_dim"]] = dict.fromkeys(groups, 0.0)
         for kernel in row["kernels"]:
-            totals[row["key_dim"]][next(title for title, part in groups.items() if part in kernel["kernel"])] += kernel[
-                "ms"
-            ]
-    lines = [[title, *(f"{total[title]:.1f}" for total in totals.values())] for title in groups]
-    return markdown(["DeltaNet 1.3B, 1024 sequences, ms", *map(str, totals)], lines)
+            group = next(title for title, part in groups.items() if part in kernel["kernel"])
+            totals[row["key_dim"]][group] += kernel["ms"]
+    return grid(
+        ("kernels, ms",), [(title,) for title in groups], totals, lambda title, key_dim: f"{totals[key_dim][title]:.1f}"
+    )
 
 
-def _prune_phases() -> list[dict[str, Any]]:
-    """Return the runs of the pipeline with the time of their parts."""
-    forward, cut = record("pipeline")["forward"], record("pipeline")["drrqr"]
-    first = forward["seconds"] - sum(forward[name] for name in ("loading", "reading text", "forward"))
-    calibrating = cut["calibrating"] + cut["before reading the weights for their fingerprint"]
-    known = cut["reading"] + cut["comparing the tensors with the stock class"] + cut["loading the model"] + calibrating
-    parts = (
-        ("load the model, read the text, forward pass", forward, forward["loading"], forward["reading text"],
-         forward["forward"] + first, 0),
-        ("`prune --method drrqr`", cut, cut["loading the model"], cut["reading"], calibrating, cut["seconds"] - known),
-    )  # fmt: skip
+def _pruning() -> list[dict[str, Any]]:
+    titles = {"forward": "load the model, read the text, forward pass", "drrqr": "`prune --method drrqr`"}
     return [
         {
             "run": title,
-            "seconds": run["seconds"],
-            "all": ", ".join(f"{each:.2f}" for each in run["all_seconds"]),
-            "loading": loading,
-            "reading": reading,
-            "passes": passes,
-            "rest": rest,
-            "gpu": run["gpu_peak_bytes"] / GIB,
-            "host": run["host_peak_bytes"] / GIB,
+            **record("pipeline")[kind],
+            "all": ", ".join(f"{seconds:.2f}" for seconds in record("pipeline")[kind]["all_seconds"]),
+            "gpu": record("pipeline")[kind]["gpu_peak_bytes"] / GIB,
+            "host": record("pipeline")[kind]["host_peak_bytes"] / GIB,
         }
-        for title, run, loading, reading, passes, rest in parts
+        for kind, title in titles.items()
     ]
 
 
@@ -261,14 +247,10 @@ TABLES = {
             "": "{run}",
             "seconds": "{seconds:.2f}",
             "all three runs": "{all}",
-            "load": "{loading:.2f}",
-            "read text": "{reading:.2f}",
-            "passes": "{passes:.2f}",
-            "the rest": "{rest:.2f}",
             "GPU, GiB": "{gpu:.2f}",
             "host, GiB": "{host:.2f}",
         },
-        _prune_phases(),
+        _pruning(),
     ),
     "recurrences": table(
         {
