@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slimstate.reconstruction.steps import RecordedSteps, Steps, steps_of
+from slimstate.reconstruction.steps import CapturedSteps, Steps, steps_of
 from slimstate.reconstruction.trained_layers import TrainedLayers
 
 STEPS = 12
@@ -57,7 +57,7 @@ def test_recorded_steps_are_those_that_were_launched_one_by_one(asks):
                 float(piece)
             yield piece
 
-    steps = RecordedSteps([other], asking, 2.0, STEPS)
+    steps = CapturedSteps([other], asking, 2.0, STEPS)
     found, wanted = trained(steps, other), trained(Steps([weight], errors, 2.0, STEPS), weight)
     assert (steps.graph is None) is asks
     torch.testing.assert_close(found[0], wanted[0])

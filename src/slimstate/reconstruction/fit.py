@@ -1,10 +1,10 @@
-"""Train the mixer of one layer so that the layer gives what it gave before the cut.
+"""Train the mixer of one cut layer to match the output of the uncut layer.
 
     target  h  = layer(x)       of the uncut model, from its own hidden states
-    student h' = layer'(x')     of the cut one, from those of the cut model so far, with its MLP or experts as they are
+    student h' = layer'(x')     of the cut model, from its hidden states so far; its MLP or experts do not change
     error   |h' - h|^2 / |h - x|^2
 
-Weights are kept only where they are better than those of the cut on windows that are held out.
+The trained weights are used only if they are better than those of the cut on held-out windows.
 """
 
 from __future__ import annotations
@@ -16,98 +16,96 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slimstate.reconstruction.steps import Errors, held_here, steps_of
+from slimstate.reconstruction.steps import Errors, local_windows, steps_of
 from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 
 WARM_UP = 10  # steps
-LEAST_RATE = 0.05  # of the learning rate, at the end
-Step = Callable[[int, float], None]  # told the steps done and the error
-LOOKS = 4  # at the windows that are held out
-TOLD = 40  # times that a layer tells how far it is
+MIN_RATE = 0.05  # of the learning rate, at the end
+OnStep = Callable[[int, float], None]  # called with the number of steps and the error
+VALIDATIONS = 4  # on the held-out windows
+UPDATES = 40  # of the progress, per layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One layer to be fitted: the squared error summed over windows, and what it is relative to, a window."""
+    """One layer to train; `error` sums the squared error over windows, relative to `power` per window."""
 
     weights: Mapping[str, torch.nn.Parameter]
-    dtypes: Mapping[str, torch.dtype]  # what the weights will be written in
+    dtypes: Mapping[str, torch.dtype]  # of the files
     error: Errors  # over windows of this process
-    recordable: bool  # whether those take windows on the device, and need nothing from elsewhere
+    recordable: bool  # as a CUDA graph: `error` takes windows on the device and copies nothing there
     power: float
     training: Tensor
     held_out: Tensor
 
     def measure(self, windows: Tensor) -> float:
-        """The relative error over windows, those of all processes."""
+        """Return the relative error over windows of all processes."""
         with torch.no_grad():
-            total = sum((float(piece) for piece in self.error(held_here(windows))), 0.0)
+            total = sum((float(piece) for piece in self.error(local_windows(windows))), 0.0)
         device = next(iter(self.weights.values())).device
         return float(distributed.sum_over_all(torch.tensor(total, device=device))) / (self.power * len(windows))
 
-    def rounded(self) -> dict[str, Tensor]:
-        """The weights as they will be written."""
-        return {name: weight.detach().to(self.dtypes[name]).float() for name, weight in self.weights.items()}
+    def copy(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self.weights.items()}
 
-    def put(self, values: Mapping[str, Tensor]) -> None:
+    def load(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, weight in self.weights.items():
                 weight.copy_(values[name])
 
 
-def fit(task: Task, settings: ReconstructionSettings, layer: int, step: Step) -> LayerErrors:
-    """Train, and keep the best weights seen; `step` is told how far it is. Returns the errors."""
+def fit(task: Task, settings: ReconstructionSettings, layer: int, on_step: OnStep) -> LayerErrors:
+    """Train a layer, leave the best weights in it, and return the errors before and after."""
     seen = task.training[: len(task.held_out)]
     before, held_out_before = task.measure(seen), task.measure(task.held_out)
-    cut = {name: weight.detach().clone() for name, weight in task.weights.items()}
-    best, kept, kept_at = held_out_before, cut, 0
-    for done in _steps(task, settings, layer, step):
+    cut = best_weights = task.copy()
+    best, best_step = held_out_before, 0
+    for step in _train(task, settings, layer, on_step):
         if (error := task.measure(task.held_out)) < best:
-            best, kept_at = error, done
-            kept = {name: weight.detach().clone() for name, weight in task.weights.items()}
-    task.put(kept)
-    if kept_at:
-        task.put(task.rounded())
+            best, best_step, best_weights = error, step, task.copy()
+    # rounded as the files will have them
+    task.load({name: weight.to(task.dtypes[name]).float() for name, weight in best_weights.items()})
+    if best_step:
         best = task.measure(task.held_out)
-        if not best < held_out_before:
-            task.put(cut)
-            best, kept_at = held_out_before, 0
-    after = task.measure(seen) if kept_at else before
+    if not best_step or not best < held_out_before:
+        task.load(cut)
+        best, best_step = held_out_before, 0
+    after = task.measure(seen) if best_step else before
     return LayerErrors(
-        layer=layer, before=before, after=after, held_out_before=held_out_before, held_out_after=best, step=kept_at
+        layer=layer, before=before, after=after, held_out_before=held_out_before, held_out_after=best, step=best_step
     )
 
 
-def _steps(task: Task, settings: ReconstructionSettings, layer: int, step: Step) -> Iterator[int]:
-    """Adam over batches drawn without repetition; gives way a few times, so that the weights can be judged.
+def _train(task: Task, settings: ReconstructionSettings, layer: int, on_step: OnStep) -> Iterator[int]:
+    """Run Adam over batches drawn without repetition; yield a few times, so that the weights can be validated.
 
-    Between two looks nothing is asked of the device, so that a GPU never waits for it. Training ends at weights that
-    are no numbers: no look has found them good.
+    Between two validations nothing is read from the device, so that a GPU never waits. Training ends where weights
+    are not finite any more.
     """
     weights = list(task.weights.values())
     steps = steps_of(weights, task.error, task.power, settings.steps, recordable=task.recordable)
-    looks = {round(settings.steps * look / LOOKS) for look in range(1, LOOKS + 1)}
+    validations = {round(settings.steps * number / VALIDATIONS) for number in range(1, VALIDATIONS + 1)}
     batches = _batches(task.training, settings.batch, settings.seed + layer)
-    told = max(1, settings.steps // TOLD)
+    interval = max(1, settings.steps // UPDATES)
     for number in range(1, settings.steps + 1):
         error = steps.take(next(batches), settings.learning_rate * _rate(number, settings.steps))
-        if number % told == 0 or number == settings.steps:
-            step(number, float(error))
-        if number in looks:
+        if number % interval == 0 or number == settings.steps:
+            on_step(number, float(error))
+        if number in validations:
             if not all(bool(weight.isfinite().all()) for weight in weights):
                 return
             yield number
 
 
 def _rate(number: int, steps: int) -> float:
-    """A short warm-up, then a cosine down to a twentieth."""
+    """Return the factor of the learning rate: a short warm-up, then a cosine down to MIN_RATE."""
     warm = min(1.0, number / WARM_UP)
-    return warm * (LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * number / steps)))
+    return warm * (MIN_RATE + (1 - MIN_RATE) * 0.5 * (1 + math.cos(math.pi * number / steps)))
 
 
 def _batches(windows: Tensor, size: int, seed: int) -> Iterator[Tensor]:
-    """Windows in a new order every time all were seen."""
+    """Yield batches of windows, in a new order every time all were seen."""
     generator, queue = torch.Generator().manual_seed(seed), windows[:0]
     while True:
         while len(queue) < size:

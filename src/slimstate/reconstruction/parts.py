@@ -1,4 +1,4 @@
-"""What of a layer is trained: its mixer, and the norm before it, found by watching one run of the layer."""
+"""Find what to train in a layer, its mixer and the norm before it, by observing one run of the layer."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ FEED_FORWARD = re.compile("(mlp|moe|moeblock|feedforward)$", re.IGNORECASE)  # e
 
 
 def trained_places(model: nn.Module, mixer: str, run: Callable[[], object]) -> tuple[str, ...]:
-    """The mixer's place, and that of the norm whose output it alone takes; `run` runs the layer that holds it."""
+    """Return the path of the mixer, and of the norm whose output only it reads; `run` runs the layer."""
     above = mixer.rpartition(".")[0]
     siblings = {f"{above}.{name}": module for name, module in model.get_submodule(above).named_children()}
     called: list[str] = []
-    taken: dict[str, Tensor | None] = {}
-    given: dict[str, Any] = {}
+    inputs: dict[str, Tensor | None] = {}
+    outputs: dict[str, Any] = {}
     with ExitStack() as stack:
         for place, module in siblings.items():
 
             def enter(_: nn.Module, args: Any, options: Any, place: str = place) -> None:
                 called.append(place)
-                taken[place] = args[0] if args else options.get("hidden_states")
+                inputs[place] = args[0] if args else options.get("hidden_states")
 
             def leave(_: nn.Module, __: Any, output: Any, place: str = place) -> None:
-                given[place] = output
+                outputs[place] = output
 
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(leave).remove)
         run()
     kinds = {place: type(siblings[place]).__name__ for place in called}
-    norms = [place for place in called if NORM.search(kinds[place]) and given[place] is taken[mixer]]
+    norms = [place for place in called if NORM.search(kinds[place]) and outputs[place] is inputs[mixer]]
     others = [
         place
         for place, kind in kinds.items()

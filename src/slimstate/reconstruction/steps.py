@@ -1,8 +1,8 @@
-"""A step of training: its kernels launched one by one or, on a GPU, recorded once and played again.
+"""Training steps: kernels launched one by one or, on a GPU, captured once in a CUDA graph and replayed.
 
 A layer of a small model is hundreds of small kernels, and launching them takes longer than running them. A CUDA graph
-launches all of a step at once: forward, backward and Adam. What cannot be recorded, because it asks the device for
-something on the way, is launched one by one as ever.
+launches a whole step at once: forward, backward and Adam. A step that reads from the device cannot be captured and is
+launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from slimstate.system import distributed
 
-Errors = Callable[[Tensor], Iterator[Tensor]]  # the squared errors over windows, a sum for every piece that fits memory
-FIRST_BETA, LEAST_SECOND_BETA = 0.9, 0.9
-REMEMBERED = 0.2  # of all steps, by Adam's second moment
-BEFORE_RECORDING = 3  # steps, in which kernels are compiled and Adam makes its moments
+Errors = Callable[[Tensor], Iterator[Tensor]]  # yields the sum of squared errors of each piece of the windows
+FIRST_BETA, MIN_SECOND_BETA = 0.9, 0.9
+MEMORY = 0.2  # of all steps, by Adam's second moment
+STEPS_BEFORE_CAPTURE = 3  # in which kernels are compiled and Adam creates its moments
 
 
 class Steps:
-    """`count` steps of Adam on the errors over windows, which are divided by `power` for each of them."""
+    """Take `count` steps of Adam on the errors over windows, relative to `power` per window."""
 
     def __init__(
         self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, **adam: Any
@@ -31,10 +31,10 @@ class Steps:
         self.adam = torch.optim.Adam(weights, betas=(FIRST_BETA, second_beta(count)), **adam)
 
     def take(self, windows: Tensor, rate: float) -> Tensor:
-        """One step on windows at a learning rate; returns the error before it, of those of this process."""
+        """Take one step at a learning rate; return the error before it over the windows of this process."""
         for group in self.adam.param_groups:
             group["lr"] = rate
-        return self._step(held_here(windows), len(windows))
+        return self._step(local_windows(windows), len(windows))
 
     def _step(self, windows: Tensor, count: int) -> Tensor:
         self.adam.zero_grad(set_to_none=True)
@@ -48,8 +48,8 @@ class Steps:
         return torch.stack(losses).sum() if losses else torch.zeros(())
 
 
-class RecordedSteps(Steps):
-    """The same on one GPU, by a CUDA graph where the step can be recorded."""
+class CapturedSteps(Steps):
+    """Take steps on one GPU by a CUDA graph, where the step can be captured."""
 
     def __init__(self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int) -> None:
         device = weights[0].device
@@ -58,31 +58,31 @@ class RecordedSteps(Steps):
         self.windows: Tensor | None = None
         self.error = torch.zeros((), device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.taken, self.beside = 0, torch.cuda.Stream(device)
+        self.count, self.stream = 0, torch.cuda.Stream(device)
 
     def take(self, windows: Tensor, rate: float) -> Tensor:
         self.rate.fill_(rate)
         if self.windows is None:
             self.windows = windows.to(self.rate.device)
         self.windows.copy_(windows)
-        self.taken += 1
-        if self.taken == BEFORE_RECORDING + 1:
-            self._record()
+        self.count += 1
+        if self.count == STEPS_BEFORE_CAPTURE + 1:
+            self._capture()
         if self.graph is None:
-            return self._beside()
+            return self._step_on_stream()
         self.graph.replay()
         return self.error
 
-    def _beside(self) -> Tensor:
-        """On a stream of its own, as is asked of everything before a recording."""
+    def _step_on_stream(self) -> Tensor:
+        """Take a step on a stream of its own, as PyTorch requires before a capture."""
         assert self.windows is not None
-        self.beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.beside):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             error = self._step(self.windows, len(self.windows))
-        torch.cuda.current_stream().wait_stream(self.beside)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return error
 
-    def _record(self) -> None:
+    def _capture(self) -> None:
         assert self.windows is not None
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
@@ -99,23 +99,23 @@ class RecordedSteps(Steps):
 def steps_of(
     weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, *, recordable: bool
 ) -> Steps:
-    """What is fastest here; `recordable` says that `errors` takes windows on the device, and moves nothing there."""
+    """Return the fastest steps for this device; `recordable` says that a step can be captured."""
     alone = distributed.count() == 1 and weights[0].device.type == "cuda"
-    return (RecordedSteps if recordable and alone else Steps)(weights, errors, power, count)
+    return (CapturedSteps if recordable and alone else Steps)(weights, errors, power, count)
 
 
 def second_beta(count: int) -> float:
-    """For the second moment to remember a share of the steps: a short training has no time for a long memory."""
-    return max(LEAST_SECOND_BETA, 1 - 1 / (REMEMBERED * max(1, count)))
+    """Return the beta with which the second moment averages over a share of the steps."""
+    return max(MIN_SECOND_BETA, 1 - 1 / (MEMORY * max(1, count)))
 
 
-def held_here(windows: Tensor) -> Tensor:
-    """Those of the windows that this process holds."""
+def local_windows(windows: Tensor) -> Tensor:
+    """Return those of the windows that belong to this process."""
     return windows[windows % distributed.count() == distributed.rank()]
 
 
 def _sum_gradients(weights: Sequence[torch.nn.Parameter]) -> None:
-    """Over all processes; one that had no window of the batch has none."""
+    """Sum gradients over all processes; one without a window of the batch has none."""
     if distributed.count() == 1:
         return
     for weight in weights:

@@ -1,7 +1,7 @@
-"""The walk over the layers: each is cut, trained to give what the uncut one gave, kept, and forgotten.
+"""Walk over the layers: cut each, train it to match the uncut layer, save it, and release its memory.
 
-Two streams of hidden states go along, x of the uncut model and x' of the cut one, and one layer of each is in memory.
-The uncut stream goes first: what it is behind a layer is what the cut layer is trained to give.
+Two streams of hidden states pass through the layers, x of the uncut model and x' of the cut one, with one layer of each
+model in memory. The uncut stream goes first: its states after a layer are the target of the cut layer.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.fit import Task, fit
 from slimstate.reconstruction.options import held_out_count
 from slimstate.reconstruction.parts import trained_places
-from slimstate.reconstruction.states import HiddenStates, Room
-from slimstate.reconstruction.steps import held_here
+from slimstate.reconstruction.states import HiddenStates, MemoryLimits
+from slimstate.reconstruction.steps import local_windows
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, quoted
 from slimstate.system.progress import Reporter
 
-# run a mixer over all windows of this process, inside of what is made for the model, such as hooks; gives their tokens
+# runs a mixer over all windows of this process within a context of the model, such as hooks; returns their tokens
 Watch = Callable[[Callable[[nn.Module], AbstractContextManager[object]]], int]
 
 
 class CutModel(Protocol):
-    """The cut model that is reconstructed, as tensors that its files have or will have."""
+    """The cut model to reconstruct, as tensors of its files."""
 
     def config(self) -> Config: ...
 
     def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
-        """The tensors of a layer that are others than in the uncut model.
+        """Return the tensors of a layer that differ from the uncut model.
 
-        `watch` runs the uncut mixer over what enters its layer in the cut model.
+        `watch` runs the uncut mixer over the inputs of its layer in the cut model.
         """
 
     def embedding(self, name: str) -> StoredTensor: ...
@@ -57,9 +57,9 @@ class CutModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer of the cut model: its weights in memory, and its tensors as the files have or will have them.
+    """One layer of the cut model: its weights in memory, and its tensors as in the files.
 
-    `errors` are there where an earlier run has trained it.
+    `errors` is not None where an earlier run has trained the layer.
     """
 
     number: int
@@ -70,7 +70,7 @@ class Layer:
 
 
 class Walk:
-    """A reconstruction under way; `teacher` is the uncut model."""
+    """A reconstruction in progress; `teacher` is the uncut model."""
 
     def __init__(
         self, teacher: Checkpoint, cut: CutModel, tokens: Tensor, settings: ReconstructionSettings,
@@ -82,16 +82,16 @@ class Walk:
         self.mixers = {mixer.layer: mixer for mixer in teacher.mixers}
         self.held_out, self.training = _split(len(tokens))
         weights = DTYPES[teacher.tensors[teacher.mixers[0].name_of(teacher.mixers[0].key)].dtype]
-        kept_in = torch.float32 if self.precision == torch.float32 else weights
-        self.uncut_model = OneLayerModel(teacher, teacher.config, self.device, kept_in)
-        self.cut_model = OneLayerModel(teacher, cut.config(), self.device, kept_in)
+        dtype = torch.float32 if self.precision == torch.float32 else weights
+        self.uncut_model = OneLayerModel(teacher, teacher.config, self.device, dtype)
+        self.cut_model = OneLayerModel(teacher, cut.config(), self.device, dtype)
         name = self.uncut_model.embedding_name()
         embeddings = (
             Embedding.of(self.uncut_model, teacher.stored(name), tokens),
             Embedding.of(self.cut_model, cut.embedding(name), tokens),
         )
         self.uncut_stream, self.cut_stream = self._streams(
-            embeddings, Room.of(self.device, run.max_memory), folder.path
+            embeddings, MemoryLimits.of(self.device, run.max_memory), folder.path
         )
 
     @property
@@ -100,47 +100,49 @@ class Walk:
 
     @cached_property
     def here(self) -> Tensor:
-        """The windows of this process."""
-        return held_here(torch.arange(self.windows))
+        """Windows of this process."""
+        return local_windows(torch.arange(self.windows))
 
     def pieces(self, windows: Tensor) -> Iterator[Tensor]:
-        """As many windows of this process as are run at once."""
+        """Yield as many windows of this process as run at once."""
         at_once = max(1, TOKENS_AT_ONCE[self.device.type] // self.settings.length)
         return iter(windows.split(at_once)) if len(windows) else iter(())
 
     def computing(self) -> AbstractContextManager[object]:
-        """Weights in float32 are computed with in the precision that was asked for."""
+        """Return a context in which weights in float32 compute in the requested precision."""
         if self.precision == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.precision)
 
-    def _streams(self, embeddings: tuple[Embedding, Embedding], room: Room, folder: Path) -> tuple[Stream, Stream]:
-        """What enters the first layer of both models."""
-        models, made = (self.uncut_model, self.cut_model), list[HiddenStates]()
+    def _streams(
+        self, embeddings: tuple[Embedding, Embedding], limits: MemoryLimits, folder: Path
+    ) -> tuple[Stream, Stream]:
+        """Return the streams of both models before the first layer."""
+        models, states = (self.uncut_model, self.cut_model), list[HiddenStates]()
         with torch.no_grad(), self.computing():
             for piece in self.pieces(self.here):
                 first = [
                     model.first_states(each.of_windows(piece)) for model, each in zip(models, embeddings, strict=True)
                 ]
-                if not made:
+                if not states:
                     shape = (len(self.here), *first[0].shape[1:])
-                    place = room.place(2 * 4 * torch.Size(shape).numel())
-                    made = [HiddenStates(shape, room.device, place, folder) for _ in range(2)]
-                made[0][_local(piece)], made[1][_local(piece)] = first
-        uncut, cut = (Stream(*each) for each in zip(models, embeddings, made, strict=True))
+                    place = limits.place(2 * 4 * torch.Size(shape).numel())
+                    states = [HiddenStates(shape, limits.device, place, folder) for _ in range(2)]
+                states[0][_local(piece)], states[1][_local(piece)] = first
+        uncut, cut = (Stream(*each) for each in zip(models, embeddings, states, strict=True))
         return uncut, cut
 
     def layers(self) -> Iterator[LayerErrors]:
-        """Walk; gives the errors of every layer that has a mixer, once its weights are kept."""
+        """Walk over all layers; yield the errors of every layer with a mixer, once its weights are saved."""
         for number in range(self.uncut_model.layers):
-            yield from self._layer(number)  # and nothing of it stays
+            yield from self._layer(number)  # in a frame of its own, so that its memory is released
 
     def _layer(self, number: int) -> Iterator[LayerErrors]:
         stored = {name: self.teacher.stored(name) for name in self.uncut_model.stored_names(self.teacher, number)}
         uncut = self.uncut_model.converted(number, stored)
         with self.uncut_model.holding(number, uncut):
             layer = self._cut(number, stored, uncut)
-            self._expect(number + 1)
+            self._prefetch(number + 1)
             trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer)
             added = self._advance(self.uncut_stream, number)
         self._check(added, f"layer {number} of {quoted(self.teacher.source)}")
@@ -152,17 +154,17 @@ class Walk:
                 self._check(self._advance(self.cut_stream, number), f"layer {number} of the cut model")
 
     def _check(self, measured: float, what: str) -> None:
-        """What was measured of a layer, over all processes, is a number."""
+        """Raise a `ModelError` where a sum over a layer is not finite."""
         if not math.isfinite(measured):
             exact = self.precision == torch.float32
             way_out = "" if exact else ", or start anew with `dtype` float32 and `force`"
             raise ModelError(f"{what} gives NaN or infinite numbers: look at its weights{way_out}")
 
     def _cut(self, number: int, before: Mapping[str, StoredTensor], uncut: Mapping[str, Tensor]) -> Layer:
-        """The cut layer, as an earlier run left it where there was one; it shares all weights that did not change."""
-        changed, found = self.cut.changed(number, before, partial(self._watch, number)), self.folder.read(number)
-        errors, earlier = (None, {}) if found is None else found
-        changed |= earlier
+        """Return the cut layer, trained where an earlier run did; it shares the weights that did not change."""
+        changed = self.cut.changed(number, before, partial(self._watch, number))
+        errors, trained = self.folder.read(number) or (None, {})
+        changed |= trained
         stored: dict[str, Stored] = {**before, **changed}
         weights = dict(uncut)
         if changed:
@@ -177,13 +179,13 @@ class Walk:
                 model.run_mixer(number, place, stream.states[_local(piece)], embedded)
         return len(self.here) * self.settings.length
 
-    def _expect(self, number: int) -> None:
-        """Have the system read the next layer from the disk while this one is trained."""
+    def _prefetch(self, number: int) -> None:
+        """Let the system read the next layer from disk while this one is trained."""
         if number < self.uncut_model.layers:
             self.teacher.expect(self.uncut_model.stored_names(self.teacher, number))
 
     def _reconstruct(self, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
-        """Train what lies at these places of a layer, its mixer and the norm before it, and keep what comes of them."""
+        """Train the mixer and the norm before it, which lie at these places, and save them."""
         started = time.perf_counter()
         weights = dict(self._trainable(places))
         task = Task(
@@ -195,16 +197,15 @@ class Walk:
             training=self.training,
             held_out=self.held_out,
         )
-        label = f"layer {layer.number + 1} of {self.uncut_model.layers}"
-        with self.reporter.meter(label, self.settings.steps) as meter:
+        with self.reporter.meter(f"layer {layer.number}", self.settings.steps) as meter:
             errors = fit(task, self.settings, layer.number, lambda step, loss: meter(step, f"error {loss:.4f}"))
         self._check(errors.held_out_before, f"layer {layer.number} of the cut model")
         errors = replace(errors, seconds=time.perf_counter() - started)
-        self._keep(layer, errors, weights)
+        self._save(layer, errors, weights)
         return errors
 
     def _trained_places(self, number: int, mixer: Mixer) -> tuple[str, ...]:
-        """Seen in a run over the first window that there is."""
+        """Find what to train in a run over one window."""
         piece = torch.tensor([int(self.here[0])])
         with torch.no_grad(), self.computing():
             return trained_places(self.uncut_model.model, mixer.path, lambda: self.uncut_stream.run(number, piece))
@@ -212,11 +213,11 @@ class Walk:
     def _errors(self, number: int, windows: Tensor) -> Iterator[Tensor]:
         for piece in self.pieces(windows):
             with self.computing():
-                given = self.cut_stream.run(number, piece)
-            yield (given.float() - self.uncut_stream.states[_local(piece)]).square().sum()
+                output = self.cut_stream.run(number, piece)
+            yield (output.float() - self.uncut_stream.states[_local(piece)]).square().sum()
 
     def _trainable(self, places: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of mixer and norm that the files have, in float32, in their places in the cut model."""
+        """Yield the parameters of mixer and norm by name, after replacing them by copies in float32."""
         for place in places:
             for name, weight in list(self.cut_model.model.get_submodule(place).named_parameters(prefix=place)):
                 if not self.teacher.stored_names(name) or not weight.is_floating_point():
@@ -226,23 +227,23 @@ class Walk:
                 setattr(self.cut_model.model.get_submodule(owner), leaf, fresh)
                 yield name, fresh
 
-    def _keep(self, layer: Layer, errors: LayerErrors, weights: Mapping[str, nn.Parameter]) -> None:
-        """The weights as the files have them; those of the cut where they were kept."""
-        found: dict[str, Tensor] = {}
+    def _save(self, layer: Layer, errors: LayerErrors, weights: Mapping[str, nn.Parameter]) -> None:
+        """Save the weights as the files will have them; those of the cut where training did not improve them."""
+        tensors: dict[str, Tensor] = {}
         for name, weight in weights.items():
             weight.requires_grad_(False)
             stored = self.teacher.stored_names(name)
             sizes = [layer.stored[part].shape[0] for part in stored]
             pieces = weight.split(sizes) if len(stored) > 1 else (weight,)
             for part, values in zip(stored, pieces, strict=True):
-                found[part] = values.to(layer.stored[part].dtype).view(layer.stored[part].shape)
+                tensors[part] = values.to(layer.stored[part].dtype).view(layer.stored[part].shape)
         if not errors.step:
-            found = {name: layer.stored[name][...] for name in found}
+            tensors = {name: layer.stored[name][...] for name in tensors}
         if distributed.is_main():
-            self.folder.write(errors, found)
+            self.folder.write(errors, tensors)
 
     def _advance(self, stream: Stream, number: int) -> float:
-        """A stream through the whole layer; returns what the layer adds to it, squared, summed over a window."""
+        """Run a stream through a layer; return the mean over windows of the squared change."""
         added = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self.computing():
             for piece in self.pieces(self.here):
@@ -254,20 +255,20 @@ class Walk:
 
 @dataclass(frozen=True)
 class Stream:
-    """A model, and the hidden states that enter its layers one after the other."""
+    """A model and its hidden states before the current layer."""
 
     model: OneLayerModel
     embedding: Embedding
     states: HiddenStates
 
     def run(self, layer: int, windows: Tensor) -> Tensor:
-        """What the layer makes of the states of these windows."""
+        """Return the output of a layer for these windows."""
         return self.model.run(layer, self.states[_local(windows)], self.embedding.of_windows(windows))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """What the embedding makes of each token that there is, and which of them stand where."""
+    """The embedding of each distinct token, and the places of the tokens."""
 
     rows: Tensor
     places: Tensor
@@ -284,11 +285,11 @@ class Embedding:
 
 
 def _local(windows: Tensor) -> Tensor:
-    """The numbers that windows of this process have in its hidden states."""
+    """Return the indices of windows in the hidden states of this process."""
     return windows // distributed.count()
 
 
 def _split(windows: int) -> tuple[Tensor, Tensor]:
-    """A tenth of the windows, which were drawn at random, is held out."""
+    """Return the held-out windows and the others; windows are in random order."""
     held_out, numbers = held_out_count(windows), torch.arange(windows)
     return numbers[:held_out], numbers[held_out:]

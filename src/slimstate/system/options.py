@@ -166,7 +166,7 @@ def _options(cls: Any, prefix: str, path: tuple[str, ...]) -> tuple[Option, ...]
             kind, default = (bool, False) if group else (annotation, _default(item))
             title = str((group or cls).__doc__).partition("\n")[0] if group or path else "Options"
             doc, single, name = docs.get(item.name, ""), bool(item.metadata.get("once")), prefix + item.name
-            more = {"help": doc, "section": title, "once": single, "group": group}
+            more: dict[str, Any] = {"help": doc, "section": title, "once": single, "group": group}
             options.append(Option(name=name, path=place, annotation=kind, default=default, **more))
         if group is not None:
             options += _options(group, f"{prefix}{item.name}_" if is_switch else prefix, place)  # type: ignore[arg-type]
