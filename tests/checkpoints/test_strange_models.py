@@ -77,8 +77,8 @@ def test_an_index_says_where_tensors_are(model):
     [
         ({"weight_map": 5}, "no weight_map"),
         ({"weight_map": {}}, "no weight_map"),
-        ({"metadata": []}, "metadata that are not sizes"),
-        ({"metadata": {"total_parameters": "x"}}, "metadata that are not sizes"),
+        ({"metadata": []}, "invalid metadata"),
+        ({"metadata": {"total_parameters": "x"}}, "invalid metadata"),
     ],
 )
 def test_an_index_of_wrong_types_is_refused(change, words, model):
@@ -101,13 +101,13 @@ HEADERS: dict[str, tuple[Any, str]] = {
     "overlap": ({**TWO, "b": entry(4, 16)}, "the bytes of b overlap"),
     "alias": ({**TWO, "b": entry(0, 8)}, "the bytes of b overlap"),
     "gap": ({"a": entry(0, 4), "b": entry(8, 16)}, "the bytes of b have a gap"),
-    "metadata": ({**TWO, "__metadata__": []}, "metadata are not texts by name"),
-    "numbers": ({**TWO, "__metadata__": {"a": 1}}, "metadata are not texts by name"),
-    "dtype": ({**TWO, "b": entry(8, 16, dtype="X32")}, "dtype X32, which is none of safetensors"),
+    "metadata": ({**TWO, "__metadata__": []}, "metadata are not strings by name"),
+    "numbers": ({**TWO, "__metadata__": {"a": 1}}, "metadata are not strings by name"),
+    "dtype": ({**TWO, "b": entry(8, 16, dtype="X32")}, "dtype X32, which is not a dtype of safetensors"),
     "shape": ({**TWO, "b": entry(8, 16, shape=[-1])}, "not described by"),
-    "sizes": ({**TWO, "b": entry(8, 16, shape=[3])}, "takes 8 bytes, not those of"),
+    "sizes": ({**TWO, "b": entry(8, 16, shape=[3])}, "has 8 bytes, which does not fit"),
     "number": ({**TWO, "b": 5}, "not described by"),
-    "mark": (b"\xef\xbb\xbf" + json.dumps(TWO).encode(), "does not begin with a brace"),
+    "mark": (b"\xef\xbb\xbf" + json.dumps(TWO).encode(), "does not start with a brace"),
     "twice": (json.dumps(TWO).encode().replace(b'"b"', b'"a"'), "a occurs twice"),
     "nested": (b'{"a":' * 3000, "is not JSON|nested"),
     "long": ({**TWO, "x" * 50_000: 5}, "not described by"),
@@ -183,7 +183,7 @@ def test_other_bytes_are_noticed_though_no_time_tells(model, monkeypatch):
     for path in model.glob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
     monkeypatch.setattr(Checkpoint, "open", lambda _: checkpoint)
-    with pytest.raises(ModelError, match=r"changed while it was read: .* is another"):
+    with pytest.raises(ModelError, match=r"changed while it was read: .* is different"):
         cut(model, model.parent / "cut")
 
 
@@ -282,7 +282,7 @@ def test_known_implementations_are_taken(model):
 
 def test_an_adapter_beside_the_weights_is_refused(model):
     (model / "adapter_config.json").write_text("{}")
-    refused(model, r"adapter_config\.json, by which other weights are loaded")
+    refused(model, r"adapter_config\.json, which makes libraries load other weights")
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from slimstate.cli.running import check_words
+from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
 
 import tiny
 from command import run
 from places import ROOT
 from slimstate.cli import app
-from slimstate.cli.recipes import PROGRESS, SCALES, Recipe, run_recipe
+from slimstate.cli.running import check_words
 from slimstate.families import family_of
 from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model

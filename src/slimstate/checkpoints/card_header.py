@@ -1,6 +1,6 @@
-"""The header of a model card, which the hub reads: what the original's says of licence and language stays.
+"""The header of a model card, which the hub reads: YAML between two lines of dashes.
 
-It is YAML between two lines of dashes. Of a stranger's header only values of the kinds that the hub knows are taken.
+Licence and language of the original model are taken over, if they have the form that the hub expects.
 """
 
 from __future__ import annotations
@@ -15,58 +15,58 @@ import yaml
 from slimstate.system.json_files import is_unicode
 
 HEADER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
-MOST = 2**18  # characters of a card in which its header ends
-MOST_WORDS, LONGEST_WORD = 100, 200
-KEPT = ("license", "license_name", "license_link", "language", "tags", "base_model")
+MAX_HEADER = 2**18  # characters
+MAX_WORDS, MAX_WORD_LENGTH = 100, 200
+INHERITED_FIELDS = ("license", "license_name", "license_link", "language", "tags", "base_model")
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 DATASET = re.compile(rf"{HUB_ID.pattern}(:[\w.-]*){{0,2}}")
 
 
 def public(source: object) -> str:
-    """A model or a text as a card names it: what is on the hub as it is, of what lies on this machine its last part."""
+    """Return the name of a model or a text for a card: a hub id as it is, of a path on this machine the last part."""
     text = str(source)
     on_hub = DATASET.fullmatch(text) is not None and not Path(text.split(":", maxsplit=1)[0]).exists()
     return text if on_hub or "/" not in text else text.rstrip("/").rpartition("/")[2]
 
 
 def with_original(card: str, folder: Path) -> str:
-    """The card, with what the card of the original in `folder` says for the hub."""
-    ours = header_of(card)
-    if ours is None:
+    """Return the card with the licence, language, tags and base model of the original in `folder`."""
+    header = header_of(card)
+    if header is None:
         return card
-    original = header_of(_beginning(folder / "README.md")) or {}
-    theirs = {name: value for name in KEPT if (value := _usable(name, original.get(name))) is not None}
-    tags = [*dict.fromkeys([*_listed(theirs.pop("tags", [])), *_listed(ours.get("tags", []))])]
-    base = {"base_model": theirs.pop("base_model")} if "base_model" in theirs and "base_model" not in ours else {}
-    whole = {**theirs, **ours, **base, "tags": tags}
-    written = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, default_flow_style=False)
-    return f"---\n{written}---\n" + card[HEADER.match(card).end() :]  # type: ignore[union-attr]
+    original = header_of(_read_beginning(folder / "README.md")) or {}
+    inherited = {name: value for name in INHERITED_FIELDS if (value := _valid(name, original.get(name))) is not None}
+    tags = [*dict.fromkeys([*_as_list(inherited.pop("tags", [])), *_as_list(header.get("tags", []))])]
+    base = {"base_model": inherited.pop("base_model")} if "base_model" in inherited.keys() - header.keys() else {}
+    merged = {**inherited, **header, **base, "tags": tags}
+    text = yaml.safe_dump(merged, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return f"---\n{text}---\n" + card[HEADER.match(card).end() :]  # type: ignore[union-attr]
 
 
 def header_of(card: str) -> Mapping[str, Any] | None:
-    """What stands between the dashes; None where nothing does that can be read."""
-    found = HEADER.match(card.replace("\r\n", "\n"))
-    if found is None:
+    """Return the parsed header, or None if there is none that can be read."""
+    match = HEADER.match(card.replace("\r\n", "\n"))
+    if match is None:
         return None
     try:
-        header = yaml.safe_load(found[1])
+        header = yaml.safe_load(match[1])
     except (yaml.YAMLError, RecursionError, ValueError):
         return None
     return header if isinstance(header, dict) else None
 
 
-def _beginning(path: Path) -> str:
+def _read_beginning(path: Path) -> str:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MOST)
+            return file.read(MAX_HEADER)
     except OSError:
         return ""
 
 
-def _usable(name: str, value: object) -> object | None:
-    """A word, or a list of words where the hub takes one; base models are ids of the hub."""
-    words = _listed(value)
-    if not words or len(words) > MOST_WORDS or not all(map(_is_word, words)):
+def _valid(name: str, value: object) -> object | None:
+    """Return a word, or a list of words where the hub accepts one; None for anything else."""
+    words = _as_list(value)
+    if not words or len(words) > MAX_WORDS or not all(map(_is_word, words)):
         return None
     if name == "base_model" and not all(map(HUB_ID.fullmatch, words)):
         return None
@@ -74,8 +74,8 @@ def _usable(name: str, value: object) -> object | None:
 
 
 def _is_word(word: object) -> bool:
-    return isinstance(word, str) and 0 < len(word) <= LONGEST_WORD and word.isprintable() and is_unicode(word)
+    return isinstance(word, str) and 0 < len(word) <= MAX_WORD_LENGTH and word.isprintable() and is_unicode(word)
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]

@@ -1,4 +1,4 @@
-"""Which model a record is of."""
+"""Identify a model in records."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from slimstate.system.errors import ModelError
 
 
 def identity(checkpoint: Checkpoint, name: str, after: Config | None = None) -> Model:
-    """A model by what its config says; or, with the config `after` a change, by what became of it."""
+    """Return the identity of a model by its config, or by its config `after` a change."""
     config = checkpoint.config if after is None else after
     entry, first = cut_in(config), described_mixers(config)[0]
     try:
         cut = None if entry is None else from_json(Cut, entry)
     except ValidationError as error:
-        raise ModelError(f"{checkpoint.folder}/config.json does not say how the model was cut: {error}") from error
+        raise ModelError(f"{checkpoint.folder}/config.json describes the cut wrongly: {error}") from error
     return Model(
         name=name,
         model=checkpoint.source,

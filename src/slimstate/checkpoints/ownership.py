@@ -1,7 +1,4 @@
-"""Which model folders slimstate has made, and may therefore replace. Nothing is written for that alone.
-
-A model folder of ours says in its config what was done to the model, and holds the record of it.
-"""
+"""Recognise the model folders that slimstate wrote and may replace: by their config and the record beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from slimstate.system.json_files import read_json
 
 
 def is_our_model(folder: Path) -> bool:
-    """Whether slimstate has written a model folder."""
+    """Return whether slimstate wrote a model folder."""
     if not any((folder / name).is_file() for name in (PLAN, RECOVERY, TRAINING)):
         return False
     config = folder / "config.json"
@@ -26,13 +23,11 @@ def is_our_model(folder: Path) -> bool:
 
 
 def check_free(out: Path, force: bool) -> None:
-    """Refuse a place for a model where nothing can be written, or that is taken; by others, whatever is asked for."""
+    """Refuse an output folder that cannot be written or exists; `force` replaces one that slimstate wrote."""
     check_place(out, folder=True)
     if not out.exists():
         return
     if not force:
-        raise OutputError(f"{out} exists already; choose another place or use `force`")
+        raise OutputError(f"{out} exists already; choose another folder or use `force`")
     if any(out.iterdir()) and not is_our_model(out):
-        raise OutputError(
-            f"{out} is no model folder that slimstate wrote, and is not replaced: choose another place or remove it"
-        )
+        raise OutputError(f"{out} was not written by slimstate and is not replaced: choose another folder or remove it")

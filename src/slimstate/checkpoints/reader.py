@@ -1,4 +1,4 @@
-"""Model folders: found, and read without loading them. This is the only module that reads them."""
+"""Find model folders and read them without loading the model. No other module reads them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from slimstate.system.paths import expand_home
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
-# weights in other formats would be stale beside the cut ones
+# weights in other formats would be stale beside those of a cut
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
-READERS, PIECE = 4, 4 * 2**20  # threads that digest files, and bytes at once: small pieces slow a running model
+READERS, READ_SIZE = 4, 4 * 2**20  # threads that compute digests, and bytes that each reads at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,14 @@ class Checkpoint:
 
     @classmethod
     def open(cls, source: str | PathLike[str]) -> Checkpoint:
-        """A folder, or a hub id, which is downloaded. Every file in it is a regular one that belongs there."""
+        """Open a folder, or a hub id, which is downloaded; refuse links out of it and special files."""
         folder = locate(source)
         for _ in files_inside(folder, ModelError):
             pass
         if os.path.lexists(folder / ADAPTER_CONFIG):
             raise ModelError(
-                f"{quoted(folder)} has an {ADAPTER_CONFIG}, by which other weights are loaded over its own:"
-                " merge the adapter into the weights first, or take the file away"
+                f"{quoted(folder)} has an {ADAPTER_CONFIG}, which makes libraries load other weights:"
+                " merge the adapter into the weights first, or remove the file"
             )
         config = read_config(folder / "config.json")
         index = _read_index(folder)
@@ -76,18 +76,16 @@ class Checkpoint:
 
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
-        """The mixers of this model; every slot was found with the size the config says."""
+        """The mixers of this model; the weights have every slot with the size that the config says."""
         mixers = described_mixers(self.config)
         if len(mixers) > len(self.tensors):
-            raise ModelError(
-                f"config.json describes {len(mixers):,} layers, and the files hold {len(self.tensors):,} tensors"
-            )
+            raise ModelError(f"config.json has {len(mixers):,} layers, and the files {len(self.tensors):,} tensors")
         check_shapes(self.tensors, mixers, quoted(self.folder))
         return mixers
 
     @cached_property
     def plan(self) -> Plan | None:
-        """The plan that this model was cut by, where it was cut."""
+        """The plan of the last cut, or None."""
         path = self.folder / PLAN
         if self.config.get("slimstate") is None or not path.is_file():
             return None
@@ -98,16 +96,20 @@ class Checkpoint:
 
     @property
     def cut(self) -> JsonObject | None:
-        """What the last cut was, where the model was cut."""
+        """The entry of the last cut in the config, or None."""
         return cut_in(self.config)
 
     @property
     def roots(self) -> tuple[str, str]:
-        """How the names of the running model and of the files begin where they differ."""
-        return _roots(self.mixers[0])
+        """The prefixes of names in the running model and in the files, where they differ."""
+        running, stored = self.mixers[0].path.split("."), self.mixers[0].place_in_files.split(".")
+        while running and stored and running[-1] == stored[-1]:
+            running.pop()
+            stored.pop()
+        return "".join(f"{part}." for part in running), "".join(f"{part}." for part in stored)
 
     def stored_names(self, name: str) -> tuple[str, ...]:
-        """The tensors that make up the parameter `name` of the running model; none where the files do not have it."""
+        """Return the tensors in the files that make up a parameter of the running model, if there are any."""
         for mixer in self.mixers:
             if parts := mixer.stored_parts(name):
                 return parts
@@ -116,13 +118,13 @@ class Checkpoint:
         return tuple(known for known in (name, renamed) if known in self.tensors)[:1]
 
     def in_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of the running model as the tensors that the files have; what they do not have is left out."""
-        found: dict[str, Tensor] = {}
+        """Return parameters of the running model as tensors of the files, without those that the files do not have."""
+        tensors: dict[str, Tensor] = {}
         for name, tensor in parameters.items():
             if names := self.stored_names(name):
                 parts = tensor.split([self.tensors[part].shape[0] for part in names]) if len(names) > 1 else (tensor,)
-                found |= dict(zip(names, parts, strict=True))
-        return found
+                tensors |= dict(zip(names, parts, strict=True))
+        return tensors
 
     @property
     def parameters(self) -> int:
@@ -130,77 +132,68 @@ class Checkpoint:
 
     @cached_property
     def digests(self) -> Mapping[str, Digests]:
-        """Of every byte of the weights, by file."""
+        """The digests of the weights, by file."""
         with ThreadPoolExecutor(READERS) as pool:
             names = sorted(self.files)
-            return dict(zip(names, pool.map(lambda name: self.files[name].digests(PIECE), names), strict=True))
+            return dict(zip(names, pool.map(lambda name: self.files[name].digests(READ_SIZE), names), strict=True))
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the config and of every byte of the weights."""
         digests = [self.digests[name].file for name in sorted(self.files)]
-        whole = json.dumps([self.config, sorted(self.files), digests], sort_keys=True)
-        return "sha256:" + hashlib.sha256(whole.encode()).hexdigest()
+        text = json.dumps([self.config, sorted(self.files), digests], sort_keys=True)
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def check_unchanged(self) -> None:
-        """The files are what they were when this was opened, and the config says what it said."""
+        """Refuse a model whose weights or config have changed since it was opened."""
         for file in self.files.values():
             file.check_unchanged()
         if json.dumps(read_json(self.folder / "config.json")) != json.dumps(self.config):
             raise ModelError(f"{quoted(self.folder / 'config.json')} changed while the model was read")
 
     def stored(self, name: str) -> StoredTensor:
-        """A tensor as it lies in its file, to be read later."""
+        """Return a tensor in its file, to be read later."""
         return StoredTensor(next(file for file in self.files.values() if name in file.tensors), name)
 
     def read(self, name: str) -> Tensor:
         return self.stored(name)[...]
 
     def expect(self, names: Iterable[str]) -> None:
-        """Tell the system that these tensors will soon be read, so that it reads them ahead where it can."""
+        """Tell the system that these tensors will soon be read, so that it can read ahead."""
         if not hasattr(os, "posix_fadvise"):
             return
-        wanted = set(names)
+        expected = set(names)
         for file in self.files.values():
-            if inside := [info for name, info in file.tensors.items() if name in wanted]:
+            if inside := [info for name, info in file.tensors.items() if name in expected]:
                 with file.path.open("rb") as opened:
                     for info in inside:
                         os.posix_fadvise(opened.fileno(), info.start, info.size, os.POSIX_FADV_WILLNEED)
 
     def read_rows(self, mixer: Mixer, slot: Slot) -> Tensor:
-        """The rows of a projection by channel: [H, D, input size]."""
+        """Return the rows of a projection by channel, [H, D, input size]."""
         weight = mixer.by_channel(slot, self.read(mixer.name_of(slot)))
-        healthy = weight.isfinite().flatten(1).all(1)
-        if not bool(healthy.all()):
-            head = int((~healthy).nonzero()[0])
+        finite = weight.isfinite().flatten(1).all(1)
+        if not bool(finite.all()):
+            head = int((~finite).nonzero()[0])
             raise ModelError(f"layer {mixer.layer}, head {head}: {mixer.name_of(slot)} holds NaN or infinite weights")
         return weight
 
 
-def _roots(mixer: Mixer) -> tuple[str, str]:
-    """How the names of the running model and of the files begin where they differ."""
-    running, stored = mixer.path.split("."), mixer.place_in_files.split(".")
-    while running and stored and running[-1] == stored[-1]:
-        running.pop()
-        stored.pop()
-    return "".join(f"{part}." for part in running), "".join(f"{part}." for part in stored)
-
-
 def cut_in(config: Config) -> JsonObject | None:
-    """What the config of a model says of its last cut."""
+    """Return the entry of the last cut in a config, or None."""
     entry = config.get("slimstate")
     return entry if entry is not None and "key_dim" in entry else None
 
 
 def locate(source: str | PathLike[str]) -> Path:
-    """The folder of a model: as it stands, or downloaded from the hub."""
+    """Return the folder of a model, downloaded from the hub if needed."""
     path = expand_home(source)
     if path.is_dir():
         if not (path / "config.json").exists():
             raise ModelError(f"{quoted(path)} is not a model folder: it has no config.json")
         return path
     if path.exists():
-        raise ModelError(f"{quoted(path)} is a file; give the folder of a model")
+        raise ModelError(f"{quoted(path)} is a file; use the folder of a model")
     if not _looks_like_hub_id(str(source)):
         raise ModelError(f"no model at {quoted(source)}")
     return download(str(source))
@@ -218,7 +211,7 @@ def _looks_like_hub_id(source: str) -> bool:
 
 
 def download(repository: str) -> Path:
-    """A snapshot of a hub repository, without weights in other formats."""
+    """Download a hub repository without weights in other formats; return the folder."""
     from huggingface_hub import snapshot_download
 
     skipped = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
@@ -227,11 +220,11 @@ def download(repository: str) -> Path:
         return Path(snapshot_download(repository, ignore_patterns=skipped, local_files_only=not online))
 
 
-def open_headers(given: str | PathLike[str]) -> Checkpoint:
-    """A model by its config and headers alone: of a hub repository nothing else is downloaded."""
-    source = str(given)
-    if expand_home(given).exists() or not _looks_like_hub_id(source) or not hub.reachable():
-        return Checkpoint.open(given)
+def open_headers(model: str | PathLike[str]) -> Checkpoint:
+    """Open a model by its config and headers; of a hub repository nothing else is downloaded."""
+    source = str(model)
+    if expand_home(model).exists() or not _looks_like_hub_id(source) or not hub.reachable():
+        return Checkpoint.open(model)
     from huggingface_hub import HfApi, hf_hub_download
 
     with _hub_errors(source, online=True):
@@ -240,13 +233,9 @@ def open_headers(given: str | PathLike[str]) -> Checkpoint:
     files = {}
     for name, file in remote.files_metadata.items():
         tensors = {
-            tensor: TensorInfo(
-                dtype=info.dtype,
-                shape=tuple(info.shape),
-                start=info.data_offsets[0],
-                size=info.data_offsets[1] - info.data_offsets[0],
-            )
+            tensor: TensorInfo(dtype=info.dtype, shape=tuple(info.shape), start=start, size=end - start)
             for tensor, info in file.tensors.items()
+            for start, end in [info.data_offsets]
         }
         files[name] = TensorFile(path=Path(source) / name, tensors=tensors, metadata=file.metadata)
     return Checkpoint(source=source, folder=Path(source), config=config, files=files, index=None)
@@ -254,7 +243,7 @@ def open_headers(given: str | PathLike[str]) -> Checkpoint:
 
 @contextmanager
 def _hub_errors(repository: str, online: bool) -> Iterator[None]:
-    """Whatever the hub client raises, as one line."""
+    """Turn whatever the hub's client raises into a `ModelError`."""
     try:
         yield
     except SlimstateError:
@@ -262,32 +251,32 @@ def _hub_errors(repository: str, online: bool) -> Iterator[None]:
     except Exception as error:
         if not online:
             raise ModelError(f"no folder {repository}, and the hub cannot be reached from here") from error
-        raise ModelError(f"no folder {repository}, and it cannot be had from the hub: {hub.reason(error)}") from error
+        raise ModelError(f"no folder {repository}, and the hub does not provide it: {hub.reason(error)}") from error
 
 
 def described_mixers(config: Config) -> tuple[Mixer, ...]:
-    """The mixers that a config describes, none of them looked up in the weights."""
+    """Return the mixers that a config describes, without a look at the weights."""
     try:
         family = family_of(config)
         mixers = family.mixers(config)
-        family.epsilon(config), family.softmax_layers(config), family.logit_factor(config)  # asked for later
+        family.epsilon(config), family.softmax_layers(config), family.logit_factor(config)  # needed later
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelError(f"config.json cannot be understood: {reason_of(error)}") from error
     if not mixers:
-        raise ModelError("config.json gives every layer to softmax attention: there is no state to cut")
+        raise ModelError("every layer in config.json is softmax attention: there is no state to cut")
     return mixers
 
 
 def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], where: str) -> None:
-    """Every slot is there, with as many rows as its channels need."""
+    """Check that the weights have every slot, with as many rows as its channels need."""
     for mixer in mixers:
         for slot in mixer.axis.slots:
             name = mixer.name_of(slot)
             if name not in tensors:
-                raise ModelError(f"{where} has no tensor {name}, which its config asks for")
+                raise ModelError(f"{where} has no tensor {name}, which its config needs")
             shape, needed = tensors[name].shape, mixer.axis.end(slot)
             if len(shape) <= slot.dim + slot.by_head:
-                raise ModelError(f"{where}: {name} has {len(shape)} dimensions, and its rows lie along another")
+                raise ModelError(f"{where}: {name} has {len(shape)} dimensions, too few for its rows")
             rows = slot.rows_in(shape)
             if slot in (mixer.query, mixer.key) and math.prod(shape) != shape[slot.dim] * mixer.input_size:
                 raise ModelError(f"{where}: {name} is {list(shape)} where the config says {mixer.input_size} inputs")
@@ -296,12 +285,12 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
             if rows > needed and any(slot.parameter in parts for _, parts in mixer.joined):
                 raise ModelError(
                     f"{where}: {name} has {rows} rows where the config needs {needed}: save_pretrained of transformers"
-                    " splits joined tensors into equal parts; take the checkpoint as it was published"
+                    " splits joined tensors into equal parts; use the checkpoint as it was published"
                 )
 
 
 def read_config(path: Path) -> Config:
-    """The config of a model of a known family, which asks for nothing but what a config may ask for."""
+    """Read the config of a model; refuse an unsupported family and values that no config should have."""
     config = read_json(path)
     check_values(config)
     family_of(config)
@@ -309,31 +298,31 @@ def read_config(path: Path) -> Config:
         try:
             from_json(Done, done)
         except ValidationError as error:
-            raise ModelError(f"{quoted(path)}: slimstate does not say what was done to the model: {error}") from error
+            raise ModelError(f"{quoted(path)}: its entry `slimstate` is invalid: {error}") from error
     return config
 
 
 def _read_index(folder: Path) -> JsonObject | None:
-    """The index of the shards, where there is one: tensors to files, and something on their sizes."""
+    """Return the index of the shards, which maps tensors to files, or None if there is none."""
     path = folder / INDEX
     if not path.exists():
         return None
     if (folder / SINGLE).exists():
-        raise ModelError(f"{quoted(folder)} has {SINGLE} and {INDEX}: libraries differ in which they load; keep one")
+        raise ModelError(f"{quoted(folder)} has {SINGLE} and {INDEX}: libraries differ in which they load; remove one")
     index = read_json(path)
     shards, metadata = index.get("weight_map"), index.get("metadata", {})
     if not isinstance(shards, dict) or not shards:
-        raise ModelError(f"{quoted(path)} has no weight_map that says which file has which tensor")
+        raise ModelError(f"{quoted(path)} has no weight_map from tensors to files")
     total = metadata.get("total_parameters", 0) if isinstance(metadata, dict) else None
     if type(total) is not int:
-        raise ModelError(f"{quoted(path)} has metadata that are not sizes by name")
+        raise ModelError(f"{quoted(path)} has invalid metadata: total_parameters must be an integer")
     return index
 
 
 def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
     if index is not None:
         distinct: set[str] = set()
-        for name in index["weight_map"].values():  # of many tensors to few files; what is no text is refused
+        for name in index["weight_map"].values():  # many tensors, few files
             if not isinstance(name, str) or name not in distinct:
                 distinct.add(check_name(folder, name, ModelError))
         names = sorted(distinct)
@@ -346,12 +335,12 @@ def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
     if (folder / SINGLE).is_file():
         return [SINGLE]
     others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
-    there = f"only {quoted(', '.join(others[:3]))}; save it as safetensors first" if others else "no weights at all"
-    raise ModelError(f"{quoted(folder)} has no {SINGLE}: {there}")
+    reason = f"only {quoted(', '.join(others[:3]))}; save it as safetensors first" if others else "no weights at all"
+    raise ModelError(f"{quoted(folder)} has no {SINGLE}: {reason}")
 
 
 def _check_index(folder: Path, index: JsonObject | None, files: Mapping[str, TensorFile]) -> None:
-    """Every tensor is in one file, and in the one that the index says."""
+    """Check that every tensor is in one file, the one that the index names."""
     homes: dict[str, str] = {}
     for file, opened in files.items():
         for name in opened.tensors:

@@ -1,4 +1,4 @@
-"""Safetensors files read and written a tensor at a time, so that memory holds a few tensors and never a shard.
+"""Read and write safetensors files a tensor at a time, so that memory never holds a whole file.
 
 A file is: the length of the header (8 bytes, little endian), the header (JSON: name to dtype, shape and data
 offsets), the data.
@@ -10,12 +10,13 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from types import EllipsisType
 from typing import Protocol
 
@@ -47,13 +48,13 @@ BITS = {
     **{"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "U16": 16, "U32": 32, "U64": 64, "C64": 64},
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
 }
-MOST_HEADER = 100_000_000  # bytes, as the library has it
+MAX_HEADER = 100_000_000  # bytes, the limit of the library
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """One tensor as the header describes it; `start` counts from the beginning of the file."""
+    """A tensor as the header describes it; `start` is an offset in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,28 +66,28 @@ class TensorInfo:
         return math.prod(self.shape)
 
     def resized(self, shape: list[int]) -> int:
-        """Bytes of a tensor of the same dtype and another shape."""
+        """Return the bytes of a tensor of the same dtype and another shape."""
         return self.size * math.prod(shape) // self.elements if self.elements else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
-    """The header of one safetensors file: tensors in the order of their data, and the file's own metadata."""
+    """The header of a safetensors file: its tensors in the order of their data, and its metadata."""
 
     path: Path
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str] | None
-    identity: Identity | None = None  # of the file when its header was read
+    identity: Identity | None = None  # when the header was read
 
     @classmethod
     def open(cls, path: Path) -> TensorFile:
-        """The file, as the safetensors library would take it; whatever that refuses is refused here with the reason."""
+        """Open a file; refuse, with the reason, whatever the safetensors library would refuse."""
         with open_regular(path, ModelError) as file:
             identity = Identity.of(file.fileno())
             length = int.from_bytes(file.read(8), "little")
             if identity.size < 8 or length > identity.size - 8:
                 raise ModelError(f"{quoted(path)} is truncated: {identity.size} bytes, shorter than its own header")
-            if length > MOST_HEADER:
+            if length > MAX_HEADER:
                 raise ModelError(f"{quoted(path)} is not a safetensors file: its header would have {length:,} bytes")
             header = read_header(file.read(length), quoted(path))
         metadata, tensors = header.pop("__metadata__", None), {}
@@ -107,8 +108,8 @@ class TensorFile:
 
     @contextmanager
     def _opened(self) -> Iterator[BufferedReader]:
-        """The file, which must be what it was when it was opened first, before and after it is read."""
-        assert self.identity is not None, "of a hub repository nothing but headers is known"
+        """Open the file again; refuse it if it has changed before or after it is read."""
+        assert self.identity is not None, "only the headers of a hub repository are known"
         with open_unchanged(self.path, self.identity, ModelError) as file:
             yield file
 
@@ -124,25 +125,25 @@ class TensorFile:
 
     def read(self, name: str) -> Tensor:
         info = self.tensors[name]
-        whole = torch.empty(info.shape, dtype=self.dtype(name), device="cpu")
+        tensor = torch.empty(info.shape, dtype=self.dtype(name), device="cpu")
         with self._opened() as file:
             file.seek(info.start)
-            self._fill(whole, file)
-        return whole
+            self._fill(tensor, file)
+        return tensor
 
     def read_rows(self, name: str, rows: Tensor) -> Tensor:
-        """The rows with these numbers, and nothing of the others."""
+        """Read only these rows of a tensor."""
         info = self.tensors[name]
-        few = torch.empty((len(rows), *info.shape[1:]), dtype=self.dtype(name), device="cpu")
+        tensor = torch.empty((len(rows), *info.shape[1:]), dtype=self.dtype(name), device="cpu")
         size = info.size // info.shape[0]
         with self._opened() as file:
             for place, row in enumerate(rows.tolist()):
                 file.seek(info.start + row * size)
-                self._fill(few[place], file)
-        return few
+                self._fill(tensor[place], file)
+        return tensor
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """The raw bytes of a tensor, a piece at a time, all in the same memory."""
+        """Yield the raw bytes of a tensor in blocks, each in the same memory."""
         info = self.tensors[name]
         memory = torch.empty(min(BLOCK, info.size), dtype=torch.uint8, device="cpu")
         with self._opened() as file:
@@ -158,29 +159,29 @@ class TensorFile:
             raise ModelError(f"{quoted(self.path)} became shorter while it was read")
 
     def digests(self, piece: int) -> Digests:
-        """Of the whole file and of each of its tensors, in one pass over its bytes."""
-        whole, memory = hashlib.sha256(), memoryview(bytearray(piece))
+        """Return the digests of the file and of each of its tensors, computed in one pass over its bytes."""
+        file_digest, memory = hashlib.sha256(), memoryview(bytearray(piece))
         sums, position = dict.fromkeys(self.tensors, 0), 0
-        waiting = list(self.tensors.items())[::-1]
+        remaining = list(self.tensors.items())[::-1]
         with self._opened() as file:
             while size := file.readinto(memory):
-                whole.update(memory[:size])
-                while waiting and waiting[-1][1].start < position + size:
-                    name, info = waiting[-1]
+                file_digest.update(memory[:size])
+                while remaining and remaining[-1][1].start < position + size:
+                    name, info = remaining[-1]
                     inside = memory[max(0, info.start - position) : min(size, info.start + info.size - position)]
                     sums[name] = zlib.crc32(inside, sums[name])
                     if info.start + info.size > position + size:
                         break
-                    waiting.pop()
+                    remaining.pop()
                 position += size
-        return Digests(file=whole.hexdigest(), tensors=sums)
+        return Digests(file=file_digest.hexdigest(), tensors=sums)
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that stays in its file: indexed as `stored[...]`, it is read, every time anew.
+    """A tensor in its file, read each time it is indexed as `stored[...]`.
 
-    The stock classes take it in place of a tensor when they load, and read it when its turn comes.
+    The stock classes accept it in place of a tensor, and read it when they load that parameter.
     """
 
     file: TensorFile
@@ -203,26 +204,26 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Digests:
-    """SHA-256 of a file, and a checksum of the bytes of each tensor, by which a copy is compared with it."""
+    """The SHA-256 of a file, and the CRC-32 of each of its tensors, to compare copies with."""
 
     file: str
     tensors: Mapping[str, int]
 
 
 def read_header(data: bytes, where: str) -> JsonObject:
-    """The header as JSON: an object from its first byte on, every name once, metadata that are texts by name."""
+    """Return the header as JSON: it starts with its object, has unique names, and its metadata are strings."""
     if not data.startswith(b"{"):
-        raise ModelError(f"{where} is not a safetensors file: its header does not begin with a brace")
+        raise ModelError(f"{where} is not a safetensors file: its header does not start with a brace")
     header = parse_json(data, where, unique_names=True)
     metadata = header.get("__metadata__")
     is_map = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     if metadata is not None and not is_map:
-        raise ModelError(f"{where} is not a safetensors file: its metadata are not texts by name")
+        raise ModelError(f"{where} is not a safetensors file: its metadata are not strings by name")
     return header
 
 
 def check_loadable(path: Path) -> None:
-    """The safetensors library takes the file."""
+    """Check that the safetensors library opens the file."""
     try:
         with safetensors.safe_open(path, framework="pt"):
             pass
@@ -231,18 +232,18 @@ def check_loadable(path: Path) -> None:
 
 
 def _info(entry: object, base: int, where: str) -> TensorInfo:
-    """One entry of a header, with every number a count and as many bytes as its shape takes."""
-    found = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (found.get(name) for name in ("dtype", "shape", "data_offsets"))
+    """Return an entry of a header, checked: counts as numbers, and as many bytes as its shape needs."""
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(name) for name in ("dtype", "shape", "data_offsets"))
     if not isinstance(shape, list) or not isinstance(offsets, list) or not _counts(shape + offsets):
         raise ModelError(f"{where} is not described by a dtype, a shape and two offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise ModelError(f"{where} is of dtype {quoted(dtype)}, which is none of safetensors")
+        raise ModelError(f"{where} is of dtype {quoted(dtype)}, which is not a dtype of safetensors")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ModelError(f"{where} lies between offsets {quoted(offsets)}")
     info = TensorInfo(dtype=dtype, shape=tuple(shape), start=base + offsets[0], size=offsets[1] - offsets[0])
     if 8 * info.size != info.elements * BITS[dtype]:
-        raise ModelError(f"{where} takes {info.size} bytes, not those of {quoted(shape)} in {dtype}")
+        raise ModelError(f"{where} has {info.size} bytes, which does not fit {quoted(shape)} in {dtype}")
     return info
 
 
@@ -251,7 +252,7 @@ def _counts(numbers: list[object]) -> bool:
 
 
 class Change(Protocol):
-    """Other values or shapes for some tensors of a model, in the dtype they have."""
+    """New values or shapes for some tensors of a model, in the same dtype."""
 
     def touches(self, name: str) -> bool: ...
 
@@ -278,16 +279,16 @@ class Replacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewriting:
-    """A file on its way to another with other shapes: each tensor goes to its place, in any order, by any thread."""
+    """A new file with other shapes, to which tensors are written in any order and from any thread."""
 
     source: TensorFile
     target: Path
-    places: Mapping[str, tuple[int, int]]  # where each tensor begins and ends
-    read: dict[str, int] = field(default_factory=dict)  # a checksum of what was read of each tensor
+    places: Mapping[str, tuple[int, int]]  # where each tensor starts and ends
+    read: dict[str, int] = field(default_factory=dict)  # CRC-32 of each tensor that was read
 
     @classmethod
     def begin(cls, source: TensorFile, target: Path, change: Change) -> Rewriting:
-        """Write the header, and leave room for the tensors."""
+        """Create the file with its header and room for the tensors."""
         shapes = {name: change.shape(name, info.shape) for name, info in source.tensors.items()}
         header: JsonObject = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}
         ends = [0]
@@ -303,21 +304,21 @@ class Rewriting:
         bounds = [8 + len(text) + end for end in ends]
         return cls(source=source, target=target, places=dict(zip(source.tensors, pairwise(bounds), strict=True)))
 
-    def copy(self, name: str, wanted: Callable[[], bool]) -> None:
-        """Put a tensor that does not change to its place, a piece at a time, as long as it is wanted."""
+    def copy(self, name: str, stopped: Event) -> None:
+        """Copy a tensor that does not change, block by block, unless it is `stopped`."""
         with self.target.open("r+b") as file:
             file.seek(self.places[name][0])
-            seen = 0
+            checksum = 0
             for block in self.source.blocks(name):
-                if not wanted():
+                if stopped.is_set():
                     return
                 _check_finite(block, self.source.tensors[name].dtype, name)
-                seen = zlib.crc32(_bytes(block), seen)
+                checksum = zlib.crc32(_bytes(block), checksum)
                 file.write(_bytes(block))
-        self.read[name] = seen
+        self.read[name] = checksum
 
     def put(self, name: str, change: Change) -> None:
-        """Put a tensor to its place as the change makes it."""
+        """Write a tensor as the change makes it."""
         tensor, dtype = self.source.read(name), self.source.tensors[name].dtype
         self.read[name] = zlib.crc32(_bytes(tensor))
         _check_finite(tensor, dtype, name)
@@ -325,28 +326,28 @@ class Rewriting:
         _check_finite(changed, dtype, name)
         data, (start, end) = _bytes(changed), self.places[name]
         if len(data) != end - start:
-            raise AssertionError(f"{name} is {len(data)} bytes after the change, and has room for {end - start}")
+            raise AssertionError(f"{name} has {len(data)} bytes after the change, and room for {end - start}")
         with self.target.open("r+b") as file:
             file.seek(start)
             file.write(data)
 
     def check(self, expected: Mapping[str, int]) -> None:
-        """What was read are the bytes that had these checksums, and the safetensors library takes what was written."""
-        for name, seen in self.read.items():
-            if seen != expected[name]:
-                raise ModelError(f"{quoted(self.source.path)} changed while it was read: {quoted(name)} is another")
+        """Check that the tensors read had these checksums, and that the safetensors library opens the new file."""
+        for name, checksum in self.read.items():
+            if checksum != expected[name]:
+                raise ModelError(f"{quoted(self.source.path)} changed while it was read: {quoted(name)} is different")
         check_loadable(self.target)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of a tensor, or of a copy of one that does not lie in one piece."""
+    """Return the memory of a tensor, or of a contiguous copy of it."""
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _check_finite(data: Tensor, dtype: str, name: str) -> None:
-    """Of a tensor or of raw bytes."""
+    """Refuse a tensor, or the raw bytes of one, with NaN or infinite values."""
     if dtype not in FLOATS:
         return
     values = data.view(DTYPES[dtype])
-    if values.numel() and not all(math.isfinite(extreme) for extreme in values.aminmax()):  # a NaN is both of them
+    if values.numel() and not all(map(math.isfinite, values.aminmax())):  # a NaN is both extremes
         raise ModelError(f"{quoted(name)} holds NaN or infinite weights")

@@ -1,7 +1,7 @@
-"""The folder of a changed model, written so that a half-written one can never be taken for whole.
+"""Write the folder of a changed model, complete or not at all. No other module writes model folders.
 
-Most tensors of a model stay as they are. Where they go is known as soon as the new shapes are, so they can be copied
-while it is still being worked out how the others change. This is the only module that writes model folders.
+Most tensors of a model do not change. Their places in the new files follow from the new shapes alone, so they can be
+copied while the values of the others are still being computed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from slimstate.system.progress import SILENT, Reporter
 CARD = "README.md"
 BASE_CARD = "README.base.md"
 ADAPTER, LOGS = "adapter", "runs"
-# of the weights they lie beside, and of no others made from them
-OF_A_TRAINING = (RECONSTRUCTION, RECOVERY, TRAINING, ADAPTER, LOGS)
-WRITERS = 2  # threads, each of which holds a tensor that changes, or a piece of one; more slow a running model
+# files about the training of the weights beside them, which do not apply to weights made from those
+TRAINING_FILES = (RECONSTRUCTION, RECOVERY, TRAINING, ADAPTER, LOGS)
+WRITERS = 2  # threads, each with one tensor in memory; more would slow a running model down
 
 
 class CheckpointWriter:
-    """A model folder in the making: `copy` begins to copy what does not change, `finish` gives the rest."""
+    """Write a model folder in two steps: `copy` starts copying what does not change, `finish` writes the rest."""
 
     def __init__(self, checkpoint: Checkpoint, outline: Change, folder: Path, out: Path, force: bool) -> None:
         self._checkpoint, self._folder, self._out, self._force = checkpoint, folder, out, force
@@ -48,16 +48,13 @@ class CheckpointWriter:
         self._copies: list[Future[None]] = []
 
     def copy(self) -> None:
-        """Begin to copy what does not change. At best while a GPU works: it slows whatever else reads files."""
+        """Start copying what does not change, best while a GPU works: copying slows other reading of files down."""
         if self._copies:
             return
         for file in self._files:
             names = [name for name in file.source.tensors if not self._outline.touches(name)]
-            self._copies += [self._pool.submit(file.copy, name, self._wanted) for name in names]
+            self._copies += [self._pool.submit(file.copy, name, self._stopped) for name in names]
             self._copies.append(self._pool.submit(atomic.flush_to_disk, file.target))
-
-    def _wanted(self) -> bool:
-        return not self._stopped.is_set()
 
     def finish(
         self,
@@ -68,9 +65,9 @@ class CheckpointWriter:
         folders: Mapping[str, Path] | None = None,
         reporter: Reporter = SILENT,
     ) -> list[str]:
-        """Write the changed tensors and all the rest; then the folder appears. Returns the files that were left out.
+        """Write the changed tensors and everything else, and publish the folder; return the files that were left out.
 
-        `documents` are texts and `folders` other folders that go into it, by name.
+        `documents` are texts and `folders` other folders to put into it, by name.
         """
         checkpoint, folder = self._checkpoint, self._folder
         with atomic.writing(self._out):
@@ -83,9 +80,9 @@ class CheckpointWriter:
                 _write_text(folder / name, with_original(text, checkpoint.folder) if name == CARD else text)
             for name, other in (folders or {}).items():
                 shutil.copytree(other, folder / name, dirs_exist_ok=True)
-            # last, because nothing loads a folder without it
+            # last: no library loads a folder without it
             _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-            check_output(checkpoint, self._out, self._force)  # others may have put something there meanwhile
+            check_output(checkpoint, self._out, self._force)  # somebody may have written there in the meantime
             atomic.publish(folder, self._out, self._force)
         return self._left_out
 
@@ -98,18 +95,18 @@ class CheckpointWriter:
         ]
         tasks = [*self._copies, *changes]
         label = f"writing {_bytes_after(self._checkpoint, change) / 2**20:,.0f} MiB"
-        for done in reporter.track(as_completed(tasks), label, len(tasks)):
-            done.result()
+        for task in reporter.track(as_completed(tasks), label, len(tasks)):
+            task.result()
 
     def _check(self) -> None:
-        """What was read has the digests that make up the fingerprint, and what was written can be loaded."""
+        """Check that the files that were read match the fingerprint, and that the new ones can be loaded."""
         checkpoint = self._checkpoint
         for name, file in zip(checkpoint.files, self._files, strict=True):
             file.check(checkpoint.digests[name].tensors)
         checkpoint.check_unchanged()
 
     def stop(self) -> None:
-        """Let go of whatever is still being written."""
+        """Stop writing."""
         self._stopped.set()
         self._pool.shutdown(cancel_futures=True)
 
@@ -118,10 +115,10 @@ class CheckpointWriter:
 def new_checkpoint(
     checkpoint: Checkpoint, outline: Change, out: Path, *, force: bool = False
 ) -> Iterator[CheckpointWriter]:
-    """A writer of the folder `out`, which vanishes unless it is finished; of the change only its shapes are known."""
+    """Yield a writer for `out`; `outline` has the shapes of the change. Nothing remains unless it is finished."""
     check_output(checkpoint, out, force)
     with atomic.staging_folder(out) as folder:
-        check_output(checkpoint, out, force)  # what a killed run had put aside may be back
+        check_output(checkpoint, out, force)  # a folder that a killed run had moved aside may be back
         with atomic.writing(out):
             _check_space(checkpoint, outline, folder)
             writer = CheckpointWriter(checkpoint, outline, folder, out, force)
@@ -142,21 +139,21 @@ def write_checkpoint(
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> list[str]:
-    """The changed model as a new folder, which appears whole or not at all. Returns the files that were left out."""
+    """Write the changed model as a new folder, complete or not at all; return the files that were left out."""
     with new_checkpoint(checkpoint, change, out, force=force) as writer:
         return writer.finish(change, config, documents, folders=folders, reporter=reporter)
 
 
 def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
-    """Refuse an output folder that is taken, or that would swallow the model it is made from."""
+    """Refuse an output folder that exists or overlaps the model folder."""
     check_apart(checkpoint, out)
     check_free(out, force)
 
 
 def check_apart(checkpoint: Checkpoint, out: Path) -> None:
-    """Refuse an output folder that would swallow a model, or lie in it."""
+    """Refuse an output folder that overlaps the model folder."""
     if atomic.overlap(out, checkpoint.folder):
-        raise OutputError(f"{out} is, holds or lies in the model folder itself; choose another place")
+        raise OutputError(f"{out}: the output folder overlaps the model folder; choose another folder")
 
 
 def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
@@ -167,20 +164,18 @@ def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
     needed = _bytes_after(checkpoint, change)
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise OutputError(
-            f"no space left: the new model needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
-        )
+        sizes = f"needs {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free"
+        raise OutputError(f"no space left: the new model {sizes}")
 
 
 def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
-    """Everything that is not a weight; what is written anew is copied first and replaced later."""
+    """Copy everything but weights; return the names of weights in other formats, which are left out."""
     left_out = []
     trained = not {"reconstructed", "recovered", "trained"}.isdisjoint(checkpoint.config.get("slimstate") or {})
     for path in sorted(files_inside(checkpoint.folder, ModelError)):
         name = path.relative_to(checkpoint.folder)
-        if str(name) in (*checkpoint.files, INDEX, "config.json", CONFIG) or (
-            trained and name.parts[0] in OF_A_TRAINING
-        ):
+        is_replaced = str(name) in (*checkpoint.files, INDEX, "config.json", CONFIG)
+        if is_replaced or (trained and name.parts[0] in TRAINING_FILES):
             continue
         if path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json"):
             left_out.append(str(name))
