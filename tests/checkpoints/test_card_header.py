@@ -64,8 +64,7 @@ def test_cards_of_a_cut_and_its_reconstruction_are_fit_for_the_hub(tmp_path, tex
     (base / "README.md").write_text(ORIGINAL)
     cut, better = tmp_path / "private" / "cut", tmp_path / "private" / "better"
     slimstate.prune(base, cut, method="l1", key_dim=8, progress=False)
-    options = slimstate.ReconstructOptions(steps=1, batch=2, samples=4, length=32)
-    slimstate.reconstruct(cut, better, data=text_file, options=options, progress=False)
+    slimstate.reconstruct(cut, better, data=text_file, steps=1, batch=2, samples=4, length=32, progress=False)
     for folder in (cut, better):
         text = (folder / "README.md").read_text()
         assert "private" not in text

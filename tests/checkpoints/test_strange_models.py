@@ -155,7 +155,7 @@ def overwrite(path: Path) -> None:
     save_file(tensors, path, metadata)
 
 
-@pytest.mark.parametrize("moment", ["slimstate.pruning.prune.choose_channels", "slimstate.pruning.prune.cut_config"])
+@pytest.mark.parametrize("moment", ["slimstate.pruning.planning.plan_of", "slimstate.pruning.cut.cut_config"])
 def test_a_model_that_changes_while_it_is_cut_is_refused(moment, model, monkeypatch):
     import importlib
 
@@ -188,14 +188,14 @@ def test_other_bytes_are_noticed_though_no_time_tells(model, monkeypatch):
 
 
 def test_a_config_that_changes_while_a_model_is_cut_is_refused(model, monkeypatch):
-    from slimstate.pruning import prune
+    from slimstate.pruning import cut as pruning
 
     def changing(*given: Any) -> Any:
         change_json(model / "config.json", lambda data: data.update(hidden_act="relu"))
         return config(*given)
 
-    config = prune.cut_config
-    monkeypatch.setattr(prune, "cut_config", changing)
+    config = pruning.cut_config
+    monkeypatch.setattr(pruning, "cut_config", changing)
     with pytest.raises(ModelError, match=r"config\.json changed"):
         cut(model, model.parent / "cut")
 
@@ -318,7 +318,7 @@ def test_tokens_beyond_the_vocabulary_are_named(model, text_file):
 def test_a_large_norm_epsilon_is_said_and_a_larger_one_refused(folders, tmp_path):
     model = Path(shutil.copytree(folders[GATED], tmp_path / "model"))
     change_json(model / "config.json", lambda data: data.update(norm_eps=1e-2))
-    refused(model, "all norms share it: above 0.001 that is felt")
+    refused(model, "all norms share it: it must be at most 0.001")
     assert cut(model, None, keep_norm_eps=True).correction.startswith("not corrected")
     change_json(model / "config.json", lambda data: data.update(norm_eps=2e-4))
     assert "not exact, because the other norms share an epsilon that is now 0.0006" in cut(model, None).correction
