@@ -192,7 +192,7 @@ def test_results_print_well_and_become_tables(folders, tmp_path):
     cut = slimstate.prune(folders[NAME], tmp_path / "cut", method="l1", key_dim=8, progress=False)
     frame = cut.to_dataframe()
     assert len(frame) == sum(len(choice.keep) for choice in cut.plan.selections.values())
-    assert frame["kept"][0] == cut.plan.selections[0].keep[0].tolist()
+    assert frame["keep"][0] == cut.plan.selections[0].keep[0].tolist()
     assert f"written to {tmp_path / 'cut'}" in str(cut)
     assert cut.to_dict() == cut.to_json()
     assert "<table>" in cut._repr_html_()

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
@@ -15,7 +14,7 @@ from places import TESTS
 from slimstate.records.base import Record
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.plan import Plan
-from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, ValidationError, Whole, from_json
+from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, ValidationError, Value, Whole, from_json
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord
@@ -136,8 +135,7 @@ def test_an_invalid_value_is_named_by_its_place(kind, place, value, message):
     assert message in str(caught.value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inner:
+class Inner(Value):
     size: Whole = 3
 
     def __post_init__(self) -> None:
@@ -145,7 +143,6 @@ class Inner:
             raise (PlanError if self.size == 13 else ValueError)(f"`size` {self.size} is too large: use 12")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Toy(Record):
     KIND: ClassVar[str] = "toy"
     FORMAT: ClassVar[int] = 3

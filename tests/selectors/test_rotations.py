@@ -146,7 +146,7 @@ def test_a_plan_of_directions_is_applied_again_to_the_same_bytes(folders, text_f
         assert path.is_dir() or path.read_bytes() == (tmp_path / "b" / "cut" / path.name).read_bytes()
     text = (tmp_path / "a" / "cut" / PLAN).read_text()
     plan = Plan.read(tmp_path / "a" / "cut" / PLAN)
-    assert all(isinstance(choice, Basis) and choice.kept == 8 for choice in plan.selections.values())
+    assert all(isinstance(choice, Basis) and choice.key_dim == 8 for choice in plan.selections.values())
     assert plan.to_json() == json.loads(text)
     assert 0 < plan.summary()["variance_lost"] < 1
     broken = json.loads(text)

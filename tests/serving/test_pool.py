@@ -75,13 +75,13 @@ def test_a_pool_of_vllm_takes_what_its_blocks_take(key_dim, prefix_caching):
     assert pages.state == 32 * 128 * key_dim * 2
     assert pages.convolution == (2 * 16 * key_dim + 32 * 128) * 3 * 2
     assert pages.page == pages.block * 2 * 2 * 256 * 2
-    assert 0 <= pages.filling < 16 * pages.token
+    assert 0 <= pages.padding < 16 * pages.token
     blocks = 40 * GIB // (group * pages.page)
     assert int(row.sequences) == filled(36, 12, 1 + prefix_caching, 32768, pages.block, blocks)
     assert row.share.states == 3 * (1 + prefix_caching) * group * pages.page
     assert row.share.total * int(row.sequences) <= 40 * GIB
     if prefix_caching:  # four groups, each a block at every block boundary
-        assert row.kept == pytest.approx(blocks / (4 * math.ceil(32768 / pages.block)))
+        assert row.cached == pytest.approx(blocks / (4 * math.ceil(32768 / pages.block)))
 
 
 def test_a_cut_gains_in_short_sequences_and_nothing_where_a_state_is_kept_at_every_block():
@@ -89,7 +89,7 @@ def test_a_cut_gains_in_short_sequences_and_nothing_where_a_state_is_kept_at_eve
     whole, half, quarter = pool(QWEN3_5, "vllm", options(prefix_caching=True), (64, 32)).rows
     assert whole.gain == 1
     assert 1 < half.gain < quarter.gain < 1.2  # keys and values are most of a long sequence
-    assert quarter.kept == pytest.approx(whole.kept, rel=0.02)
+    assert quarter.cached == pytest.approx(whole.cached, rel=0.02)
     short = pool(QWEN3_5, "vllm", options(context=512), (64,)).rows
     assert short[1].gain > 1.5
 

@@ -155,7 +155,7 @@ def test_what_is_no_number_agrees_with_nothing():
     found = Differences(prefill=None, decoding=1e-7, same=0, continued=1, deviation=1.0)
     assert found.largest is None
     assert "not a number" in Outcome(model="m", verdict="differs", differences=found).describe()
-    with pytest.raises(ValueError, match="does not refuse"):
+    with pytest.raises(ValueError, match="unless the engine refuses"):
         Outcome(model="m", verdict="agrees")
 
 

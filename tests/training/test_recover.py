@@ -33,11 +33,11 @@ from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.options import RunOptions
+from slimstate.records.parts import Text
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import (
     RECOVERY,
     AdaptationSettings,
-    CorpusText,
     RecoveryRecord,
     RecoverySettings,
     Teacher,
@@ -395,7 +395,7 @@ def test_what_is_measured_is_what_is_written(name, full, recover, unseen_text, t
 def test_without_a_text_to_measure_on_windows_are_held_out(pairs, recover, text_file, tmp_path):
     record = recover(NAME, tmp_path / "out", steps=16, batch_size=8, length=16)
     corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 16, 128, 2, tmp_path / "tokens")
-    assert record.corpus == from_json(CorpusText, corpus.describe())
+    assert record.corpus == from_json(Text, corpus.describe())
     ids = corpus.held_out_windows.long()
     assert record.measured.tokens == ids.numel() == 32
     for kind, folder in {"before": pairs[NAME][1], "after": tmp_path / "out", "uncut": pairs[NAME][0]}.items():

@@ -21,7 +21,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer, Slot
 from slimstate.families import Config, Family, family_of
 from slimstate.families.config_values import check_values
-from slimstate.records.parts import Done
+from slimstate.records.parts import ConfigEntry
 from slimstate.records.plan import MAX_PLAN_BYTES, Plan
 from slimstate.records.schema import ValidationError, from_json
 from slimstate.system import hub
@@ -296,7 +296,7 @@ def read_config(path: Path) -> Config:
     family_of(config)
     if (done := config.get("slimstate")) is not None:
         try:
-            from_json(Done, done)
+            from_json(ConfigEntry, done)
         except ValidationError as error:
             raise ModelError(f"{quoted(path)}: its entry `slimstate` is invalid: {error}") from error
     return config

@@ -1,6 +1,6 @@
 """What one mixer keeps: channels (`Selection`) or directions (`Basis`) of every head.
 
-H heads, D channels, K kept.
+H heads, D channels, K kept of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Selection:
 
     def __post_init__(self) -> None:
         if self.keep.ndim != 2 or self.keep.dtype != torch.long:
-            raise ValueError(f"keep must be [heads, kept] of int64, not {list(self.keep.shape)} of {self.keep.dtype}")
+            shape, dtype = list(self.keep.shape), self.keep.dtype
+            raise ValueError(f"keep must be [heads, key dim] of int64, not {shape} of {dtype}")
         if self.keep.numel() == 0 or bool((self.keep < 0).any()) or bool((self.keep.diff(dim=1) <= 0).any()):
             raise ValueError("keep must be non-empty, non-negative and ascending in every head")
 
@@ -37,15 +38,15 @@ class Selection:
         return self.keep.shape[0]
 
     @property
-    def kept(self) -> int:
+    def key_dim(self) -> int:
         return self.keep.shape[1]
 
     def check(self, axis: Axis) -> None:
         """Raise an error unless the selection fits the axis."""
         largest = int(self.keep.max())
-        if self.heads != axis.heads or self.kept > axis.width or largest >= axis.width:
+        if self.heads != axis.heads or self.key_dim > axis.width or largest >= axis.width:
             raise PlanError(
-                f"a selection of {self.heads} x {self.kept} channels up to {largest} "
+                f"a selection of {self.heads} x {self.key_dim} channels up to {largest} "
                 f"does not fit {axis.heads} heads of {axis.width}"
             )
 
@@ -63,7 +64,7 @@ class Basis:
     def __post_init__(self) -> None:
         if self.rows.ndim != 3 or self.rows.dtype != torch.float32 or self.rows.numel() == 0:
             shape, dtype = list(self.rows.shape), self.rows.dtype
-            raise ValueError(f"a basis must be [heads, kept, width] of float32, not {shape} of {dtype}")
+            raise ValueError(f"a basis must be [heads, key dim, width] of float32, not {shape} of {dtype}")
         wide = self.rows.double()
         identity = torch.eye(wide.shape[1], dtype=wide.dtype, device=wide.device)
         error = float((wide @ wide.mT - identity).abs().max())
@@ -75,15 +76,15 @@ class Basis:
         return self.rows.shape[0]
 
     @property
-    def kept(self) -> int:
+    def key_dim(self) -> int:
         return self.rows.shape[1]
 
     def check(self, axis: Axis) -> None:
         """Raise an error unless the basis fits the axis."""
-        heads, kept, width = self.rows.shape
-        if heads != axis.heads or width != axis.width or kept > width:
+        width = self.rows.shape[2]
+        if self.heads != axis.heads or width != axis.width or self.key_dim > width:
             raise PlanError(
-                f"a basis of {heads} x {kept} directions of {width} channels "
+                f"a basis of {self.heads} x {self.key_dim} directions of {width} channels "
                 f"does not fit {axis.heads} heads of {axis.width}"
             )
 

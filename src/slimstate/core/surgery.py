@@ -40,7 +40,7 @@ class Cutter:
                     self._rotations.setdefault(name, []).append(partial(rotated, mixer.axis, slot, choice))
                 if slot.absorbs_query_scale and corrected:
                     stays = mixer.axis.rows(slot, kept_channels(choice)).flatten()
-                    self._softened[name] = (stays, math.sqrt(choice.kept / mixer.axis.width))
+                    self._softened[name] = (stays, math.sqrt(choice.key_dim / mixer.axis.width))
 
     def touches(self, name: str) -> bool:
         return name in self._dropped
@@ -94,7 +94,7 @@ def rotated(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:
     moved = (tensor.flatten(0, 1) if slot.by_head else tensor).movedim(slot.dim, 0).clone()
     by_head = moved[rows].double().reshape(slot.copies, axis.heads, axis.width, -1)
     fresh = torch.zeros_like(by_head)
-    fresh[:, :, : basis.kept] = rotation @ by_head
+    fresh[:, :, : basis.key_dim] = rotation @ by_head
     moved[rows] = fresh.reshape(len(rows), *moved.shape[1:]).to(tensor.dtype)
     return moved.movedim(0, slot.dim).contiguous().view_as(tensor)
 
@@ -102,7 +102,7 @@ def rotated(axis: Axis, slot: Slot, basis: Basis, tensor: Tensor) -> Tensor:
 def kept_channels(choice: Choice) -> Tensor:
     """The places [H, K] that stay: those of a selection; of a basis the first K, where `rotated` puts them."""
     if isinstance(choice, Basis):
-        return torch.arange(choice.kept).expand(choice.rows.shape[0], -1)
+        return torch.arange(choice.key_dim).expand(choice.rows.shape[0], -1)
     return choice.keep
 
 

@@ -24,7 +24,7 @@ from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
 from slimstate.pruning.budget import stored_bytes
 from slimstate.records.base import versions
-from slimstate.records.evaluation import Compared, EvaluationRecord, Result
+from slimstate.records.evaluation import EvaluationRecord, MeasurePair, Result
 from slimstate.records.ownership import check_record
 from slimstate.records.provenance import run_config
 from slimstate.system.atomic import check_place
@@ -227,7 +227,7 @@ def scores_of(result: Result) -> dict[str, tuple[float, bool]]:
     }
 
 
-def compare(result: Result, baseline: Result) -> tuple[Compared, ...]:
+def compare(result: Result, baseline: Result) -> tuple[MeasurePair, ...]:
     """Both side by side. The share is what the model has of the baseline's score: 1 is all of it."""
     theirs = scores_of(baseline)
     rows = []
@@ -235,5 +235,5 @@ def compare(result: Result, baseline: Result) -> tuple[Compared, ...]:
         reference = theirs[name][0]
         above, below = (value, reference) if more_is_better else (reference, value)
         share = above / below if below else None
-        rows.append(Compared(measure=name, model=value, baseline=reference, share=share))
+        rows.append(MeasurePair(measure=name, model=value, baseline=reference, share=share))
     return tuple(rows)

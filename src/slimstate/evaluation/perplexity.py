@@ -19,7 +19,7 @@ from torch import Tensor
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows, windows
 from slimstate.models.load import Runtime
-from slimstate.records.parts import Predicted
+from slimstate.records.parts import TextScores
 from slimstate.system.errors import DataError, ModelError
 from slimstate.system.progress import SILENT, Reporter
 
@@ -100,10 +100,10 @@ class TextSize:
     def nats_per_byte(self, nats: float) -> float:
         return nats * self.tokens / max(1, self.bytes)
 
-    def predicted(self, nats: float) -> Predicted:
+    def predicted(self, nats: float) -> TextScores:
         """Mean nats per token in other units. A perplexity per word that no record holds is not told."""
         per_word = nats * self.tokens / self.words
-        return Predicted(
+        return TextScores(
             word_perplexity=math.exp(per_word) if per_word <= LARGEST else None,
             bits_per_byte=self.nats_per_byte(nats) / math.log(2),
             tokens=self.tokens,

@@ -52,7 +52,7 @@ from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.base import versions
 from slimstate.records.evaluation import LmEval, Measure, TaskData
 from slimstate.records.ownership import check_drawn
-from slimstate.records.parts import Predicted
+from slimstate.records.parts import TextScores
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import run_config
 from slimstate.records.reconstruction import ReconstructionSettings
@@ -329,8 +329,7 @@ def _measure(study: _Study, path: Path, reporter: Reporter) -> SweepRecord:
     return distributed.from_main(judged)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Measured(Predicted):
+class _Measured(TextScores):
     """What both an uncut model and a masked one have, under the names of the records."""
 
     key_dim: int

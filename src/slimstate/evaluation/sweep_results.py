@@ -14,7 +14,7 @@ from slimstate.records.evaluation import TaskData
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.schema import ValidationError
-from slimstate.records.sweep import UNCUT, Recommended, Row, SweepRecord, SweepSettings
+from slimstate.records.sweep import UNCUT, Recommendation, Row, SweepRecord, SweepSettings
 from slimstate.system.errors import DataError
 from slimstate.system.json_files import read_json
 
@@ -74,7 +74,7 @@ def in_all_units(found: SweepRecord | None, size: TextSize) -> SweepRecord | Non
     )
 
 
-def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) -> Recommended:
+def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) -> Recommendation:
     """The smallest state in bytes whose loss is within `max_loss`; where none is, the mildest loss, said to be none.
 
     What no engine can keep yet is not recommended, unless nothing else was measured.
@@ -92,7 +92,7 @@ def recommend(record: SweepRecord, max_loss: float, folder: Path, model: str) ->
     else:
         none = "no cut" if record.state_dtypes == ("float32",) else "nothing"
         reason = f"{none} stays within {max_loss:g} nats of the uncut model; the mildest is {what}"
-    return Recommended(
+    return Recommendation(
         row=record.rows.index(chosen),
         within=bool(within),
         max_loss=max_loss,

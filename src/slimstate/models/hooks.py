@@ -134,7 +134,7 @@ def masked(
         )
         for mixer in mixers
     }
-    key_dim = selections[mixers[0].layer].kept
+    key_dim = selections[mixers[0].layer].key_dim
 
     def mask(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
         return x * masks[mixer.layer].to(x)

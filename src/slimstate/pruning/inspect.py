@@ -15,10 +15,10 @@ from slimstate.models.stock import stock_model
 from slimstate.pruning.budget import fit_budget, key_dims_worth_choosing, state_bytes
 from slimstate.pruning.cut import parameters_after
 from slimstate.pruning.options import Budget
-from slimstate.records.cut import FittingKeyDim, InspectionRecord, KeyDimOption, Serving
+from slimstate.records.cut import BudgetChoice, InspectionRecord, KeyDimOption, Serving
 from slimstate.records.parts import Cut
 from slimstate.records.schema import from_json
-from slimstate.records.speed import SpeedsBelow
+from slimstate.records.speed import WidthSpeeds
 from slimstate.system.paths import expand_home
 
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them
@@ -63,7 +63,7 @@ def _count(config: Config, key_dim: int) -> int | None:
 
 
 def describe_model(
-    headers: Headers, *, budget: Budget, context: int | None, serving: Serving, speed: SpeedsBelow | None
+    headers: Headers, *, budget: Budget, context: int | None, serving: Serving, speed: WidthSpeeds | None
 ) -> InspectionRecord:
     """Return the shape of a model and of its state, the key dims worth choosing, and the one that fits a budget.
 
@@ -108,6 +108,6 @@ def describe_model(
     )
 
 
-def _fit(budget: Budget, mixers: tuple[Mixer, ...]) -> FittingKeyDim:
+def _fit(budget: Budget, mixers: tuple[Mixer, ...]) -> BudgetChoice:
     key_dim, line = fit_budget(budget, mixers)
-    return FittingKeyDim(bytes=budget.bytes, dtype=budget.dtype, key_dim=key_dim, why=line)
+    return BudgetChoice(bytes=budget.bytes, dtype=budget.dtype, key_dim=key_dim, why=line)

@@ -186,9 +186,9 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
     for mixer in checkpoint.mixers:
         choice = plan.selections[mixer.layer]
         check_choice(mixer, choice)
-        if (choice.kept, mixer.axis.width) != (plan.key_dim, plan.width):
+        if (choice.key_dim, mixer.axis.width) != (plan.key_dim, plan.width):
             raise PlanError(
-                f"{quoted(path)} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.kept} of the"
+                f"{quoted(path)} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.key_dim} of the"
                 f" {mixer.axis.width} channels of layer {mixer.layer}"
             )
     return plan

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import platform
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from slimstate.records.display import Displayable
-from slimstate.records.schema import ValidationError, from_json
+from slimstate.records.schema import ValidationError, Value, from_json
 from slimstate.system.errors import DataError, quoted
 from slimstate.system.json_files import JsonObject, read_json, write_json
 
@@ -27,8 +25,7 @@ PACKAGES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record(Displayable):
+class Record(Value, Displayable):
     """One result, as a frozen value with a file format."""
 
     KIND: ClassVar[str]
@@ -71,16 +68,15 @@ class Record(Displayable):
             raise DataError(f"{path} is not a valid {cls.KIND} record: {error}") from error
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelFolderRecord(Record):
     """A record in a model folder, with an entry in the config of the model."""
 
     FILE: ClassVar[str]
     ENTRIES: ClassVar[str]  # the list in the `slimstate` entry of the config
 
-    @abstractmethod
     def entry(self) -> JsonObject:
         """Return what the config of the model says of this."""
+        raise NotImplementedError
 
     def config_after(self, config: Mapping[str, Any]) -> JsonObject:
         """Return a model's config with the entry of this record behind earlier ones."""

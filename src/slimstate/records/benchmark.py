@@ -12,15 +12,14 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Origin
-from slimstate.records.schema import NON_EMPTY, Count, Positive, Whole
+from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
 
 W = TypeVar("W", bound="WidthRow")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedRow:
+class TimedRow(Value):
     """The median of some rounds, its quartiles as their spread, and the most memory in use on a GPU."""
 
     LABELS: ClassVar[tuple[str, ...]]  # the fields that tell the row from others
@@ -54,7 +53,6 @@ class TimedRow:
         return self.peak_bytes / other.peak_bytes if self.peak_bytes and other.peak_bytes else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WidthRow(TimedRow):
     """A model, or a layer of its type, at one of several key dims."""
 
@@ -75,7 +73,6 @@ class WidthRow(TimedRow):
         return widest.time / self.time
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraphRow(WidthRow):
     """Timed as a CUDA graph where one could be made, and launched kernel by kernel (`eager_seconds`)."""
 
@@ -89,18 +86,16 @@ class GraphRow(WidthRow):
         return widest.eager_seconds / self.eager_seconds
 
 
-@dataclass(frozen=True, kw_only=True)
 class MixerRow(WidthRow):
-    LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "mode")
+    LABELS = ("model", "key_dim", "mode")
 
     mode: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelRow(GraphRow):
     """`width` is the key dim of the model itself."""
 
-    LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "mode")
+    LABELS = ("model", "key_dim", "mode")
 
     mode: str
     width: Whole
@@ -111,11 +106,10 @@ class ModelRow(GraphRow):
         return round(1 - self.key_dim / self.width, 4)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DecodeRow(GraphRow):
     """A step of `batch` sequences; bytes are of one sequence, bandwidths are bytes per second."""
 
-    LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "batch")
+    LABELS = ("model", "key_dim", "batch")
 
     batch: Whole
     state_bytes: Count | None = None
@@ -125,14 +119,13 @@ class DecodeRow(GraphRow):
     roofline_seconds: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class KernelRow(GraphRow):
     """An engine's kernel by itself; `model` names a shape, `state_bytes` are those of a layer and a sequence.
 
     `difference` is the largest one from our recurrence, of outputs and states, each over the deviation of ours.
     """
 
-    LABELS: ClassVar[tuple[str, ...]] = ("model", "key_dim", "mode")
+    LABELS = ("model", "key_dim", "mode")
 
     mode: str
     state_bytes: Count | None = None
@@ -140,11 +133,10 @@ class KernelRow(GraphRow):
     difference: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrationRow(TimedRow):
     """A calibration for one method, or the plain forward pass over the same text."""
 
-    LABELS: ClassVar[tuple[str, ...]] = ("method", "key_dim")
+    LABELS = ("method", "key_dim")
 
     method: str
     selection_seconds: float | None = None
@@ -217,8 +209,7 @@ class DecodeSettings(Subjects):
         check_positive("batches", self.batches)
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelShape:
+class KernelShape(Value):
     """The heads of a layer in a published model; `width` is its key dim."""
 
     name: str
@@ -270,11 +261,10 @@ def check_positive(name: str, values: Sequence[int]) -> None:
         raise PlanError(f"`{name}` must be at least 1, got {','.join(map(str, values)) or 'none'}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchRecord(Record, Origin):
-    """What all say: the device, what ran on it, what was asked for and what was found."""
+    """What all benchmarks record: the device, the kernels, the settings and the rows."""
 
-    KIND: ClassVar[str] = "bench"
+    KIND = "bench"
 
     bench: str
     device: str
@@ -298,22 +288,19 @@ class BenchRecord(Record, Origin):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
 class MixerRecord(BenchRecord):
     bench: Literal["mixer"] = "mixer"
     settings: MixerSettings
     rows: Annotated[tuple[MixerRow, ...], NON_EMPTY]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelRecord(BenchRecord):
     bench: Literal["model"] = "model"
     settings: ModelSettings
     rows: Annotated[tuple[ModelRow, ...], NON_EMPTY]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LargestBatch:
+class LargestBatch(Value):
     """The most sequences whose step fits into a GPU; None on a CPU, or where not even a few do."""
 
     model: str
@@ -321,7 +308,6 @@ class LargestBatch:
     batch: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class DecodeRecord(BenchRecord):
     """`copy_bandwidth` is that of the device, in bytes read and written in a second."""
 
@@ -332,7 +318,6 @@ class DecodeRecord(BenchRecord):
     largest_batch: tuple[LargestBatch, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class KernelRecord(BenchRecord):
     """`copy_bandwidth` is that of the device, in bytes read and written in a second."""
 
@@ -342,7 +327,6 @@ class KernelRecord(BenchRecord):
     copy_bandwidth: Positive
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrationRecord(BenchRecord):
     bench: Literal["calibrate"] = "calibrate"
     settings: CalibrationSettings

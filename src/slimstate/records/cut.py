@@ -1,44 +1,41 @@
-"""What the verbs around a cut find: what a model is, what a cut changes, how long one will take."""
+"""Records around a cut: what a model is, what a cut changes, how long it will take."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import field
+from typing import Any
 
 from slimstate.core.selection import Selection
 from slimstate.records.base import Record
 from slimstate.records.parts import Cut, Text
 from slimstate.records.plan import Plan
 from slimstate.records.reconstruction import ReconstructionRecord
-from slimstate.records.schema import IN_MEMORY
-from slimstate.records.speed import SpeedOfCut, SpeedsBelow
+from slimstate.records.schema import IN_MEMORY, Value
+from slimstate.records.speed import CutSpeed, WidthSpeeds
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateBytes:
-    """Bytes of recurrent state per sequence, by the precision an engine keeps it in."""
+class StateBytes(Value):
+    """Bytes of recurrent state per sequence, by precision."""
 
     before: Mapping[str, int]
     after: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parameters:
+class Parameters(Value):
     before: int
     after: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class CutRecord(Record):
-    """What a cut changes, in numbers; `out` is its folder, None where nothing was written.
+    """What a cut changes; `out` is the folder of the cut model, or None.
 
-    `noncommuting` names what a rotation of the channels does not commute with; it is None of a cut by channels. `plan`
-    has the kept channels, `plan.selections[layer].keep` [heads, key dim]. `cut_model` is the model itself where one in
-    memory was cut and not written; both are no part of the JSON.
+    `noncommuting` names what does not commute with a rotation of the channels, and is None for a cut by channels.
+    `plan` has the channels to keep, `plan.selections[layer].keep` [heads, key dim]. `cut_model` is the model itself
+    where one in memory was cut. Neither is part of the JSON.
     """
 
-    KIND: ClassVar[str] = "cut"
+    KIND = "cut"
 
     model: str
     model_type: str
@@ -52,7 +49,7 @@ class CutRecord(Record):
     correction: str
     state_bytes: StateBytes
     parameters: Parameters
-    speed: SpeedOfCut | None = None
+    speed: CutSpeed | None = None
     calibration: Text | None
     certificate: Mapping[str, float | None]
     versions: Mapping[str, str]
@@ -72,32 +69,30 @@ class CutRecord(Record):
         return "\n".join([*lines, *([self.correction] if self.correction else ())])
 
     def table(self) -> list[dict[str, object]]:
-        """One for every head: the channels it keeps, where they are channels, and what the method certifies of it."""
-        found: list[dict[str, object]] = []
+        """Return a row for every head: the channels it keeps, unless it keeps directions, and its certificate."""
+        rows: list[dict[str, object]] = []
         for layer, choice in self.plan.selections.items():
-            kept = choice.keep.tolist() if isinstance(choice, Selection) else [None] * choice.rows.shape[0]
-            for head, channels in enumerate(kept):
+            for head in range(choice.heads):
+                channels = choice.keep[head].tolist() if isinstance(choice, Selection) else None
                 claims = {name: values[head] for name, values in choice.certificate.items()}
-                found.append({"layer": layer, "head": head, "kept": channels, **claims})
-        return found
+                rows.append({"layer": layer, "head": head, "keep": channels, **claims})
+        return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceSpeed:
+class DeviceSpeed(Value):
     flops_per_second: float
     read_bytes_per_second: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class EstimateRecord(Record):
-    """Seconds and bytes of every stage of a cut that was not made."""
+    """The time and memory that every stage of a cut will take."""
 
-    KIND: ClassVar[str] = "estimate"
+    KIND = "estimate"
 
     model: str
     method: str
     key_dim: int
-    speed: SpeedOfCut | None = None
+    speed: CutSpeed | None = None
     device: str
     dtype: str
     tokens: int
@@ -111,24 +106,22 @@ class EstimateRecord(Record):
         return f"{self.method} to key dim {self.key_dim} of {self.model} on {self.device}: about"
 
     def table(self) -> list[dict[str, object]]:
-        """One for every stage."""
+        """Return a row for every stage."""
         return [{"stage": stage, "seconds": seconds} for stage, seconds in self.seconds.items()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyDimOption:
-    """A key dim worth choosing, and what the model is then."""
+class KeyDimOption(Value):
+    """A recommended key dim, and the size of the model with it."""
 
     key_dim: int
     compression: float
     state_bytes: Mapping[str, int]
     parameters: int | None
-    sequences: float  # times as many that fit in the memory of states and KV caches
+    sequences: float  # that fit into the memory of states and KV caches, relative to the uncut model
 
 
-@dataclass(frozen=True, kw_only=True)
-class FittingKeyDim:
-    """The key dim that a budget chooses, and why."""
+class BudgetChoice(Value):
+    """The key dim that a budget allows, and why."""
 
     bytes: float
     dtype: str
@@ -136,9 +129,8 @@ class FittingKeyDim:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Serving:
-    """What is known of engines, and since when; of one `engine`, also which key dims are safe and fast there."""
+class Serving(Value):
+    """Rules for engines and their date; for one `engine`, also the key dims that are safe and fast there."""
 
     date: str
     rules: tuple[Mapping[str, Any], ...]
@@ -148,16 +140,14 @@ class Serving:
     advice: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class InspectionRecord(Record):
-    """The shape of a model and its state, the key dims worth choosing, and the one that fits a budget.
+    """The shape of a model and its state, the recommended key dims, and the one that fits a budget.
 
-    `kv_bytes` is what the softmax layers keep of a sequence of `context` tokens in bf16, which no cut makes smaller:
-    0 where there are none, None where the config does not say. `parameters` is None where only the config is known, and
-    the library of the model is not there to count them.
+    `kv_bytes` is the KV cache of the softmax layers for `context` tokens in bf16, which no cut reduces: 0 without such
+    layers, None where the config does not give it. `parameters` is None where they cannot be counted.
     """
 
-    KIND: ClassVar[str] = "inspection"
+    KIND = "inspection"
 
     model: str
     model_type: str
@@ -173,37 +163,36 @@ class InspectionRecord(Record):
     kv_bytes: int | None
     already_cut: Cut | None
     serving: Serving
-    speed: SpeedsBelow | None
-    budget: FittingKeyDim | None
+    speed: WidthSpeeds | None
+    budget: BudgetChoice | None
     options: tuple[KeyDimOption, ...]
 
     def headline(self) -> str:
         dims = f"{self.heads} heads, key dim {self.key_dim}, value dim {self.value_dim}"
         return (
-            f"{self.model}: {self.model_type}{self.counted}\n"
-            f"{self.mixers} linear layers{self.left_alone}, {dims}\n"
-            f"recurrent state per sequence: {_mebibytes(self.state_bytes['fp32'])} in fp32{self.cached}"
+            f"{self.model}: {self.model_type}{self.parameter_text}\n"
+            f"{self.mixers} linear layers{self.softmax_text}, {dims}\n"
+            f"recurrent state per sequence: {_mebibytes(self.state_bytes['fp32'])} in fp32{self.cache_text}"
         )
 
     @property
-    def left_alone(self) -> str:
+    def softmax_text(self) -> str:
         several = "s" * (self.softmax_layers > 1)
         return f", {self.softmax_layers} softmax layer{several} left alone" if self.softmax_layers else ""
 
     @property
-    def counted(self) -> str:
+    def parameter_text(self) -> str:
         return "" if self.parameters is None else f", {self.parameters:,} parameters"
 
     @property
-    def cached(self) -> str:
-        """What the softmax layers keep beside the state, as the end of a line."""
+    def cache_text(self) -> str:
         if self.kv_bytes is None:
             return "; the config does not say how large the KV cache is"
         size = f"{_mebibytes(self.kv_bytes)} of KV cache at {self.context:,} tokens (bf16), which stays"
         return f", and {size}" if self.kv_bytes else ""
 
     def table(self) -> list[dict[str, object]]:
-        """One for every key dim worth choosing."""
+        """Return a row for every recommended key dim."""
         return [
             {
                 "key_dim": option.key_dim,

@@ -1,19 +1,18 @@
-"""What a model scores: perplexity of a text, tasks, recall; alone or beside a baseline."""
+"""Evaluations: perplexity of a text, tasks and recall of a model, alone or beside a baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import field
+from typing import Annotated
 
 from slimstate.records.base import Record
-from slimstate.records.parts import Model, Origin, Predicted
-from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Whole
+from slimstate.records.parts import Model, Origin, TextScores
+from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecallPoint:
-    """How often the right name was given when so many pairs were hidden in the text."""
+class RecallPoint(Value):
+    """The accuracy of recall with a number of pairs hidden in the text."""
 
     pairs: Whole
     accuracy: float
@@ -22,8 +21,7 @@ class RecallPoint:
     questions: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AssociativeRecall:
+class AssociativeRecall(Value):
     points: Annotated[tuple[RecallPoint, ...], NON_EMPTY]
     mean: float | None = None
     candidates: Whole
@@ -33,17 +31,15 @@ class AssociativeRecall:
     digest: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskData:
-    """Where the documents of a task came from: files with a digest, or a dataset of the hub."""
+class TaskData(Value):
+    """The source of a task's documents: files with a digest, or a dataset of the hub."""
 
     path: str | None = None
     digest: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskScores:
-    """What lm-eval found for one task."""
+class TaskScores(Value):
+    """The scores of one task in lm-eval."""
 
     metrics: Annotated[Mapping[str, float | None], NON_EMPTY]
     stderr: Mapping[str, float | None] = field(default_factory=dict)
@@ -53,9 +49,8 @@ class TaskScores:
     data: TaskData | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A number of an evaluation: what it is of, its name in a comparison, and whether more of it is better."""
+class Measure(Value):
+    """A number of an evaluation, with its group and its names."""
 
     group: str
     name: str
@@ -65,20 +60,19 @@ class Measure:
     error: float | None = None
 
 
-CHIEF = ("word_perplexity", "acc_norm", "acc", "contains")  # metrics that stand for a task, the first it has
+CHIEF = ("word_perplexity", "acc_norm", "acc", "contains")  # metrics by preference, where a task shows only one
 
 
-@dataclass(frozen=True, kw_only=True)
-class LmEval:
+class LmEval(Value):
     averages: Mapping[str, float] = field(default_factory=dict)
     tasks: Annotated[Mapping[str, TaskScores], NON_EMPTY]
     seed: int | None = None
     limit: Count | None = None
-    max_length: Count | None = None  # tokens at once, where it was not left to the model's config
-    lm_eval: str | None = None  # its version
+    max_length: Count | None = None  # of the context in tokens; None: the model's own
+    lm_eval: str | None = None  # version
 
     def measures(self) -> Iterator[Measure]:
-        """Every metric of every task, and the averages."""
+        """Yield every metric of every task, and the averages."""
         for task, entry in self.tasks.items():
             for metric in entry.metrics:
                 yield self._measure(task, metric)
@@ -87,7 +81,7 @@ class LmEval:
             yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
 
     def chief_measures(self) -> Iterator[Measure]:
-        """One metric of each task, where there is room for no more."""
+        """Yield one metric of each task."""
         for task, entry in self.tasks.items():
             yield self._measure(task, next(name for name in (*CHIEF, *entry.metrics) if name in entry.metrics))
 
@@ -99,22 +93,21 @@ class LmEval:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result(Model, Predicted):
-    """All that was measured of one model."""
+class Result(Model, TextScores):
+    """The measurements of one model."""
 
     kernels: str | None = None
     text: str | None = None
     digest: str | None = None
     length: Count | None = None
     windows: Count | None = None
-    documents: str | None = None  # how those of the text were told apart
+    documents: str | None = None  # how the text was split into documents
     perplexity: Positive | None = None  # per token
     nats_per_token: float | None = None
     nats_per_byte: float | None = None
-    state_dtype: str | None = None  # in which states were kept between steps
-    state_every: Count | None = None  # tokens of a step, where storing a state loses something
-    state_bytes: Count | None = None  # per sequence, in that type
+    state_dtype: str | None = None  # of states between steps
+    state_every: Count | None = None  # tokens between two roundings of the state
+    state_bytes: Count | None = None  # per sequence
     associative_recall: AssociativeRecall | None = None
     lm_eval: LmEval | None = None
 
@@ -124,11 +117,10 @@ class Result(Model, Predicted):
 
     @property
     def averages(self) -> Mapping[str, float]:
-        """Of the tasks, by name."""
         return {} if self.lm_eval is None else self.lm_eval.averages
 
     def measures(self) -> Iterator[Measure]:
-        """Every number that can be compared with that of another model."""
+        """Yield every number that can be compared with that of another model."""
         for name, value in (
             ("perplexity", self.perplexity),
             ("word perplexity", self.word_perplexity),
@@ -145,9 +137,8 @@ class Result(Model, Predicted):
         yield from () if self.lm_eval is None else self.lm_eval.measures()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A number of both models; the share is what the model has of the baseline's score: 1 is all of it."""
+class MeasurePair(Value):
+    """A number of both models, and the share of the baseline's score that the model reaches."""
 
     measure: str
     model: float | None = None
@@ -155,16 +146,11 @@ class Compared:
     share: float | None = None
 
 
-def _beside(row: Compared | None) -> dict[str, object]:
-    return {} if row is None else {"baseline": row.baseline, "share": row.share}
-
-
-@dataclass(frozen=True, kw_only=True)
 class EvaluationRecord(Record, Result, Origin):
-    KIND: ClassVar[str] = "evaluation"
+    KIND = "evaluation"
 
     baseline: Result | None = None
-    compared: tuple[Compared, ...] = ()
+    compared: tuple[MeasurePair, ...] = ()
     out: str | None = field(default=None, metadata=IN_MEMORY, compare=False)
 
     def headline(self) -> str:
@@ -172,13 +158,9 @@ class EvaluationRecord(Record, Result, Origin):
         return f"{self.name}{beside}" + ("" if self.text is None else f" on {self.text}: {self.counts}")
 
     def table(self) -> list[dict[str, object]]:
-        """One row for every number, beside the baseline's where there is one."""
-        theirs = {row.measure: row for row in self.compared}
-        return [
-            {"measure": found.name, "value": found.value}
-            | ({} if self.baseline is None else _beside(theirs.get(found.name)))
-            for found in self.measures()
-        ]
+        """Return a row for every number, with that of the baseline if there is one."""
+        pairs = {row.measure: {"baseline": row.baseline, "share": row.share} for row in self.compared}
+        return [{"measure": item.name, "value": item.value, **pairs.get(item.name, {})} for item in self.measures()]
 
     def contradiction(self) -> str | None:
         measured = any((self.perplexity, self.lm_eval, self.associative_recall))

@@ -1,19 +1,18 @@
-"""What several kinds of records say: which model, which text, how it is loaded."""
+"""Parts that several kinds of records share: the model, the text, the origin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from slimstate.core.stock_class import StockClass
 from slimstate.records.provenance import command_line
-from slimstate.records.schema import Count, Positive, Whole
+from slimstate.records.schema import Count, Positive, Value, Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """What the config of a cut model says of its last cut."""
+class Cut(Value):
+    """The last cut of a model, from the `slimstate` entry of its config."""
 
     method: str
     key_dim: Whole
@@ -25,20 +24,18 @@ class Cut:
     corrected: bool | None = None
     correction: str | None = None
     shared_filters: str | None = None
-    history: tuple[Mapping[str, Any], ...] = ()  # the cuts before it
-    recovered: tuple[Mapping[str, Any], ...] = ()  # the trainings after it
+    history: tuple[Mapping[str, Any], ...] = ()  # earlier cuts
+    recovered: tuple[Mapping[str, Any], ...] = ()  # later trainings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A training of a model, as its config remembers it."""
+class TrainingEntry(Value):
+    """A training in the config of a model."""
 
     tokens: Count
 
 
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """What was done to a model, as its config says under `slimstate`: a cut, trainings after it, and all before."""
+class ConfigEntry(Value):
+    """The `slimstate` entry of a model's config: a cut, the trainings after it, and the history before it."""
 
     method: str | None = None
     key_dim: Whole | None = None
@@ -46,32 +43,32 @@ class Done:
     base_model: str | None = None
     base_fingerprint: str | None = None
     shared_filters: str | None = None
-    trained: tuple[Trained, ...] = ()
-    recovered: tuple[Trained, ...] = ()
-    history: tuple[Done, ...] = ()
+    trained: tuple[TrainingEntry, ...] = ()
+    recovered: tuple[TrainingEntry, ...] = ()
+    history: tuple[ConfigEntry, ...] = ()
 
     def __post_init__(self) -> None:
         if self.key_dim is not None and (self.width is None or self.method is None):
-            raise ValueError("a cut has a key_dim, a width and a method")
+            raise ValueError("a cut must have a key_dim, a width and a method")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Text:
-    """Windows of tokens, and the text they came from."""
+class Text(Value):
+    """Windows of tokens and the text they came from; of the windows of a training, some are held out."""
 
     data: str | None = None
-    documents: str | None = None  # how those of the text were told apart
+    documents: str | None = None  # how the text was split into documents
     samples: Count | None = None
     length: Count | None = None
+    windows: Count | None = None
+    held_out: Count | None = None
     seed: int | None = None
     digest: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """How well a text is predicted, beside nats per token: per word, per byte, and how many of each there are.
+class TextScores(Value):
+    """How well a text is predicted, per word and per byte, and the size of the text.
 
-    A word is what stands between white space, as lm-eval counts them; bytes are of UTF-8.
+    Words are separated by white space, as in lm-eval; bytes are those of UTF-8.
     """
 
     word_perplexity: Positive | None = None
@@ -82,15 +79,14 @@ class Predicted:
 
     @property
     def counts(self) -> str | None:
-        """What it rests on, in words; None in files of 0.1."""
+        """The size of the text in words, or None where it is not known."""
         if self.tokens is None or self.words is None or self.bytes is None:
             return None
         return f"{self.tokens:,} tokens, {self.words:,} words, {self.bytes:,} bytes"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """Which model a record is of."""
+class Model(Value):
+    """The model of a record."""
 
     name: str
     model: str
@@ -102,11 +98,10 @@ class Model:
     loader: StockClass | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """How a record came about: the config of the run, the software, the kernels, the seed.
+class Origin(Value):
+    """How a record was produced: the config of the run, the software, the kernels, the seed.
 
-    `command` is the config as a command line; records without a config may hold it alone.
+    `command` is the config as a command line; a record without a config may hold the line alone.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -119,6 +114,3 @@ class Origin:
     def __post_init__(self) -> None:
         if self.config:
             object.__setattr__(self, "command", command_line(self.config))
-
-
-Settings = Mapping[str, Any]  # options by name, as a record keeps them

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from dataclasses import field
+from typing import Annotated, Any
 
 import torch
 from msgspec import Meta
@@ -18,7 +18,7 @@ from slimstate.core.selection import Basis, Choice, Selection
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
 from slimstate.records.parts import Text
-from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, ValidationError, Whole, from_json, to_json
+from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, ValidationError, Value, Whole, from_json, to_json
 from slimstate.system.errors import quoted, reason_of
 from slimstate.system.json_files import JsonObject
 
@@ -26,8 +26,7 @@ MAX_PLAN_BYTES = 2**30  # bases of many wide heads take hundreds of MiB
 Name = Annotated[str, Meta(max_length=100)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceModel:
+class SourceModel(Value):
     """The uncut model of a plan."""
 
     source: str
@@ -35,8 +34,7 @@ class SourceModel:
     loader: StockClass | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EarlierCut:
+class EarlierCut(Value):
     """The cut before this one, where a model was cut twice."""
 
     method: str
@@ -44,7 +42,6 @@ class EarlierCut:
     key_dim: Whole
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanHeader(Record):
     """All of a plan but what its layers keep.
 
@@ -52,7 +49,7 @@ class PlanHeader(Record):
     why not. `calibration` is None where the weights alone decide, or chance. `parent` is the plan of an earlier cut.
     """
 
-    KIND: ClassVar[str] = "plan"
+    KIND = "plan"
 
     model_type: Name
     width: Whole
@@ -70,7 +67,6 @@ class PlanHeader(Record):
     folder: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plan(PlanHeader):
     """Which channels or directions every mixer keeps; `selections` has them by layer."""
 
@@ -145,19 +141,16 @@ class Plan(PlanHeader):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Layers:
+class _Layers(Value):
     layers: Annotated[Mapping[str, Mapping[str, Any]], NON_EMPTY]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StoredBasis:
+class _StoredBasis(Value):
     shape: Annotated[tuple[Whole, ...], NON_EMPTY]
     float32: str  # base64 of the bytes, so that they come back as they were
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StoredChoice:
+class _StoredChoice(Value):
     keep: Annotated[tuple[Annotated[tuple[Count, ...], NON_EMPTY], ...], NON_EMPTY] | None = None
     basis: _StoredBasis | None = None
 

@@ -1,20 +1,18 @@
-"""How many sequences fit into the memory that an engine has for states and caches, at every key dim, with the parts."""
+"""How many sequences fit into the memory that an engine has for states and caches, at every key dim."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from slimstate.records.base import Record
-from slimstate.records.schema import NON_EMPTY, Count, Whole
+from slimstate.records.schema import NON_EMPTY, Count, Value, Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pages:
-    """What a layer keeps on one GPU, in bytes: a state, what its convolution keeps, and a token of softmax attention.
+class Pages(Value):
+    """Bytes of a layer on one GPU: a state, its convolution, and a token of softmax attention.
 
-    `block` tokens of softmax attention are one page, as large as a state with its convolution or a little larger;
-    None where an engine does not tie the two together.
+    `block` tokens of softmax attention make a page, which also holds a state with its convolution; None for engines
+    that store them apart.
     """
 
     state: Count
@@ -24,14 +22,13 @@ class Pages:
     page: Count | None = None
 
     @property
-    def filling(self) -> int | None:
-        """What a page has more than the state that it is for."""
+    def padding(self) -> int | None:
+        """Bytes of a page beyond the state it holds."""
         return None if self.page is None else self.page - self.state - self.convolution
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """What one sequence takes on one GPU, in bytes: its states in all layers, and its keys and values."""
+class Share(Value):
+    """Bytes of one sequence on one GPU: its states in all layers, and its keys and values."""
 
     states: Count
     attention: Count
@@ -41,22 +38,20 @@ class Share:
         return self.states + self.attention
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitting:
-    """One key dim: how many sequences run at once, and with prefix caching how many can be kept whole."""
+class PoolRow(Value):
+    """The number of sequences at a key dim that run at once and, with prefix caching, that stay in the cache."""
 
     key_dim: Whole
     pages: Pages
     share: Share
     sequences: float
-    kept: float | None = None
+    cached: float | None = None
     gain: float | None = None  # times the sequences of the uncut model
-    limit: str | None = None  # what runs out first, where the two have memory of their own
+    limit: str | None = None  # what runs out first, states or attention, where they are apart
 
 
-@dataclass(frozen=True, kw_only=True)
 class PoolRecord(Record):
-    KIND: ClassVar[str] = "pool"
+    KIND = "pool"
 
     model: str
     model_type: str
@@ -71,4 +66,4 @@ class PoolRecord(Record):
     linear_layers: Whole
     softmax_layers: Count
     key_dim: Whole
-    rows: Annotated[tuple[Fitting, ...], NON_EMPTY]
+    rows: Annotated[tuple[PoolRow, ...], NON_EMPTY]

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import field, replace
 
 from slimstate.records.base import Record
+from slimstate.records.schema import Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepDone:
+class StepResult(Value):
     """The command line of a step, and how long it took."""
 
     command: str
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecipeRecord(Record):
-    KIND: ClassVar[str] = "recipe"
+    KIND = "recipe"
 
     recipe: str
     title: str
     scale: str
     versions: Mapping[str, str] = field(default_factory=dict)
-    steps: tuple[StepDone, ...] = ()
+    steps: tuple[StepResult, ...] = ()
     outputs: tuple[str, ...] = ()  # paths that steps have written or begun to write
     out: str
 
@@ -36,11 +34,11 @@ class RecipeRecord(Record):
     def has(self, command: str) -> bool:
         return any(step.command == command for step in self.steps)
 
-    def keeping(self, commands: Sequence[str]) -> tuple[StepDone, ...]:
+    def steps_among(self, commands: Sequence[str]) -> tuple[StepResult, ...]:
         """Return the steps that are among these commands."""
         return tuple(step for step in self.steps if step.command in commands)
 
-    def after(self, done: StepDone) -> RecipeRecord:
+    def after(self, done: StepResult) -> RecipeRecord:
         """Return the record with one more step, or with one that was repeated."""
         others = (step for step in self.steps if step.command != done.command)
         return replace(self, steps=(*others, done))

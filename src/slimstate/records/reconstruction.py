@@ -1,25 +1,20 @@
-"""What a reconstruction gave: the error of every cut layer before and after."""
+"""Reconstructions: the error of every cut layer before and after."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from slimstate.records.base import ModelFolderRecord
 from slimstate.records.parts import Model, Origin, Text
-from slimstate.records.schema import Count, Whole, to_json
+from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.records.training import Teacher
 from slimstate.system.json_files import JsonObject
 
 RECONSTRUCTION = "slimstate_reconstruction.json"  # beside the weights of a reconstructed model
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerErrors:
-    """Of one layer: the squared error behind it, relative to what it adds to the residual stream.
+class LayerErrors(Value):
+    """The squared error of a layer's output, relative to what the layer adds to the residual stream.
 
-    Before and after, on the windows that were held out and on as many that were trained on; `step` is the one whose
-    weights were kept, 0 where those of the cut were.
+    On held-out windows, and on as many that were trained on. The weights are those after `step`; 0 is the cut itself.
     """
 
     layer: Count
@@ -31,9 +26,8 @@ class LayerErrors:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReconstructionSettings:
-    """Windows of the text, and steps of Adam over batches of them for every layer."""
+class ReconstructionSettings(Value):
+    """The windows of the text, and the steps of Adam over batches of them for every layer."""
 
     steps: Count
     batch: Whole
@@ -43,11 +37,10 @@ class ReconstructionSettings:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Distilled:
-    """What a short distillation of the whole model afterwards did to nats per token on the windows held out.
+class DistillationResult(Value):
+    """Nats per token on held-out windows before and after a short distillation of the whole model.
 
-    It was `taken` where it helped; otherwise the weights are those of the reconstruction.
+    `taken` is whether it helped; otherwise the weights are those of the reconstruction.
     """
 
     steps: Whole
@@ -56,17 +49,16 @@ class Distilled:
     taken: bool
 
     def line(self) -> str:
-        change = f"{self.before:.4f} to {self.after:.4f} nats per token on windows that were held out"
+        change = f"{self.before:.4f} to {self.after:.4f} nats per token on held-out windows"
         return f"distilled for {self.steps} steps: {change}{'' if self.taken else '; not taken'}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReconstructionRecord(ModelFolderRecord, Model, Origin):
-    """The model is the cut one as it was before, or the uncut one where it was cut and reconstructed at once."""
+    """The model is the cut one before the reconstruction; the uncut one where both were one run."""
 
-    KIND: ClassVar[str] = "reconstruction"
-    FILE: ClassVar[str] = RECONSTRUCTION
-    ENTRIES: ClassVar[str] = "reconstructed"
+    KIND = "reconstruction"
+    FILE = RECONSTRUCTION
+    ENTRIES = "reconstructed"
 
     teacher: Teacher
     settings: ReconstructionSettings
@@ -75,12 +67,12 @@ class ReconstructionRecord(ModelFolderRecord, Model, Origin):
     layers: tuple[LayerErrors, ...]
     trained_parameters: Count | None = None
     processes: Whole | None = None
-    distillation: Distilled | None = None
+    distillation: DistillationResult | None = None
     out: str | None = None
 
     @property
     def error_before(self) -> float:
-        """The mean over layers, on windows that were held out."""
+        """The mean error over layers on held-out windows."""
         return sum(layer.held_out_before for layer in self.layers) / max(1, len(self.layers))
 
     @property
@@ -92,7 +84,7 @@ class ReconstructionRecord(ModelFolderRecord, Model, Origin):
         return f"reconstructed {self.name}: mean error of {len(self.layers)} layers on held-out windows {errors}"
 
     def table(self) -> list[dict[str, object]]:
-        """One row for every layer."""
+        """Return a row for every layer."""
         return [vars(layer) for layer in self.layers]
 
     def entry(self) -> JsonObject:

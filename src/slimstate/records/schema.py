@@ -7,16 +7,17 @@ required, fields that a type does not have are ignored, and fields with the meta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar
+from dataclasses import Field, dataclass, fields, is_dataclass
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta, ValidationError
+from typing_extensions import dataclass_transform
 
 from slimstate.system.errors import MAX_LINE, SlimstateError, quoted
 from slimstate.system.json_files import is_unicode, plain
 
-__all__ = ["IN_MEMORY", "NON_EMPTY", "Count", "Positive", "ValidationError", "Whole", "from_json", "to_json"]
+__all__ = ["IN_MEMORY", "NON_EMPTY", "Count", "Positive", "ValidationError", "Value", "Whole", "from_json", "to_json"]
 
 T = TypeVar("T")
 MAX_NUMBER = 1e300  # arithmetic on larger numbers overflows
@@ -25,6 +26,17 @@ NON_EMPTY = Meta(min_length=1)
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Value:
+    """Base of frozen dataclasses that take keyword arguments alone; subclasses need no decorator."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
 def is_number(value: object) -> bool:

@@ -1,13 +1,12 @@
-"""What narrower layers gain in speed, as `inspect` and `prune` tell it."""
+"""How much faster narrower layers are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from slimstate.records.schema import Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedLayer:
-    """Where and how a layer was timed, and what follows for a choice of key dim."""
+class TimedLayer(Value):
+    """Where and how a layer was timed, and advice on the key dim."""
 
     device: str
     kernels: str
@@ -15,21 +14,18 @@ class TimedLayer:
     advice: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Speedup:
+class Speedup(Value):
     key_dim: int
     speedup: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedsBelow(TimedLayer):
-    """How many times as fast the layer is at each key dim that was timed below its width."""
+class WidthSpeeds(TimedLayer):
+    """The speedup at each key dim that was timed below the width."""
 
     speedups: tuple[Speedup, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedOfCut(TimedLayer):
-    """How many times as fast the layer is after a cut."""
+class CutSpeed(TimedLayer):
+    """The speedup of a cut."""
 
     speedup: float

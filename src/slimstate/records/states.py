@@ -1,32 +1,30 @@
-"""What `analyze` finds in a model: the states it went through, and its convolution filters."""
+"""What `analyze` measures: the states of a model over a text, and its convolution filters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import field
+from typing import Annotated
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin, Text
-from slimstate.records.schema import NON_EMPTY, Count, Positive, Whole
+from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
 
 Numbers = Annotated[tuple[float, ...], NON_EMPTY]
 ByHead = Annotated[tuple[Numbers, ...], NON_EMPTY]  # a list of heads for each layer
 MAX_LOGARITHM = 300
 
 
-@dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """Singular values by their log10 between `low` and `high`: counts by layer, head and bin."""
+class Histogram(Value):
+    """Counts of singular values by layer, head and bin; the bins divide log10 from `low` to `high`."""
 
     low: float
     high: float
     counts: Annotated[tuple[Annotated[tuple[Annotated[tuple[Count, ...], NON_EMPTY], ...], NON_EMPTY], ...], NON_EMPTY]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """Sampled states, how many of them lay outside a bound of the theory, and the two sides of each bound."""
+class Bounds(Value):
+    """The number of sampled states and of violations of the bounds of the theory, and both sides of each bound."""
 
     states: Count
     violations: Count
@@ -44,11 +42,10 @@ class Bounds:
     expected_upper: tuple[float | None, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class TraceRecord(Record, Model, Origin):
     """The states of one model over one text. `curve` is the mean utilisation over layers and heads by time."""
 
-    KIND: ClassVar[str] = "trace"
+    KIND = "trace"
 
     text: Text | None = None
     every: int | None = None
@@ -89,11 +86,10 @@ class TraceRecord(Record, Model, Origin):
 Filters = Annotated[Mapping[str, Annotated[tuple[ByHead, ...], NON_EMPTY]], NON_EMPTY]  # heads, channels, taps by role
 
 
-@dataclass(frozen=True, kw_only=True)
 class FiltersRecord(Record, Model, Origin):
-    """Convolution filters of some layers by role, and how alike those of a head are in all, by role and layer."""
+    """Convolution filters of some layers by role, and the similarity within heads of all layers, by role and layer."""
 
-    KIND: ClassVar[str] = "filters"
+    KIND = "filters"
 
     text: Text | None = None
     every: int | None = None

@@ -1,25 +1,24 @@
-"""A sweep: what every method would cost at every key dim, and the point it recommends."""
+"""Sweeps: what every method costs at every key dim, and which cut is recommended."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import field
+from typing import Annotated
 
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
 from slimstate.records.evaluation import LmEval, TaskData
-from slimstate.records.parts import Origin, Predicted, Text
+from slimstate.records.parts import Origin, Text, TextScores
 from slimstate.records.reconstruction import ReconstructionSettings
-from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Whole
+from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
 
-UNCUT = "uncut"  # the method of rows that keep all channels, and their state in another type
-UNINFORMED = ("random", "random-rotation")  # methods that look at nothing: keys and queries are the same to them
+UNCUT = "uncut"  # the method of rows that keep all channels and store the state in another dtype
+UNINFORMED = ("random", "random-rotation")  # methods that use no score
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepSettings:
-    """What decides the numbers of a sweep, besides the rows that were asked for."""
+class SweepSettings(Value):
+    """What decides the numbers of a sweep."""
 
     fingerprint: str | None = None
     calibration: Text | None = None
@@ -29,16 +28,15 @@ class SweepSettings:
     device: str | None = None
     dtype: str | None = None
     keep_norm_eps: bool = False
-    tasks: Mapping[str, TaskData] = field(default_factory=dict)  # by name, with where their documents are from
+    tasks: Mapping[str, TaskData] = field(default_factory=dict)  # by name
     limit: Count | None = None
     max_length: Count | None = None
-    reconstruct: ReconstructionSettings | None = None  # where cuts were judged after a reconstruction
-    state_every: Whole = 1  # tokens after which a state is stored, where that loses something
+    reconstruct: ReconstructionSettings | None = None  # if cuts were reconstructed before they were measured
+    state_every: Whole = 1  # tokens between two roundings of the state
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uncut(Predicted):
-    """The model as it is; its perplexity is per token."""
+class Uncut(TextScores):
+    """The uncut model; its perplexity is per token."""
 
     key_dim: Count
     state_bytes: Positive
@@ -48,11 +46,10 @@ class Uncut(Predicted):
     lm_eval: LmEval | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row(Predicted):
-    """One cut: a method, what it judged channels by, a key dim, and what that costs. Its perplexity is per token.
+class Row(TextScores):
+    """A cut by a method, with a score, to a key dim, and what it costs; its perplexity is per token.
 
-    `state_bytes` are those of a state kept as `state_dtype`. The method UNCUT keeps all channels.
+    `state_bytes` is the size of a state in `state_dtype`. The method UNCUT keeps all channels.
     """
 
     method: str
@@ -74,9 +71,8 @@ class Row(Predicted):
         return self.method, self.score, self.key_dim, self.state_dtype
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recommended:
-    """The smallest state within the loss that was allowed, or the mildest cut; `row` is its place among the rows."""
+class Recommendation(Value):
+    """The cut with the smallest state within the maximum loss, or with the smallest loss; `row` is its index."""
 
     row: Count | None = None
     within: bool | None = None
@@ -85,9 +81,8 @@ class Recommended:
     command: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepRecord(Record, Origin):
-    KIND: ClassVar[str] = "sweep"
+    KIND = "sweep"
 
     model: str
     model_type: str | None = None
@@ -97,7 +92,7 @@ class SweepRecord(Record, Origin):
     settings: SweepSettings = field(default_factory=SweepSettings)
     uncut: Uncut
     rows: Annotated[tuple[Row, ...], NON_EMPTY]
-    recommended: Recommended | None = None
+    recommended: Recommendation | None = None
     out: str | None = field(default=None, metadata=IN_MEMORY, compare=False)
 
     def headline(self) -> str:
@@ -108,27 +103,20 @@ class SweepRecord(Record, Origin):
         return "\n".join(lines)
 
     def table(self) -> list[dict[str, object]]:
-        """One row for the uncut model and for every cut."""
-        told = ("key_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation")
-        uncut: dict[str, object] = {
-            "method": "uncut",
-            "score": None,
-            **{name: getattr(self.uncut, name) for name in told},
-        }
-        return [uncut] + [
-            {"method": row.method, "score": row.score, **{name: getattr(row, name) for name in told}}
-            | {"nats_over_uncut": row.nats_over_uncut}
-            for row in self.rows
-        ]
+        """Return a row for the uncut model and for every cut."""
+        columns = ("key_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation")
+        uncut = {"method": UNCUT, "score": None, **{name: getattr(self.uncut, name) for name in columns}}
+        names = ("method", "score", *columns, "nats_over_uncut")
+        return [uncut, *({name: getattr(row, name) for name in names} for row in self.rows)]
 
     @property
     def state_dtypes(self) -> tuple[str, ...]:
-        """In which types states were kept; cuts alone are in float32."""
+        """The dtypes of states; float32 unless others were measured."""
         return tuple(dict.fromkeys(row.state_dtype for row in self.rows))
 
     @property
     def front(self) -> tuple[int, ...]:
-        """The places of the rows that no other one, nor the uncut model, beats in both bytes and nats per token."""
+        """The indices of rows that no other row, nor the uncut model, beats in both bytes and nats per token."""
         known = [(row.state_bytes, row.nats_per_token) for row in self.rows if row.nats_per_token is not None]
         if self.uncut.nats_per_token is not None:
             known.append((self.uncut.state_bytes, self.uncut.nats_per_token))

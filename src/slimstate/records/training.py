@@ -1,41 +1,26 @@
-"""What a training gave: the recovery of a cut model, or a pre-training."""
+"""Trainings: the recovery of a cut model, or a pre-training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from slimstate.records.base import ModelFolderRecord
-from slimstate.records.parts import Model, Origin
-from slimstate.records.schema import Count, Whole, to_json
+from slimstate.records.parts import Model, Origin, Text
+from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.system.json_files import JsonObject
 
 RECOVERY = "slimstate_recovery.json"  # beside the weights of a recovered model
-TRAINING = "slimstate_training.json"  # and of a pre-trained one
+TRAINING = "slimstate_training.json"  # beside the weights of a pre-trained model
 
 
-@dataclass(frozen=True, kw_only=True)
-class Teacher:
+class Teacher(Value):
     model: str
     fingerprint: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorpusText:
-    """The tokens that were trained on, and how many windows of them were held out."""
-
-    data: str | None = None
-    documents: str | None = None  # how those of the text were told apart
-    length: Count | None = None
-    windows: Count | None = None
-    held_out: Count | None = None
-    digest: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nats:
-    """Mean nats per token on the same tokens: of the model before and after, the uncut one, and the trained uncut."""
+class Nats(Value):
+    """Mean nats per token of the model before and after, of the uncut model, and of the control: uncut and trained."""
 
     before: float
     after: float
@@ -43,15 +28,14 @@ class Nats:
     control: float | None = None
 
     def known(self) -> dict[str, float]:
-        """Those that were measured, by name."""
+        """Return the values that were measured, by name."""
         return {name: nats for name, nats in vars(self).items() if nats is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What the training was worth, in the units of `Predicted`: `perplexity` is per token.
+class Measurements(Value):
+    """Scores before and after a training; `perplexity` is per token.
 
-    `closed` is the share of the gap to the uncut model, or to the control.
+    `closed` is the share of the gap to the uncut model, or to the control, that the training closed.
     """
 
     text: str | None = None
@@ -65,9 +49,8 @@ class Measured:
     closed: Mapping[str, float | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogEntry:
-    """What the Trainer logged: means since the entry before. The loss is cross entropy plus weighted distillation."""
+class LogEntry(Value):
+    """Means since the entry before, as the Trainer logs them; the loss is cross entropy plus weighted distillation."""
 
     step: Count
     loss: float
@@ -78,11 +61,10 @@ class LogEntry:
     epoch: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdaptationSettings:
-    """What was trained: all weights, or adapters on `targets` and the `convolutions` whole, by their last names.
+class AdaptationSettings(Value):
+    """What was trained: all weights, or a number of `mixers`, or adapters on `targets` and whole `convolutions`.
 
-    Or so many `mixers` whole. `unfrozen` are norms and biases that were trained as well.
+    Targets and convolutions are last parts of module names; `unfrozen` norms and biases were trained as well.
     """
 
     full: bool
@@ -95,9 +77,8 @@ class AdaptationSettings:
     mixers: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """What decides the result of any training, beside the model and the text."""
+class TrainSettings(Value):
+    """Options of any training."""
 
     adaptation: AdaptationSettings
     length: Whole
@@ -110,9 +91,8 @@ class TrainSettings:
     dtype: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecoverySettings(TrainSettings):
-    """And of a recovery: the distillation, and which parts are trained. `top_k` is that of a cached teacher."""
+    """Options of a recovery: distillation, and the parts to train; `top_k` is that of a cached teacher."""
 
     kd_weight: float | None = None
     temperature: float | None = None
@@ -125,34 +105,27 @@ class RecoverySettings(TrainSettings):
     top_k: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class PretrainSettings(TrainSettings):
-    """And of a pre-training: AdamW's second beta and its weight decay."""
+    """Options of a pre-training: AdamW's second beta and weight decay."""
 
     second_beta: float | None = None
     weight_decay: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome(Model, Origin):
-    """What recoveries and pre-trainings have to say; the model is the one before the training."""
+class TrainingRunRecord(ModelFolderRecord, Model, Origin):
+    """What recoveries and pre-trainings have in common; the model is the one before the training."""
 
     teacher: Teacher | None = None
     settings: TrainSettings
-    corpus: CorpusText | None = None
+    corpus: Text | None = None
     tokens: Count
-    measured: Measured
+    measured: Measurements
     epochs: float | None = None
     trained_parameters: Count | None = None
     tokens_per_second: float | None = None
     log: tuple[LogEntry, ...] = ()
     processes: Whole | None = None
     out: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedRecord(ModelFolderRecord, Outcome):
-    """The record of a training."""
 
     def headline(self) -> str:
         nats = self.measured.nats
@@ -164,17 +137,16 @@ class TrainedRecord(ModelFolderRecord, Outcome):
         return f"{self.name}: {self.tokens:,} tokens, {nats.before:.4f} to {nats.after:.4f} nats per token{closed}"
 
     def table(self) -> list[dict[str, object]]:
-        """What was logged, a row for every entry."""
+        """Return a row for every entry of the log."""
         return [vars(entry) for entry in self.log]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecoveryRecord(TrainedRecord):
-    """With `control_teaches` the control, which learnt from the text alone, was the teacher."""
+class RecoveryRecord(TrainingRunRecord):
+    """The recovery of a cut model; with `control_teaches`, the control was the teacher."""
 
-    KIND: ClassVar[str] = "recovery"
-    FILE: ClassVar[str] = RECOVERY
-    ENTRIES: ClassVar[str] = "recovered"
+    KIND = "recovery"
+    FILE = RECOVERY
+    ENTRIES = "recovered"
 
     settings: RecoverySettings
     control_teaches: bool = False
@@ -192,13 +164,12 @@ class RecoveryRecord(TrainedRecord):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingRecord(TrainedRecord):
-    """`model` is the config that was trained from, or the model that was trained further."""
+class TrainingRecord(TrainingRunRecord):
+    """A pre-training; `model` is the config it started from, or the model that was trained further."""
 
-    KIND: ClassVar[str] = "training"
-    FILE: ClassVar[str] = TRAINING
-    ENTRIES: ClassVar[str] = "trained"
+    KIND = "training"
+    FILE = TRAINING
+    ENTRIES = "trained"
 
     settings: PretrainSettings
     parameters: Count | None = None

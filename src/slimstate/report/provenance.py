@@ -18,7 +18,7 @@ from slimstate.records.provenance import command_line, run_config
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
-from slimstate.records.training import CorpusText, RecoveryRecord
+from slimstate.records.training import RecoveryRecord
 from slimstate.records.verification import VerificationRecord
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OfModel: TypeAlias = (
     ReconstructionRecord | RecoveryRecord | TraceRecord | FiltersRecord | EvaluationRecord | VerificationRecord
 )
-Digested: TypeAlias = Text | CorpusText | EvaluationRecord
+Digested: TypeAlias = Text | EvaluationRecord
 
 
 @dataclass(frozen=True, kw_only=True)

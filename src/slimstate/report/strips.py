@@ -65,7 +65,7 @@ def layer_strips(layer: int, selection: Selection, width: int) -> Html:
 
 def strip_tip(layer: int, selection: Selection, head: int, width: int) -> str:
     """What is known of one head."""
-    lines = [f"layer {layer}, head {head}: keeps {selection.kept} of {width}"]
+    lines = [f"layer {layer}, head {head}: keeps {selection.key_dim} of {width}"]
     claims = selection.certificate
     if "rho" in claims:
         lines.append(f"largest rho left {magnitude(claims['rho'][head])}")

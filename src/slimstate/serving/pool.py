@@ -15,7 +15,7 @@ from slimstate.checkpoints.reader import open_headers, read_config
 from slimstate.core.state_dtype import SERVED, TYPES
 from slimstate.families import family_of
 from slimstate.families.contract import Caches, Config
-from slimstate.records.pool import Fitting, Pages, PoolRecord, Share
+from slimstate.records.pool import Pages, PoolRecord, PoolRow, Share
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.paths import expand_home
 
@@ -107,7 +107,7 @@ def check_shards(caches: Caches, options: PoolOptions) -> None:
         )
 
 
-def _against(row: Fitting, uncut: Fitting) -> Fitting:
+def _against(row: PoolRow, uncut: PoolRow) -> PoolRow:
     return replace(row, gain=row.sequences / uncut.sequences if uncut.sequences else None)
 
 
@@ -125,7 +125,7 @@ def pages_of(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) -
     )
 
 
-def vllm_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) -> Fitting:
+def vllm_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) -> PoolRow:
     """One pool of blocks, from which groups of layers take theirs."""
     pages = pages_of(caches, options, kept_in, key_dim)
     own = pages.state + pages.convolution
@@ -133,7 +133,7 @@ def vllm_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) 
     states = (2 + caches.state_on_the_way if options.prefix_caching else 1) + options.speculative_tokens
     if not softmax:
         size = linear * own
-        return Fitting(
+        return PoolRow(
             key_dim=key_dim,
             pages=replace(pages, page=own),
             share=Share(states=states * size, attention=0),
@@ -146,12 +146,12 @@ def vllm_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) 
     linear_groups, softmax_groups = math.ceil(linear / group), math.ceil(softmax / group)
     blocks, spans = options.memory // size, math.ceil(options.context / block)
     taken = linear_groups * states + softmax_groups * spans
-    return Fitting(
+    return PoolRow(
         key_dim=key_dim,
         pages=pages,
         share=Share(states=linear_groups * states * size, attention=softmax_groups * spans * size),
         sequences=blocks / taken,
-        kept=blocks / ((linear_groups + softmax_groups) * spans) if options.prefix_caching else None,
+        cached=blocks / ((linear_groups + softmax_groups) * spans) if options.prefix_caching else None,
     )
 
 
@@ -161,7 +161,7 @@ def group_size(linear: int, softmax: int) -> int:
     return more if more < ALIKE * fewer else fewer
 
 
-def sglang_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) -> Fitting:
+def sglang_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) -> PoolRow:
     """Slots for states and memory for tokens, divided when the engine starts."""
     if options.speculative_tokens:
         raise PlanError("`speculative_tokens`: the pool of SGLang is counted without them")
@@ -174,7 +174,7 @@ def sglang_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int
     running = slots // each
     tokens = (options.memory - (slots + 1) * slot) // token if token else None
     by_tokens = running if tokens is None else tokens // options.context
-    return Fitting(
+    return PoolRow(
         key_dim=key_dim,
         pages=pages,
         share=Share(states=each * slot, attention=token * options.context),

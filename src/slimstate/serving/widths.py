@@ -16,7 +16,7 @@ from importlib.resources import files
 
 from slimstate.core.layout import Mixer
 from slimstate.records.benchmark import KernelRecord, MixerRecord
-from slimstate.records.speed import SpeedOfCut, SpeedsBelow, Speedup
+from slimstate.records.speed import CutSpeed, Speedup, WidthSpeeds
 
 CURVES = files("slimstate.serving") / "curves"
 USES = {"decode": "decoding", "prefill": "prefill"}  # of an engine's kernels
@@ -187,14 +187,14 @@ def _joined(advice: Mapping[str, str]) -> str:
     return "; ".join(f"{use}: {words}" if use else words for use, words in advice.items())
 
 
-def speeds_below(model_type: str, mixer: Mixer) -> SpeedsBelow | None:
+def speeds_below(model_type: str, mixer: Mixer) -> WidthSpeeds | None:
     """What narrower layers gain; None where that was not measured."""
     width = mixer.axis.width
     curves = {use: curve for use, curve in known_curves(model_type, width, like=mixer).items() if curve.narrower(width)}
     if not curves:
         return None
     first = next(iter(curves.values()))
-    return SpeedsBelow(
+    return WidthSpeeds(
         device=first.device,
         kernels=first.kernels,
         source=first.source(width),
@@ -205,14 +205,14 @@ def speeds_below(model_type: str, mixer: Mixer) -> SpeedsBelow | None:
     )
 
 
-def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> SpeedOfCut | None:
+def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> CutSpeed | None:
     """What a cut does to the speed of a layer; None where that was not measured."""
     width = mixer.axis.width
     curves = known_curves(model_type, width, key_dim, like=mixer) if key_dim < width else {}
     if not curves:
         return None
     first = next(iter(curves.values()))
-    return SpeedOfCut(
+    return CutSpeed(
         device=first.device,
         kernels=first.kernels,
         source=first.source(width, key_dim),

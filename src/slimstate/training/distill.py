@@ -21,7 +21,7 @@ from slimstate.evaluation.perplexity import TextSize
 from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.reconstruction.options import held_out_count
 from slimstate.records.provenance import config_file
-from slimstate.records.reconstruction import RECONSTRUCTION, Distilled, ReconstructionRecord
+from slimstate.records.reconstruction import RECONSTRUCTION, DistillationResult, ReconstructionRecord
 from slimstate.records.training import RECOVERY, RecoveryRecord
 from slimstate.system import distributed
 from slimstate.system.atomic import publish, write_text
@@ -106,7 +106,9 @@ class DistillationJob:
             with session.prepared(lambda: student, fingerprints, self.reporter) as tokens:
                 trained = session.train(Job(student=student, out=folder), tokens, reporter=self.reporter)
         nats = trained.measured.nats
-        result = Distilled(steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before)
+        result = DistillationResult(
+            steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before
+        )
         record = replace(record, distillation=result, out=str(self.out))
         self.reporter.say(result.line())
 

@@ -34,16 +34,15 @@ from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.pruning.estimate import training_seconds
 from slimstate.records.base import versions
+from slimstate.records.parts import Text
 from slimstate.records.provenance import non_defaults, run_config
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import (
-    CorpusText,
     LogEntry,
-    Measured,
+    Measurements,
     Nats,
-    Outcome,
     Teacher,
-    TrainedRecord,
+    TrainingRunRecord,
     TrainSettings,
 )
 from slimstate.system import distributed
@@ -55,7 +54,7 @@ from slimstate.training.run_checkpoints import MODEL, TrainingFolder, step_of
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens, read_tokens
 
-R = TypeVar("R", bound=TrainedRecord)
+R = TypeVar("R", bound=TrainingRunRecord)
 LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
 
@@ -67,7 +66,7 @@ class Kind(Generic[R]):
     label: str  # of the progress
     input: str = "model"  # the name of the command's argument
     settings: type[TrainSettings]
-    record: Callable[[Outcome, Checkpoint], R]
+    record: Callable[[TrainingRunRecord, Checkpoint], R]
     card: Callable[[R, Config, str], str]
     how_to_continue: str = "`resume` continues it"  # after a stop
 
@@ -243,7 +242,7 @@ class Session(Generic[R]):
         merged: Mapping[str, Tensor],
         control: R | None,
         reporter: Reporter,
-    ) -> Measured:
+    ) -> Measurements:
         """Mean nats of the student before and after, and of the uncut model, on tokens that were held out."""
 
         def nats_of(runtime: Runtime, what: str) -> float:
@@ -277,13 +276,13 @@ class Session(Generic[R]):
         adaptation: Adaptation,
         tokens: Tokens,
         learned: Learned,
-        measured: Measured,
+        measured: Measurements,
         seconds: float,
-    ) -> Outcome:
+    ) -> TrainingRunRecord:
         student = job.student
         teacher = None if self.distillation is None else self.distillation.teacher
         settings = {**self.options.settings(self.run), "adaptation": to_json(adaptation.describe())}
-        return Outcome(
+        return TrainingRunRecord(
             **{
                 **vars(identity(student, job.out.name)),
                 "model": job.model,
@@ -296,7 +295,7 @@ class Session(Generic[R]):
             seconds=seconds,
             teacher=None if teacher is None else Teacher(model=teacher.source, fingerprint=teacher.fingerprint),
             settings=from_json(self.kind.settings, settings),
-            corpus=from_json(CorpusText, tokens.corpus.describe()),
+            corpus=from_json(Text, tokens.corpus.describe()),
             tokens=self.options.total_tokens,
             measured=measured,
             epochs=learned.epochs,
@@ -327,10 +326,10 @@ class Session(Generic[R]):
         )
 
 
-def measured_as(nats: Nats, tokens: Tokens) -> Measured:
+def measured_as(nats: Nats, tokens: Tokens) -> Measurements:
     known, size = nats.known(), tokens.size
     in_units = {name: size.predicted(value) for name, value in known.items()}
-    return Measured(
+    return Measurements(
         text=tokens.measured_on,
         tokens=size.tokens,
         words=size.words,

@@ -40,7 +40,7 @@ from typing import Any
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import versions
 from slimstate.records.provenance import command_line
-from slimstate.records.recipe import RecipeRecord, StepDone
+from slimstate.records.recipe import RecipeRecord, StepResult
 from slimstate.system import bundled, distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, OutputError, PlanError, quoted
@@ -286,7 +286,7 @@ def run_recipe(
             started = time.perf_counter()
             execute({**config, **more})
             any_ran = True
-            record = record.after(StepDone(command=line, seconds=time.perf_counter() - started))
+            record = record.after(StepResult(command=line, seconds=time.perf_counter() - started))
             distributed.from_main(partial(record.write, folder / PROGRESS))
         return record
 
@@ -316,7 +316,7 @@ def _read_progress(path: Path, lines: Sequence[str]) -> JsonObject:
         record = RecipeRecord.read(path)
     except (DataError, ValueError) as error:
         raise DataError(f"{path} does not say what was done: {error}; remove it to start over") from error
-    return {"steps": record.keeping(lines), "outputs": record.outputs}
+    return {"steps": record.steps_among(lines), "outputs": record.outputs}
 
 
 def _output_of(config: Config) -> Path | None:

@@ -56,14 +56,14 @@ def show_inspection(record: InspectionRecord | PoolRecord) -> None:
         return
     console, state = printer(), record.state_bytes
     shared = f" ({record.value_heads} value heads)" if record.value_heads != record.heads else ""
-    console.print(f"{record.model}: {record.model_type}{record.counted}")
+    console.print(f"{record.model}: {record.model_type}{record.parameter_text}")
     dims = f"key dim {record.key_dim}, value dim {record.value_dim}"
-    console.print(f"{record.mixers} linear layers{record.left_alone}, {record.heads} heads{shared}, {dims}")
+    console.print(f"{record.mixers} linear layers{record.softmax_text}, {record.heads} heads{shared}, {dims}")
     console.print(
         f"recurrent state per sequence: {mebibytes(state['fp32'])} in fp32, {mebibytes(state['bf16'])} in bf16"
     )
-    if record.cached:
-        console.print(f"for each sequence{record.cached}".replace("sequence, and", "sequence also"))
+    if record.cache_text:
+        console.print(f"for each sequence{record.cache_text}".replace("sequence, and", "sequence also"))
     if (cut := record.already_cut) is not None:
         console.print(f"cut before: key dim {cut.width} to {cut.key_dim} by {cut.method}")
     table = Table("key dim", "compression", "state fp32", "state bf16", "sequences in the same memory", "parameters")
@@ -101,21 +101,21 @@ def show_pool(record: PoolRecord) -> None:
     prefixes = ", prefix caching" if record.prefix_caching else ""
     console.print(f"{record.engine}: {memory}, sequences of {record.context:,} tokens{prefixes}; {dtypes}")
     first = record.rows[0]
-    blocks, prefixes_kept, limited = first.pages.block is not None, first.kept is not None, first.limit is not None
+    blocks, prefix_caching, limited = first.pages.block is not None, first.cached is not None, first.limit is not None
     columns = ["key dim", "sequences", "gain", "state KiB", "convolution KiB"]
     columns += ["block, tokens", "page KiB"] * blocks + ["states MiB", "keys and values MiB"]
-    table = Table(*columns, *["kept prefixes"] * prefixes_kept, *["runs out"] * limited)
+    table = Table(*columns, *["kept prefixes"] * prefix_caching, *["runs out"] * limited)
     for row in record.rows:
         pages, share = row.pages, row.share
         cells = [str(row.key_dim), f"{row.sequences:,.2f}", "" if row.gain is None else f"{row.gain:.2f}x"]
         cells += [f"{pages.state / KIB:,.0f}", f"{pages.convolution / KIB:,.0f}"]
         cells += [f"{pages.block:,}", f"{(pages.page or 0) / KIB:,.0f}"] if blocks else []
         cells += [f"{share.states / MIB:,.1f}", f"{share.attention / MIB:,.1f}"]
-        cells += [f"{row.kept:,.2f}"] if row.kept is not None else []
+        cells += [f"{row.cached:,.2f}"] if row.cached is not None else []
         table.add_row(*cells, *[row.limit or ""] * limited)
     console.print(table, soft_wrap=False)
     console.print("state, convolution and page are of one layer; states, keys and values of one sequence")
-    if prefixes_kept:
+    if prefix_caching:
         console.print("kept prefixes: whole sequences whose states are stored at every block")
 
 
