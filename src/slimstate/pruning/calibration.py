@@ -1,7 +1,7 @@
-"""Run token windows through a model and sum up what flows through its key and query channels.
+"""Run token windows through a model and sum statistics of its key and query channels.
 
-Only what is needed is collected, and only sums are kept: memory does not grow with the number of tokens. Several
-processes each take a share of the batches, and their sums are added up.
+Only sums are stored, so memory does not grow with the number of tokens. Several processes share the batches, and their
+sums are added.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sums:
                 self.tensors[f"{role}_gradient"] = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def add_activations(self, role: Role, x: Tensor) -> None:
-        """x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
+        """Add x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
         by_head = x.detach().transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
         if f"{role}_gram" in self.tensors:
             self.tensors[f"{role}_gram"] += (by_head.mT @ by_head).sum(0).to(self.device)
@@ -55,13 +55,13 @@ class Sums:
             self.tensors[f"{role}_moments"] += (lengthened.mT @ lengthened).sum(0).to(self.device)
 
     def add_weighted(self, role: Role, x: Tensor, gradient: Tensor) -> None:
-        """x [B, T, H, D] and the gradient of the loss by it."""
+        """Add x [B, T, H, D], weighted by the gradient of the loss with respect to it."""
         squares = gradient.double().square().sum(-1, keepdim=True)
         by_head, weights = (y.transpose(1, 2) for y in (x.double(), squares))
         self.tensors[f"{role}_weighted"] += (by_head.mT @ (by_head * weights)).sum(0).to(self.device)
 
     def add_input(self, x: Tensor) -> None:
-        """x [..., input size]"""
+        """Add x [..., input size]."""
         self.tensors["input_square"] += x.detach().flatten(0, -2).double().square().sum(0).to(self.device)
 
     def add_other_processes(self) -> None:
@@ -80,17 +80,17 @@ def calibrate(
     needs: frozenset[Need],
     reporter: Reporter = SILENT,
 ) -> dict[int, Evidence]:
-    """The evidence of every mixer, by layer, from windows `tokens` [samples, length]; the same on every process."""
+    """Return the evidence of every mixer by layer, from windows `tokens` [samples, length]; equal on all processes."""
     if BACKWARD & needs and runtime.offloaded:
         raise PlanError(
-            f"gradients need the whole model on its device, and {runtime.offloaded} of its weights are not: "
-            "use another method, a smaller `dtype`, or more GPUs"
+            f"gradients need all weights on the device, and {runtime.offloaded} are not: use another method, a smaller"
+            " `dtype`, or more GPUs"
         )
     distributed.join(runtime.device)
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
     batches = distributed.share(tokens.split(batch))
-    with watched(runtime.model, mixers, sums, needs):
+    with observed(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
             ids = windows.to(runtime.device, torch.long)
             if BACKWARD & needs:
@@ -100,53 +100,55 @@ def calibrate(
                     runtime.model.base_model(input_ids=ids, use_cache=False)
             for entry in sums.values():
                 entry.tokens += ids.numel()
-            if number == 0 and _complaint(mixers, sums) is not None:
-                break  # the sum takes it to all processes, and they stop alike
-    return summed_up(mixers, sums)
+            if number == 0 and _describe_nonfinite(mixers, sums) is not None:
+                break  # the sum over processes carries it to all of them
+    return sum_evidence(mixers, sums)
 
 
-def summed_up(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> dict[int, Evidence]:
-    """The evidence by layer, of all processes; what is not finite is refused."""
+def sum_evidence(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> dict[int, Evidence]:
+    """Return the evidence of all processes by layer; refuse what is not finite."""
     for entry in sums.values():
         entry.add_other_processes()
-    if (complaint := _complaint(mixers, sums)) is not None:
-        raise ModelError(complaint)
+    if (message := _describe_nonfinite(mixers, sums)) is not None:
+        raise ModelError(message)
     return {layer: entry.evidence() for layer, entry in sums.items()}
 
 
 @contextmanager
-def watched(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
-    def see(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
+def observed(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
+    """Add what flows through the mixers to their sums, for as long as the context is open."""
+
+    def observe(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
         if role != "key-like":
             sums[mixer.layer].add_activations(role, x)
             if "weighted" in needs:
-                seen = x.detach()
-                x.register_hook(lambda gradient: sums[mixer.layer].add_weighted(role, seen, gradient))
+                values = x.detach()
+                x.register_hook(lambda gradient: sums[mixer.layer].add_weighted(role, values, gradient))
         return x
 
-    def note_input(mixer: Mixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def observe_input(mixer: Mixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         sums[mixer.layer].add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     with ExitStack() as stack:
         if {"gram", "moments", "weighted"} & needs:
-            stack.enter_context(hooked(model, mixers, see))
+            stack.enter_context(hooked(model, mixers, observe))
         if "input" in needs:
             for mixer in mixers:
                 handle = model.get_submodule(mixer.path).register_forward_pre_hook(
-                    lambda _, args, kwargs, mixer=mixer: note_input(mixer, args, kwargs), with_kwargs=True
+                    lambda _, args, kwargs, mixer=mixer: observe_input(mixer, args, kwargs), with_kwargs=True
                 )
                 stack.callback(handle.remove)
         yield
 
 
 def next_token_loss(model: Any, ids: Tensor) -> Tensor:
-    """The mean cross entropy over windows `ids` [B, T], without logits of all tokens at once."""
+    """Return the mean cross entropy over windows `ids` [B, T], without the logits of all tokens at once."""
     hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
     return distilled_loss(hidden, model.get_output_embeddings().weight, ids[:, 1:].flatten())[0]
 
 
 def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor) -> None:
-    """Add the gradient of the summed next-token loss by the query and key projections."""
+    """Add the gradients of the summed next-token loss with respect to the query and key projections."""
     places = [(mixer, role, slot) for mixer in mixers for role, slot in (("query", mixer.query), ("key", mixer.key))]
     weights = {name: model.get_parameter(name) for name in (mixer.running_name_of(slot) for mixer, _, slot in places)}
     model.requires_grad_(False)
@@ -161,15 +163,15 @@ def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: T
             entry.tensors[f"{role}_gradient"] += gradient.float().to(entry.device)
 
 
-def _complaint(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
-    """Where the first sum that is not finite is, if there is one."""
+def _describe_nonfinite(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
+    """Return where the first sum lies that is not finite, or None."""
     for mixer in mixers:
         for name, tensor in sums[mixer.layer].tensors.items():
             bad = ~tensor.isfinite()
             if bool(bad.any()):
                 role, _, kind = name.partition("_")
-                seen = {"query": "queries", "key": "keys", "input": "inputs"}[role]
-                what = "gradients" if kind in BACKWARD else seen
+                plural = {"query": "queries", "key": "keys", "input": "inputs"}[role]
+                what = "gradients" if kind in BACKWARD else plural
                 head = "" if name == "input_square" else f", head {int(bad.nonzero()[0, 0])}"
                 return f"layer {mixer.layer}{head}: NaN or infinite {what} while calibrating"
     return None

@@ -21,7 +21,7 @@ from slimstate.core.selection import Choice
 from slimstate.core.surgery import Cutter
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
-from slimstate.pruning.calibration import Sums, summed_up, watched
+from slimstate.pruning.calibration import Sums, observed, sum_evidence
 from slimstate.pruning.cut import CardNotes, cut_config, cut_documents, describe_cut
 from slimstate.pruning.planning import SelectionJob, cases, certify, plan_of
 from slimstate.records.cut import CutRecord
@@ -87,8 +87,8 @@ class LayerwiseCut:
     def _evidence(self, mixer: Mixer, watch: Watch) -> Evidence:
         needs = self.job.selector.needs - {"weight"}
         sums = {mixer.layer: Sums(mixer, self.job.run.place, needs)}
-        sums[mixer.layer].tokens = watch(lambda model: watched(model, [mixer], sums, needs))
-        return summed_up([mixer], sums)[mixer.layer]
+        sums[mixer.layer].tokens = watch(lambda model: observed(model, [mixer], sums, needs))
+        return sum_evidence([mixer], sums)[mixer.layer]
 
     def finished_config(self, windows: Windows) -> JsonObject:
         if not self.plan:
