@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from slimstate.pruning.options import Budget, Calibration, CutOptions
     from slimstate.reconstruction.options import ReconstructOptions
     from slimstate.selectors import Selector
-    from slimstate.serving.verification.engine_call import EngineOptions
-    from slimstate.serving.verification.verify import VerifyOptions, verify
     from slimstate.system.errors import SlimstateError
     from slimstate.system.progress import Reporter
     from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from slimstate.workflows.inspect import InspectConfig, inspect
     from slimstate.workflows.prune import PruneConfig, estimate, prune
     from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
+    from slimstate.workflows.verify import VerifyConfig, verify
 
 # the names above, by the module that each is loaded from
 HOMES = {
@@ -57,13 +56,12 @@ HOMES = {
     "pruning.options": ("Budget", "Calibration", "CutOptions"),
     "reconstruction.options": ("ReconstructOptions",),
     "selectors": ("Selector",),
-    "serving.verification.engine_call": ("EngineOptions",),
-    "serving.verification.verify": ("VerifyOptions", "verify"),
     "system.errors": ("SlimstateError",),
     "system.progress": ("Reporter",),
     "workflows.inspect": ("InspectConfig", "inspect"),
     "workflows.prune": ("PruneConfig", "estimate", "prune"),
     "workflows.reconstruct": ("ReconstructConfig", "reconstruct"),
+    "workflows.verify": ("VerifyConfig", "verify"),
     "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
     "workflows.bench": (
         "CalibrateBenchConfig", "DecodeBenchConfig", "MixerBenchConfig", "ModelBenchConfig",
@@ -78,7 +76,6 @@ __all__ = [
     "Calibration",
     "CutOptions",
     "DecodeBenchConfig",
-    "EngineOptions",
     "EvalOptions",
     "InspectConfig",
     "LoadOptions",
@@ -97,7 +94,7 @@ __all__ = [
     "SweepOptions",
     "TrainerOptions",
     "TrainingText",
-    "VerifyOptions",
+    "VerifyConfig",
     "__version__",
     "analyze",
     "bench_calibrate",

@@ -362,7 +362,7 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
         (("decode", "--kernels", "vllm=x", "--batches", "1,2"), "--batches must be one number of sequences"),
         (("calibrate", "--methods", "l1"), "l1 needs no calibration"),
         (("calibrate", "--methods", "best"), "unknown method 'best'"),
-        (("mixer", "--out", __file__), "is a file; --out is a folder"),
+        (("mixer", "--out", __file__), "is a file; --out must be a folder"),
         (("mixer", "--device", "cuda"), "no CUDA device"),
     ],
 )

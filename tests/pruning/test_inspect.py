@@ -59,4 +59,4 @@ def test_a_layer_far_from_what_was_timed_is_not_near(folders):
     sizes = {"device": "", "kernels": "", "conditions": "", "seconds": {16: 1.0}}
     for factor, near in ((1, True), (2, True), (4, False)):
         curve = Curve(**sizes, heads=factor * mixer.value_heads, value_dim=mixer.value_dim)
-        assert curve.near(mixer) is near
+        assert curve.is_similar(mixer) is near

@@ -1,4 +1,4 @@
-"""Run in an engine's environment: the answers to many requests from one process, which imports the engine once."""
+"""Answer many requests in one process, which imports the engine once. Runs in the environment of the engine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import runpy
 import sys
 from pathlib import Path
 
-program, asked, answered = sys.argv[1:]
+program, request_path, answer_path = sys.argv[1:]
 answer_to = runpy.run_path(program)["answer_to"]
-requests = json.loads(Path(asked).read_text(encoding="utf-8"))
+requests = json.loads(Path(request_path).read_text(encoding="utf-8"))
 answers = {name: answer_to(request) for name, request in requests.items()}
-Path(answered).write_text(json.dumps(answers), encoding="utf-8")
+Path(answer_path).write_text(json.dumps(answers), encoding="utf-8")

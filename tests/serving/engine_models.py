@@ -1,4 +1,4 @@
-"""Tiny models as engines other than transformers can read them: the sizes and the kinds of layers of published ones."""
+"""Build tiny models that engines other than transformers can read, with the key dims and layers of published ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slimstate.models.stock import as_published
 from slimstate.system.json_files import read_json, write_json
 from tiny_model import COMMON, MIXTURE, VISION, Variant
 
-SIZE = {"vocab_size": 272}  # llama.cpp's converter takes Mamba-2 to have a multiple of 16
+SIZE = {"vocab_size": 272}  # llama.cpp's converter expects a multiple of 16 for Mamba-2
 GATED = {**MIXTURE, **SIZE, "head_dim": 64, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 DENSE = {name: value for name, value in GATED.items() if "expert" not in name and "moe" not in name}
 ROTATED = {"head_dim": 256}  # a quarter of it is rotated, in the sections that published models have
@@ -22,12 +22,12 @@ NESTED = {"text_config": {**COMMON, **DENSE, **ROTATED}, "vision_config": VISION
 
 
 def mamba(name: str, **changes: Any) -> Variant:
-    found = tiny.VARIANTS[name]
-    return Variant(name, found.model_type, {**found.options, **SIZE, **changes})
+    variant = tiny.VARIANTS[name]
+    return Variant(name, variant.model_type, {**variant.options, **SIZE, **changes})
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, and one pair: llama.cpp reads no tokenizer without any."""
+    """Return a tokenizer with one token per byte and one merge: llama.cpp reads none without merges."""
     symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
     raw = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(symbols)}, merges=[("t", "h")]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -35,13 +35,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", bos_token="<|end|>", pad_token="<|pad|>")
 
 
-MAMBA = {"state_size": 128, "intermediate_size": None}  # the class knows no such field; published configs have it
-NO_HEADS = {"num_heads": None}  # a name of fla's, which converters would take for that of the state's heads
-WIDE = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}  # narrower ones vLLM does not run on a CPU
+MAMBA = {"state_size": 128, "intermediate_size": None}  # not a field of the class, but of published configs
+NO_HEADS = {"num_heads": None}  # a name of fla's that converters would read as the heads of the state
+WIDE = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}  # vLLM runs no narrower ones on a CPU
 HYBRID = {"mamba_d_state": 128, "mamba_n_groups": 1, **WIDE, **NO_HEADS}
 EXPERTS = {
     "time_step_min": 1e-9,  # mlx-lm does not clamp at it, so it must be too small to matter
-    "layers_block_type": ["mamba", "attention", "moe", "mamba"],  # llama.cpp takes experts or none, not some of each
+    "layers_block_type": ["mamba", "attention", "moe", "mamba"],  # llama.cpp expects experts in all layers or in none
 }
 MODELS = {
     "qwen3_next": Variant("qwen3_next", "qwen3_next", GATED),
@@ -55,7 +55,7 @@ MODELS = {
 
 
 def uncut(name: str, folder: Path) -> Path:
-    """A model with a config as published checkpoints have it."""
+    """Save a model whose config looks like that of published checkpoints."""
     tiny.save(tiny.build(MODELS[name]), folder)
     tokenizer().save_pretrained(folder)
     write_json(folder / "config.json", as_published(read_json(folder / "config.json")))
@@ -63,7 +63,7 @@ def uncut(name: str, folder: Path) -> Path:
 
 
 def cut(model: Path, key_dim: int) -> Path:
-    """The model beside it that keeps so many channels."""
+    """Cut the model to a key dim, in a folder beside it."""
     out = model.with_name(f"{model.name}-{key_dim}")
     slimstate.prune(model, out, method="l1", key_dim=key_dim)
     return out

@@ -1,4 +1,4 @@
-"""Packages that stand in for engines: they have the names and the answers of the real ones, and look scores up."""
+"""Packages that replace engines in tests: with the same names and types of answers, and with scores from a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLE = json.loads(Path(os.environ["STAND_IN"]).read_text())
 
 class SamplingParams:
     def __init__(self, *, temperature, ignore_eos, detokenize, max_tokens, logprobs=None, prompt_logprobs=None):
-        self.tokens, self.scored, self.prompted = max_tokens, logprobs == 0, prompt_logprobs == 0
+        self.tokens, self.logprobs, self.prompt_logprobs = max_tokens, logprobs == 0, prompt_logprobs == 0
 
 class LLM:
     def __init__(self, model, dtype, **settings):
@@ -25,11 +25,11 @@ class LLM:
         return [self.output(prompt["prompt_token_ids"], sampling) for prompt in prompts]
 
     def output(self, tokens, sampling):
-        known = TABLE["scores"][str(tokens)]
-        before = [None] + [{t: Value(logprob=p)} for t, p in zip(tokens[1:], known["prefill"])]
-        after = [{t: Value(logprob=p)} for t, p in zip(known["continued"], known["decoding"])][: sampling.tokens]
-        made = Value(token_ids=known["continued"][: sampling.tokens], logprobs=after if sampling.scored else None)
-        return Value(prompt_logprobs=before if sampling.prompted else None, outputs=[made])
+        row = TABLE["scores"][str(tokens)]
+        before = [None] + [{t: Value(logprob=p)} for t, p in zip(tokens[1:], row["prefill"])]
+        after = [{t: Value(logprob=p)} for t, p in zip(row["continued"], row["decoding"])][: sampling.tokens]
+        output = Value(token_ids=row["continued"][: sampling.tokens], logprobs=after if sampling.logprobs else None)
+        return Value(prompt_logprobs=before if sampling.prompt_logprobs else None, outputs=[output])
 """
 SGLANG = """
 import json, os
@@ -42,12 +42,12 @@ class Engine:
         pass
 
     def generate(self, input_ids, sampling_params, return_logprob, logprob_start_len):
-        return [{"meta_info": self.about(tokens, sampling_params["max_new_tokens"])} for tokens in input_ids]
+        return [{"meta_info": self.info(tokens, sampling_params["max_new_tokens"])} for tokens in input_ids]
 
-    def about(self, tokens, count):
-        known = TABLE["scores"][str(tokens)]
-        before = [(None, tokens[0], None)] + [(p, t, None) for t, p in zip(tokens[1:], known["prefill"])]
-        after = [(p, t, None) for t, p in zip(known["continued"], known["decoding"])]
+    def info(self, tokens, count):
+        row = TABLE["scores"][str(tokens)]
+        before = [(None, tokens[0], None)] + [(p, t, None) for t, p in zip(tokens[1:], row["prefill"])]
+        after = [(p, t, None) for t, p in zip(row["continued"], row["decoding"])]
         return {"input_token_logprobs": before, "output_token_logprobs": after[:count]}
 
     def shutdown(self):
@@ -55,10 +55,10 @@ class Engine:
 """
 
 
-def install(place: Path, scores: dict[str, object], error: str = "") -> dict[str, str]:
-    """Both packages in a folder; returns the environment in which they are found and answer with these scores."""
+def install(folder: Path, scores: dict[str, object], error: str = "") -> dict[str, str]:
+    """Write both packages to a folder; return the environment in which they answer with these scores."""
     for name, text in (("vllm", VLLM), ("sglang", SGLANG)):
-        (place / name).mkdir(parents=True)
-        (place / name / "__init__.py").write_text(f'__version__ = "0.0.1"\n{text}')
-    (place / "scores.json").write_text(json.dumps({"scores": scores, "error": error}))
-    return {"PYTHONPATH": str(place), "STAND_IN": str(place / "scores.json")}
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f'__version__ = "0.0.1"\n{text}')
+    (folder / "scores.json").write_text(json.dumps({"scores": scores, "error": error}))
+    return {"PYTHONPATH": str(folder), "STAND_IN": str(folder / "scores.json")}

@@ -1,4 +1,4 @@
-"""What llama.cpp makes of cut models, in its own environment: `make engines-llama` makes it and names it here."""
+"""What llama.cpp does with cut models. `make engines-llama` creates its environment and sets the variables below."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ from pathlib import Path
 import engine_models
 import pytest
 
-from slimstate.serving.verification.engine_call import EngineOptions
-from slimstate.serving.verification.verify import VerifyOptions, verify
+import slimstate
 
 PYTHON, CONVERTER = (os.environ.get(f"SLIMSTATE_LLAMA_{name}", "") for name in ("PYTHON", "CONVERTER"))
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHON, reason="SLIMSTATE_LLAMA_PYTHON names no interpreter; make engines-llama"),
 ]
-OPTIONS = VerifyOptions(samples=2, length=48, tokens=8)
+OPTIONS = {"engine": "llama.cpp", "python": PYTHON, "converter": CONVERTER, "samples": 2, "length": 48, "tokens": 8}
 
 
-def asked(folder: Path, against: Path | None = None):
-    engine = EngineOptions(engine="llama.cpp", python=Path(PYTHON), converter=Path(CONVERTER))
-    return verify(folder, engine, against=against, options=OPTIONS)
+def verify(folder: Path, against: Path | None = None):
+    return slimstate.verify(folder, **OPTIONS, against=against and str(against), progress=False)
 
 
 @pytest.mark.parametrize("name", ["mamba2", "granitemoehybrid", "falcon_h1"])
 @pytest.mark.parametrize("key_dim", [96, 64, 77])
 def test_mamba_of_one_group_agrees(name, key_dim, tmp_path):
-    record = asked(engine_models.cut(engine_models.uncut(name, tmp_path / name), key_dim))
+    record = verify(engine_models.cut(engine_models.uncut(name, tmp_path / name), key_dim))
     assert record.outcome.verdict == "agrees", record.verdict
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5"])
 def test_every_cut_of_a_gated_delta_model_is_refused_with_the_reason(name, tmp_path):
     model = engine_models.uncut(name, tmp_path / name)
-    record = asked(engine_models.cut(model, 64), against=model)
+    record = verify(engine_models.cut(model, 64), against=model)
     assert record.outcome.verdict == "refuses"
     assert record.outcome.words
     assert "ssm_d_state" in record.outcome.reason
@@ -44,6 +42,6 @@ def test_every_cut_of_a_gated_delta_model_is_refused_with_the_reason(name, tmp_p
 
 def test_several_groups_differ_without_a_cut_too(tmp_path):
     model = engine_models.uncut("mamba2-groups", tmp_path / "mamba2")
-    record = asked(engine_models.cut(model, 64), against=model)
+    record = verify(engine_models.cut(model, 64), against=model)
     assert record.outcome.verdict == record.against.verdict == "differs"
     assert record.verdict.endswith("the engine does so by itself, without the cut")

@@ -1,4 +1,4 @@
-"""What is said about families and engines is what the registry, the tests and the rules have."""
+"""Rules about families and engines are consistent, and every place that shows them applies them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from command import run
 from places import ROOT
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
-from slimstate.serving.engines import MODELS, TITLES, WHEN, Served, advice, key_dims_for, rules, rules_of, warning
+from slimstate.serving.engines import (
+    CONFIG_CONDITIONS,
+    KEY_DIM_CONDITIONS,
+    TITLES,
+    ServedModel,
+    key_dims_for,
+    rule_book,
+    rules_for,
+    rules_of,
+    warning,
+)
 
 EXACTNESS = json.loads((ROOT / "docs" / "records" / "exactness.json").read_text())
 
@@ -21,7 +31,7 @@ def test_every_family_has_a_plain_tiny_model():
     assert FAMILIES.keys() == {tiny.VARIANTS[name].model_type for name in tiny.EVERY_PLAIN}
 
 
-def test_what_was_measured_are_families_and_exact_ones():
+def test_measured_families_are_exact():
     assert EXACTNESS.keys() <= FAMILIES.keys()
     for name, measured in EXACTNESS.items():
         exact = FAMILIES[name].correction(FAMILIES[name].stock_config) == NOT_NEEDED
@@ -30,10 +40,10 @@ def test_what_was_measured_are_families_and_exact_ones():
         assert measured["rescaled"] <= (0 if exact else 1e-4)
 
 
-def test_every_rule_is_about_families_there_are_and_says_how_it_is_known():
-    for rule in rules():
-        assert rule.when in WHEN
-        assert rule.model is None or rule.model in MODELS
+def test_every_rule_is_about_known_families_and_names_its_evidence():
+    for rule in rule_book().rules:
+        assert rule.when in KEY_DIM_CONDITIONS
+        assert rule.model is None or rule.model in CONFIG_CONDITIONS
         assert rule.engine in TITLES
         assert rule.version
         assert set(rule.model_types) <= FAMILIES.keys()
@@ -45,21 +55,21 @@ def model(model_type: str, **changes: object) -> dict[str, object]:
 
 
 def verdicts(model_type: str, key_dim: int, engine: str, **changes: object) -> set[str]:
-    """What an engine does on whatever machine."""
-    served = Served.of(model(model_type, **changes), key_dim)
-    return {rule.verdict for rule in advice(served, engine) if rule.where is None}
+    """Return what an engine does on any machine."""
+    served = ServedModel.at_key_dim(model(model_type, **changes), key_dim)
+    return {rule.verdict for rule in rules_for(served, engine) if rule.where is None}
 
 
-def test_advice_depends_on_the_key_dim():
-    at = {key_dim: advice(Served.of(model("qwen3_next"), key_dim)) for key_dim in (128, 96, 64)}
-    assert not any(rule.stops for rule in at[128])
+def test_rules_depend_on_the_key_dim():
+    at = {key_dim: rules_for(ServedModel.at_key_dim(model("qwen3_next"), key_dim)) for key_dim in (128, 96, 64)}
+    assert not any(rule.is_failure for rule in at[128])
     assert ["triton" in (rule.advice or "") for rule in at[64]].count(True) == 1
-    assert {rule.engine for rule in at[96] if rule.stops} == {"llama.cpp", "sglang"}
-    assert {rule.engine for rule in at[64] if rule.stops} == {"llama.cpp"}
-    assert advice(Served.of(model("delta_net"), 64)) == rules_of("delta_net") == ()
+    assert {rule.engine for rule in at[96] if rule.is_failure} == {"llama.cpp", "sglang"}
+    assert {rule.engine for rule in at[64] if rule.is_failure} == {"llama.cpp"}
+    assert rules_for(ServedModel.at_key_dim(model("delta_net"), 64)) == rules_of("delta_net") == ()
 
 
-def test_advice_depends_on_the_config():
+def test_rules_depend_on_the_config():
     for engine in ("llama.cpp", "vllm"):
         assert verdicts("mamba2", 64, engine, n_groups=2) == {"differs"}
         assert verdicts("mamba2", 64, engine, n_groups=1) == {"agrees"}
@@ -70,13 +80,13 @@ def test_advice_depends_on_the_config():
     assert "not there" not in verdicts("mamba2", 64, "sglang")
 
 
-def test_safe_key_dims_are_those_that_no_rule_stops():
+def test_safe_key_dims_are_those_without_a_failure():
     widths = range(112, 0, -16)
     config = model("qwen3_next")
     assert key_dims_for("vllm", config, widths).safe == tuple(widths)
     assert key_dims_for("sglang", config, widths).safe == (64, 32, 16)
-    assert key_dims_for("sglang", config, widths).fast == (64, 32)  # a CPU asks for a multiple of 32
-    separate = model("qwen3_5")  # whose projections are split without a kernel that asks for a power of two, with CUDA
+    assert key_dims_for("sglang", config, widths).fast == (64, 32)  # a CPU needs a multiple of 32
+    separate = model("qwen3_5")  # with CUDA its projections are split without the kernel that needs a power of two
     assert key_dims_for("sglang", separate, widths).safe == tuple(widths)
     assert key_dims_for("sglang", separate, widths).fast == (64, 32)
     assert key_dims_for("llama.cpp", config, widths).safe == ()
@@ -87,13 +97,13 @@ def test_safe_key_dims_are_those_that_no_rule_stops():
     assert key_dims_for("vllm", model("delta_net"), widths).safe == ()
 
 
-def test_a_warning_is_given_where_all_that_was_asked_for_refuse():
-    served = Served.of(model("qwen3_next"), 64)
+def test_a_warning_needs_a_failure_in_every_engine_in_question():
+    served = ServedModel.at_key_dim(model("qwen3_next"), 64)
     assert warning(served) is None  # mlx-lm runs it
     assert warning(served, "vllm") is None
     assert "llama.cpp" in str(warning(served, "llama.cpp"))
-    assert warning(Served.of(model("qwen3_next")), "llama.cpp") is None
-    nowhere = Served.of(model("bamba", attn_layer_indices=[1]), 64)
+    assert warning(ServedModel.at_key_dim(model("qwen3_next")), "llama.cpp") is None
+    nowhere = ServedModel.at_key_dim(model("bamba", attn_layer_indices=[1]), 64)
     assert "every engine" in str(warning(nowhere))
     with pytest.raises(slimstate.SlimstateError, match="unknown engine"):
         warning(served, "onnx")
@@ -110,29 +120,24 @@ def test_inspect_lists_safe_key_dims_of_an_engine(folders, capsys, monkeypatch):
 
 @pytest.mark.parametrize("way", ["--dry-run", "--plan-only"])
 def test_prune_warns_before_it_works(way, folders, capsys, monkeypatch):
-    asked = ("prune", folders["qwen3_next-plain"], "--method", "l1", "--key-dim", 16, way)
-    code, _, err = run(capsys, monkeypatch, *asked, "--engine", "llama.cpp")
+    command = ("prune", folders["qwen3_next-plain"], "--method", "l1", "--key-dim", 16, way)
+    code, _, err = run(capsys, monkeypatch, *command, "--engine", "llama.cpp")
     assert code == 0
     assert "warning: at key dim 16 llama.cpp refuses the model" in " ".join(err.split())
-    assert "warning" not in run(capsys, monkeypatch, *asked)[2]
-    code, _, err = run(capsys, monkeypatch, *asked, "--engine", "onnx")
+    assert "warning" not in run(capsys, monkeypatch, *command)[2]
+    code, _, err = run(capsys, monkeypatch, *command, "--engine", "onnx")
     assert code == 2
-    assert "unknown engine onnx" in err
+    assert "unknown --engine onnx" in err
 
 
 @pytest.mark.parametrize("name", ["qwen3_next-plain", "delta_net-plain"])
-def test_cards_and_inspect_say_what_engines_do(name, folders, tmp_path, capsys, monkeypatch):
+def test_cards_and_inspect_show_what_engines_do(name, folders, tmp_path, capsys, monkeypatch):
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=16)
     card = (tmp_path / "cut" / "README.md").read_text()
     served = name == "qwen3_next-plain"
     assert ("--gdn-prefill-backend triton" in card) == served
     assert ("import fla" in card) != served
     assert "{" not in card.replace("{{", "")
-    from slimstate import cli
-
-    monkeypatch.setattr("sys.argv", ["slimstate", "inspect", str(folders[name])])
-    with pytest.raises(SystemExit):
-        cli.main()
-    out = capsys.readouterr().out
+    _, out, _ = run(capsys, monkeypatch, "inspect", folders[name])
     assert ("triton" in out) == served
     assert ("no engine was examined" in out) != served

@@ -1,18 +1,17 @@
-"""What vLLM on a CPU makes of cut models, in its own environment: `make engines-vllm` makes it and names it here."""
+"""What vLLM on a CPU does with cut models. `make engines-vllm` creates its environment and sets the variable below."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import engine_models
 import pytest
 
+import slimstate
 from slimstate.serving import pool
-from slimstate.serving.verification.engine_call import EngineOptions
-from slimstate.serving.verification.verify import VerifyOptions, verify
+from slimstate.serving.options import PoolOptions
 
 PYTHON = os.environ.get("SLIMSTATE_VLLM_PYTHON", "")
 pytestmark = [
@@ -33,9 +32,8 @@ pytestmark = [
 )
 def test_vllm_does_what_the_rules_say(name, verdict, tmp_path):
     cut = engine_models.cut(engine_models.uncut(name, tmp_path / name), 64)
-    options = VerifyOptions(samples=2, length=48, tokens=8)
-    engine = EngineOptions(engine="vllm", python=Path(PYTHON), settings={"gpu_memory_utilization": 0.2})
-    record = verify(cut, engine, options=options)
+    engine = {"engine": "vllm", "python": PYTHON, "engine_settings": '{"gpu_memory_utilization": 0.2}'}
+    record = slimstate.verify(cut, **engine, samples=2, length=48, tokens=8, progress=False)
     assert record.outcome.verdict == verdict, record.verdict
 
 
@@ -56,15 +54,15 @@ def test_the_pool_is_that_of_vllms_boot_log(name, key_dim, prefix_caching, tmp_p
     uncut = engine_models.uncut(name, tmp_path / name)
     folder = uncut if key_dim == 128 else engine_models.cut(uncut, key_dim)
     (tmp_path / "boot.py").write_text(BOOT)
-    words = [PYTHON, tmp_path / "boot.py", folder, *["prefixes"] * prefix_caching]
+    command = [PYTHON, tmp_path / "boot.py", folder, *["prefixes"] * prefix_caching]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    log = done.stdout + done.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    log = process.stdout + process.stderr
     block = re.search(r"Setting attention block size to (\d+) tokens", log)
     fits = re.search(r"Maximum concurrency for 256 tokens per request: ([\d.]+)x", log)
     assert fits, log[-2000:]
-    aligned = 128  # on a CPU, where a block of just so many tokens is not said; on a GPU they are multiples of 16
-    monkeypatch.setattr(pool, "ALIGNED", aligned)
-    options = pool.PoolOptions(memory_gb=1, context=256, prefix_caching=prefix_caching)
-    row = pool.pool(uncut, "vllm", options, (64,)).rows[key_dim == 64]
-    assert (row.pages.block, f"{row.sequences:.2f}") == (int(block[1]) if block else aligned, fits[1])
+    multiple = 128  # on a CPU, where a block of this size is not logged; 16 on a GPU
+    monkeypatch.setattr(pool, "BLOCK_MULTIPLE", multiple)
+    options = PoolOptions(context=256, prefix_caching=prefix_caching)
+    row = pool.count_sequences(str(uncut), "vllm", options, (64,), memory_gb=1).rows[key_dim == 64]
+    assert (row.pages.block, f"{row.sequences:.2f}") == (int(block[1]) if block else multiple, fits[1])

@@ -1,9 +1,8 @@
-"""Advice on key dims is what the times of a record say, and names their source; what no record covers gets none."""
+"""Advice on key dims comes from the times of a record and names it; where no record covers a layer, there is none."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 
 import slimstate
 import tiny
-from slimstate import cli
+from command import run
 from slimstate.records.benchmark import (
     KernelRecord,
     KernelRow,
@@ -24,7 +23,7 @@ from slimstate.records.benchmark import (
     MixerSettings,
 )
 from slimstate.serving import widths
-from slimstate.serving.widths import Curve, curve_of, known_curve, speed_of_cut, speeds_below
+from slimstate.serving.widths import Curve, known_curves, mixer_curve, speed_of_cut, speeds_below
 
 # a kernel that works on 128, 64, 32 or 16 channels, with a little noise
 MILLISECONDS = {
@@ -44,8 +43,8 @@ TO_77 = f"key dim 77 runs at the speed of 128; 64 is 1.30x ({SOURCE.format('; 77
 
 def row(key_dim: int, milliseconds: float, **changes: Any) -> MixerRow:
     time = milliseconds / 1000
-    found = MixerRow(model="delta_net", mode="forward", seconds=time, quartiles=(time, time), key_dim=key_dim)
-    return replace(found, **changes)
+    row = MixerRow(model="delta_net", mode="forward", seconds=time, quartiles=(time, time), key_dim=key_dim)
+    return replace(row, **changes)
 
 
 def record(rows: list[MixerRow]) -> MixerRecord:
@@ -58,14 +57,14 @@ def record(rows: list[MixerRow]) -> MixerRecord:
 
 
 def curve(times: dict[int, float]) -> Curve:
-    found = curve_of(record([row(*pair) for pair in times.items()]), "delta_net")
-    assert found is not None
-    return found
+    result = mixer_curve(record([row(*pair) for pair in times.items()]), "delta_net")
+    assert result is not None
+    return result
 
 
 @pytest.fixture
 def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of curves, with none in it."""
+    """The folder of curves, empty."""
     folder = tmp_path / "curves"
     folder.mkdir()
     monkeypatch.setattr(widths, "CURVES", folder)
@@ -84,14 +83,16 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {width: tiny.save(tiny.build(variant, expand_k=width / 32), root / str(width)) for width in (128, 256)}
 
 
-def run(capsys: Any, monkeypatch: Any, *arguments: object) -> tuple[str, str]:
-    """Standard output with its spaces evened, and standard error, of a command that succeeds."""
-    monkeypatch.setattr(sys, "argv", ["slimstate", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    captured = capsys.readouterr()
-    assert not stop.value.code
-    return " ".join(captured.out.split()), captured.err
+@pytest.fixture
+def command(capsys: Any, monkeypatch: Any) -> Any:
+    """A command that must succeed; returns standard output with single spaces, and standard error."""
+
+    def call(*arguments: object) -> tuple[str, str]:
+        code, out, err = run(capsys, monkeypatch, *arguments)
+        assert code == 0
+        return " ".join(out.split()), err
+
+    return call
 
 
 def test_a_width_between_two_runs_at_the_speed_of_the_wider():
@@ -101,11 +102,12 @@ def test_a_width_between_two_runs_at_the_speed_of_the_wider():
     assert [known.covers(key_dim) for key_dim in (15, 16, 40, 64, 65)] == [False, True, True, True, False]
 
 
-def test_the_widths_that_pay_are_clearly_faster_than_all_wider_ones():
-    assert curve(MILLISECONDS).paying(128) == [64, 48, 32, 16]
-    assert curve(MILLISECONDS).paying(64) == [48, 32, 16]
-    assert curve({16: 1.0, 24: 1.03, 32: 1.06, 40: 1.09}).paying(40) == [24]  # 1.09 / 1.03 is the first above 1.04
-    assert curve({16: 1.0, 32: 1.04}).paying(32) == []
+def test_faster_key_dims_are_clearly_faster_than_all_wider_ones():
+    assert curve(MILLISECONDS).faster_key_dims(128) == [64, 48, 32, 16]
+    assert curve(MILLISECONDS).faster_key_dims(64) == [48, 32, 16]
+    gradual = curve({16: 1.0, 24: 1.03, 32: 1.06, 40: 1.09})
+    assert gradual.faster_key_dims(40) == [24]  # 1.09 / 1.03 is the first above 1.04
+    assert curve({16: 1.0, 32: 1.04}).faster_key_dims(32) == []
     assert curve(MILLISECONDS).summary(128) == BELOW_128
 
 
@@ -118,7 +120,7 @@ def test_advice_names_the_next_step_where_one_is_near():
     assert known.advice(60, 20).endswith("; 60 taken as 64; 20 taken as 24; a whole model gains less)")
 
 
-def test_a_slope_has_no_steps_and_a_slower_width_is_called_that():
+def test_a_slope_has_no_steps_and_a_slower_width_is_called_slower():
     slope = curve({width: 100 + 0.3 * width for width in range(16, 129, 8)})  # 2 % for each 8 channels
     assert [slope.next_step(key_dim) for key_dim in range(16, 129)] == [None] * 113
     bump = curve({48: 1.0, 56: 1.25, 64: 1.0})
@@ -129,18 +131,18 @@ def test_a_slope_has_no_steps_and_a_slower_width_is_called_that():
 def test_only_forward_passes_that_ran_make_a_curve():
     rows = [row(16, 1.0), row(32, 2.0), row(32, 9.0, mode="train"), row(32, 7.0, model="gated_deltanet")]
     failed = MixerRow(model="delta_net", mode="forward", key_dim=64, error="out of memory")
-    known = curve_of(record([*rows, failed]), "delta_net")
+    known = mixer_curve(record([*rows, failed]), "delta_net")
     assert known is not None
     assert known.seconds == {16: 0.001, 32: 0.002}
-    assert curve_of(record(rows), "kda") is None
-    with pytest.raises(ValueError, match="without times"):
+    assert mixer_curve(record(rows), "kda") is None
+    with pytest.raises(ValueError, match="at least one time"):
         Curve(device="", kernels="", conditions="", seconds={}, heads=16, value_dim=128)
 
 
-def test_what_the_benchmark_gives_is_a_curve():
+def test_a_record_of_the_benchmark_is_a_curve():
     sizes = {"batch": 1, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8, "rounds": 1, "device": "cpu"}
-    timed = slimstate.bench_mixer(models=["delta_net"], key_dims=[8, 4], modes=["forward"], **sizes)
-    known = curve_of(timed, "delta_net")
+    timed = slimstate.bench_mixer(models=["delta_net"], key_dims=[8, 4], modes=["forward"], **sizes, progress=False)
+    known = mixer_curve(timed, "delta_net")
     assert known is not None
     assert known.seconds == {row.key_dim: row.seconds for row in timed.rows}
     assert known.seconds.keys() == {8, 4}
@@ -148,90 +150,87 @@ def test_what_the_benchmark_gives_is_a_curve():
     assert timed.device in known.advice(8, 4)
 
 
-def test_the_first_curve_that_covers_the_widths_is_taken(curves):
-    assert known_curve("delta_net", 32) is None
-    for name, known in {"b": (16, 32), "a": (32, 64), "c": (16, 256)}.items():
-        record([row(width, width) for width in known]).write(curves / f"{name}.json")
-    found = {pair: known_curve("delta_net", *pair) for pair in ((64, 32), (32, 16), (64, 16), (512, 16))}
-    assert {pair: known and set(known.seconds) for pair, known in found.items()} == {
-        (64, 32): {32, 64}, (32, 16): {16, 32}, (64, 16): {16, 256}, (512, 16): None,
+def test_the_first_curve_that_covers_the_key_dims_is_used(curves):
+    assert known_curves("delta_net", 32) == {}
+    for name, key_dims in {"b": (16, 32), "a": (32, 64), "c": (16, 256)}.items():
+        record([row(key_dim, key_dim) for key_dim in key_dims]).write(curves / f"{name}.json")
+    covering = {pair: known_curves("delta_net", *pair) for pair in ((64, 32), (32, 16), (64, 16), (512, 16))}
+    assert {pair: [set(known.seconds) for known in by_use.values()] for pair, by_use in covering.items()} == {
+        (64, 32): [{32, 64}], (32, 16): [{16, 32}], (64, 16): [{16, 256}], (512, 16): [],
     }  # fmt: skip
-    assert known_curve("mamba2", 32) is None
+    assert known_curves("mamba2", 32) == {}
 
 
 @pytest.mark.usefixtures("measured")
-def test_inspect_says_which_widths_pay(wide, capsys, monkeypatch):
-    assert BELOW_128 in run(capsys, monkeypatch, "inspect", wide[128])[0]
-    found = json.loads(run(capsys, monkeypatch, "inspect", wide[128], "--json")[0])["speed"]
-    assert (found["device"], found["source"], found["advice"]) == ("NVIDIA X1", SOURCE.format(""), BELOW_128)
-    assert [entry["key_dim"] for entry in found["speedups"]] == list(range(120, 8, -8))
-    assert found["speedups"][7]["speedup"] == pytest.approx(1.3)
+def test_inspect_shows_which_key_dims_are_faster(wide, command):
+    assert BELOW_128 in command("inspect", wide[128])[0]
+    speed = json.loads(command("inspect", wide[128], "--json")[0])["speed"]
+    assert (speed["device"], speed["source"], speed["advice"]) == ("NVIDIA X1", SOURCE.format(""), BELOW_128)
+    assert [entry["key_dim"] for entry in speed["speedups"]] == list(range(120, 8, -8))
+    assert speed["speedups"][7]["speedup"] == pytest.approx(1.3)
 
 
 @pytest.mark.usefixtures("measured")
-def test_every_way_to_prune_says_what_the_key_dim_gains(wide, tmp_path, capsys, monkeypatch):
+def test_every_way_to_prune_shows_what_the_key_dim_gains(wide, tmp_path, command):
     cut, l1 = tmp_path / "cut", ("--method", "l1", "--key-dim", 77)
-    ways = [(*l1, "--plan-only"), (*l1, "--dry-run"), (*l1, "--out", cut), ("--apply", cut, "--dry-run")]
-    for way in ways:
-        out, err = run(capsys, monkeypatch, "prune", wide[128], *way, "--json")
+    for way in [(*l1, "--plan-only"), (*l1, "--dry-run"), (*l1, "--out", cut), ("--apply", cut, "--dry-run")]:
+        out, err = command("prune", wide[128], *way, "--json")
         assert err.splitlines().count(TO_77) == 1
-        found = json.loads(out)["speed"]
-        assert (found["device"], found["advice"]) == ("NVIDIA X1", TO_77)
-        assert found["speedup"] == pytest.approx(13 / 12.6)
+        speed = json.loads(out)["speed"]
+        assert (speed["device"], speed["advice"]) == ("NVIDIA X1", TO_77)
+        assert speed["speedup"] == pytest.approx(13 / 12.6)
     assert f"\n\nSpeed: 1.03x ({SOURCE.format('; 77 taken as 80')}).\n\nMethod" in (cut / "README.md").read_text()
 
 
 @pytest.mark.usefixtures("measured")
-def test_what_no_curve_covers_gets_no_advice(wide, folders, capsys, monkeypatch):
+def test_a_layer_that_no_curve_covers_gets_no_advice(wide, folders, command):
     for folder in (wide[256], folders["gated_deltanet-plain"], folders["qwen3_next-plain"]):
         assert slimstate.inspect(folder).speed is None
-        _, err = run(capsys, monkeypatch, "prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")
-        assert "NVIDIA" not in err
+        assert "NVIDIA" not in command("prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")[1]
     assert slimstate.prune(wide[128], method="l1", key_dim=8).speed is None
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_model_as_narrow_as_the_narrowest_or_left_whole_gets_no_advice(wide, tmp_path):
+def test_a_model_of_the_narrowest_key_dim_and_a_rotation_without_a_cut_get_no_advice(wide, tmp_path):
     slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16)
     assert slimstate.inspect(tmp_path / "narrow").speed is None
     assert slimstate.prune(wide[128], method="random-rotation", key_dim=128).speed is None
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_without_curves_nothing_is_said(there, wide, curves, tmp_path, capsys, monkeypatch):
-    if not there:
+@pytest.mark.parametrize("folder_exists", [True, False])
+def test_without_curves_there_is_no_advice(folder_exists, wide, curves, tmp_path, command):
+    if not folder_exists:
         curves.rmdir()
-    assert "against key dim" not in run(capsys, monkeypatch, "inspect", wide[128])[0]
+    assert "against key dim" not in command("inspect", wide[128])[0]
     cut = slimstate.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
     assert cut.speed is None
     assert "|\n\nMethod" in (tmp_path / "cut" / "README.md").read_text()
 
 
 def test_curves_in_the_package_are_whole_records_of_a_gpu():
-    entries = list(widths.CURVES.iterdir()) if widths.CURVES.is_dir() else []
-    for entry in entries:
-        if json.loads(entry.read_text())["bench"] == "kernels":
-            assert {row.mode for row in KernelRecord.read(Path(str(entry))).rows} <= {"decode", "prefill"}
+    for entry in widths.CURVES.iterdir():
+        path = Path(str(entry))
+        if json.loads(path.read_text())["bench"] == "kernels":
+            assert {row.mode for row in KernelRecord.read(path).rows} <= {"decode", "prefill"}
             continue
-        found = MixerRecord.read(Path(str(entry)))
-        assert found.to_json()["kind"] == "bench"
-        assert "CPU" not in found.kernels
-        assert found.device in found.kernels
-        assert "bench mixer" in found.command
-        for model_type in found.settings.models:
-            known = curve_of(found, model_type)
+        record = MixerRecord.read(path)
+        assert record.to_json()["kind"] == "bench"
+        assert "CPU" not in record.kernels
+        assert record.device in record.kernels
+        assert "bench mixer" in record.command
+        for model_type in record.settings.models:
+            known = mixer_curve(record, model_type)
             assert known is not None
             assert known.seconds.keys() >= set(range(16, 129, 8))
 
 
-def of_kernels() -> KernelRecord:
-    """Decoding in proportion to the key dim, and a prefill that hardly changes."""
+def kernel_record() -> KernelRecord:
+    """Decoding takes time in proportion to the key dim, prefill the same at all."""
     shape = KernelShape(name="qwen3_5", rule="gated_delta", key_heads=16, value_heads=48, value_dim=128, width=128)
     rows = [
         KernelRow(model="qwen3_5", key_dim=key_dim, mode=mode, seconds=seconds, quartiles=(seconds, seconds), rounds=3)
-        for mode, each in (("decode", lambda key_dim: key_dim / 1e5), ("prefill", lambda key_dim: 1e-3))
         for key_dim in range(128, 0, -16)
-        for seconds in (each(key_dim),)
+        for mode, seconds in (("decode", key_dim / 1e5), ("prefill", 1e-3))
     ]
     settings = KernelSettings(kernels="vllm=wheel", shapes=(shape,))
     return KernelRecord(
@@ -240,20 +239,27 @@ def of_kernels() -> KernelRecord:
     )  # fmt: skip
 
 
-SERVED: Any = SimpleNamespace(axis=SimpleNamespace(width=128), value_heads=48, value_dim=128)
+MIXER: Any = SimpleNamespace(axis=SimpleNamespace(width=128), value_heads=48, value_dim=128)
 
 
-def test_advice_says_which_use_a_key_dim_pays_for(curves):
-    of_kernels().write(curves / "engine.json")
-    assert known_curve("qwen3_5", 128, 64) is None  # nobody timed a layer of it
-    cut = speed_of_cut("qwen3_5_text", SERVED, 64)
+def test_advice_tells_decoding_from_prefill(curves):
+    kernel_record().write(curves / "engine.json")
+    assert known_curves("qwen3_5", 128, 64).keys() == {"decoding", "prefill"}  # no curve of a whole layer
+    cut = speed_of_cut("qwen3_5_text", MIXER, 64)
     decoding, prefill = cut.advice.split("; prefill: ")
     assert decoding.startswith("decoding: key dim 64 is 2.00x as fast as 128")
     assert "the kernel of vLLM 1.2, Triton by itself, a token for each of 1,024 sequences" in decoding
     assert prefill.startswith("key dim 64 runs at the speed of 128")
     assert cut.speedup == pytest.approx(2)
-    below = speeds_below("qwen3_5", SERVED)
+    below = speeds_below("qwen3_5", MIXER)
     assert [round(128 / each.key_dim / each.speedup, 6) for each in below.speedups] == [1] * 7
     assert "96 1.33x" in below.advice
     assert "prefill: speed against key dim 128, gains up to 4% left out: 112 to 16 no faster" in below.advice
-    assert speed_of_cut("rwkv6", SERVED, 64) is None
+    assert speed_of_cut("rwkv6", MIXER, 64) is None
+
+
+@pytest.mark.parametrize(("value_heads", "value_dim"), [(23, 128), (97, 128), (48, 63), (48, 257)])
+def test_a_layer_of_a_far_size_gets_no_advice(value_heads, value_dim, curves):
+    kernel_record().write(curves / "engine.json")
+    mixer = SimpleNamespace(axis=MIXER.axis, value_heads=value_heads, value_dim=value_dim)
+    assert speed_of_cut("qwen3_5", mixer, 64) is None

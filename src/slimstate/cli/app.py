@@ -11,6 +11,7 @@ import click
 from slimstate.cli.commands import Command, HubFlags, WorkflowCommand
 from slimstate.cli.printing.benchmark import show_bench
 from slimstate.cli.printing.cut import PruneFlags, run_prune, show_inspection, show_prune, show_reconstruction
+from slimstate.cli.printing.verification import exit_code, show_verification
 from slimstate.cli.running import demo, run_command
 from slimstate.system.version import __version__
 from slimstate.workflows.bench import (
@@ -26,6 +27,7 @@ from slimstate.workflows.bench import (
 from slimstate.workflows.inspect import InspectConfig, inspect
 from slimstate.workflows.prune import PruneConfig, prune
 from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
+from slimstate.workflows.verify import VerifyConfig, verify
 
 COMMANDS = (
     Command(name="inspect", workflow=inspect, config=InspectConfig, show=show_inspection),
@@ -33,6 +35,7 @@ COMMANDS = (
     Command(
         name="reconstruct", workflow=reconstruct, config=ReconstructConfig, show=show_reconstruction, flags=HubFlags
     ),
+    Command(name="verify", workflow=verify, config=VerifyConfig, show=show_verification, exit_code=exit_code),
     Command(name="bench mixer", workflow=bench_mixer, config=MixerBenchConfig, show=show_bench),
     Command(name="bench model", workflow=bench_model, config=ModelBenchConfig, show=show_bench),
     Command(name="bench decode", workflow=bench_decode, config=DecodeBenchConfig, show=show_bench),

@@ -50,16 +50,16 @@ class HubFlags(OutputFlags):
 class Command:
     """A command: its workflow and config, and how its result is printed.
 
-    `run` replaces the call of the workflow where flags of the command change it. `show` prints a result, and may return
-    an exit code.
+    `run` replaces the call of the workflow where flags of the command change it.
     """
 
     name: str
     workflow: Callable[..., Any]
     config: type[Options]
-    show: Callable[[Any], int | None]
+    show: Callable[[Any], None]
     flags: type[OutputFlags] = OutputFlags
     run: Callable[..., Any] | None = None
+    exit_code: Callable[[Any], int] | None = None
 
     @cached_property
     def inputs(self) -> dict[str, inspect.Parameter]:
@@ -96,11 +96,12 @@ class Command:
         reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose))
         with pushed_to(getattr(flags, "push_to_hub", None), reporter) as push:
             result = self._call(inputs, config, flags, reporter)
-            code = None if flags.json else self.show(result)
             if flags.json:
                 print_json(result.to_json())
+            else:
+                self.show(result)
             push(getattr(result, "out", None))
-        return code or 0
+        return 0 if self.exit_code is None else self.exit_code(result)
 
     def _call(self, inputs: Mapping[str, Any], config: Options, flags: Options, reporter: Reporter) -> Any:
         if self.run is not None:
@@ -168,7 +169,8 @@ def click_option(option: Option) -> click.Option:
 
 
 def fill_words(text: str) -> str:
-    """Fill in words that only modules which load torch know."""
+    """Return a help text with names of options as flags, and with words that only modules which load torch know."""
+    text = re.sub(r"`(\w+)`", lambda match: flag_of(match[1]), text)
     if "{" not in text:
         return text
     from slimstate.selectors import METHODS, channel_methods

@@ -14,11 +14,17 @@ TextSource = Any  # a path, a dataset's name, or strings, chats or rows in a lis
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(Options):
+class DocumentOptions(Options):
     """Text"""
 
     documents: Literal["lines", "blank", "file", "rows"] | None = None
     """What is a document, after which an end-of-text token stands: lines, blank (text between blank lines), file or
     rows; default: a .txt file or a row of a table; rows that are lines of one text are joined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(DocumentOptions):
+    """Text"""
+
     seed: Seed = 0
     """Seed of everything that is drawn at random."""

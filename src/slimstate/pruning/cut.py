@@ -23,12 +23,19 @@ from slimstate.pruning.budget import state_bytes
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import config_file
+from slimstate.records.speed import CutSpeed
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 
-CardNotes = Callable[[Config], str]  # what a model card says after the description of the cut
+
+@dataclass(frozen=True, kw_only=True)
+class CardNotes:
+    """What a model card says besides the cut: its effect on speed, and a section that follows from the config."""
+
+    speed: CutSpeed | None
+    section: Callable[[Config], str]
 
 
 def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
@@ -80,7 +87,7 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
     return config
 
 
-def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> CutRecord:
+def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed: CutSpeed | None) -> CutRecord:
     """Return the record of a cut that is not written yet."""
     mixers = checkpoint.mixers
     return CutRecord(
@@ -96,6 +103,7 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> Cut
         correction=plan.correction,
         state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
         parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),
+        speed=speed,
         calibration=plan.calibration,
         certificate=plan.summary(),
         versions=plan.versions,
@@ -109,7 +117,7 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None) -> Cut
 def cut_documents(plan: Plan, name: str, record: CutRecord, config: Config, notes: CardNotes) -> dict[str, str]:
     """Return the texts that lie beside the weights: the plan and the model card."""
     card = cut_card(plan, name, record, config["slimstate"]["history"])
-    return {PLAN: json.dumps(plan.to_json(), indent=1) + "\n", CARD: card + notes(config)}
+    return {PLAN: json.dumps(plan.to_json(), indent=1) + "\n", CARD: card + notes.section(config)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +143,7 @@ class CutWriter:
         """Write the cut, where it is to be written, and return its record."""
         if plan.rotates and (others := self.checkpoint.mixers[0].noncommuting):
             self.reporter.say(f"the rotation is not exact here: {' and '.join(others)} act on the channels themselves")
-        record = describe_cut(self.checkpoint, plan, kernels)
+        record = describe_cut(self.checkpoint, plan, kernels, self.notes.speed)
         if self.out is not None:
             left_out = distributed.from_main(lambda: self._write(plan, record))
             record = replace(record, out=str(self.out), left_out=tuple(left_out))

@@ -104,5 +104,5 @@ class LayerwiseCut:
 
     def record(self, reconstruction: ReconstructionRecord) -> CutRecord:
         """Return the record of the cut with its reconstruction."""
-        record = describe_cut(self.checkpoint, self.plan[0], reconstruction.kernels)
+        record = describe_cut(self.checkpoint, self.plan[0], reconstruction.kernels, self.notes.speed)
         return replace(record, reconstruction=reconstruction)

@@ -251,9 +251,9 @@ class CalibrationSettings(Options):
     length: Whole = 2048
     """Tokens per calibration window."""
     data: str | None = None
-    """Text to calibrate on: a file, a folder, or a dataset; default: random tokens."""
+    """Text to calibrate on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name;
+    default: random tokens."""
     documents: str | None = None
-    """How the text is split into documents: lines, blank, file or rows; default: by its kind."""
 
 
 def check_positive(name: str, values: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""What serving engines make of a cut model: rules by family and key dim, each with how it is known.
+"""What serving engines do with a cut model: rules by family and key dim, each with its evidence.
 
-The rules are data, `engine_rules.json`. A rule was *run*, and names the command, or *read*, and names the source.
+The rules are data, `engine_rules.json`. A rule was *run*, and names the command, or *read*, and names the source file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ Verdict = Literal[
     "agrees", "works", "falls back", "slower", "needs a flag", "doubtful", "not examined", "differs", "refuses",
     "not there",
 ]  # fmt: skip
-STOPS = ("refuses", "not there", "differs")  # what a model cannot be served with
+FAILURES = ("refuses", "not there", "differs")
+SLOWDOWNS = ("slower", "doubtful", *FAILURES)  # on some kind of machine
+TIME_STEP_MIN = 1e-3  # where a config does not set it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """What rules ask of a model: its type, key and value dim, its key heads (groups, in Mamba-2), its config."""
+class ServedModel:
+    """What rules depend on: the type, key and value dim, key heads (groups, in Mamba-2) and config of a model."""
 
     model_type: str
     key_dim: int
@@ -38,43 +40,40 @@ class Served:
     config: Config
 
     @classmethod
-    def of(cls, config: Config, key_dim: int | None = None) -> Served:
-        """A model of this config, or one that is cut to a key dim."""
-        first = described_mixers(config)[0]
+    def at_key_dim(cls, config: Config, key_dim: int | None = None) -> ServedModel:
+        """Return the model of a config at a key dim; default: its own."""
+        mixer = described_mixers(config)[0]
         return cls(
-            model_type=str(config["model_type"]), key_dim=first.axis.width if key_dim is None else key_dim,
-            value_dim=first.value_dim, heads=first.axis.heads, config=config,
+            model_type=str(config["model_type"]), key_dim=mixer.axis.width if key_dim is None else key_dim,
+            value_dim=mixer.value_dim, heads=mixer.axis.heads, config=config,
         )  # fmt: skip
 
+    @property
+    def time_step_min(self) -> float:
+        value = self.config.get("time_step_min")
+        return float(value) if isinstance(value, (int, float)) else TIME_STEP_MIN
 
-WHEN: Mapping[str, Callable[[Served], bool]] = {
-    "always": lambda served: True,
-    "not 128": lambda served: served.key_dim != 128,
-    "not 96, 128 or 256": lambda served: served.key_dim not in (96, 128, 256),
-    "not a power of two": lambda served: served.key_dim & (served.key_dim - 1) != 0,
-    "not a multiple of 32": lambda served: served.key_dim % 32 != 0,
-    "not the value dim": lambda served: served.key_dim != served.value_dim,
+
+KEY_DIM_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
+    "always": lambda model: True,
+    "not 128": lambda model: model.key_dim != 128,
+    "not 96, 128 or 256": lambda model: model.key_dim not in (96, 128, 256),
+    "not a power of two": lambda model: model.key_dim & (model.key_dim - 1) != 0,
+    "not a multiple of 32": lambda model: model.key_dim % 32 != 0,
+    "not the value dim": lambda model: model.key_dim != model.value_dim,
 }
-TIME_STEP_MIN = 1e-3  # where a config says nothing
-MODELS: Mapping[str, Callable[[Served], bool]] = {
-    "one group": lambda served: served.heads == 1,
-    "several groups": lambda served: served.heads > 1,
-    "time_step_min above 1e-6": lambda served: _time_step_min(served) > 1e-6,
-    "time_step_min up to 1e-6": lambda served: _time_step_min(served) <= 1e-6,
+ALL_CUTS = ("always", "not 128", "not the value dim")  # conditions that hold for every cut alike
+CONFIG_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
+    "one group": lambda model: model.heads == 1,
+    "several groups": lambda model: model.heads > 1,
+    "time_step_min above 1e-6": lambda model: model.time_step_min > 1e-6,
+    "time_step_min up to 1e-6": lambda model: model.time_step_min <= 1e-6,
 }
-
-
-def _time_step_min(served: Served) -> float:
-    given = served.config.get("time_step_min")
-    return float(given) if isinstance(given, (int, float)) else TIME_STEP_MIN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What an engine does with models of some families whose key dim is such (`when`).
-
-    It may be about those alone whose config is such (`model`), or about a kind of machine alone (`where`).
-    """
+    """What an engine does with models of some types; `when`, `model` and `where` limit key dim, config and machine."""
 
     engine: str
     version: str
@@ -88,70 +87,65 @@ class Rule:
     checked: Literal["run", "read"]
     source: str
 
-    def applies(self, served: Served) -> bool:
-        fits = self.model is None or MODELS[self.model](served)
-        return served.model_type in self.model_types and fits and WHEN[self.when](served)
+    def applies(self, model: ServedModel) -> bool:
+        config_matches = self.model is None or CONFIG_CONDITIONS[self.model](model)
+        return model.model_type in self.model_types and config_matches and KEY_DIM_CONDITIONS[self.when](model)
 
     @property
-    def stops(self) -> bool:
-        """Whether a model cannot be served there at all, on whatever machine."""
-        return self.verdict in STOPS and self.where is None
+    def is_failure(self) -> bool:
+        """Whether a model cannot be served at all, on any machine."""
+        return self.verdict in FAILURES and self.where is None
 
     @property
     def condition(self) -> str:
-        """What it depends on, in words; empty where it is about all models of its families."""
-        parts = ([] if self.when == "always" else [f"key dim {self.when}"]) + ([self.model] if self.model else [])
-        return ", ".join(parts)
+        """Key dims and configs that the rule is limited to; empty where it covers all models of its types."""
+        key_dims = "" if self.when == "always" else f"key dim {self.when}"
+        return ", ".join(filter(None, (key_dims, self.model)))
 
     def describe(self, *, condition: bool = False) -> str:
-        """The rule in a line; with its condition where no key dim is at hand."""
+        """Return the rule as one line; with its condition where no key dim is known."""
         about = f", {self.condition}" if condition and self.condition else ""
-        place = f" {self.where}" if self.where else ""
-        way_out = "" if self.advice is None else f": {self.advice}"
-        return (
-            f"{TITLES[self.engine]} {self.version}{place}{about}: {self.verdict}; {self.what}{way_out} ({self.checked})"
-        )
+        machine = f" {self.where}" if self.where else ""
+        advice = "" if self.advice is None else f": {self.advice}"
+        title = f"{TITLES[self.engine]} {self.version}{machine}{about}"
+        return f"{title}: {self.verdict}; {self.what}{advice} ({self.checked})"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What was found, and when."""
+class RuleBook:
+    """All rules, and the date when the engines were last examined."""
 
     date: str
     rules: tuple[Rule, ...]
 
 
 @functools.cache
-def findings() -> Findings:
-    """What the package holds; in the file a rule names a group of model types, and the groups stand apart."""
+def rule_book() -> RuleBook:
+    """Read the rules of the package; in the file each names a group of model types."""
     text = resources.files("slimstate.serving").joinpath("engine_rules.json").read_text(encoding="utf-8")
     data = json.loads(text)
     entries = [{**entry, "model_types": data["groups"][entry["group"]]} for entry in data["rules"]]
-    return from_json(Findings, {**data, "rules": entries})
-
-
-def rules() -> tuple[Rule, ...]:
-    return findings().rules
+    return from_json(RuleBook, {**data, "rules": entries})
 
 
 def date() -> str:
-    """When the engines were looked at last."""
-    return findings().date
+    """Return when the engines were last examined."""
+    return rule_book().date
 
 
 def rules_of(model_type: str, engine: str | None = None) -> tuple[Rule, ...]:
-    """All that is known about a family, in all engines or in one."""
-    return tuple(rule for rule in rules() if model_type in rule.model_types and engine in (None, rule.engine))
+    """Return all rules about a model type, in one engine or in all."""
+    return tuple(rule for rule in rule_book().rules if model_type in rule.model_types and engine in (None, rule.engine))
 
 
-def advice(served: Served, engine: str | None = None) -> tuple[Rule, ...]:
-    """What is known about a model at its key dim."""
-    return tuple(rule for rule in rules_of(served.model_type, engine) if rule.applies(served))
+def rules_for(model: ServedModel, engine: str | None = None) -> tuple[Rule, ...]:
+    """Return the rules that apply to a model at its key dim."""
+    return tuple(rule for rule in rules_of(model.model_type, engine) if rule.applies(model))
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDims:
-    """Key dims for an engine: those that nothing stands in the way of, and of these the ones that run at full speed."""
+    """Key dims for an engine: those that it is known to serve, and the ones of these that run at full speed."""
 
     safe: tuple[int, ...]
     fast: tuple[int, ...]
@@ -159,46 +153,54 @@ class KeyDims:
     def describe(self, engine: str) -> str:
         if not self.safe:
             return f"{TITLES[engine]}: no key dim below the model's own is known to be safe there"
-        listed = ", ".join(map(str, self.safe))
+        safe = ", ".join(map(str, self.safe))
         if self.fast == self.safe:
-            return f"{TITLES[engine]}: safe key dims {listed}"
+            return f"{TITLES[engine]}: safe key dims {safe}"
         fast = ", ".join(map(str, self.fast)) or "none of them"
-        return f"{TITLES[engine]}: safe key dims {listed}; at full speed on every kind of machine: {fast}"
+        return f"{TITLES[engine]}: safe key dims {safe}; at full speed on every kind of machine: {fast}"
 
 
 def key_dims_for(engine: str, config: Config, candidates: Iterable[int]) -> KeyDims:
-    """Which of some key dims are safe and fast in an engine, as far as rules tell; unknown families have none."""
+    """Return which of the candidates are safe and fast in an engine by its rules; none for unknown model types."""
     check_engine(engine)
-    found = {key_dim: advice(Served.of(config, key_dim), engine) for key_dim in candidates}
+    rules = {key_dim: rules_for(ServedModel.at_key_dim(config, key_dim), engine) for key_dim in candidates}
     safe = [
         key_dim
-        for key_dim, known in found.items()
-        if known and not any(rule.stops or rule.verdict == "not examined" for rule in known)
+        for key_dim, known in rules.items()
+        if known and not any(rule.is_failure or rule.verdict == "not examined" for rule in known)
     ]
-    slowed = ("slower", *STOPS, "doubtful")  # on some kind of machine
     fast = [
-        key_dim for key_dim in safe if not any(_by_width(rule) and rule.verdict in slowed for rule in found[key_dim])
+        key_dim
+        for key_dim in safe
+        if not any(rule.when not in ALL_CUTS and rule.verdict in SLOWDOWNS for rule in rules[key_dim])
     ]
     return KeyDims(safe=tuple(safe), fast=tuple(fast))
 
 
-def _by_width(rule: Rule) -> bool:
-    """Whether another cut would fare better: not so where every cut is alike."""
-    return rule.when not in ("always", "not 128", "not the value dim")
-
-
-def warning(served: Served, engine: str | None = None) -> str | None:
-    """Why a model cannot be served, where that is so in the engine, or in every engine of which something is known."""
+def warning(model: ServedModel, engine: str | None = None) -> str | None:
+    """Return a warning where the engine, or without one every engine that has rules, cannot serve the model."""
     if engine is not None:
         check_engine(engine)
-    asked = (engine,) if engine is not None else tuple(name for name in TITLES if name != "transformers")
-    stopped = {name: [rule for rule in advice(served, name) if rule.stops] for name in asked}
-    known = [name for name in asked if rules_of(served.model_type, name)]
-    if not known or not all(stopped[name] for name in known):
+    names = [engine] if engine is not None else [name for name in TITLES if name != "transformers"]
+    known = [name for name in names if rules_of(model.model_type, name)]
+    failures = [next((rule for rule in rules_for(model, name) if rule.is_failure), None) for name in known]
+    lines = [rule.describe() for rule in failures if rule is not None]
+    if not known or len(lines) < len(known):
         return None
-    lines = "; ".join(rule.describe() for name in known for rule in stopped[name][:1])
-    who = TITLES[known[0]] if len(known) == 1 else "every engine that is known"
-    return f"warning: at key dim {served.key_dim} {who} refuses the model or computes something else: {lines}"
+    who = TITLES[known[0]] if len(known) == 1 else "every engine that was examined"
+    reasons = "; ".join(lines)
+    return f"warning: at key dim {model.key_dim} {who} refuses the model or computes something else: {reasons}"
+
+
+def cut_advice(config: Config, key_dim: int, engine: str | None, candidates: Iterable[int]) -> list[str]:
+    """Return lines to show before a cut: a warning where it cannot be served, and with an engine its rules."""
+    model = ServedModel.at_key_dim(config, key_dim)
+    problem = warning(model, engine)
+    lines = [] if problem is None else [problem]
+    if engine is None:
+        return lines
+    lines += [rule.describe() for rule in rules_for(model, engine) if not rule.is_failure]
+    return [*lines, key_dims_for(engine, config, candidates).describe(engine)]
 
 
 def check_engine(engine: str) -> None:

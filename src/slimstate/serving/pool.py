@@ -1,191 +1,163 @@
-"""How many sequences fit before and after a cut, from what engines allocate and not from the bytes of a state alone.
+"""Count how many sequences fit before and after a cut, from what engines allocate and not from the state alone.
 
 vLLM has one pool of blocks for everything. A block is a page for every layer of a group, a page has the size of a state
-with its convolution, and softmax attention gets so many tokens a page that they fill one. SGLang divides its memory
-beforehand: slots for states, and tokens for softmax attention. docs/serving/pool.md derives it, with its sources.
+with its convolution, and softmax attention gets as many tokens per page as fill one. SGLang divides its memory
+beforehand into slots for states and tokens for softmax attention. docs/serving/pool.md derives both, with sources.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from slimstate.checkpoints.reader import open_headers, read_config
-from slimstate.core.state_dtype import SERVED, TYPES
+from slimstate.core.state_dtype import TYPES
 from slimstate.families import family_of
 from slimstate.families.contract import Caches, Config
 from slimstate.records.pool import Pages, PoolRecord, PoolRow, Share
+from slimstate.serving.options import PoolOptions
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.paths import expand_home
 
 GIB = 2**30
-ALIGNED = 16  # tokens: blocks of vLLM's attention kernels are multiples of it
-MODEL_BYTES = 2  # of a number in bfloat16, which convolutions and weights are in
+BLOCK_MULTIPLE = 16  # tokens: block sizes of vLLM's attention kernels are multiples of it
+MODEL_BYTES = 2  # of a number in bfloat16, the type of convolutions and weights
 KV_BYTES = {"bfloat16": 2, "fp8": 1}
-ALIKE = 1.5  # groups of vLLM are as large as the larger kind of layer where that is less than so many times the other
-STATES_TO_TOKENS = 0.9  # memory for states over that for tokens in SGLang
-SLOTS_WITH_PREFIXES = 5  # states of a request in SGLang with prefix caching: 3, and 2 to write while the next is read
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolOptions:
-    """The memory left for caches on each GPU, the tokens of a sequence, and how an engine is started.
-
-    `state_dtype` None is what the engine takes by itself.
-    """
-
-    memory_gb: float
-    context: int
-    prefix_caching: bool = False
-    tensor_parallel: int = 1
-    state_dtype: str | None = None
-    kv_dtype: str = "bfloat16"
-    speculative_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.memory_gb < math.inf or min(self.context, self.tensor_parallel) < 1:
-            raise PlanError("`memory_gb`, `context` and `tensor_parallel` must be more than nothing")
-        if self.state_dtype not in (None, *SERVED):
-            raise PlanError(f"unknown `state_dtype` {self.state_dtype!r}; engines have {', '.join(SERVED)}")
-        if self.kv_dtype not in KV_BYTES:
-            raise PlanError(f"unknown `kv_dtype` {self.kv_dtype!r}; there are {', '.join(KV_BYTES)}")
-        if self.speculative_tokens < 0:
-            raise PlanError(f"`speculative_tokens` {self.speculative_tokens}: it must be 0 or more")
-
-    @property
-    def memory(self) -> int:
-        return int(self.memory_gb * GIB)
-
-
-def pool(model: str | Path, engine: str, options: PoolOptions, key_dims: tuple[int, ...] = ()) -> PoolRecord:
-    """What fits at a model's own key dim and at narrower ones; a config.json alone is enough."""
-    config = config_of(str(model))
-    family = family_of(config)
-    caches = family.caches(config)
-    if engine not in ENGINES:
-        raise PlanError(f"the pool of {engine!r} is not known; there are {', '.join(ENGINES)}")
-    if caches is None:
-        raise ModelError(f"{family.model_type} is in neither vLLM nor SGLang: there is no pool to count")
-    check_shards(caches, options)
-    width, kept_in = caches.sizes.width, options.state_dtype or DEFAULTS[engine](caches)
-    rows = [ENGINES[engine](caches, options, kept_in, key_dim) for key_dim in (width, *key_dims)]
-    return PoolRecord(
-        model=str(model),
-        model_type=family.model_type,
-        engine=engine,
-        memory_bytes=options.memory,
-        context=options.context,
-        prefix_caching=options.prefix_caching,
-        tensor_parallel=options.tensor_parallel,
-        state_dtype=kept_in,
-        kv_dtype=options.kv_dtype,
-        speculative_tokens=options.speculative_tokens,
-        linear_layers=caches.linear_layers,
-        softmax_layers=caches.softmax_layers,
-        key_dim=width,
-        rows=tuple(_against(row, rows[0]) for row in rows),
-    )
+SAME_GROUP_RATIO = 1.5  # vLLM's groups have the size of the larger kind of layer below this ratio to the smaller
+STATES_TO_TOKENS = 0.9  # memory for states over memory for tokens in SGLang
+PREFIX_SLOTS = 5  # states of a request in SGLang with prefix caching: 3, and 2 to write while the next is read
+STATE_DTYPES = {"vllm": "bfloat16", "sglang": "float32"}  # default where the config of a model has none
 
 
 def config_of(model: str) -> Config:
-    """Of a config file, of a folder that may hold nothing else, or of a hub repository."""
-    place = expand_home(model)
-    if place.is_file():
-        return read_config(place)
-    if (place / "config.json").is_file():
-        return read_config(place / "config.json")
+    """Return the config of a file, of a folder that may contain nothing else, or of a hub repository."""
+    path = expand_home(model)
+    for file in (path, path / "config.json"):
+        if file.is_file():
+            return read_config(file)
     return open_headers(model).config
 
 
-def check_shards(caches: Caches, options: PoolOptions) -> None:
-    """Engines split heads and refuse what does not come out even."""
-    shards, sizes = options.tensor_parallel, caches.sizes
-    if sizes.value_heads % shards or (sizes.heads % shards and not caches.repeated_keys):
-        raise PlanError(
-            f"`tensor_parallel` {shards} does not divide {sizes.heads} key heads and {sizes.value_heads} value heads"
-        )
+def count_sequences(
+    model: str, engine: str, options: PoolOptions, key_dims: tuple[int, ...] = (), *,
+    memory_gb: float, state_dtype: str | None = None,
+) -> PoolRecord:  # fmt: skip
+    """Return how many sequences fit at a model's own key dim and at narrower ones; a config.json alone is enough.
 
-
-def _against(row: PoolRow, uncut: PoolRow) -> PoolRow:
-    return replace(row, gain=row.sequences / uncut.sequences if uncut.sequences else None)
-
-
-def pages_of(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) -> Pages:
-    """What a layer keeps on one GPU, without regard to blocks."""
-    shards, sizes = options.tensor_parallel, caches.sizes
-    # with fewer groups than GPUs each has a copy of its own, and vLLM counts the groups up to the GPUs
-    heads = sizes.heads if sizes.heads % shards == 0 else shards
-    filtered = (2 * heads * key_dim + sizes.values) // shards
-    kept = caches.taps - 1 + options.speculative_tokens
-    return Pages(
-        state=sizes.values * key_dim // shards * TYPES[kept_in].itemsize,
-        convolution=filtered * kept * MODEL_BYTES,
-        token=2 * max(1, caches.kv_heads // shards) * caches.kv_dim * KV_BYTES[options.kv_dtype],
+    The memory, in GiB, is what each GPU has for states and caches; the default state dtype is that of the engine.
+    """
+    config = config_of(model)
+    family = family_of(config)
+    caches = family.caches(config)
+    if engine not in ENGINES:
+        raise PlanError(f"the memory of {engine!r} cannot be counted; `engine` must be {' or '.join(ENGINES)}")
+    if caches is None:
+        raise ModelError(f"{family.model_type} is in neither vLLM nor SGLang, so its memory cannot be counted")
+    if options.context is None or options.context < 1:
+        raise PlanError(f"`context` must be at least 1, got {options.context}")
+    pool = Pool(
+        caches=caches, options=options, context=options.context, memory=int(memory_gb * GIB),
+        state_dtype=state_dtype or caches.state_dtype or STATE_DTYPES[engine],
+    )  # fmt: skip
+    rows = [ENGINES[engine](pool, key_dim) for key_dim in (caches.sizes.width, *key_dims)]
+    uncut = rows[0].sequences
+    return PoolRecord(
+        model=model,
+        model_type=family.model_type,
+        engine=engine,
+        memory_bytes=pool.memory,
+        **{**vars(options), "context": pool.context},
+        state_dtype=pool.state_dtype,
+        linear_layers=caches.linear_layers,
+        softmax_layers=caches.softmax_layers,
+        key_dim=caches.sizes.width,
+        rows=tuple(replace(row, gain=row.sequences / uncut if uncut else None) for row in rows),
     )
 
 
-def vllm_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) -> PoolRow:
-    """One pool of blocks, from which groups of layers take theirs."""
-    pages = pages_of(caches, options, kept_in, key_dim)
-    own = pages.state + pages.convolution
-    linear, softmax = caches.linear_layers, caches.softmax_layers
-    states = (2 + caches.state_on_the_way if options.prefix_caching else 1) + options.speculative_tokens
-    if not softmax:
-        size = linear * own
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """The memory of an engine on one GPU, in bytes, and what a model stores in it."""
+
+    caches: Caches
+    options: PoolOptions
+    context: int
+    memory: int
+    state_dtype: str
+
+    def __post_init__(self) -> None:
+        shards, sizes = self.options.tensor_parallel, self.caches.sizes
+        if sizes.value_heads % shards or (sizes.heads % shards and not self.caches.repeated_keys):
+            heads = f"{sizes.heads} key heads and {sizes.value_heads} value heads"
+            raise PlanError(f"`tensor_parallel` must divide {heads}, got {shards}")
+
+    def pages(self, key_dim: int) -> Pages:
+        """Return what a layer stores on one GPU, without regard to blocks."""
+        shards, sizes = self.options.tensor_parallel, self.caches.sizes
+        # with fewer groups than GPUs each GPU has a copy, and vLLM counts as many groups as GPUs
+        heads = sizes.heads if sizes.heads % shards == 0 else shards
+        channels = (2 * heads * key_dim + sizes.values) // shards
+        inputs = self.caches.taps - 1 + self.options.speculative_tokens
+        kv_heads = max(1, self.caches.kv_heads // shards)
+        return Pages(
+            state=sizes.values * key_dim // shards * TYPES[self.state_dtype].itemsize,
+            convolution=channels * inputs * MODEL_BYTES,
+            token=2 * kv_heads * self.caches.kv_dim * KV_BYTES[self.options.kv_dtype],
+        )
+
+    def in_vllm(self, key_dim: int) -> PoolRow:
+        """Count in one pool of blocks, from which groups of layers take theirs."""
+        pages, options = self.pages(key_dim), self.options
+        state = pages.state + pages.convolution
+        linear, softmax = self.caches.linear_layers, self.caches.softmax_layers
+        states = (2 + self.caches.state_on_the_way if options.prefix_caching else 1) + options.speculative_tokens
+        if not softmax:
+            size = linear * state
+            return PoolRow(
+                key_dim=key_dim,
+                pages=replace(pages, page=state),
+                share=Share(states=states * size, attention=0),
+                sequences=self.memory // size / states,
+            )
+        block = BLOCK_MULTIPLE * math.ceil(state / (BLOCK_MULTIPLE * pages.token))
+        group = group_size(linear, softmax)
+        size = group * block * pages.token
+        linear_groups, softmax_groups = math.ceil(linear / group), math.ceil(softmax / group)
+        blocks, spans = self.memory // size, math.ceil(self.context / block)
         return PoolRow(
             key_dim=key_dim,
-            pages=replace(pages, page=own),
-            share=Share(states=states * size, attention=0),
-            sequences=options.memory // size / states,
+            pages=replace(pages, block=block, page=block * pages.token),
+            share=Share(states=linear_groups * states * size, attention=softmax_groups * spans * size),
+            sequences=blocks / (linear_groups * states + softmax_groups * spans),
+            cached=blocks / ((linear_groups + softmax_groups) * spans) if options.prefix_caching else None,
         )
-    block = ALIGNED * math.ceil(own / (ALIGNED * pages.token))
-    pages = replace(pages, block=block, page=block * pages.token)
-    group = group_size(linear, softmax)
-    size = group * block * pages.token
-    linear_groups, softmax_groups = math.ceil(linear / group), math.ceil(softmax / group)
-    blocks, spans = options.memory // size, math.ceil(options.context / block)
-    taken = linear_groups * states + softmax_groups * spans
-    return PoolRow(
-        key_dim=key_dim,
-        pages=pages,
-        share=Share(states=linear_groups * states * size, attention=softmax_groups * spans * size),
-        sequences=blocks / taken,
-        cached=blocks / ((linear_groups + softmax_groups) * spans) if options.prefix_caching else None,
-    )
+
+    def in_sglang(self, key_dim: int) -> PoolRow:
+        """Count slots for states and memory for tokens, which are divided when the engine starts."""
+        if self.options.speculative_tokens:
+            raise PlanError("`speculative_tokens` are not supported for sglang; leave them out")
+        pages = self.pages(key_dim)
+        slot = self.caches.linear_layers * (pages.state + pages.convolution)
+        token = self.caches.softmax_layers * pages.token
+        share = STATES_TO_TOKENS / (1 + STATES_TO_TOKENS)
+        slots = max(0, int((self.memory * share - slot) // slot))
+        slots_each = PREFIX_SLOTS if self.options.prefix_caching else 1
+        by_states = slots // slots_each
+        by_tokens = (self.memory - (slots + 1) * slot) // token // self.context if token else by_states
+        return PoolRow(
+            key_dim=key_dim,
+            pages=pages,
+            share=Share(states=slots_each * slot, attention=token * self.context),
+            sequences=float(min(by_states, by_tokens)),
+            limit="states" if by_states < by_tokens else "tokens",
+        )
 
 
 def group_size(linear: int, softmax: int) -> int:
-    """Layers of a group: as many as the rarer kind has, or as the other where that is hardly more."""
+    """Return the layers of a group: as many as the rarer kind has, or as the other where that is little more."""
     fewer, more = sorted((linear, softmax))
-    return more if more < ALIKE * fewer else fewer
+    return more if more < SAME_GROUP_RATIO * fewer else fewer
 
 
-def sglang_pool(caches: Caches, options: PoolOptions, kept_in: str, key_dim: int) -> PoolRow:
-    """Slots for states and memory for tokens, divided when the engine starts."""
-    if options.speculative_tokens:
-        raise PlanError("`speculative_tokens`: the pool of SGLang is counted without them")
-    pages = pages_of(caches, options, kept_in, key_dim)
-    slot = caches.linear_layers * (pages.state + pages.convolution)
-    token = caches.softmax_layers * pages.token
-    part = STATES_TO_TOKENS / (1 + STATES_TO_TOKENS)
-    slots = max(0, int((options.memory * part - slot) // slot))
-    each = SLOTS_WITH_PREFIXES if options.prefix_caching else 1
-    running = slots // each
-    tokens = (options.memory - (slots + 1) * slot) // token if token else None
-    by_tokens = running if tokens is None else tokens // options.context
-    return PoolRow(
-        key_dim=key_dim,
-        pages=pages,
-        share=Share(states=each * slot, attention=token * options.context),
-        sequences=float(min(running, by_tokens)),
-        limit="states" if running < by_tokens else "tokens",
-    )
-
-
-ENGINES = {"vllm": vllm_pool, "sglang": sglang_pool}
-# without a word in the config vLLM keeps states in the type of the model, and SGLang in float32
-DEFAULTS = {
-    "vllm": lambda caches: caches.state_dtype or "bfloat16",
-    "sglang": lambda caches: caches.state_dtype or "float32",
-}
+ENGINES: Mapping[str, Callable[[Pool, int], PoolRow]] = {"vllm": Pool.in_vllm, "sglang": Pool.in_sglang}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from msgspec import Meta
 
+from slimstate.data.options import DocumentOptions
 from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import (
     BenchRecord,
@@ -64,17 +65,14 @@ class CompiledBenchConfig(BenchConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MixerBenchConfig(CompiledBenchConfig, MixerSettings):
-    """How to time single layers; the defaults are the sizes that the paper names.
-
-    The paper's released code has 4096 tokens and no output gate.
-    """
+    """How to time single layers"""
 
     models: tuple[str, ...] = ("delta_net", "gated_deltanet")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBenchConfig(CompiledBenchConfig, ModelSettings):
-    """How to time whole models."""
+    """How to time whole models"""
 
     models: tuple[str, ...] = ("delta_net-370m",)
     rounds: Annotated[int, Meta(ge=1)] = 10
@@ -82,7 +80,7 @@ class ModelBenchConfig(CompiledBenchConfig, ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeBenchConfig(CompiledBenchConfig):
-    """How to time decoding steps, of models or of an engine's kernels."""
+    """How to time decoding steps, of models or of an engine's kernels"""
 
     models: tuple[str, ...] | None = None
     """Model folders, config files or names of shipped configs, separated by commas; default: delta_net-1.3b. With
@@ -119,8 +117,8 @@ class DecodeBenchConfig(CompiledBenchConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateBenchConfig(BenchConfig, CalibrationSettings):
-    """How to time calibration and selection."""
+class CalibrateBenchConfig(BenchConfig, DocumentOptions, CalibrationSettings):
+    """How to time calibration and selection"""
 
     model: str = "delta_net-1.3b"
     rounds: Annotated[int, Meta(ge=1)] = 3
@@ -130,6 +128,15 @@ def bench_mixer(
     config: MixerBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
 ) -> MixerRecord:
     """Time linear-attention layers by themselves, forward and in training.
+
+    The default sizes are those that the paper names; choose small ones on a CPU. The paper's released code has 4096
+    tokens and no output gate (recipes/throughput.toml).
+
+    Parameters:
+        config: A `MixerBenchConfig`; its options can also be given by name.
+        out: Folder for the record, the tables and the figure.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
 
     Examples:
         >>> slimstate.bench_mixer(models=["delta_net"], key_dims=[128, 64], batch=1, length=256).to_dataframe()
@@ -144,6 +151,12 @@ def bench_model(
     config: ModelBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
 ) -> ModelRecord:
     """Time prefill, forward pass or training step of whole models; random weights, but for a folder at its own key dim.
+
+    Parameters:
+        config: A `ModelBenchConfig`; its options can also be given by name.
+        out: Folder for the record, the tables and the figure.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
 
     Examples:
         >>> slimstate.bench_model(models=["delta_net-5m"], batch=1, length=256).to_dataframe()
@@ -160,6 +173,12 @@ def bench_decode(
     config: DecodeBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
 ) -> DecodeRecord | KernelRecord:
     """Time one more token for each of many sequences against the bandwidth of the device, and find the largest batch.
+
+    Parameters:
+        config: A `DecodeBenchConfig`; its options can also be given by name.
+        out: Folder for the record, the tables and the figure.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
 
     Examples:
         >>> slimstate.bench_decode(models=["delta_net-5m"], key_dims=[128, 64], batches=[1, 8]).to_dataframe()
@@ -186,6 +205,12 @@ def bench_calibrate(
     **options: Any,
 ) -> CalibrationRecord:
     """Time the calibration of each method against a plain forward pass, and the selection; configs get random weights.
+
+    Parameters:
+        config: A `CalibrateBenchConfig`; its options can also be given by name.
+        out: Folder for the record, the tables and the figure.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
 
     Examples:
         >>> slimstate.bench_calibrate(model="delta_net-5m", samples=4, length=256).to_dataframe()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from msgspec import Meta
+from typing import TYPE_CHECKING, Any
 
 from slimstate.pruning.options import Budget
-from slimstate.serving.options import EngineChoice
+from slimstate.serving.options import EngineChoice, PoolOptions
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Options
 from slimstate.workflows.inputs import Inputs, Model
 
 if TYPE_CHECKING:
@@ -21,27 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineMemory(Options):
-    """Memory of a serving engine"""
-
-    context: Annotated[int | None, Meta(ge=0)] = None
-    """Tokens per sequence; with --engine vllm or sglang and --memory-gb: how many such sequences fit on each GPU."""
-    prefix_caching: bool = False
-    """States are stored to be shared between sequences."""
-    tensor_parallel: Annotated[int, Meta(ge=1)] = 1
-    """GPUs that share every layer."""
-    speculative_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Tokens that vLLM drafts at once."""
-    kv_dtype: Literal["bfloat16", "fp8"] = "bfloat16"
-    """Data type of the keys and values of softmax attention: bfloat16 or fp8."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class InspectConfig(EngineChoice):
     """What to show of a model"""
 
     budget: Budget = Budget()
-    pool: EngineMemory = EngineMemory()
+    pool: PoolOptions = PoolOptions()
 
     @property
     def counts_pool(self) -> bool:
@@ -98,15 +79,17 @@ def _pool(source: str | PathLike[str], config: InspectConfig) -> PoolRecord:
     from slimstate.families import family_of
     from slimstate.pruning.budget import key_dims_worth_choosing
     from slimstate.pruning.options import LONG_NAMES
-    from slimstate.serving.pool import PoolOptions, config_of, pool
+    from slimstate.serving.pool import config_of, count_sequences
 
     assert config.engine is not None
     assert config.budget.memory_gb is not None
     model = config_of(str(source))
     width = family_of(model).mixers(model)[0].axis.width
-    long_name = next((name for name, short in LONG_NAMES.items() if short == config.budget.state_dtype), None)
-    options = PoolOptions(memory_gb=config.budget.memory_gb, state_dtype=long_name, **vars(config.pool))
-    return pool(str(source), config.engine, options, tuple(key_dims_worth_choosing(width)))
+    state_dtype = next((name for name, short in LONG_NAMES.items() if short == config.budget.state_dtype), None)
+    return count_sequences(
+        str(source), config.engine, config.pool, tuple(key_dims_worth_choosing(width)),
+        memory_gb=config.budget.memory_gb, state_dtype=state_dtype,
+    )  # fmt: skip
 
 
 def _serving(model: Config, key_dims: list[int], engine: str | None) -> Serving:

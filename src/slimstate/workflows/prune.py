@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from slimstate.checkpoints.reader import Checkpoint
     from slimstate.core.layout import Mixer
     from slimstate.data.text import Windows
+    from slimstate.pruning.cut import CardNotes
     from slimstate.pruning.planning import SelectionJob
     from slimstate.records.cut import CutRecord, EstimateRecord
     from slimstate.records.plan import Plan
@@ -153,8 +154,6 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
     from slimstate.pruning.cut import open_cut_writer
     from slimstate.pruning.planning import read_plan
     from slimstate.records.provenance import run_config
-    from slimstate.serving.model_card import serving_lines
-    from slimstate.serving.widths import speed_of_cut
 
     started = time.perf_counter()
     if config.distill is not None and out is not None:
@@ -171,15 +170,24 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         plan = read_plan(config.apply, checkpoint)
         key_dim, line = plan.key_dim, f"applying {config.apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}"
         _announce(checkpoint, key_dim, line, config.engine, reporter)
+    notes = _card_notes(checkpoint, key_dim)
     with open_cut_writer(
-        checkpoint, key_dim, out, force=config.force, provenance=provenance, notes=serving_lines, reporter=reporter
+        checkpoint, key_dim, out, force=config.force, provenance=provenance, notes=notes, reporter=reporter
     ) as writer:
         kernels = None
         if job is not None:
             plan, kernels = job.plan(on_idle=writer.copy)
         assert plan is not None
-        record = writer.finish(plan, kernels, started)
-    return replace(record, speed=speed_of_cut(plan.model_type, checkpoint.mixers[0], key_dim))
+        return writer.finish(plan, kernels, started)
+
+
+def _card_notes(checkpoint: Checkpoint, key_dim: int) -> CardNotes:
+    from slimstate.pruning.cut import CardNotes
+    from slimstate.serving.model_card import serving_lines
+    from slimstate.serving.widths import speed_of_cut
+
+    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
+    return CardNotes(speed=speed, section=serving_lines)
 
 
 def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> Checkpoint:
@@ -232,7 +240,7 @@ def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | Non
     """Check the shapes, and show what is known of the key dim: its speed, and what engines do with it."""
     from slimstate.pruning.budget import key_dims_worth_choosing
     from slimstate.pruning.cut import check_stock_shapes
-    from slimstate.serving.engines import Served, advice, key_dims_for, warning
+    from slimstate.serving.engines import cut_advice
     from slimstate.serving.widths import speed_of_cut
 
     check_stock_shapes(checkpoint, key_dim, reporter)
@@ -240,15 +248,9 @@ def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | Non
     speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
     if speed is not None:
         reporter.say(speed.advice)
-    served = Served.of(checkpoint.config, key_dim)
-    if (words := warning(served, engine)) is not None:
-        reporter.say(words)
-    if engine is not None:
-        for rule in advice(served, engine):
-            if not rule.stops:
-                reporter.say(rule.describe())
-        candidates = key_dims_worth_choosing(checkpoint.mixers[0].axis.width)
-        reporter.say(key_dims_for(engine, checkpoint.config, candidates).describe(engine))
+    candidates = key_dims_worth_choosing(checkpoint.mixers[0].axis.width)
+    for advice in cut_advice(checkpoint.config, key_dim, engine, candidates):
+        reporter.say(advice)
 
 
 def _reconstruction_windows(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> Windows:
@@ -268,15 +270,12 @@ def _reconstructed(
 ) -> CutRecord:
     """Cut and reconstruct in one walk over the layers; the channels are chosen on the way where the method can."""
     from slimstate.pruning.layerwise import is_layerwise
-    from slimstate.serving.widths import speed_of_cut
 
     assert config.reconstruct is not None
     plan = None if is_layerwise(job.selector, config.calibration.evidence) else job.plan()[0]
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
     run = CutReconstruction(out=out, options=config.reconstruct, force=config.force, provenance=provenance)
-    record = run.finish(job, plan, windows, started)
-    speed = speed_of_cut(job.checkpoint.family.model_type, job.checkpoint.mixers[0], job.request.keep)
-    return replace(record, speed=speed)
+    return run.finish(job, plan, windows, started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,11 +292,11 @@ class CutReconstruction:
         from slimstate.pruning.layerwise import LayerwiseCut
         from slimstate.reconstruction.reconstruct import ReconstructionJob
         from slimstate.reconstruction.trained_layers import TrainedLayers
-        from slimstate.serving.model_card import serving_lines
 
         request = job.request
         cut = LayerwiseCut(
-            job=job, folder=TrainedLayers.beside(self.out).path, notes=serving_lines,
+            job=job, folder=TrainedLayers.beside(self.out).path,
+            notes=_card_notes(job.checkpoint, request.keep),
             choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
         )  # fmt: skip
         identity = {
@@ -339,5 +338,9 @@ def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, repo
         reporter=reporter,
     )  # fmt: skip
     record = job.finish(make)
-    cut = records[0] if records else describe_cut(checkpoint, read_plan(out, checkpoint), record.kernels)
+    if not records:
+        plan = read_plan(out, checkpoint)
+        speed = _card_notes(checkpoint, plan.key_dim).speed
+        records.append(describe_cut(checkpoint, plan, record.kernels, speed))
+    cut = records[0]
     return replace(cut, reconstruction=record, out=str(out))

@@ -31,5 +31,5 @@ def show_bench(record: BenchRecord) -> None:
         for entry in record.largest_batch:
             if entry.batch is not None:
                 console.print(f"{entry.model}, key dim {entry.key_dim}: {entry.batch:,} sequences fit")
-    if record.path is not None:
-        console.print(f"written to {record.path}")
+    if "out" in record.config:
+        console.print(f"written to {record.config['out']}")

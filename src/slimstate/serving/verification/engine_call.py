@@ -1,4 +1,4 @@
-"""Ask an engine in a process of its own, perhaps of another environment, and read its answer or its complaint."""
+"""Run an engine in a process of its own, possibly in another environment, and read its scores or its error."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slimstate.records.schema import ValidationError, from_json, is_number
-from slimstate.serving.engines import check_engine
+from slimstate.serving.options import EngineOptions
 from slimstate.system.errors import ModelError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
 
@@ -26,46 +24,15 @@ INSTALL: Mapping[str, str] = {
     "vllm": "pip install vllm, in an environment of its own",
     "sglang": "pip install sglang, in an environment of its own",
 }
-# what stands before the line that tells why, in logs of engines and in tracebacks
-TELLING = re.compile(r"(GGML_ASSERT|error loading model|(?<![\w.])[A-Za-z_.]*(Error|Exception): ).*")
-LONGEST_WORDS = 400
-LEAST = -1e9  # nats: for what is no number
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Which engine is asked, and how it is started.
-
-    Parameters:
-        engine: transformers, mlx, llama.cpp, vllm or sglang.
-        python: the interpreter of the environment that has it; by default this one.
-        converter: a program that writes GGUF, for llama.cpp: its own convert_hf_to_gguf.py.
-        settings: what the engine is told beside the model, by its own names.
-
-    Examples:
-        >>> slimstate.verify("slim", slimstate.EngineOptions(engine="mlx", python=Path("mlx/bin/python")))
-    """
-
-    engine: str
-    python: Path | None = None
-    converter: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_engine(self.engine)
-        for name in ("python", "converter"):
-            path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise PlanError(f"`{name}` {quoted(path)} is no file")
-
-    @property
-    def interpreter(self) -> str:
-        return sys.executable if self.python is None else str(self.python)
+# how the line with the cause of an error starts, in logs of engines and in tracebacks
+ERROR_LINE = re.compile(r"(GGML_ASSERT|error loading model|(?<![\w.])[A-Za-z_.]*(Error|Exception): ).*")
+MAX_ERROR_LENGTH = 400  # characters
+LOWEST_SCORE = -1e9  # nats: stands for what is not a finite number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What an engine answers: log-probabilities of windows, and tokens it chose with theirs."""
+    """The answer of an engine: log-probabilities of windows, and the tokens it chose with theirs."""
 
     version: str
     prefill: tuple[tuple[float, ...], ...]
@@ -74,79 +41,83 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
-    """An engine that could not load or run the model, in its own words."""
+class Refusal:
+    """An engine that could not load or run the model, and its error message."""
 
     version: str | None
-    words: str
+    message: str
 
 
-def ask(options: EngineOptions, request: JsonObject) -> Scores | Refused:
-    """What the engine makes of the request; where it is not installed, an error says how to install it."""
-    whole = {**request, "engine": options.engine, "options": dict(options.settings)}
-    ended = run_program(options.interpreter, PROGRAM, whole)
-    answer = ended.answer
+def run_engine(options: EngineOptions, request: JsonObject) -> Scores | Refusal:
+    """Return what the engine answers to a request; raise with advice where it is not installed."""
+    result = run_program(
+        options.interpreter, PROGRAM, {**request, "engine": options.engine, "options": options.settings}
+    )
+    answer = result.answer
     if "missing" in answer:
         raise ModelError(
             f"{options.engine} is not installed in the environment of {quoted(options.interpreter)}"
-            f" ({quoted(answer['error'])}): {INSTALL[options.engine]}, or name another interpreter with `python`"
+            f" ({quoted(answer['error'])}): {INSTALL[str(options.engine)]}, or pass another interpreter as `python`"
         )
+    version = answer.get("version")
     if not answer or "error" in answer:
-        return Refused(version=answer.get("version"), words=ended.words(answer.get("error")))
+        return Refusal(version=version, message=result.message(answer.get("error")))
     try:
-        return _complete(from_json(Scores, _finite(answer)), request)
+        scores = from_json(Scores, {**answer, **{kind: _finite(answer[kind]) for kind in ("prefill", "decoding")}})
+        _check_lengths(scores, request)
     except ValidationError as error:
-        return Refused(version=answer.get("version"), words=f"its answer cannot be used: {error}")
-
-
-def _finite(answer: JsonObject) -> JsonObject:
-    """With what is no finite number as the least that records hold, which agrees with nothing."""
-    kinds = ("prefill", "decoding")
-    rows = {kind: [[value if is_number(value) else LEAST for value in row] for row in answer[kind]] for kind in kinds}
-    return {**answer, **rows}
-
-
-def _complete(scores: Scores, request: JsonObject) -> Scores:
-    """Refuse an answer that lacks tokens."""
-    lengths = [len(window) - 1 for window in request["windows"]]
-    counts = [request["count"]] * len(lengths)
-    for rows, expected in ((scores.prefill, lengths), (scores.continued, counts), (scores.decoding, counts)):
-        if [len(row) for row in rows] != expected:
-            raise ValidationError(f"{[len(row) for row in rows]} tokens were scored where {expected} were asked for")
+        return Refusal(version=version, message=f"its answer cannot be used: {error}")
     return scores
 
 
+def _finite(rows: list[list[object]]) -> list[list[object]]:
+    """Replace what is not a finite number by a score that agrees with nothing."""
+    return [[value if is_number(value) else LOWEST_SCORE for value in row] for row in rows]
+
+
+def _check_lengths(scores: Scores, request: JsonObject) -> None:
+    windows = [len(window) - 1 for window in request["windows"]]
+    counts = [request["count"]] * len(windows)
+    for rows, expected in ((scores.prefill, windows), (scores.continued, counts), (scores.decoding, counts)):
+        if [len(row) for row in rows] != expected:
+            raise ValidationError(f"it scored {[len(row) for row in rows]} tokens, expected {expected}")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A process that has ended: its answer, empty where it gave none, and what it printed."""
+class ProcessResult:
+    """A process that has ended: its answer, empty where it wrote none, and what it printed."""
 
     answer: JsonObject
     log: str
     status: int
 
-    def words(self, error: str | None) -> str:
-        """Why it failed, in the engine's own words: the first line that tells of an error, for that is its root."""
-        found = next((match[0] for match in map(TELLING.search, self.log.splitlines()) if match), None)
-        last = next((line for line in reversed(self.log.splitlines()) if line.strip()), None)
-        return quoted(found or error or last or f"it ended with status {self.status}", LONGEST_WORDS)
+    def message(self, error: str | None) -> str:
+        """Return why it failed: the first line of the log with an error, which is the root cause."""
+        lines = self.log.splitlines()
+        cause = next((match[0] for match in map(ERROR_LINE.search, lines) if match), None)
+        last = next((line for line in reversed(lines) if line.strip()), None)
+        return quoted(cause or error or last or f"it ended with status {self.status}", MAX_ERROR_LENGTH)
 
 
-def run_program(interpreter: str, program: Path, request: JsonObject, arguments: Sequence[str] = ()) -> Ended:
-    """Run one of the programs beside this file, which read a request and write an answer."""
-    with tempfile.TemporaryDirectory(prefix="slimstate-") as place:
-        asked, answered, log = (Path(place) / name for name in ("request.json", "answer.json", "log.txt"))
-        asked.write_text(json.dumps(request), encoding="utf-8")
-        with log.open("wb") as sink:
+def run_program(interpreter: str, program: Path, request: JsonObject) -> ProcessResult:
+    """Run one of the programs beside this file, which reads a request and writes an answer."""
+    with tempfile.TemporaryDirectory(prefix="slimstate-") as folder:
+        request_path, answer_path, log_path = (
+            Path(folder) / name for name in ("request.json", "answer.json", "log.txt")
+        )
+        request_path.write_text(json.dumps(request), encoding="utf-8")
+        with log_path.open("wb") as log:
             try:
-                done = subprocess.run(
-                    [interpreter, str(program), str(asked), str(answered), *arguments],
-                    stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, check=False,
+                process = subprocess.run(
+                    [interpreter, str(program), str(request_path), str(answer_path)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
                     env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
                 )  # fmt: skip
             except OSError as error:
                 raise PlanError(f"`python` {quoted(interpreter)} cannot be run: {error}") from error
         try:
-            answer = json.loads(answered.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # it ended before it had written all
+            answer = json.loads(answer_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # it ended before it had written everything
             answer = {}
-        return Ended(answer=answer, log=log.read_text(encoding="utf-8", errors="replace"), status=done.returncode)
+        log_text = log_path.read_text(encoding="utf-8", errors="replace")
+        return ProcessResult(answer=answer, log=log_text, status=process.returncode)

@@ -1,11 +1,11 @@
-"""The part that runs in an engine's own environment: it imports nothing of slimstate and speaks JSON over two files.
+"""Score a model with an engine, in the engine's own environment.
 
     python engine_process.py REQUEST.json ANSWER.json
 
-The request has the engine, the model, windows of token ids, how many tokens of each are a prompt and how many are to
-be made after it. The answer has log-probabilities (natural logarithms): of every token of a window after its first
-(`prefill`), and of the tokens that the engine itself chose as the likeliest ones, one at a time with its cache
-(`decoding`). Or it says which package is `missing`, or what the `error` was.
+This program imports nothing of slimstate and exchanges two JSON files. The request has the engine, the model, windows
+of token ids, how many tokens of each are a prompt, and how many to decode after it. The answer has log-probabilities
+(natural logarithms): of every token of a window after its first (`prefill`), and of the tokens that the engine chose as
+the most likely, one at a time with its cache (`decoding`). Or it names the package that is `missing`, or the `error`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 # ruff: noqa: B905 - an engine's Python may be older than `strict`
 
 HERE = str(Path(__file__).resolve().parent)
-sys.path[:] = [place for place in sys.path if place != HERE]  # what lies beside this file is not the engine's
+sys.path[:] = [path for path in sys.path if path != HERE]  # the files beside this one are not the engine's
 
 Answer = dict[str, list[list[Any]]]
 
 
 class Mlx:
-    """mlx-lm: on the CPU or with Metal, whichever mlx has."""
+    """mlx-lm, on the CPU or with Metal, whichever mlx has."""
 
     def __init__(self, request: Any) -> None:
         import mlx.core
@@ -45,12 +45,12 @@ class Mlx:
     def logits(self, tokens: list[int]) -> Any:
         import numpy
 
-        found = self.model(self.mlx.array([tokens]), cache=self.cache)[0].astype(self.mlx.float32)
-        return numpy.array(found)
+        logits = self.model(self.mlx.array([tokens]), cache=self.cache)[0]
+        return numpy.array(logits.astype(self.mlx.float32))
 
 
 class LlamaCpp:
-    """llama.cpp by way of llama-cpp-python: `model` is a GGUF file, and nothing is kept in half precision."""
+    """llama.cpp through llama-cpp-python; `model` is a GGUF file. In float32 the cache is in float32, too."""
 
     def __init__(self, request: Any) -> None:
         import llama_cpp
@@ -72,24 +72,24 @@ class LlamaCpp:
         return self.model.scores[end - len(tokens) : end].copy()
 
 
-def by_logits(engine: Any, request: Any) -> Answer:
-    """An engine that shows the logits of all tokens it is given, and keeps its state from one call to the next."""
-    answer: Answer = {"prefill": [], "continued": [], "decoding": []}
-    size = request["vocabulary"]  # a vocabulary may be padded, with tokens that are none
+def score_logits(engine: Any, request: Any) -> Answer:
+    """Score with an engine that returns the logits of all tokens it reads, and keeps its state between calls."""
+    prefill, continued, decoding = [], [], []
+    size = request["vocabulary"]  # an engine may pad it
     for window in request["windows"]:
         engine.reset()
         rows = log_softmax(engine.logits(window)[:, :size])
-        answer["prefill"].append([float(row[token]) for row, token in zip(rows[:-1], window[1:])])
+        prefill.append([float(row[token]) for row, token in zip(rows[:-1], window[1:])])
         engine.reset()
-        fed, tokens, found = window[: request["prompt"]], [], []
+        tokens, scores, next_tokens = [], [], window[: request["prompt"]]
         for _ in range(request["count"]):
-            row = log_softmax(engine.logits(fed)[-1:, :size])[0]
-            fed = [int(row.argmax())]
-            tokens += fed
-            found.append(float(row[fed[0]]))
-        answer["continued"].append(tokens)
-        answer["decoding"].append(found)
-    return answer
+            row = log_softmax(engine.logits(next_tokens)[-1:, :size])[0]
+            next_tokens = [int(row.argmax())]
+            tokens += next_tokens
+            scores.append(float(row.max()))
+        continued.append(tokens)
+        decoding.append(scores)
+    return {"prefill": prefill, "continued": continued, "decoding": decoding}
 
 
 def log_softmax(rows: Any) -> Any:
@@ -101,7 +101,7 @@ def log_softmax(rows: Any) -> Any:
 
 
 def transformers(request: Any) -> Answer:
-    """The stock class as it is, without slimstate. fla's kernels do not run on a CPU, so there fla is hidden."""
+    """Score with the stock class. On a CPU, where fla's kernels do not run, transformers must not find fla."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -121,12 +121,12 @@ def transformers(request: Any) -> Answer:
     windows = torch.tensor(request["windows"], device=device)
     with torch.no_grad():
         rows = model(input_ids=windows, use_cache=False).logits.float().log_softmax(-1)
-        made = model.generate(
+        output = model.generate(
             windows[:, : request["prompt"]], max_new_tokens=request["count"], do_sample=False,
             return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
-    continued = made.sequences[:, request["prompt"] :]
-    chosen = torch.stack(made.logits, 1).float().log_softmax(-1)
+    continued = output.sequences[:, request["prompt"] :]
+    chosen = torch.stack(output.logits, 1).float().log_softmax(-1)
     return {
         "prefill": rows[:, :-1].gather(-1, windows[:, 1:, None])[..., 0].tolist(),
         "continued": continued.tolist(),
@@ -144,19 +144,20 @@ def vllm(request: Any) -> Answer:
     }  # fmt: skip
     engine = LLM(model=request["model"], **settings)
 
-    def ask(texts: list[list[int]], **more: Any) -> Any:
-        sampling = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **more)
-        return engine.generate([{"prompt_token_ids": text} for text in texts], sampling)
+    def generate(texts: list[list[int]], **sampling: Any) -> Any:
+        parameters = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **sampling)
+        return engine.generate([{"prompt_token_ids": text} for text in texts], parameters)
 
-    answer: Answer = {"prefill": [], "continued": [], "decoding": []}
-    for window, output in zip(windows, ask(windows, max_tokens=1, prompt_logprobs=0)):
-        scored = zip(window[1:], output.prompt_logprobs[1:])
-        answer["prefill"].append([entry[token].logprob for token, entry in scored])
-    for output in ask([window[:prompt] for window in windows], max_tokens=count, logprobs=0):
-        made = output.outputs[0]
-        answer["continued"].append(list(made.token_ids))
-        answer["decoding"].append([entry[token].logprob for token, entry in zip(made.token_ids, made.logprobs)])
-    return answer
+    def scores(tokens: Any, entries: Any) -> list[float]:
+        return [entry[token].logprob for token, entry in zip(tokens, entries)]
+
+    prefill = generate(windows, max_tokens=1, prompt_logprobs=0)
+    decoding = generate([window[:prompt] for window in windows], max_tokens=count, logprobs=0)
+    return {
+        "prefill": [scores(window[1:], output.prompt_logprobs[1:]) for window, output in zip(windows, prefill)],
+        "continued": [list(output.outputs[0].token_ids) for output in decoding],
+        "decoding": [scores(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in decoding],
+    }
 
 
 def sglang(request: Any) -> Answer:
@@ -169,31 +170,33 @@ def sglang(request: Any) -> Answer:
     }  # fmt: skip
     engine = Engine(model_path=request["model"], **settings)
 
-    def ask(texts: list[list[int]], tokens: int) -> Any:
+    def generate(texts: list[list[int]], tokens: int) -> Any:
         sampling = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
-        found = engine.generate(input_ids=texts, sampling_params=sampling, return_logprob=True, logprob_start_len=0)
-        return [output["meta_info"] for output in found]
+        outputs = engine.generate(input_ids=texts, sampling_params=sampling, return_logprob=True, logprob_start_len=0)
+        return [output["meta_info"] for output in outputs]
 
-    answer: Answer = {"prefill": [], "continued": [], "decoding": []}
-    for about in ask(windows, 1):  # entries are (log-probability, token, text); the first token has none
-        answer["prefill"].append([entry[0] for entry in about["input_token_logprobs"][1:]])
-    for about in ask([window[:prompt] for window in windows], count):
-        answer["continued"].append([entry[1] for entry in about["output_token_logprobs"]])
-        answer["decoding"].append([entry[0] for entry in about["output_token_logprobs"]])
+    # entries are (log-probability, token, text); the first token of a window has none
+    prefill = [info["input_token_logprobs"][1:] for info in generate(windows, 1)]
+    decoding = [info["output_token_logprobs"] for info in generate([window[:prompt] for window in windows], count)]
     engine.shutdown()
-    return answer
+    return {
+        "prefill": [[entry[0] for entry in entries] for entries in prefill],
+        "continued": [[entry[1] for entry in entries] for entries in decoding],
+        "decoding": [[entry[0] for entry in entries] for entries in decoding],
+    }
 
 
 ENGINES: dict[str, Any] = {
     "transformers": (transformers, "transformers", ("transformers", "torch")),
-    "mlx": (lambda request: by_logits(Mlx(request), request), "mlx-lm", ("mlx.core", "mlx_lm")),
-    "llama.cpp": (lambda request: by_logits(LlamaCpp(request), request), "llama-cpp-python", ("llama_cpp",)),
+    "mlx": (lambda request: score_logits(Mlx(request), request), "mlx-lm", ("mlx.core", "mlx_lm")),
+    "llama.cpp": (lambda request: score_logits(LlamaCpp(request), request), "llama-cpp-python", ("llama_cpp",)),
     "vllm": (vllm, "vllm", ("vllm",)),
     "sglang": (sglang, "sglang", ("sglang",)),
 }
 
 
 def answer_to(request: Any) -> Any:
+    """Return the scores, or the package that is missing, or the error."""
     run, package, modules = ENGINES[request["engine"]]
     for name in modules:
         try:

@@ -1,4 +1,4 @@
-"""Convert a model folder to GGUF, which llama.cpp reads, by the converter that the user names."""
+"""Convert a model folder to GGUF, which llama.cpp reads, with a converter that the user names."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from slimstate.serving.verification.engine_call import EngineOptions, Refused, run_program
+from slimstate.serving.verification.engine_call import Refusal, run_program
 from slimstate.system.errors import PlanError
 
 PROGRAM = Path(__file__).with_name("gguf_process.py")
 OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-WHERE = "a checkout of llama.cpp has it, and so has the source archive of llama-cpp-python, in vendor/llama.cpp"
 
 
 @contextmanager
-def converted(folder: Path, options: EngineOptions, dtype: str) -> Iterator[Path | Refused]:
-    """A GGUF file of the model, which is removed at the end; or what the converter has against the model.
+def convert_to_gguf(folder: Path, converter: Path | None, dtype: str) -> Iterator[Path | Refusal]:
+    """Yield a temporary GGUF file of the model, or the error of the converter.
 
-    The converter needs torch and transformers, so that it runs in this environment.
+    The converter needs torch and transformers, so it runs in this environment.
     """
-    if options.converter is None:
-        raise PlanError(f"llama.cpp reads GGUF: name its convert_hf_to_gguf.py with `converter` ({WHERE})")
-    with TemporaryDirectory(prefix="slimstate-gguf-") as place:
-        target = Path(place) / "model.gguf"
+    if converter is None:
+        raise PlanError(
+            "llama.cpp reads GGUF: pass its convert_hf_to_gguf.py as `converter`; it is in a checkout of llama.cpp and"
+            " in the source archive of llama-cpp-python, under vendor/llama.cpp"
+        )
+    with TemporaryDirectory(prefix="slimstate-gguf-") as temporary:
+        target = Path(temporary) / "model.gguf"
         request = {
-            "converter": str(options.converter), "model": str(folder), "out": str(target), "outtype": OUTTYPES[dtype],
+            "converter": str(converter), "model": str(folder), "out": str(target), "outtype": OUTTYPES[dtype]
         }  # fmt: skip
-        ended = run_program(sys.executable, PROGRAM, request)
-        if target.is_file() and not ended.answer:
+        result = run_program(sys.executable, PROGRAM, request)
+        if target.is_file() and not result.answer:
             yield target
         else:
-            yield Refused(version=None, words=f"converter: {ended.words(ended.answer.get('error'))}")
+            yield Refusal(version=None, message=f"converter: {result.message(result.answer.get('error'))}")

@@ -1,0 +1,96 @@
+"""`slimstate verify`: run a model in a serving engine and compare its log-probabilities with those of transformers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from slimstate.models.options import RunOptions
+from slimstate.serving.options import ComparisonOptions, EngineOptions
+from slimstate.system.errors import PlanError
+from slimstate.workflows.inputs import Progress, reporter_for
+
+if TYPE_CHECKING:
+    from slimstate.records.verification import VerificationRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyRunOptions(RunOptions):
+    """Where the model runs"""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = "float32"
+    """Data type that both compute in: float32, bfloat16 or float16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig(EngineOptions):
+    """How to compare an engine with transformers"""
+
+    against: str | None = None
+    """The uncut model: tells an engine that is wrong by itself from a cut that breaks it."""
+    comparison: ComparisonOptions = ComparisonOptions()
+    run: VerifyRunOptions = VerifyRunOptions()
+
+    def check(self) -> None:
+        super().check()
+        if self.engine is None:
+            raise PlanError("give `engine`: transformers, mlx, llama.cpp, vllm or sglang")
+
+
+def verify(
+    model: str | Path, config: VerifyConfig | None = None, *,
+    out: str | Path | None = None, progress: Progress = True, **options: Any,
+) -> VerificationRecord:  # fmt: skip
+    """Run a model in a serving engine, in a process of its own, and compare its log-probabilities with transformers'.
+
+    Exit code 0: they agree. 1: they differ. 2: the engine refuses the model, or is not installed.
+
+    Parameters:
+        model: A model folder or a hub id.
+        config: A `VerifyConfig`; its options can also be given by name.
+        out: File for the record, such as records/mlx.json.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
+
+    Returns:
+        A record: `verdict` (agrees, differs or refuses, with the largest difference or the engine's error).
+
+    Examples:
+        >>> print(slimstate.verify("slim", engine="mlx", against="model").verdict)
+    """
+    from slimstate.checkpoints.identity import identity
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.records.base import versions
+    from slimstate.records.parts import Text
+    from slimstate.records.provenance import run_config
+    from slimstate.records.schema import from_json
+    from slimstate.records.verification import VerificationRecord
+    from slimstate.serving.verification.verify import Comparison, read_windows
+
+    start = time.perf_counter()
+    config = VerifyConfig.merge(config, options)
+    checkpoint = Checkpoint.open(model)
+    uncut = None if config.against is None else Checkpoint.open(config.against)
+    text = read_windows(checkpoint, config.comparison)
+    comparison = Comparison(
+        engine=config, tokens=text.tokens, options=config.comparison, run=config.run, reporter=reporter_for(progress)
+    )
+    version, outcome = comparison.compare(checkpoint)
+    record = VerificationRecord(
+        **vars(identity(checkpoint, checkpoint.folder.name)),
+        engine=str(config.engine),
+        engine_version=version,
+        text=from_json(Text, text.describe()),
+        dtype=config.run.precision_name,
+        tolerance=comparison.tolerance,
+        outcome=outcome,
+        against=None if uncut is None else comparison.compare(uncut)[1],
+        config=run_config("verify", {"model": model, "out": out}, config.to_values()),
+        versions=versions(),
+        seconds=time.perf_counter() - start,
+    )
+    if out is not None:
+        record.write(Path(out))
+    return record
