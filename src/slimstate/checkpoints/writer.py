@@ -17,10 +17,10 @@ from threading import Event
 from typing import Any
 
 from slimstate.checkpoints.card_header import with_original
-from slimstate.checkpoints.ownership import check_free
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
 from slimstate.core.file_names import CONFIG
+from slimstate.records.ownership import check_model_folder
 from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.records.training import RECOVERY, TRAINING
 from slimstate.system import atomic, threads
@@ -147,7 +147,7 @@ def write_checkpoint(
 def check_output(checkpoint: Checkpoint, out: Path, force: bool) -> None:
     """Refuse an output folder that exists or overlaps the model folder."""
     check_apart(checkpoint, out)
-    check_free(out, force)
+    check_model_folder(out, force)
 
 
 def check_apart(checkpoint: Checkpoint, out: Path) -> None:

@@ -1,7 +1,7 @@
-"""How fast layers, models and kernels were at several key dims, and what calibration took: a record for each benchmark.
+"""Benchmarks: the time of layers, models, kernels and calibration at several key dims.
 
-Times are medians in seconds. A row that could not be measured says why in `error`. Speed and memory are relative to the
-widest key dim that could be measured of the same model, mode and batch; in a calibration, to the plain forward pass.
+Times are medians in seconds; a row that could not be measured has an `error`. Speed and memory are relative to the
+widest key dim of the same model, mode and batch that could be measured; in a calibration, to the forward pass.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ W = TypeVar("W", bound="WidthRow")
 
 
 class TimedRow(Value):
-    """The median of some rounds, its quartiles as their spread, and the most memory in use on a GPU."""
+    """The median time over rounds, its quartiles, and the peak memory on a GPU."""
 
-    LABELS: ClassVar[tuple[str, ...]]  # the fields that tell the row from others
+    LABELS: ClassVar[tuple[str, ...]]  # the fields that identify a row
 
     key_dim: Whole
     seconds: Positive | None = None
@@ -34,14 +34,14 @@ class TimedRow(Value):
 
     @property
     def time(self) -> float:
-        """The seconds of a row that was measured."""
+        """The seconds; an error in a row that was not measured."""
         if self.seconds is None:
             raise ValueError(f"{self.label} was not measured: {self.error}")
         return self.seconds
 
     @property
     def spread(self) -> float:
-        """Half of what lies between the quartiles."""
+        """Half the distance of the quartiles."""
         return (self.quartiles[1] - self.quartiles[0]) / 2
 
     @property
@@ -49,12 +49,12 @@ class TimedRow(Value):
         return ", ".join(f"{name.replace('_', ' ')} {getattr(self, name)}" for name in self.LABELS)
 
     def memory_over(self, other: TimedRow) -> float | None:
-        """As a share of what another row took; only a GPU tells."""
+        """Return the peak memory relative to another row, or None where it is not known."""
         return self.peak_bytes / other.peak_bytes if self.peak_bytes and other.peak_bytes else None
 
 
 class WidthRow(TimedRow):
-    """A model, or a layer of its type, at one of several key dims."""
+    """A model, or a layer of its type, at a key dim."""
 
     model: str
     tokens_per_second: float | None = None
@@ -62,11 +62,11 @@ class WidthRow(TimedRow):
 
     @property
     def group(self) -> tuple[object, ...]:
-        """What rows have in common that differ in their key dim alone."""
+        """What rows share that differ only in their key dim."""
         return tuple(getattr(self, name) for name in self.LABELS if name != "key_dim")
 
     def against(self: W, widest: W) -> W:
-        """With its speed and memory relative to those of the widest key dim."""
+        """Return the row with its speed and memory relative to the widest key dim."""
         return replace(self, speedup=self.speed_over(widest), memory_ratio=self.memory_over(widest))
 
     def speed_over(self: W, widest: W) -> float:
@@ -74,13 +74,13 @@ class WidthRow(TimedRow):
 
 
 class GraphRow(WidthRow):
-    """Timed as a CUDA graph where one could be made, and launched kernel by kernel (`eager_seconds`)."""
+    """Timed as a CUDA graph where possible, and launched kernel by kernel (`eager_seconds`)."""
 
     graph: bool | None = None
     eager_seconds: float | None = None
 
     def speed_over(self: GraphRow, widest: GraphRow) -> float:
-        """Like by like: where one of the two had no room for a graph, both without."""
+        """Return the speedup; without graphs where one of both rows has none."""
         if widest.graph == self.graph or widest.eager_seconds is None or self.eager_seconds is None:
             return widest.time / self.time
         return widest.eager_seconds / self.eager_seconds
@@ -93,7 +93,7 @@ class MixerRow(WidthRow):
 
 
 class ModelRow(GraphRow):
-    """`width` is the key dim of the model itself."""
+    """A pass of a model; `width` is its own key dim."""
 
     LABELS = ("model", "key_dim", "mode")
 
@@ -107,7 +107,7 @@ class ModelRow(GraphRow):
 
 
 class DecodeRow(GraphRow):
-    """A step of `batch` sequences; bytes are of one sequence, bandwidths are bytes per second."""
+    """A step of `batch` sequences; bytes are per sequence, bandwidths in bytes per second."""
 
     LABELS = ("model", "key_dim", "batch")
 
@@ -120,9 +120,9 @@ class DecodeRow(GraphRow):
 
 
 class KernelRow(GraphRow):
-    """An engine's kernel by itself; `model` names a shape, `state_bytes` are those of a layer and a sequence.
+    """A kernel of an engine; `model` names a shape, `state_bytes` is per layer and sequence.
 
-    `difference` is the largest one from our recurrence, of outputs and states, each over the deviation of ours.
+    `difference` is the largest from our recurrence, of outputs and states, in standard deviations of ours.
     """
 
     LABELS = ("model", "key_dim", "mode")
@@ -134,7 +134,7 @@ class KernelRow(GraphRow):
 
 
 class CalibrationRow(TimedRow):
-    """A calibration for one method, or the plain forward pass over the same text."""
+    """A calibration for one method, or the forward pass over the same text."""
 
     LABELS = ("method", "key_dim")
 
@@ -278,13 +278,13 @@ class BenchRecord(Record, Origin):
         return f"{self.bench} on {self.device} in {self.dtype}: {self.kernels}"
 
     def table(self) -> list[dict[str, object]]:
-        """One row for every timing."""
+        """Return a row for every timing."""
         return [{name: value for name, value in vars(row).items() if value is not None} for row in self.rows]
 
     def contradiction(self) -> str | None:
         for place, row in enumerate(self.rows):
             if not row.error and (row.seconds is None or len(row.quartiles) != 2):
-                return f"rows[{place}] has neither a time with two quartiles nor an error"
+                return f"rows[{place}] must have a time with two quartiles, or an error"
         return None
 
 
@@ -301,7 +301,7 @@ class ModelRecord(BenchRecord):
 
 
 class LargestBatch(Value):
-    """The most sequences whose step fits into a GPU; None on a CPU, or where not even a few do."""
+    """The largest batch whose step fits into a GPU; None on a CPU, or where not even a small one fits."""
 
     model: str
     key_dim: Whole
@@ -309,7 +309,7 @@ class LargestBatch(Value):
 
 
 class DecodeRecord(BenchRecord):
-    """`copy_bandwidth` is that of the device, in bytes read and written in a second."""
+    """`copy_bandwidth` is the bandwidth of the device: bytes read and written per second."""
 
     bench: Literal["decode"] = "decode"
     settings: DecodeSettings
@@ -319,7 +319,7 @@ class DecodeRecord(BenchRecord):
 
 
 class KernelRecord(BenchRecord):
-    """`copy_bandwidth` is that of the device, in bytes read and written in a second."""
+    """`copy_bandwidth` is the bandwidth of the device: bytes read and written per second."""
 
     bench: Literal["kernels"] = "kernels"
     settings: KernelSettings

@@ -17,7 +17,7 @@ from msgspec import Meta
 from slimstate.core.selection import Basis, Choice, Selection
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
-from slimstate.records.parts import Text
+from slimstate.records.parts import Cut, Text
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, ValidationError, Value, Whole, from_json, to_json
 from slimstate.system.errors import quoted, reason_of
 from slimstate.system.json_files import JsonObject
@@ -32,14 +32,6 @@ class SourceModel(Value):
     source: str
     fingerprint: str | None = None
     loader: StockClass | None = None
-
-
-class EarlierCut(Value):
-    """The cut before this one, where a model was cut twice."""
-
-    method: str
-    width: Whole
-    key_dim: Whole
 
 
 class PlanHeader(Record):
@@ -92,8 +84,9 @@ class Plan(PlanHeader):
         return {layer: choice for layer, choice in self.selections.items() if isinstance(choice, Selection)}
 
     @property
-    def earlier_cut(self) -> EarlierCut | None:
-        return None if self.parent is None else from_json(EarlierCut, self.parent)
+    def earlier_cut(self) -> Cut | None:
+        """The cut before this one, where a model was cut twice."""
+        return None if self.parent is None else from_json(Cut, self.parent)
 
     def summary(self) -> dict[str, float | None]:
         """Return the certificate of the whole model: the worst head, and for counts the sum."""

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.identity import identity
-from slimstate.checkpoints.ownership import check_free
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
 from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, write_checkpoint
@@ -34,6 +33,7 @@ from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.pruning.estimate import training_seconds
 from slimstate.records.base import versions
+from slimstate.records.ownership import check_model_folder
 from slimstate.records.parts import Text
 from slimstate.records.provenance import non_defaults, run_config
 from slimstate.records.schema import from_json, to_json
@@ -139,7 +139,7 @@ class Session(Generic[R]):
         for out in outs:
             for source in sources:
                 check_apart(source, out)
-            check_free(out, self.trainer.force)
+            check_model_folder(out, self.trainer.force)
 
     def prepared(
         self,
