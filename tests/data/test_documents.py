@@ -21,6 +21,7 @@ from slimstate.data.documents import Piece, Reading
 from slimstate.data.text import sample_windows, token_stream
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
+from slimstate.pruning.evidence import calibration_windows
 from slimstate.pruning.options import Calibration
 from slimstate.system.errors import DataError
 
@@ -135,7 +136,7 @@ def test_the_same_pieces_come_of_blocks_of_any_size(text, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(told, "PIECE", 7)
         blocks = [text[start : start + size] for start in range(0, len(text), size)]
-        assert list(told._in_pieces(blocks)) == naive(7)
+        assert list(told._document_pieces(blocks)) == naive(7)
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
@@ -198,7 +199,7 @@ def test_records_say_how_documents_were_told_apart(tmp_path):
     for documents in (None, "file"):
         expected = documents or "rows"
         calibration = Calibration(data=str(rows), documents=documents, samples=2, length=16)
-        assert calibration.windows(TOKENIZER).describe()["documents"] == expected
+        assert calibration_windows(calibration, TOKENIZER).describe()["documents"] == expected
         assert evaluation_windows(TOKENIZER, Reading(str(rows), documents), 16).documents == expected
         corpus = Corpus.collect(TOKENIZER, Reading(str(rows), documents), 16, 3, 1, tmp_path)
         assert corpus.describe()["documents"] == expected
@@ -206,8 +207,8 @@ def test_records_say_how_documents_were_told_apart(tmp_path):
 
 
 def test_an_unknown_way_to_tell_documents_apart_is_refused(tmp_path):
-    with pytest.raises(DataError, match="`documents` pages: there are lines, blank, file, rows"):
-        Calibration(documents="pages")
+    with pytest.raises(DataError, match="unknown `documents` pages; there are lines, blank, file, rows"):
+        Reading("text.txt", "pages")
 
 
 @pytest.mark.parametrize(
@@ -221,8 +222,8 @@ def test_an_unknown_way_to_tell_documents_apart_is_refused(tmp_path):
          "442fe7f9887e5f56f714bcfe6a58cfba7e667bacb96dd3855fcd9d5a9da5987c"),
     ],
 )  # fmt: skip
-def test_texts_have_the_digests_that_0_1_gave_them(name, drawn, whole, tmp_path):
-    """Evidence and plans of 0.1 are of the same tokens; these were computed by it."""
+def test_the_tokens_of_a_text_stay_the_same_from_version_to_version(name, drawn, whole, tmp_path):
+    """Published plans and evidence name the digests of their tokens."""
     path = tmp_path / name
     if name == "x.txt":
         write_text(path, tiny.text(600_000))
@@ -236,8 +237,8 @@ def test_plans_and_evidence_say_how_documents_were_told_apart_only_where_it_is_u
     """So that a cut of today on a text of yesterday is the same to the byte."""
     text = tmp_path / "text.txt"
     text.write_text("a line of text\n" * 200)
-    usual = Calibration(data=str(text), samples=2, length=16).windows(TOKENIZER)
+    usual = sample_windows(TOKENIZER, str(text), samples=2, length=16)
     assert list(usual.provenance()) == ["data", "samples", "length", "seed", "digest"]
-    lines = Calibration(data=str(text), samples=2, length=16, documents="lines").windows(TOKENIZER)
+    lines = sample_windows(TOKENIZER, Reading(str(text), "lines"), samples=2, length=16)
     assert lines.provenance() == lines.describe()
     assert lines.provenance()["documents"] == "lines"

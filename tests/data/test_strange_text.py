@@ -63,12 +63,12 @@ def test_a_line_without_an_end_is_refused_and_the_bound_can_be_raised(name, docu
     (tmp_path / name).write_text(long if name == "x.txt" else json.dumps({"text": long}))
     monkeypatch.setenv("SLIMSTATE_MAX_LINE_MB", "2")
     if documents != "rows" or name != "x.txt":
-        with pytest.raises(DataError, match=r"a line of more than 2 MiB; `max_line_mb`, or SLIMSTATE_MAX_LINE_MB"):
+        with pytest.raises(DataError, match=r"a line of more than 2 MiB; .*`max_line_mb`"):
             read(tmp_path / name, documents)
     monkeypatch.setenv("SLIMSTATE_MAX_LINE_MB", "3")
     assert "".join(read(tmp_path / name, documents)).strip() == long
     monkeypatch.setenv("SLIMSTATE_MAX_LINE_MB", "much")
-    with pytest.raises(DataError, match=r"SLIMSTATE_MAX_LINE_MB is much"):
+    with pytest.raises(DataError, match=r"SLIMSTATE_MAX_LINE_MB must be a number of MiB, got much"):
         read(tmp_path / name, documents)
 
 
@@ -78,7 +78,7 @@ def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path):
 
     table = pyarrow.table({"text": ["y" * 2**20 + str(number) for number in range(16)]})
     parquet.write_table(table, tmp_path / "bomb.parquet", compression="zstd", use_dictionary=False)
-    with pytest.raises(DataError, match=r"bomb.parquet unpacks to more than 200 times its size"):
+    with pytest.raises(DataError, match=r"bomb.parquet is not text: it expands to more than 200 times its size"):
         read(tmp_path / "bomb.parquet", "rows")
 
 
@@ -95,7 +95,7 @@ def test_long_lines_take_time_in_proportion():
 
     blocks = [Counting("z" * documents.PIECE)] * 40
     assert sum(map(len, documents._lines(iter(blocks)))) == 40 * documents.PIECE
-    assert sum(len(piece.text) for piece in documents._in_pieces(iter(blocks))) == 40 * documents.PIECE
+    assert sum(len(piece.text) for piece in documents._document_pieces(iter(blocks))) == 40 * documents.PIECE
     assert Counting.joined == 0
 
 
@@ -104,7 +104,7 @@ def test_long_lines_take_time_in_proportion():
 )
 def test_a_file_that_unpacks_to_no_text_is_refused(name, pack, tmp_path):
     (tmp_path / name).write_bytes(pack(b"\n" * 2**23))
-    with pytest.raises(DataError, match=r"unpacks to more than 200 times its size"):
+    with pytest.raises(DataError, match=r"expands to more than 200 times its size"):
         read(tmp_path / name)
     (tmp_path / name).write_bytes(pack(TEXT.encode()) if "txt" in name else pack(json.dumps({"text": TEXT}).encode()))
     assert "".join(read(tmp_path / name)).strip() == TEXT.strip()

@@ -1,12 +1,13 @@
-"""The tokens a training runs on: read once, kept as a file of equal windows, and visited in an order the seed decides.
+"""The tokens of a training: a file of equal windows, visited in an order that depends on the seed alone.
 
-Sample i of a training is the same window whatever the number of processes, and after any number of restarts.
+Sample i of a training is the same window for any number of processes and after any number of restarts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ from slimstate.system.json_files import JsonObject, read_json
 
 TOKENS = "tokens.int32"
 ABOUT = "tokens.json"
-MOST_HELD_OUT = 64
+MAX_HELD_OUT = 64
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Windows of `length` tokens in a file; every so many of them is held out of training."""
+    """Windows of `length` tokens in a file; some of them, spread over the text, are held out of training."""
 
     path: Path
     source: str
@@ -43,62 +46,52 @@ class Corpus:
     def collect(
         cls, tokenizer: Any, text: str | Reading, length: int, samples: int, held_out: int, folder: Path
     ) -> Corpus:
-        """The first `samples` + `held_out` windows of a text, or as many as it has, as a file in `folder`.
+        """Write the first `samples` + `held_out` windows of a text to `folder`, or as many as it has.
 
-        Of a text with fewer, fewer are held out.
+        Of a shorter text, fewer are held out.
         """
-        reading, found, digest = Reading.of(text), 0, hashlib.sha256()
-        path = folder / TOKENS
-        with writing(path), staged_file(path) as partial, partial.open("wb") as file:
-            for window in windows(tokenizer, reading, length, most=samples + held_out):
-                if len(window) == length:
-                    data = window.numpy().tobytes()
-                    file.write(data)
-                    digest.update(data)
-                    found += 1
-        if found < samples + held_out:
-            held_out = min(held_out, held_out_count(found))
-        if found < 1 + held_out:
+        reading = Reading.of(text)
+        tokens = windows(tokenizer, reading, length, max_windows=samples + held_out)
+        count, digest = _write_tokens(folder, (window for window in tokens if len(window) == length))
+        if count < samples + held_out:
+            held_out = min(held_out, held_out_count(count))
+        if count < 1 + held_out:
             raise DataError(
-                f"{reading.source} has {found} windows of {length} tokens; at least {1 + held_out} are needed: "
-                "give more text or a shorter `length`"
+                f"{reading.source} has {count} windows of {length} tokens; at least {1 + held_out} are needed: "
+                "use more text or a shorter `length`"
             )
-        about = {"source": reading.source, "length": length, "count": found, "held_out": held_out}
-        about |= {"digest": f"sha256:{digest.hexdigest()}", "documents": reading.documents}
-        write_text(folder / ABOUT, json.dumps(about) + "\n")
-        return cls.open(folder)
+        about = {"source": reading.source, "documents": reading.documents, "digest": digest}
+        return cls._finish(folder, {**about, "length": length, "count": count, "held_out": held_out})
 
     @classmethod
     def of_windows(cls, training: Tensor, held_out: Tensor, source: str, documents: str | None, folder: Path) -> Corpus:
-        """Windows that are there already, as a file in `folder`."""
-        count, length = len(training) + len(held_out), training.shape[1]
-        corpus = cls(
-            path=folder / TOKENS, source=source, length=length, count=count, held_out=len(held_out), digest="",
-            documents=documents,
-        )  # fmt: skip
-        tokens = np.empty((count, length), np.int32)
-        tokens[corpus.training_windows], tokens[corpus._held_out_places()] = training.numpy(), held_out.numpy()
-        with writing(corpus.path), staged_file(corpus.path) as partial:
-            partial.write_bytes(tokens.tobytes())
-        about = {**corpus.describe(), "digest": f"sha256:{hashlib.sha256(tokens.tobytes()).hexdigest()}"}
-        about |= {"source": about.pop("data"), "count": about.pop("windows")}
+        """Write windows that are in memory to `folder`."""
+        length, held_out_windows = training.shape[1], iter(held_out)
+        count, training_windows = len(training) + len(held_out), iter(training)
+        places = set(held_out_places(count, len(held_out)).tolist())
+        ordered = (next(held_out_windows if place in places else training_windows) for place in range(count))
+        about = {"source": source, "documents": documents, "digest": _write_tokens(folder, ordered)[1]}
+        return cls._finish(folder, {**about, "length": length, "count": count, "held_out": len(held_out)})
+
+    @classmethod
+    def _finish(cls, folder: Path, about: JsonObject) -> Corpus:
         write_text(folder / ABOUT, json.dumps(about) + "\n")
         return cls.open(folder)
 
     @staticmethod
-    def lies_in(folder: Path) -> bool:
+    def exists_in(folder: Path) -> bool:
         return (folder / ABOUT).exists()
 
     @classmethod
     def open(cls, folder: Path) -> Corpus:
-        """What `collect` left in a folder."""
+        """Open the windows that were written to a folder."""
         try:
             corpus = cls(path=folder / TOKENS, **read_json(folder / ABOUT, DataError))
-            whole = corpus.path.stat().st_size == 4 * corpus.count * corpus.length
+            is_complete = corpus.path.stat().st_size == 4 * corpus.count * corpus.length
         except (DataError, OSError, ValueError, TypeError) as error:
             raise DataError(f"{quoted(folder)} holds no training tokens: {reason_of(error)}") from error
-        if not whole:
-            raise DataError(f"{corpus.path} is not whole: remove {folder} and start again")
+        if not is_complete:
+            raise DataError(f"{corpus.path} is not complete: remove {folder} and start again")
         return corpus
 
     @property
@@ -109,28 +102,42 @@ class Corpus:
     @property
     def held_out_windows(self) -> Tensor:
         """The windows that are never trained on, spread over the text."""
-        return torch.from_numpy(self.tokens[self._held_out_places()].copy())
+        return torch.from_numpy(self.tokens[held_out_places(self.count, self.held_out)].copy())
 
     @property
-    def training_windows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The places of all the others."""
-        return np.setdiff1d(np.arange(self.count), self._held_out_places())
-
-    def _held_out_places(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return (np.arange(self.held_out) * 2 + 1) * self.count // max(1, 2 * self.held_out)
+    def training_windows(self) -> Places:
+        """The places of the windows that are trained on."""
+        return np.setdiff1d(np.arange(self.count), held_out_places(self.count, self.held_out))
 
     def describe(self) -> JsonObject:
         return {"data": self.source, "documents": self.documents, "length": self.length, "windows": self.count,
                 "held_out": self.held_out, "digest": self.digest}  # fmt: skip
 
 
+def _write_tokens(folder: Path, tokens: Iterable[Tensor]) -> tuple[int, str]:
+    """Write windows to a folder; return their number and a digest of them."""
+    path, count, digest = folder / TOKENS, 0, hashlib.sha256()
+    with writing(path), staged_file(path) as staged, staged.open("wb") as file:
+        for window in tokens:
+            data = window.to(torch.int32).numpy().tobytes()
+            file.write(data)
+            digest.update(data)
+            count += 1
+    return count, f"sha256:{digest.hexdigest()}"
+
+
 def held_out_count(samples: int) -> int:
-    """How many windows to keep aside to measure on."""
-    return min(MOST_HELD_OUT, max(1, samples // 64))
+    """Return how many windows to hold out for measuring."""
+    return min(MAX_HELD_OUT, max(1, samples // 64))
+
+
+def held_out_places(count: int, held_out: int) -> Places:
+    """Return the places of the windows that are held out, spread evenly over all `count`."""
+    return (np.arange(held_out) * 2 + 1) * count // max(1, 2 * held_out)
 
 
 class Schedule(Dataset[dict[str, Tensor]]):
-    """`samples` windows in the order of training: every epoch visits all of them in an order of its own."""
+    """The `samples` windows of a training in order; every epoch visits all windows in a new order."""
 
     def __init__(self, corpus: Corpus, samples: int, seed: int) -> None:
         self.samples, self.seed = samples, seed
@@ -141,8 +148,8 @@ class Schedule(Dataset[dict[str, Tensor]]):
     def epochs(self) -> float:
         return self.samples / len(self.places)
 
-    def order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The places in the order of an epoch; no epoch of one seed is that of another."""
+    def order(self, epoch: int) -> Places:
+        """Return the places in the order of an epoch, which is another one for every epoch and seed."""
         if epoch != self._epoch:
             self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.places)
         return self._order

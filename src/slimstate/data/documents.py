@@ -1,8 +1,8 @@
-"""How the documents of a text are told apart, and the pieces in which they are tokenised.
+"""Divide a text into documents, and documents into the pieces that are tokenised.
 
-A document is a whole source (`file`), a row of a table (`rows`), a line (`lines`), or what stands between blank lines
-(`blank`). Unless it is said, plain text is one document and a row of a table is one; but rows that are the lines of one
-text, as those of WikiText, are joined again. A row that is joined and ends without a line end gets one.
+A document is a whole source (`file`), a row of a table (`rows`), a line (`lines`), or the text between blank lines
+(`blank`). By default plain text is one document, and so is a row of a table; but rows that are lines of one text, as in
+WikiText, are joined. A row that is joined and does not end with a line end gets one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import chain, groupby, islice
 
 from slimstate.data.rows import Render, Texts
-from slimstate.data.sources import Source, longest_line, sources, too_long
+from slimstate.data.sources import Source, max_line_length, sources, too_long
 from slimstate.system.errors import DataError
 
 DOCUMENTS = ("lines", "blank", "file", "rows")
-PIECE = 2**18  # characters of a document that are tokenised as one
-MOST = 32 * PIECE  # characters that are tokenised side by side
-FIRST_ROWS = 64  # that tell whether all rows are lines of one text
+PIECE = 2**18  # characters of a document that are tokenised together
+MAX_BATCH = 32 * PIECE  # characters that are tokenised in parallel
+FIRST_ROWS = 64  # which decide whether all rows are lines of one text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +31,20 @@ class Piece:
 
 def check_documents(documents: str | None) -> None:
     if documents is not None and documents not in DOCUMENTS:
-        raise DataError(f"`documents` {documents}: there are {', '.join(DOCUMENTS)}")
+        raise DataError(f"unknown `documents` {documents}; there are {', '.join(DOCUMENTS)}")
 
 
 class Reading:
-    """A text, and how its documents are told apart: as asked for, or as each source of it suggests.
+    """A text and how it is divided into documents: as requested, or by default as its sources suggest.
 
-    Once some of it was read, `documents` says how that was done; several names where its sources differ. It is `usual`
-    where every file of text was one document and every row was one.
+    After some of it was read, `documents` is how it was divided (several names if its sources differ), and `usual` is
+    whether every text file and every row was one document.
     """
 
     def __init__(self, source: str | Texts, documents: str | None = None) -> None:
         check_documents(documents)
-        self.source, self._where, self._asked = str(source), source, documents
-        self._found: dict[str, None] = {}
+        self.source, self._text, self._requested = str(source), source, documents
+        self._seen: dict[str, None] = {}
         self.usual = True
 
     @classmethod
@@ -53,50 +53,50 @@ class Reading:
 
     @property
     def documents(self) -> str | None:
-        return ", ".join(self._found) or self._asked
+        return ", ".join(self._seen) or self._requested
 
     def pieces(self, render: Render | None = None) -> Iterator[Piece]:
-        """`render` turns chat messages into text."""
-        for source in sources(self._where, render):
-            documents, texts = _told_apart(source, self._asked)
-            self._found[documents] = None
+        """Yield the text in pieces; `render` turns chat messages into text."""
+        for source in sources(self._text, render):
+            documents, texts = _choose_documents(source, self._requested)
+            self._seen[documents] = None
             self.usual = self.usual and documents == ("rows" if source.rows else "file")
             yield from _pieces(documents, texts)
 
     def batches(self, first: int, render: Render | None = None) -> Iterator[list[Piece]]:
-        """Ever more pieces together, which a tokenizer spreads over the cores: little is read where little is needed.
+        """Yield batches of pieces, each larger than the one before, so that little is read where little is needed.
 
-        The first `first` characters come together, within the bounds of memory.
+        A tokenizer divides a batch between the cores. The first one has about `first` characters, within limits.
         """
         batch: list[Piece] = []
-        size, wanted = 0, min(max(PIECE, first), MOST)
+        size, target = 0, min(max(PIECE, first), MAX_BATCH)
         for piece in self.pieces(render):
             batch.append(piece)
             size += len(piece.text)
-            if size >= wanted:
+            if size >= target:
                 yield batch
-                batch, size, wanted = [], 0, min(2 * wanted, MOST)
+                batch, size, target = [], 0, min(2 * target, MAX_BATCH)
         if batch:
             yield batch
 
 
-def _told_apart(source: Source, asked: str | None) -> tuple[str, Iterator[str]]:
-    """How, and the texts: rows as they are where each is a document, otherwise blocks of one text."""
+def _choose_documents(source: Source, requested: str | None) -> tuple[str, Iterator[str]]:
+    """Return how to divide a source, and its texts: rows if each is a document, otherwise blocks of one text."""
     if not source.rows:
-        return "file" if asked in (None, "rows") else asked, source.texts
-    documents, texts = asked, source.texts
+        return "file" if requested in (None, "rows") else requested, source.texts
+    documents, texts = requested, source.texts
     if documents is None:
-        first, are_lines = _beginning(texts)
+        first, are_lines = _first_rows(texts)
         documents, texts = "file" if are_lines else "rows", chain(first, texts)
     if documents == "rows":
         return documents, texts
     return documents, (row if row.endswith("\n") else f"{row}\n" for row in texts)
 
 
-def _beginning(rows: Iterator[str]) -> tuple[list[str], bool]:
-    """The first rows, no more than it takes to see whether all of them are lines of one text.
+def _first_rows(rows: Iterator[str]) -> tuple[list[str], bool]:
+    """Return the first rows, as few as possible, and whether they are lines of one text.
 
-    They are where every one that is not empty ends with a line end and has no other.
+    They are if each of them is empty or ends with its only line end.
     """
     first: list[str] = []
     for row in islice(rows, FIRST_ROWS):
@@ -110,62 +110,61 @@ def _pieces(documents: str, texts: Iterator[str]) -> Iterator[Piece]:
     if documents == "rows":
         yield from (Piece(text=row, ends=True) for row in texts)
     elif documents == "file":
-        yield from _in_pieces(texts)
+        yield from _document_pieces(texts)
     elif documents == "lines":
         yield from (Piece(text=line, ends=True) for line in _lines(texts) if line.strip())
     else:
-        for blank, document in groupby(_lines(texts), lambda line: not line.strip()):
-            yield from () if blank else _in_pieces(document)
+        for is_blank, document in groupby(_lines(texts), lambda line: not line.strip()):
+            yield from () if is_blank else _document_pieces(document)
 
 
-def _in_pieces(texts: Iterable[str]) -> Iterator[Piece]:
-    """One document in pieces that end with a line, so that no word is torn.
+def _document_pieces(texts: Iterable[str]) -> Iterator[Piece]:
+    """Yield one document in pieces that end with a line, so that no word is divided.
 
-    Where they end depends on the text alone, and not on the blocks it comes in.
+    Where they end depends on the text alone, not on the blocks it is read in.
     """
-    held: list[str] = []
-    length, most = 0, longest_line()
+    rest: list[str] = []
+    length, limit = 0, max_line_length()
     for block in _blocks(texts, PIECE):
-        cut = block.rfind("\n") + 1
-        if cut:
-            yield Piece(text="".join((*held, block[:cut])), ends=False)
-            held, length = [], 0
-        held.append(block[cut:])
-        length += len(block) - cut
-        if length > most:
+        end = block.rfind("\n") + 1
+        if end:
+            yield Piece(text="".join((*rest, block[:end])), ends=False)
+            rest, length = [], 0
+        rest.append(block[end:])
+        length += len(block) - end
+        if length > limit:
             raise too_long("the text")
-    yield Piece(text="".join(held), ends=True)
+    yield Piece(text="".join(rest), ends=True)
 
 
 def _blocks(texts: Iterable[str], size: int) -> Iterator[str]:
-    """The same characters in blocks of that size, of which the last may be shorter."""
-    held: list[str] = []
+    """Yield the same characters in blocks of `size`; the last may be shorter."""
+    rest: list[str] = []
     length = 0
     for text in texts:
-        held.append(text)
+        rest.append(text)
         length += len(text)
         if length >= size:
-            whole = "".join(held)
-            rest = length % size
-            yield from (whole[start : start + size] for start in range(0, length - rest, size))
-            held, length = [whole[length - rest :]], rest
+            joined, end = "".join(rest), length - length % size
+            yield from (joined[start : start + size] for start in range(0, end, size))
+            rest, length = [joined[end:]], length - end
     if length:
-        yield "".join(held)
+        yield "".join(rest)
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """With their line ends; the last of a text may have none."""
-    held: list[str] = []
-    length, most = 0, longest_line()
+    """Yield lines with their line ends; the last may have none."""
+    rest: list[str] = []
+    length, limit = 0, max_line_length()
     for text in texts:
         first, *others = text.split("\n")
-        held.append(first)
+        rest.append(first)
         length += len(first)
         if others:
-            yield "".join((*held, "\n"))
+            yield "".join((*rest, "\n"))
             yield from (f"{line}\n" for line in others[:-1])
-            held, length = [others[-1]], len(others[-1])
-        if length > most:
+            rest, length = [others[-1]], len(others[-1])
+        if length > limit:
             raise too_long("the text")
     if length:
-        yield "".join(held)
+        yield "".join(rest)

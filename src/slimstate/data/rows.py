@@ -1,7 +1,4 @@
-"""The text of a row: a string, the `text` of an object, or its `messages` in the words of the tokenizer's template.
-
-Rows come from tables, and from programs that hold their texts in memory.
-"""
+"""The text of a row of a table or of an item in memory: a string, its `text`, or its chat `messages`."""
 
 from __future__ import annotations
 
@@ -15,59 +12,52 @@ Render = Callable[[Sequence[Mapping[str, Any]]], str]  # the messages of a chat 
 
 
 class Texts:
-    """Texts that a program holds: strings, chats, or rows of a dataset; each is a document.
+    """Texts in memory: strings, chats, or rows of a dataset; each is a document.
 
-    What can be read only once is kept as far as it was read, so that it can be read again.
+    Items of an iterator are stored as they are read, so that they can be read again.
     """
 
     def __init__(self, items: Iterable[object]) -> None:
         if _is_chat(items):
             items = [items]
-        counted = f"{len(items)} texts" if isinstance(items, Sized) else "texts"
-        self.name = f"{counted} in memory" if counted != "1 texts" else "1 text in memory"
-        self._items = _Kept(items) if isinstance(items, Iterator) else items
+        count = f"{len(items)} texts" if isinstance(items, Sized) else "texts"
+        self.name = f"{count} in memory" if count != "1 texts" else "1 text in memory"
+        self._stored: list[object] = []
+        self._items = items
 
     def __str__(self) -> str:
         return self.name
 
     def __iter__(self) -> Iterator[object]:
-        return iter(self._items)
-
-
-class _Kept:
-    """An iterator that can be read again from its beginning."""
-
-    def __init__(self, items: Iterator[object]) -> None:
-        self._more, self._seen = items, list[object]()
-
-    def __iter__(self) -> Iterator[object]:
+        if not isinstance(self._items, Iterator):
+            yield from self._items
+            return
         place = 0
         while True:
-            if place == len(self._seen):
-                for item in self._more:
-                    self._seen.append(item)
-                    break
-                else:
+            if place == len(self._stored):
+                try:
+                    self._stored.append(next(self._items))
+                except StopIteration:
                     return
-            yield self._seen[place]
+            yield self._stored[place]
             place += 1
 
 
-def given_text(text: str | Path | Texts | Iterable[object]) -> str | Texts:
-    """A text as it is given: a string or path names a file, a folder or a dataset; anything else holds the texts."""
+def as_text_source(text: str | Path | Texts | Iterable[object]) -> str | Texts:
+    """Return the name of a file, a folder or a dataset as a string, and anything else as texts in memory."""
     if isinstance(text, (str, Path)):
         if "\n" in str(text):
-            raise DataError("a string names a file or a dataset: give text itself as a list of strings, [text]")
+            raise DataError("a string must name a file or a dataset: give text itself as a list of strings, [text]")
         return str(text)
     if isinstance(text, Texts):
         return text
     if isinstance(text, (bytes, Mapping)) or not isinstance(text, Iterable):
-        raise DataError(f"{type(text).__name__} is no text: give a path, or strings or chats in a list")
+        raise DataError(f"the text must be a path, or a list of strings or chats, got {type(text).__name__}")
     return Texts(text)
 
 
 def row_text(row: object, render: Render | None) -> str:
-    """The text of a row; LookupError where it holds none."""
+    """Return the text of a row; raise a LookupError if it has none."""
     if isinstance(row, str):
         return row
     if isinstance(row, Mapping) and ("text" in row or "messages" not in row):
@@ -76,19 +66,19 @@ def row_text(row: object, render: Render | None) -> str:
     if not _is_chat(messages):
         raise LookupError("neither text nor messages")
     if render is None:
-        raise DataError("chat messages become text by the template of a model's tokenizer, and there is no model here")
+        raise DataError("chat messages need the chat template of a model's tokenizer, and there is no model here")
     return render(list(messages))
 
 
 def renderer(tokenizer: Any) -> Render:
-    """What turns messages into text for a model."""
+    """Return a function that turns messages into text by the template of a tokenizer."""
 
     def render(messages: Sequence[Mapping[str, Any]]) -> str:
         if not getattr(tokenizer, "chat_template", None):
-            raise DataError("the text holds chat messages, and the tokenizer of the model has no chat template")
+            raise DataError("the text has chat messages, but the tokenizer of the model has no chat template")
         try:
             return str(tokenizer.apply_chat_template(messages, tokenize=False))
-        except Exception as error:  # of many kinds: a template is a program
+        except Exception as error:  # a template is a program, which can raise anything
             first = quoted(messages[0] if messages else "none")
             raise DataError(f"the chat template refuses the messages {first}: {reason_of(error)}") from error
 
@@ -96,7 +86,7 @@ def renderer(tokenizer: Any) -> Render:
 
 
 def _is_chat(row: object) -> bool:
-    """Messages, each with a role."""
+    """Return whether this is a list of messages, each with a role."""
     if not isinstance(row, (list, tuple)) or not row:
         return False
     return all(isinstance(message, Mapping) and "role" in message for message in row)

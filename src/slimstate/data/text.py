@@ -1,6 +1,6 @@
-"""Token windows from text, which is read as a stream, tokenised piece by piece and packed end to end.
+"""Turn text into windows of tokens: read it as a stream, tokenise it piece by piece, and pack the tokens end to end.
 
-An end-of-text token stands after each document, where the tokenizer has one.
+An end-of-text token follows each document, if the tokenizer has one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from slimstate.system.json_files import JsonObject
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """`tokens` [samples, length], where they came from, and a digest that changes when any token does.
+    """Tokens [samples, length] and where they came from.
 
-    `documents` says how those of the text were told apart, `usual` that each file or row was one.
+    `documents` is how the text was divided into documents, `usual` whether each file or row was one.
     """
 
     tokens: Tensor
@@ -35,7 +35,7 @@ class Windows:
 
     @classmethod
     def of(cls, text: Reading, tokens: Tensor, seed: int = 0) -> Windows:
-        """Windows of a text that was read."""
+        """Return windows with the provenance of the text that they were read from."""
         return cls(tokens=tokens, source=text.source, seed=seed, documents=text.documents, usual=text.usual)
 
     @property
@@ -48,76 +48,78 @@ class Windows:
                 "seed": self.seed, "digest": self.digest}  # fmt: skip
 
     def provenance(self) -> JsonObject:
-        """The same for plans and evidence, as they always had it: how documents were told apart only where unusual."""
+        """Return the description for plans and evidence, which have `documents` only where it is not the usual."""
         return {name: value for name, value in self.describe().items() if name != "documents" or not self.usual}
 
 
 def sample_windows(
     tokenizer: Any, text: str | Texts | Reading, *, samples: int = 128, length: int = 2048, seed: int = 0,
-    fewest: int | None = None, enough: int = 1,
+    min_samples: int | None = None, min_advice: int = 1,
 ) -> Windows:  # fmt: skip
-    """`samples` windows drawn by `seed` from the first 4 x `samples` of the text; with `fewest`, as many as it has.
+    """Draw `samples` windows by `seed` from the first 4 x `samples` of the text.
 
-    `fewest` is then the least that will do. `enough` is the least that an error may advise to ask for.
+    With `min_samples`, a shorter text gives fewer, but at least so many. `min_advice` is the smallest number of samples
+    that an error may advise.
     """
     if samples < 1 or length < 2:
-        raise DataError(f"{samples} samples of {length} tokens: at least 1 of 2 are needed")
+        raise DataError(f"`samples` must be at least 1 and `length` at least 2, got {samples} and {length}")
     reading = Reading.of(text)
-    pool = list(windows(tokenizer, reading, length, most=4 * samples))
-    whole = [window for window in pool if len(window) == length]
-    if fewest is not None and fewest <= len(whole) < samples:
-        samples = len(whole)
-    if len(whole) < samples:
-        samples = samples if fewest is None else fewest
-        way = f"use `samples` {len(whole)}, " if fewest is None and len(whole) >= enough else "give "
-        found = sum(len(window) for window in pool)
+    pool = list(windows(tokenizer, reading, length, max_windows=4 * samples))
+    full = [window for window in pool if len(window) == length]
+    if min_samples is not None and min_samples <= len(full) < samples:
+        samples = len(full)
+    if len(full) < samples:
+        samples = samples if min_samples is None else min_samples
+        advice = f"`samples` {len(full)}, " if min_samples is None and len(full) >= min_advice else ""
         raise DataError(
-            f"{reading.source} has {found:,} tokens; {samples} samples of {length} need {samples * length:,}: "
-            f"{way}a shorter `length`, or more text"
+            f"{reading.source} has {sum(map(len, pool)):,} tokens; {samples} samples of {length} need"
+            f" {samples * length:,}: use {advice}a shorter `length`, or more text"
         )
-    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))[:samples]
-    tokens = torch.stack([whole[i] for i in order.tolist()])
+    order = torch.randperm(len(full), generator=torch.Generator().manual_seed(seed))[:samples]
+    tokens = torch.stack([full[i] for i in order.tolist()])
     return Windows.of(reading, tokens, seed)
 
 
-def windows(tokenizer: Any, text: str | Texts | Reading, length: int, *, most: int | None = None) -> Iterator[Tensor]:
-    """The text packed into windows of `length` tokens, all or the first `most`; the last of the text may be shorter."""
-    at_once = 0 if most is None else 2 * most * length  # a token has seldom fewer than two characters
-    return islice(_packed(token_stream(tokenizer, text, at_once=at_once), length), most)
+def windows(
+    tokenizer: Any, text: str | Texts | Reading, length: int, *, max_windows: int | None = None
+) -> Iterator[Tensor]:
+    """Yield the text as windows of `length` tokens, all or the first ones; the last of the text may be shorter."""
+    first_batch = 0 if max_windows is None else 2 * max_windows * length  # a token seldom has fewer than two characters
+    return islice(_pack(token_stream(tokenizer, text, first_batch=first_batch), length), max_windows)
 
 
-def _packed(stream: Iterator[list[int]], length: int) -> Iterator[Tensor]:
+def _pack(stream: Iterator[list[int]], length: int) -> Iterator[Tensor]:
     buffer: list[int] = []
     for tokens in stream:
         buffer += tokens
-        whole = len(buffer) // length * length
-        yield from torch.tensor(buffer[:whole], dtype=torch.int32).view(-1, length).unbind()
-        buffer = buffer[whole:]
+        end = len(buffer) // length * length
+        yield from torch.tensor(buffer[:end], dtype=torch.int32).view(-1, length).unbind()
+        buffer = buffer[end:]
     if buffer:
         yield torch.tensor(buffer, dtype=torch.int32)
 
 
-def token_stream(tokenizer: Any, text: str | Texts | Reading, *, at_once: int = 0) -> Iterator[list[int]]:
-    """Token ids piece by piece, with the end-of-text token after each document where the tokenizer has one.
+def token_stream(tokenizer: Any, text: str | Texts | Reading, *, first_batch: int = 0) -> Iterator[list[int]]:
+    """Yield token ids piece by piece, with the end-of-text token after each document if the tokenizer has one.
 
-    The first `at_once` characters are tokenised together, within the bounds of memory.
+    About `first_batch` characters are tokenised together at first.
     """
     reading = Reading.of(text)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    empty = True
-    for batch in reading.batches(at_once, renderer(tokenizer)):
+    is_empty = True
+    for batch in reading.batches(first_batch, renderer(tokenizer)):
         texts = [piece.text for piece in batch]
-        empty = empty and not any(map(str.strip, texts))
-        for piece, ids in zip(batch, _tokenised(tokenizer, texts), strict=True):
+        is_empty = is_empty and not any(map(str.strip, texts))
+        for piece, ids in zip(batch, _tokenise(tokenizer, texts), strict=True):
             yield list(ids) + (end if piece.ends else [])
-    if empty:
+    if is_empty:
         raise DataError(f"{reading.source} is empty")
 
 
-def _tokenised(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """The tokens of each text; what a tokenizer from a damaged file has against it is told in a line."""
+def _tokenise(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Return the tokens of each text; say in one line if the tokenizer, perhaps of a damaged file, fails."""
     try:
-        found: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return found
-    except Exception as error:  # of many kinds, Rust's among them
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+    except Exception as error:  # of many kinds, also of Rust
         raise DataError(f"the tokenizer of the model fails on the text: {reason_of(error)}") from error

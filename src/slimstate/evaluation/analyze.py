@@ -14,7 +14,7 @@ import torch
 from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import Reading, check_documents
-from slimstate.data.rows import Texts, given_text
+from slimstate.data.rows import Texts, as_text_source
 from slimstate.data.text import Windows
 from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared_windows, text_of
 from slimstate.evaluation.state_traces import EDGES, Trace, check_times, trace_states
@@ -130,7 +130,7 @@ def analyze(
     if options.head is not None:
         find_head([mixer.layer for mixer in first], first[0].value_heads, options.head)
     _check_folder(folder, names)
-    read = given_text(text)
+    read = as_text_source(text)
     windows = _windows(checkpoints, read, options)
     config = run_config("analyze", {"models": models}, {"text": read, "out": out, **vars(options), **vars(run)})
     shared = {

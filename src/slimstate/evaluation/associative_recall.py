@@ -111,7 +111,7 @@ def _ids(tokenizer: Any, text: str) -> Tensor:
 
 def _filler(tokenizer: Any, text: Reading, length: int) -> Tensor:
     """The first tokens of the text, enough for every sequence to start elsewhere in them."""
-    tokens = torch.cat(list(windows(tokenizer, text, length, most=64))).long()
+    tokens = torch.cat(list(windows(tokenizer, text, length, max_windows=64))).long()
     if len(tokens) < length:
         raise DataError(f"{text.source} has {len(tokens)} tokens; associative recall over {length} needs as many")
     return tokens

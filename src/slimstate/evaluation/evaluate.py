@@ -12,7 +12,7 @@ from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading, check_documents
-from slimstate.data.rows import Texts, given_text
+from slimstate.data.rows import Texts, as_text_source
 from slimstate.data.text import Windows
 from slimstate.evaluation.associative_recall import associative_recall
 from slimstate.evaluation.compare import distinct_names, same_tokenizers, shared_windows
@@ -109,7 +109,7 @@ def evaluate(
     checkpoints = [Checkpoint.open(source) for source in (model, baseline) if source is not None]
     names = distinct_names([checkpoint.source for checkpoint in checkpoints])
     wanted = ",".join(filter(None, (tasks, "recall" if recall else None)))
-    read = None if text is None else given_text(text)
+    read = None if text is None else as_text_source(text)
     programme = _programme(checkpoints, read, wanted, associative, options)
     roundings = (options.rounding, StateRounding())  # a baseline is as exact as it can be
     results = [

@@ -41,7 +41,7 @@ def evaluation_windows(
     if max_tokens is not None:
         length = min(length, max_tokens)
     count, reading = None if max_tokens is None else max_tokens // length, Reading.of(text)
-    found = list(windows(tokenizer, reading, length, most=count))
+    found = list(windows(tokenizer, reading, length, max_windows=count))
     whole = [window for window in found if len(window) == length]
     if not whole:
         size = sum(map(len, found))

@@ -21,7 +21,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading, check_documents
-from slimstate.data.rows import Texts, given_text
+from slimstate.data.rows import Texts, as_text_source
 from slimstate.data.text import Windows
 from slimstate.evaluation.compare import text_of
 from slimstate.evaluation.lm_eval import run_tasks
@@ -134,7 +134,7 @@ def sweep(
     """
     from slimstate.report.plots import pareto, save  # matplotlib is an extra
 
-    started, folder, judged_on = time.perf_counter(), Path(out), given_text(text)
+    started, folder, judged_on = time.perf_counter(), Path(out), as_text_source(text)
     grid, options, run = grid or SweepGrid(), options or SweepOptions(), run or RunOptions()
     checkpoint = Checkpoint.open(model)
     check_place(folder, folder=True)

@@ -53,11 +53,11 @@ def calibration_windows(calibration: Calibration, tokenizer: Any) -> Windows:
     """Return the windows to calibrate on; a text shorter than one window of default length gives a few short ones."""
     reading, (samples, length) = Reading(calibration.data, calibration.documents), calibration.size
     if calibration.length is None:
-        first = next(windows(tokenizer, reading, LENGTH, most=1), None)
+        first = next(windows(tokenizer, reading, LENGTH, max_windows=1), None)
         tokens = 0 if first is None else len(first)
         length = LENGTH if tokens == LENGTH else max(2, tokens // SHORT_TEXT_WINDOWS)
     fewest = 1 if calibration.samples is None else None
-    return sample_windows(tokenizer, reading, samples=samples, length=length, seed=calibration.seed, fewest=fewest)
+    return sample_windows(tokenizer, reading, samples=samples, length=length, seed=calibration.seed, min_samples=fewest)
 
 
 @dataclass(frozen=True, kw_only=True)

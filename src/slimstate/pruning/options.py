@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from slimstate.data.options import TextOptions, TextSource
-from slimstate.data.rows import given_text
+from slimstate.data.rows import as_text_source
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
 
@@ -35,7 +35,7 @@ class Calibration(TextOptions):
 
     def check(self) -> None:
         if self.data is not None:
-            object.__setattr__(self, "data", given_text(self.data))
+            object.__setattr__(self, "data", as_text_source(self.data))
 
     @property
     def size(self) -> tuple[int, int]:

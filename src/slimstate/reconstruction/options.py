@@ -43,7 +43,7 @@ class ReconstructOptions(Options):
         samples = SAMPLES[device] if self.samples is None else self.samples
         fewest = min(MIN_WINDOWS, samples) if self.samples is None else None
         return sample_windows(
-            tokenizer, reading, samples=samples, length=self.length, seed=seed, fewest=fewest, enough=2
+            tokenizer, reading, samples=samples, length=self.length, seed=seed, min_samples=fewest, min_advice=2
         )
 
     def settings(self, device: str, windows: Windows) -> ReconstructionSettings:

@@ -150,7 +150,7 @@ class DistillationJob:
         self, text: TrainingText, options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter
     ) -> Tokens:
         """Return the windows of the reconstruction; those that it held out are held out here, too."""
-        if Corpus.lies_in(folder):
+        if Corpus.exists_in(folder):
             corpus = Corpus.open(folder)
         else:
             count = held_out_count(len(self.windows.tokens))

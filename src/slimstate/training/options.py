@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.documents import check_documents
-from slimstate.data.rows import Texts, given_text
+from slimstate.data.rows import Texts, as_text_source
 from slimstate.models.options import RunOptions
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
@@ -54,13 +54,13 @@ class TrainingText:
         check_documents(self.documents)
         for name in ("data", "eval_text"):
             if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, given_text(given))
+                object.__setattr__(self, name, as_text_source(given))
         if self.eval_tokens is not None and self.eval_tokens < 2:
             raise PlanError(f"`eval_tokens` {self.eval_tokens}: at least 2 are needed")
 
     @classmethod
     def of(cls, data: str | Path | Iterable[object] | TrainingText) -> TrainingText:
-        return data if isinstance(data, TrainingText) else cls(data=given_text(data))
+        return data if isinstance(data, TrainingText) else cls(data=as_text_source(data))
 
 
 @dataclass(frozen=True, kw_only=True)

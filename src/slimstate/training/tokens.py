@@ -48,7 +48,7 @@ def read_tokens(text: TrainingText, options: TrainOptions, tokenizer: Any, folde
 
 def _corpus(text: TrainingText, options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Corpus:
     samples = options.samples
-    if Corpus.lies_in(folder):
+    if Corpus.exists_in(folder):
         corpus = Corpus.open(folder)
     else:
         held_out = held_out_count(samples) if text.eval_text is None else 0

@@ -41,7 +41,7 @@ NOT_FINITE = 1e8  # a difference this large comes from a score that is not a num
 def read_windows(checkpoint: Checkpoint, options: ComparisonOptions) -> Windows:
     """Return windows of the text, or of the one that comes with the package, all of one length."""
     reading = Reading(str(DEFAULT_TEXT) if options.data is None else options.data, options.documents)
-    rows = list(windows(load_tokenizer(checkpoint.folder), reading, options.length, most=options.samples))
+    rows = list(windows(load_tokenizer(checkpoint.folder), reading, options.length, max_windows=options.samples))
     full = [row for row in rows if len(row) == options.length] or rows[:1]
     if not full or len(full[0]) < 4:
         raise DataError(f"{quoted(reading.source)} has fewer than 4 tokens")
