@@ -10,6 +10,7 @@ import importlib
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from slimstate.families import FAMILIES
 from tiny_model import WITH_SOFTMAX, Variant, build, text, token_ids, tokenizer
@@ -40,3 +41,8 @@ def save(model: torch.nn.Module, folder: Path, shard_size: str = "5GB") -> Path:
     (folder / "notes").mkdir(exist_ok=True)
     (folder / "notes" / "origin.md").write_text("a file that is not a weight")
     return folder
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors in the files of a model, by name."""
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}

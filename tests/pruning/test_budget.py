@@ -9,7 +9,8 @@ import pytest
 import slimstate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import FAMILIES
-from slimstate.pruning.budget import GIB, MIB, Budget, key_dims_worth_choosing, state_bytes
+from slimstate.pruning.budget import fit_budget, key_dims_worth_choosing, resolve_key_dim, state_bytes
+from slimstate.pruning.options import GIB, MIB, Budget
 from slimstate.system.errors import PlanError
 
 # published sizes: mebibytes of state per sequence in fp32, from the configs alone
@@ -25,46 +26,54 @@ def test_the_state_of_a_published_model_is_as_large_as_it_is_known_to_be(model_t
 
 @pytest.mark.parametrize("megabytes", [9.0, 20.0, 36.0, 40.0, 71.9])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_choice_is_the_largest_that_fits(megabytes, dtype):
-    chosen, line = Budget(state_mb=megabytes, state_dtype=dtype).choose(MIXERS)
+def test_the_largest_key_dim_that_fits_is_chosen(megabytes, dtype):
+    chosen, line = fit_budget(Budget(state_mb=megabytes, state_dtype=dtype), MIXERS)
     every = [128, *key_dims_worth_choosing(128)]
     fitting = [key_dim for key_dim in every if state_bytes(MIXERS, key_dim)[dtype] <= megabytes * MIB]
     assert chosen == max(fitting)
     assert dtype in line
 
 
-def test_so_many_sequences_in_so_much_memory_is_so_much_for_each():
+def test_sequences_share_the_memory_equally():
     shared = Budget(sequences=512, memory_gb=20)
     assert shared.bytes == 20 * GIB / 512 == 40 * MIB
-    assert shared.choose(MIXERS)[0] == Budget(state_mb=40).choose(MIXERS)[0] == 64
-    assert "64 of 128: 36 MiB fit 20 GiB for 512 sequences, 40 MiB per sequence in fp32" in shared.choose(MIXERS)[1]
-    assert "80 would take 45" in shared.choose(MIXERS)[1]
+    key_dim, line = fit_budget(shared, MIXERS)
+    assert key_dim == fit_budget(Budget(state_mb=40), MIXERS)[0] == 64
+    assert "64 of 128: 36 MiB fit 20 GiB for 512 sequences, 40 MiB per sequence in fp32" in line
+    assert "80 would take 45" in line
 
 
-def test_prune_and_inspect_choose_alike(folders, tmp_path, capsys):
+def test_compressions_are_rounded_and_the_rounding_is_explained():
+    compressions = {0.3: 96, 0.4: 80, 0.5: 64, 0.75: 32, 0.875: 16, 0.01: 112, 0.999: 16}
+    assert {value: resolve_key_dim(128, value, None)[0] for value in compressions} == compressions
+    assert resolve_key_dim(80, 0.8, None) == (16, "compression 0.8 of 80 channels keeps 16")
+    assert resolve_key_dim(128, None, 77)[0] == 77
+    assert resolve_key_dim(16, 0.5, None)[0] == 8
+    assert "rounded to key dim 96" in resolve_key_dim(128, 0.3, None)[1]
+
+
+def test_prune_and_inspect_choose_alike(folders):
     folder = folders["qwen3_next-plain"]
     whole = state_bytes(Checkpoint.open(folder).mixers, 24)["fp32"] / MIB
-    record = slimstate.prune(folder, tmp_path / "cut", method="l1", state_mb=whole * 0.7)
-    assert record.key_dim == 16
-    found = slimstate.inspect(folder, budget=Budget(state_mb=whole * 0.7)).budget
-    assert found.key_dim == 16
-    assert json.dumps(slimstate.inspect(folder, budget=Budget(state_mb=whole * 0.7)).to_json())
+    assert slimstate.prune(folder, method="l1", state_mb=whole * 0.7).key_dim == 16
+    for state_mb, key_dim in ((whole * 0.7, 16), (whole, 24)):
+        assert slimstate.inspect(folder, state_mb=state_mb).budget.key_dim == key_dim
+    assert json.dumps(slimstate.inspect(folder, budget=Budget(state_mb=whole)).to_json())
     assert slimstate.inspect(folder).budget is None
-    assert slimstate.inspect(folder, budget=Budget(state_mb=whole)).budget.key_dim == 24
     with pytest.raises(PlanError, match=r"fits.*nothing to cut"):
-        slimstate.prune(folder, tmp_path / "again", method="l1", state_mb=whole)
+        slimstate.prune(folder, method="l1", state_mb=whole)
 
 
-@pytest.mark.parametrize(("wishes", "message"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"state_mb": 1.0, "sequences": 4}, "one sequence, or `sequences` and `memory_gb`"),
     ({"sequences": 4}, "one sequence, or `sequences` and `memory_gb`"),
     ({"memory_gb": 4}, "one sequence, or `sequences` and `memory_gb`"),
-    ({"state_mb": 0}, "more than nothing"),
-    ({"sequences": -1, "memory_gb": 4}, "more than nothing"),
+    ({"state_mb": 0}, "`state_mb` must be more than 0, got 0"),
+    ({"sequences": -1, "memory_gb": 4}, "`sequences` must be at least 1, got -1"),
     ({"state_mb": 1, "state_dtype": "fp8"}, "unknown `state_dtype`"),
     ({"state_mb": 1e-9}, "nothing fits"),
     ({"state_mb": 1, "key_dim": 8}, "leave out `compression` and `key_dim`"),
 ])  # fmt: skip
-def test_a_budget_that_makes_no_sense_is_refused(wishes, message, folders, tmp_path):
+def test_contradictory_and_impossible_budgets_are_refused(options, message, folders):
     with pytest.raises(PlanError, match=message):
-        slimstate.prune(folders["qwen3_next-plain"], tmp_path / "cut", method="l1", **wishes)
+        slimstate.prune(folders["qwen3_next-plain"], method="l1", **options)

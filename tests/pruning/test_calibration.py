@@ -1,4 +1,4 @@
-"""Evidence is what the definitions say, however the tokens are split, and only what is needed is collected."""
+"""Evidence matches its definitions however the tokens are split, and only what is needed is collected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = tiny.token_ids(10, 48)
 
 
 @pytest.fixture(params=tiny.PLAIN)
-def prepared(request, folders):
+def loaded(request, folders):
     folder = folders[request.param]
     return load(folder, device="cpu"), Checkpoint.open(folder).mixers
 
@@ -33,8 +33,8 @@ def close(a, b):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()))
 
 
-def test_one_batch_is_ten_batches_is_two_merged_halves(prepared, monkeypatch):
-    runtime, mixers = prepared
+def test_one_batch_is_ten_batches_is_two_merged_halves(loaded, monkeypatch):
+    runtime, mixers = loaded
     whole = calibrate(runtime, mixers, TOKENS, EVERYTHING)
     monkeypatch.setitem(calibration.TOKENS_AT_ONCE, "cpu", 48)
     tenths = calibrate(runtime, mixers, TOKENS, EVERYTHING)
@@ -45,8 +45,8 @@ def test_one_batch_is_ten_batches_is_two_merged_halves(prepared, monkeypatch):
         close(whole[layer], halves[0][layer].merged(halves[1][layer]))
 
 
-def test_grams_and_norms_are_those_of_the_post_convolution_activations(prepared):
-    runtime, mixers = prepared
+def test_grams_and_norms_are_those_of_the_post_convolution_activations(loaded):
+    runtime, mixers = loaded
     inputs = []
     layer = runtime.model.get_submodule(mixers[0].path)
     handle = layer.register_forward_pre_hook(lambda *call: inputs.append(call[2]["hidden_states"]), with_kwargs=True)
@@ -68,47 +68,47 @@ def test_grams_and_norms_are_those_of_the_post_convolution_activations(prepared)
     torch.testing.assert_close(evidence.input_square, x.double().square().sum((0, 1)), rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_are_those_of_the_summed_loss(prepared):
-    runtime, mixers = prepared
+def test_gradients_are_those_of_the_summed_loss(loaded):
+    runtime, mixers = loaded
     evidence = calibrate(runtime, mixers, TOKENS, frozenset({"gradient"}))
     names = [mixer.name_of(slot) for mixer in mixers for slot in (mixer.query, mixer.key)]
     weights = [runtime.model.get_parameter(name).requires_grad_() for name in names]
     logits = runtime.model(input_ids=TOKENS, use_cache=False).logits[:, :-1]
     loss = F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten(), reduction="sum")
-    found = [g for m in mixers for g in (evidence[m.layer].query_gradient, evidence[m.layer].key_gradient)]
-    for gradient, expected in zip(found, torch.autograd.grad(loss, weights), strict=True):
+    gradients = [g for m in mixers for g in (evidence[m.layer].query_gradient, evidence[m.layer].key_gradient)]
+    for gradient, expected in zip(gradients, torch.autograd.grad(loss, weights), strict=True):
         torch.testing.assert_close(gradient.flatten(0, 1), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_weighted_grams_count_a_token_by_the_gradient_of_the_loss_there(prepared):
-    runtime, mixers = prepared
+def test_weighted_grams_count_a_token_by_the_gradient_of_the_loss_there(loaded):
+    runtime, mixers = loaded
     evidence = calibrate(runtime, mixers, TOKENS, frozenset({"weighted"}))
-    seen = {}
+    activations = {}
 
-    def see(mixer, role, x):
-        seen[mixer.layer, role] = x
+    def record(mixer, role, x):
+        activations[mixer.layer, role] = x
         return x
 
     runtime.model.requires_grad_(True)
-    with hooked(runtime.model, mixers, see):
+    with hooked(runtime.model, mixers, record):
         logits = runtime.model(input_ids=TOKENS, use_cache=False).logits[:, :-1]
     loss = F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten(), reduction="sum")
-    for (layer, role), gradient in zip(seen, torch.autograd.grad(loss, list(seen.values())), strict=True):
-        x, weights = seen[layer, role].detach().double(), gradient.double().square().sum(-1)
+    for (layer, role), gradient in zip(activations, torch.autograd.grad(loss, list(activations.values())), strict=True):
+        x, weights = activations[layer, role].detach().double(), gradient.double().square().sum(-1)
         expected = torch.einsum("bthc,bth,bthd->hcd", x, weights, x)
-        found = getattr(evidence[layer], f"{role}_weighted")
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+        weighted = getattr(evidence[layer], f"{role}_weighted")
+        torch.testing.assert_close(weighted, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("need", sorted(EVERYTHING))
-def test_only_what_is_needed_is_collected(prepared, need):
-    runtime, mixers = prepared
+def test_only_what_is_needed_is_collected(loaded, need):
+    runtime, mixers = loaded
     evidence = calibrate(runtime, mixers, TOKENS[:2], frozenset({need}))[0]
     assert all(need in name for name, _ in evidence.tensors())
 
 
-def test_infinite_activations_name_their_layer_and_head(prepared):
-    runtime, mixers = prepared
+def test_infinite_activations_name_their_layer_and_head(loaded):
+    runtime, mixers = loaded
     with torch.no_grad():
         runtime.model.get_parameter(mixers[1].name_of(mixers[1].key))[mixers[1].axis.width].fill_(torch.inf)
     for need in ("gram", "moments"):
@@ -116,8 +116,8 @@ def test_infinite_activations_name_their_layer_and_head(prepared):
             calibrate(runtime, mixers, TOKENS[:2], frozenset({need}))
 
 
-def test_evidence_survives_its_file_and_refuses_strangers(prepared, tmp_path):
-    runtime, mixers = prepared
+def test_evidence_survives_its_file_and_other_models_or_tokens_are_refused(loaded, tmp_path):
+    runtime, mixers = loaded
     evidence = calibrate(runtime, mixers, TOKENS[:2], frozenset({"gram", "input"}))
     about = {"data": "x.txt", "samples": 2, "length": 48, "seed": 0, "digest": "d"}
     path = tmp_path / "deep" / "evidence.safetensors"
@@ -137,8 +137,8 @@ def test_evidence_survives_its_file_and_refuses_strangers(prepared, tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_evidence_of_different_kinds_does_not_merge(prepared):
-    runtime, mixers = prepared
+def test_evidence_of_different_kinds_does_not_merge(loaded):
+    runtime, mixers = loaded
     evidence = calibrate(runtime, mixers, TOKENS[:2], frozenset({"gram", "input"}))[0]
     with pytest.raises(DataError, match="different kinds"):
         evidence.merged(replace(evidence, input_square=None))

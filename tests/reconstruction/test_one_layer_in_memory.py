@@ -1,4 +1,4 @@
-"""What is in memory while a layer is trained: this layer, once, in the dtype of its files where it is not trained."""
+"""While a layer is trained, memory holds only this layer, once, and in the dtype of its files where it is frozen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import LoadOptions, ReconstructOptions
+from slimstate import ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models import one_layer
 from slimstate.models.resting import Resting
@@ -18,82 +18,80 @@ from slimstate.reconstruction import walk
 
 QUICK = ReconstructOptions(steps=2, batch=2, samples=4, length=32, learning_rate=3e-3)
 SHAPES = {"num_experts": 5, "moe_intermediate_size": 40}
-PACKED = {(5, 80, 64), (5, 64, 40)}  # what joins gates and rises of all experts, and what leads down
+PACKED = {(5, 80, 64), (5, 64, 40)}  # the joined gate and up projections of all experts, and their down projections
 SINGLE = {(40, 64), (64, 40)}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     """With experts in bfloat16."""
-    made = tiny.build(tiny.VARIANTS["qwen3_next-plain"], **SHAPES).to(torch.bfloat16)
-    return tiny.save(made, tmp_path_factory.mktemp("experts") / "model", "20KB")
+    experts = tiny.build(tiny.VARIANTS["qwen3_next-plain"], **SHAPES).to(torch.bfloat16)
+    return tiny.save(experts, tmp_path_factory.mktemp("experts") / "model", "20KB")
 
 
-def reconstructed(model: Path, out: Path, text_file: Path, **run: str) -> dict[str, bytes]:
-    slimstate.prune(
-        model, out, method="l1", key_dim=8, data=str(text_file), reconstruct=QUICK,
-        run=LoadOptions(device="cpu", **run),
-    )  # fmt: skip
+def reconstruct(model: Path, out: Path, text_file: Path, **options: str) -> dict[str, bytes]:
+    """Return the bytes of the weights of a reconstructed cut, by file."""
+    slimstate.prune(model, out, method="l1", key_dim=8, data=text_file, reconstruct=QUICK, device="cpu", **options)
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.safetensors"))}
 
 
-def live(shapes: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of tensors of these shapes, each piece of memory once."""
+def tensors_in_memory(shapes: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return shapes and dtypes of all tensors of these shapes, each piece of memory once."""
     gc.collect()
-    found = {}
+    tensors = {}
     for each in gc.get_objects():
         if issubclass(type(each), torch.Tensor) and tuple(each.shape) in shapes and not each.is_meta:
             tensor = each._kept if isinstance(each, Resting) else each
-            found[tensor.data_ptr()] = tuple(tensor.shape), tensor.dtype
-    return sorted(found.values())
+            tensors[tensor.data_ptr()] = tuple(tensor.shape), tensor.dtype
+    return sorted(tensors.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_tensor_of_a_layer_is_there_twice_and_none_of_the_layer_before(
+def test_no_tensor_of_a_layer_is_held_twice_and_none_of_the_layer_before(
     dtype, model, text_file, tmp_path, monkeypatch
 ):
-    fitted, seen = walk.fit, []
+    original, observed = walk.fit, []
 
-    def looking(task, *others):
-        seen.append((live(PACKED), live(SINGLE)))
-        return fitted(task, *others)
+    def observe(task, *others):
+        observed.append((tensors_in_memory(PACKED), tensors_in_memory(SINGLE)))
+        return original(task, *others)
 
-    monkeypatch.setattr(walk, "fit", looking)
-    reconstructed(model, tmp_path / "out", text_file, dtype=dtype)
+    monkeypatch.setattr(walk, "fit", observe)
+    reconstruct(model, tmp_path / "out", text_file, dtype=dtype)
     once = [(shape, torch.bfloat16) for shape in sorted(PACKED)]
-    assert seen == 2 * [(once, [])]
+    assert observed == 2 * [(once, [])]
 
 
 @pytest.mark.slow
-def test_experts_at_rest_give_the_same_bytes_as_copies_in_float32(model, text_file, tmp_path, monkeypatch):
-    rested = reconstructed(model, tmp_path / "rested", text_file)
+def test_experts_in_their_own_dtype_give_the_same_bytes_as_copies_in_float32(model, text_file, tmp_path, monkeypatch):
+    in_own_dtype = reconstruct(model, tmp_path / "own", text_file)
     monkeypatch.setattr(one_layer, "NARROWER", ())
-    assert reconstructed(model, tmp_path / "copied", text_file) == rested
+    assert reconstruct(model, tmp_path / "copied", text_file) == in_own_dtype
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_shares_the_experts_of_the_layers_it_finds_done(model, text_file, tmp_path, monkeypatch):
-    """Of such a layer the norm is another, too, which lies beside the mixer."""
-    whole = reconstructed(model, tmp_path / "whole", text_file)
-    fitted, advance, seen = walk.fit, walk.Walk._advance, []
+def test_a_continued_run_shares_the_experts_of_layers_that_are_finished(model, text_file, tmp_path, monkeypatch):
+    """The trained norm of such a layer, which lies beside the mixer, differs too."""
+    whole = reconstruct(model, tmp_path / "whole", text_file)
+    original, advance, observed = walk.fit, walk.Walk._advance, []
 
-    def stopping(task, settings, layer, step):
+    def interrupted_fit(task, settings, layer, step):
         if layer:
             raise KeyboardInterrupt
-        return fitted(task, settings, layer, step)
+        return original(task, settings, layer, step)
 
-    def looking(self, stream, number):
-        seen.append(len(live(PACKED)))
+    def observe(self, stream, number):
+        observed.append(len(tensors_in_memory(PACKED)))
         return advance(self, stream, number)
 
-    monkeypatch.setattr(walk, "fit", stopping)
+    monkeypatch.setattr(walk, "fit", interrupted_fit)
     with pytest.raises(KeyboardInterrupt):
-        reconstructed(model, tmp_path / "stopped", text_file)
-    monkeypatch.setattr(walk, "fit", fitted)
-    monkeypatch.setattr(walk.Walk, "_advance", looking)
-    assert reconstructed(model, tmp_path / "stopped", text_file) == whole
-    assert set(seen) == {2}
+        reconstruct(model, tmp_path / "stopped", text_file)
+    monkeypatch.setattr(walk, "fit", original)
+    monkeypatch.setattr(walk.Walk, "_advance", observe)
+    assert reconstruct(model, tmp_path / "stopped", text_file) == whole
+    assert set(observed) == {2}
 
 
 def test_rows_read_alone_are_those_of_the_whole_tensor(model):

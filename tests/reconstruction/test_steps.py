@@ -1,4 +1,4 @@
-"""A step that is recorded is the step that it was recorded from."""
+"""Steps of training: those of Adam, recorded as CUDA graphs or not."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ def problem(device):
     return weight, errors
 
 
-def trained(steps, weight):
+def train(steps, weight):
     order = torch.Generator().manual_seed(1)
-    told = [float(steps.take(torch.randperm(32, generator=order)[:8], 0.1 / number)) for number in range(1, STEPS + 1)]
-    return weight.detach().cpu(), told
+    losses = [
+        float(steps.take(torch.randperm(32, generator=order)[:8], 0.1 / number)) for number in range(1, STEPS + 1)
+    ]
+    return weight.detach().cpu(), losses
 
 
 @pytest.mark.parametrize(("count", "second_beta"), [(500, 0.99), (80, 0.9375), (STEPS, 0.9)])
 def test_steps_are_those_of_adam_on_the_mean_error(count, second_beta):
     weight, errors = problem("cpu")
     other, errors_of_other = problem("cpu")
-    after, told = trained(steps_of([weight], errors, 2.0, count, recordable=True), weight)
+    after, losses = train(steps_of([weight], errors, 2.0, count, recordable=True), weight)
     adam, order = torch.optim.Adam([other], betas=(0.9, second_beta)), torch.Generator().manual_seed(1)
     for number in range(1, STEPS + 1):
         adam.param_groups[0]["lr"] = 0.1 / number
@@ -42,29 +44,30 @@ def test_steps_are_those_of_adam_on_the_mean_error(count, second_beta):
         loss.backward()
         adam.step()
     torch.testing.assert_close(after, other.detach())
-    assert told[-1] == pytest.approx(float(loss))
+    assert losses[-1] == pytest.approx(float(loss))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="records on a GPU")
-@pytest.mark.parametrize("asks", [False, True])
-def test_recorded_steps_are_those_that_were_launched_one_by_one(asks):
+@pytest.mark.parametrize("synchronizes", [False, True])
+def test_recorded_steps_are_those_that_were_launched_one_by_one(synchronizes):
     weight, errors = problem("cuda")
     other, errors_of_other = problem("cuda")
 
-    def asking(windows):
+    def other_errors(windows):
         for piece in errors_of_other(windows):
-            if asks:  # which no recording can do
+            if synchronizes:  # which cannot be recorded
                 float(piece)
             yield piece
 
-    steps = CapturedSteps([other], asking, 2.0, STEPS)
-    found, wanted = trained(steps, other), trained(Steps([weight], errors, 2.0, STEPS), weight)
-    assert (steps.graph is None) is asks
-    torch.testing.assert_close(found[0], wanted[0])
-    assert found[1] == pytest.approx(wanted[1], rel=1e-4)
+    steps = CapturedSteps([other], other_errors, 2.0, STEPS)
+    after, losses = train(steps, other)
+    expected, expected_losses = train(Steps([weight], errors, 2.0, STEPS), weight)
+    assert (steps.graph is None) is synchronizes
+    torch.testing.assert_close(after, expected)
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
 
 
-def test_a_stop_tells_how_to_go_on_from_the_first_layer_on(tmp_path):
+def test_an_interrupted_run_says_how_to_continue_it(tmp_path):
     folder = TrainedLayers(tmp_path)
     assert folder.describe() == "no layer is done yet; the same command starts again with the first"
     for layer, words in ((0, "1 layer is kept"), (3, "2 layers are kept")):

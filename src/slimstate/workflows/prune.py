@@ -160,11 +160,14 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         return _distilled(source, out, config, reporter)
     checkpoint = _open(source, out, config, reporter)
     provenance = run_config("prune", {"model": source, "out": out}, config.to_values())
+    if out is None:  # the channels are chosen from the calibration, and nothing is trained
+        config = replace(config, reconstruct=None, distill=None)
     job = plan = None
     if config.apply is None:
         job = _selection_job(checkpoint, config, reporter)
         key_dim = job.request.keep
-        if config.reconstruct is not None and out is not None:
+        if config.reconstruct is not None:
+            assert out is not None
             return _reconstructed(job, out, config, provenance, started)
     else:
         plan = read_plan(config.apply, checkpoint)
