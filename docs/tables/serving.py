@@ -70,7 +70,7 @@ def _pool(model: str) -> str:
         ["keys and values of 32,768 tokens, MiB", *(f"{row['share']['attention'] / 2**20:,.1f}" for row in plain)],
         ["sequences of 32,768 tokens", *sequences(plain)],
         ["with prefix caching", *sequences(prefixes)],
-        ["with a state kept at every block", *(f"{row['kept']:.2f}" for row in prefixes)],
+        ["with a state kept at every block", *(f"{row['cached']:.2f}" for row in prefixes)],
         ["sequences of 4,096 tokens, prefix caching", *sequences(short)],
     ]
     return markdown(["key dim", *(str(row["key_dim"]) for row in plain)], lines)
