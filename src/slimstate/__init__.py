@@ -7,19 +7,14 @@ Each name is loaded when it is asked for first: most need torch, which takes sec
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-# not later: the folder of that name would take its place here
-from slimstate.api.reporting import report
 from slimstate.system.version import __version__
 
 if TYPE_CHECKING:
-    from slimstate.api.measuring import analyze, evaluate, sweep
     from slimstate.api.training import preview, recover, train
-    from slimstate.evaluation.analyze import AnalysisOptions
-    from slimstate.evaluation.evaluate import EvalOptions
-    from slimstate.evaluation.sweep import SweepOptions
-    from slimstate.evaluation.sweep_grid import SweepGrid
     from slimstate.models.options import LoadOptions, RunOptions
     from slimstate.models.prepare import prepare, prepare_fla
     from slimstate.pruning.options import Budget, Calibration, CutOptions
@@ -28,6 +23,7 @@ if TYPE_CHECKING:
     from slimstate.system.errors import SlimstateError
     from slimstate.system.progress import Reporter
     from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
+    from slimstate.workflows.analyze import AnalyzeConfig, analyze
     from slimstate.workflows.bench import (
         CalibrateBenchConfig,
         DecodeBenchConfig,
@@ -38,19 +34,17 @@ if TYPE_CHECKING:
         bench_mixer,
         bench_model,
     )
+    from slimstate.workflows.evaluate import EvalConfig, evaluate
     from slimstate.workflows.inspect import InspectConfig, inspect
     from slimstate.workflows.prune import PruneConfig, estimate, prune
     from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
+    from slimstate.workflows.report import report
+    from slimstate.workflows.sweep import SweepConfig, sweep
     from slimstate.workflows.verify import VerifyConfig, verify
 
 # the names above, by the module that each is loaded from
 HOMES = {
-    "api.measuring": ("analyze", "evaluate", "sweep"),
     "api.training": ("preview", "recover", "train"),
-    "evaluation.analyze": ("AnalysisOptions",),
-    "evaluation.evaluate": ("EvalOptions",),
-    "evaluation.sweep": ("SweepOptions",),
-    "evaluation.sweep_grid": ("SweepGrid",),
     "models.options": ("LoadOptions", "RunOptions"),
     "models.prepare": ("prepare", "prepare_fla"),
     "pruning.options": ("Budget", "Calibration", "CutOptions"),
@@ -58,9 +52,13 @@ HOMES = {
     "selectors": ("Selector",),
     "system.errors": ("SlimstateError",),
     "system.progress": ("Reporter",),
+    "workflows.analyze": ("AnalyzeConfig", "analyze"),
+    "workflows.evaluate": ("EvalConfig", "evaluate"),
     "workflows.inspect": ("InspectConfig", "inspect"),
     "workflows.prune": ("PruneConfig", "estimate", "prune"),
     "workflows.reconstruct": ("ReconstructConfig", "reconstruct"),
+    "workflows.report": ("report",),
+    "workflows.sweep": ("SweepConfig", "sweep"),
     "workflows.verify": ("VerifyConfig", "verify"),
     "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
     "workflows.bench": (
@@ -70,13 +68,13 @@ HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "AnalysisOptions",
+    "AnalyzeConfig",
     "Budget",
     "CalibrateBenchConfig",
     "Calibration",
     "CutOptions",
     "DecodeBenchConfig",
-    "EvalOptions",
+    "EvalConfig",
     "InspectConfig",
     "LoadOptions",
     "MixerBenchConfig",
@@ -90,8 +88,7 @@ __all__ = [
     "RunOptions",
     "Selector",
     "SlimstateError",
-    "SweepGrid",
-    "SweepOptions",
+    "SweepConfig",
     "TrainerOptions",
     "TrainingText",
     "VerifyConfig",
@@ -120,11 +117,22 @@ __all__ = [
 def __getattr__(name: str) -> object:
     for home, names in HOMES.items():
         if name in names:
-            found: object = getattr(importlib.import_module(f"slimstate.{home}"), name)
-            globals()[name] = found
-            return found
+            value: object = getattr(importlib.import_module(f"slimstate.{home}"), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps `slimstate.report` the function, where importing the folder `report` would replace it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "report" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -11,9 +11,11 @@ import click
 from slimstate.cli.commands import Command, HubFlags, WorkflowCommand
 from slimstate.cli.printing.benchmark import show_bench
 from slimstate.cli.printing.cut import PruneFlags, run_prune, show_inspection, show_prune, show_reconstruction
+from slimstate.cli.printing.evaluation import show_analysis, show_evaluation, show_report, show_sweep
 from slimstate.cli.printing.verification import exit_code, show_verification
 from slimstate.cli.running import demo, run_command
 from slimstate.system.version import __version__
+from slimstate.workflows.analyze import AnalyzeConfig, analyze
 from slimstate.workflows.bench import (
     CalibrateBenchConfig,
     DecodeBenchConfig,
@@ -24,9 +26,12 @@ from slimstate.workflows.bench import (
     bench_mixer,
     bench_model,
 )
+from slimstate.workflows.evaluate import EvalConfig, evaluate
 from slimstate.workflows.inspect import InspectConfig, inspect
 from slimstate.workflows.prune import PruneConfig, prune
 from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
+from slimstate.workflows.report import report
+from slimstate.workflows.sweep import SweepConfig, sweep
 from slimstate.workflows.verify import VerifyConfig, verify
 
 COMMANDS = (
@@ -35,6 +40,10 @@ COMMANDS = (
     Command(
         name="reconstruct", workflow=reconstruct, config=ReconstructConfig, show=show_reconstruction, flags=HubFlags
     ),
+    Command(name="eval", workflow=evaluate, config=EvalConfig, show=show_evaluation),
+    Command(name="analyze", workflow=analyze, config=AnalyzeConfig, show=show_analysis),
+    Command(name="sweep", workflow=sweep, config=SweepConfig, show=show_sweep),
+    Command(name="report", workflow=report, show=show_report),
     Command(name="verify", workflow=verify, config=VerifyConfig, show=show_verification, exit_code=exit_code),
     Command(name="bench mixer", workflow=bench_mixer, config=MixerBenchConfig, show=show_bench),
     Command(name="bench model", workflow=bench_model, config=ModelBenchConfig, show=show_bench),

@@ -55,7 +55,7 @@ class Command:
 
     name: str
     workflow: Callable[..., Any]
-    config: type[Options]
+    config: type[Options] = Options
     show: Callable[[Any], None]
     flags: type[OutputFlags] = OutputFlags
     run: Callable[..., Any] | None = None
@@ -106,8 +106,9 @@ class Command:
     def _call(self, inputs: Mapping[str, Any], config: Options, flags: Options, reporter: Reporter) -> Any:
         if self.run is not None:
             return self.run(**inputs, config=config, flags=flags, reporter=reporter)
-        shown = {"progress": reporter} if "progress" in inspect.signature(self.workflow).parameters else {}
-        return self.workflow(**inputs, config=config, **shown)
+        parameters = inspect.signature(self.workflow).parameters
+        more = {"config": config, "progress": reporter}
+        return self.workflow(**inputs, **{name: value for name, value in more.items() if name in parameters})
 
 
 class WorkflowCommand(click.Command):

@@ -1,7 +1,7 @@
-"""Benchmarks of lm-eval on a model that is already loaded: the paper's seven, six recall tasks, or any other by name.
+"""Run tasks of lm-eval on a model that is already loaded: the paper's seven, six recall tasks, or any other by name.
 
-lm-eval owns prompts, requests and metrics. Added here: local files take the place of hub datasets, recall prompts are
-cut to 2K tokens with the model's tokenizer, and what was found is a record.
+lm-eval defines prompts, requests and metrics. Added here: local files can replace hub datasets, recall prompts are
+truncated to 2K tokens with the model's tokenizer, and the result is a record.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 
-from slimstate.evaluation.task_sources import RECALL, Source, check_limit, resolve, sources_in, task_manager
+from slimstate.evaluation.options import TaskOptions
+from slimstate.evaluation.task_sources import RECALL, Source, find_sources, resolve_tasks, task_manager
 from slimstate.models.load import Runtime
-from slimstate.records.evaluation import LmEval, TaskData, TaskScores
+from slimstate.records.evaluation import LmEval, TaskScores
 from slimstate.system import hub
 from slimstate.system.errors import DataError, ModelError, SlimstateError
 from slimstate.system.progress import SILENT, Reporter
@@ -45,57 +46,45 @@ AVERAGES = {
 BATCH = {"cpu": 1, "cuda": 8}
 
 
-def run_tasks(
-    runtime: Runtime,
-    names: Sequence[str],
-    *,
-    data: Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    max_length: int | None = None,
-    reporter: Reporter = SILENT,
-) -> LmEval:
-    """The metrics of every task and their averages.
+def run_tasks(runtime: Runtime, options: TaskOptions, *, seed: int = 0, reporter: Reporter = SILENT) -> LmEval:
+    """Return the metrics of every task and their averages.
 
-    `data` is a folder of local files in place of hub datasets: TASK.jsonl or TASK.parquet, or a folder TASK with a
-    file for each split. `limit` keeps the first documents of each task. `max_length` are the most tokens that the model
-    sees at once, by default those that its config names; recall prompts have their own length.
+    A folder of local files has TASK.jsonl or TASK.parquet, or a folder TASK with a file for each split. `max_length`
+    does not apply to recall prompts, which have their own length.
     """
-    check_limit(limit)
-    names = resolve(names)
+    names = resolve_tasks(options.tasks)
     reporter.say(f"lm-eval {version('lm_eval')}: {', '.join(names)}")
+    limit, max_length = options.limit, options.max_length
     with reporter.waiting(f"running {len(names)} tasks"), _silence(), TemporaryDirectory() as folder:
         manager = task_manager(names)
-        found = sources_in(manager, names, data)
-        loaded = {source.task: _load(manager, source, Path(folder), runtime.tokenizer) for source in found}
-        for source in found:
-            _try_documents(loaded[source.task], source, limit)
-        recall = {name: task for name, task in loaded.items() if name in RECALL}
-        others = {name: task for name, task in loaded.items() if name not in RECALL}
+        sources = find_sources(options, manager)
+        tasks = {source.task: _load(manager, source, Path(folder), runtime.tokenizer) for source in sources}
+        for source in sources:
+            _try_documents(tasks[source.task], source, limit)
+        recall = {name: task for name, task in tasks.items() if name in RECALL}
+        others = {name: task for name, task in tasks.items() if name not in RECALL}
         scores = _evaluate(runtime, others, limit, seed, max_length)
-        scores |= _evaluate(runtime, recall, limit, seed, _longest(recall))
-    tasks = {
-        source.task: replace(scores[source.task], data=TaskData(path=source.place, digest=source.digest))
-        for source in found
-    }
+        scores |= _evaluate(runtime, recall, limit, seed, _longest_prompt(recall))
+    scores = {source.task: replace(scores[source.task], data=source.data) for source in sources}
     return LmEval(
-        tasks=tasks, averages=averages(tasks), seed=seed, limit=limit, max_length=max_length, lm_eval=version("lm_eval")
-    )
+        tasks=scores, averages=averages(scores), seed=seed, limit=limit, max_length=max_length,
+        lm_eval=version("lm_eval"),
+    )  # fmt: skip
 
 
 def averages(tasks: Mapping[str, TaskScores]) -> dict[str, float]:
-    """The paper's two means, each only where all its tasks have a number."""
-    found: dict[str, float] = {}
+    """Return the paper's two means, each only where all its tasks have a number."""
+    means: dict[str, float] = {}
     for label, members in AVERAGES.items():
         values = [tasks[name].metrics[metric] for name, metric in members.items() if name in tasks]
         known = [value for value in values if value is not None]
         if len(known) == len(members):
-            found[label] = sum(known) / len(known)
-    return found
+            means[label] = sum(known) / len(known)
+    return means
 
 
 def _load(manager: Any, source: Source, folder: Path, tokenizer: Any) -> Any:
-    """lm-eval's task with its documents. In a group lm-eval lets a task's config be changed."""
+    """Return lm-eval's task with its documents; lm-eval lets the config of a task be changed within a group."""
     member = {"task": source.task, **source.overrides(folder)}
     if source.task in RECALL:
         member["metadata"] = {**manager.task_index[source.task].cfg["metadata"], "tokenizer": tokenizer}
@@ -105,16 +94,16 @@ def _load(manager: Any, source: Source, folder: Path, tokenizer: Any) -> Any:
         if source.files:
             raise DataError(f"task {source.task} cannot use {source.place}: {_reason(error)}") from error
         raise DataError(
-            f"task {source.task}: its dataset {source.place} cannot be had ({_reason(error)}); "
+            f"task {source.task}: its dataset {source.place} cannot be loaded ({_reason(error)}); "
             "give a folder of files with `task_data`"
         ) from error
     if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-        raise DataError(f"task {source.task} runs code or shows images, which slimstate does not")
+        raise DataError(f"task {source.task} runs code or shows images, which slimstate does not support")
     return task
 
 
 def _try_documents(task: Any, source: Source, limit: int | None) -> None:
-    """Local documents may lack a field; that is said here, before the model has worked for hours."""
+    """Refuse local documents that lack a field, before the model has worked for hours."""
     rows = task.rows if source.task in RECALL else count()
     for row, document in zip(rows, islice(task.eval_docs, limit) if source.files else (), strict=False):
         try:
@@ -127,14 +116,14 @@ def _try_documents(task: Any, source: Source, limit: int | None) -> None:
             raise DataError(f"task {source.task} cannot use {where}: {_reason(error)}") from error
 
 
-def _longest(recall: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest prompt and of what is written after it; of more lm-eval cuts the beginning off."""
+def _longest_prompt(recall: Mapping[str, Any]) -> int | None:
+    """Return the tokens of the longest prompt with its continuation; lm-eval truncates anything longer."""
     lengths = (task.prompt_tokens + task.config.generation_kwargs["max_gen_toks"] for task in recall.values())
     return max(lengths, default=None)
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong first, in one line."""
+    """Return the first cause of an error in one line."""
     if isinstance(error.__cause__, Exception):
         return _reason(error.__cause__)
     return f"{type(error).__name__}: {hub.reason(error)}"
@@ -143,7 +132,7 @@ def _reason(error: Exception) -> str:
 def _evaluate(
     runtime: Runtime, tasks: Mapping[str, Any], limit: int | None, seed: int, max_length: int | None = None
 ) -> dict[str, TaskScores]:
-    """lm-eval's own evaluation; of `simple_evaluate` only the report on the machine is missing, which runs programs."""
+    """Run lm-eval's `evaluate`; `simple_evaluate` would also describe the machine, for which it runs programs."""
     if not tasks:
         return {}
     try:
@@ -156,24 +145,24 @@ def _evaluate(
     for task in tasks.values():
         task.set_config("num_fewshot", task.get_config("num_fewshot") or 0)
         task.set_fewshot_seed(seed)
-    for plant in (random.seed, numpy.random.seed, torch.manual_seed):
-        plant(seed)
+    for set_seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        set_seed(seed)
     model = HFLM(
         pretrained=runtime.model,
         backend="causal",
-        tokenizer=copy.deepcopy(runtime.tokenizer),  # lm-eval gives it a padding token
+        tokenizer=copy.deepcopy(runtime.tokenizer),  # lm-eval adds a padding token to it
         max_length=max_length,
         batch_size=BATCH[runtime.device.type],
     )
     try:
         result = evaluate(lm=model, task_dict={"tasks": dict(tasks), "groups": {}}, limit=limit, bootstrap_iters=0)
     except OverflowError as error:
-        raise ModelError("a perplexity is beyond what a float holds: the model predicts nothing") from error
-    return {name: _score(task, name, result) for name, task in tasks.items()}
+        raise ModelError("a perplexity is too large for a float: the model predicts nothing") from error
+    return {name: _scores(task, name, result) for name, task in tasks.items()}
 
 
-def _score(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
-    """What lm-eval found for one task, with plain numbers, and the standard error of each metric that is a mean."""
+def _scores(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
+    """Return lm-eval's result for one task as plain numbers, with the standard error of each metric that is a mean."""
     from lm_eval.api.metrics import mean, mean_stderr
 
     samples = result["samples"][name]
@@ -183,22 +172,19 @@ def _score(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
     errors: dict[str, float | None] = {}
     better: dict[str, bool] = {}
     for key, value in result["results"][name].items():
-        metric, comma, kept = key.partition(",")
+        metric, comma, filter_name = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, Real):
             continue
-        label = metric if kept == "none" else key
+        label = metric if filter_name == "none" else key
         metrics[label] = _number(value)
         better[label] = bool(task.higher_is_better().get(metric, True))
-        values = [sample[metric] for sample in samples if sample["filter"] == kept and metric in sample]
+        values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
         if task.aggregation().get(metric) is mean and len(values) > 1:
             errors[label] = _number(mean_stderr(values))
     return TaskScores(
-        metrics=metrics,
-        stderr=errors,
-        higher_is_better=better,
+        metrics=metrics, stderr=errors, higher_is_better=better, version=result["versions"][name],
         samples=int(result["n-samples"][name]["effective"]),
-        version=result["versions"][name],
-    )
+    )  # fmt: skip
 
 
 def _log_likelihoods(samples: Sequence[Mapping[str, Any]]) -> Iterator[float]:
@@ -211,13 +197,13 @@ def _log_likelihoods(samples: Sequence[Mapping[str, Any]]) -> Iterator[float]:
 
 
 def _number(value: Any) -> float | None:
-    """A float, where JSON can say it."""
+    """Return a float, or None where JSON has no such number."""
     return float(value) if math.isfinite(value) else None
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """lm-eval and `datasets` log, warn, print and draw bars; the reporter has said what is going on."""
+    """Hide what lm-eval and `datasets` log, warn, print and draw; the reporter shows progress."""
     from tqdm.std import tqdm
 
     draw, level = tqdm.__init__, logging.root.manager.disable

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from slimstate.core.effective_rank import Memory, condition_number, effective_rank, rank_utilisation, state_bound
 from slimstate.core.layout import Mixer
+from slimstate.evaluation.options import check_times
 from slimstate.models.hooks import Reading, observed
 from slimstate.models.load import Runtime
 from slimstate.system import threads
-from slimstate.system.errors import DataError, ModelError
+from slimstate.system.errors import ModelError
 from slimstate.system.progress import SILENT, Reporter
 
 SEGMENT = 256  # tokens that go through the model together
@@ -148,16 +149,6 @@ class _Layer:
             & ~(found["key_bound"] > found["effective_rank"] * (1 + 1e-6))
         )
         self.sampled.append({name: value.flatten().double() for name, value in found.items()})
-
-
-def check_times(length: int, every: int, skip: int) -> None:
-    """Refuse strides and skips that leave nothing to look at."""
-    if not 1 <= every <= length:
-        raise DataError(f"states every {every} tokens of {length}: the stride must lie between 1 and the length")
-    if not 0 <= skip < length // every * every:
-        raise DataError(
-            f"{length} tokens end within the first {skip}, which are skipped: raise `length` or lower `skip`"
-        )
 
 
 def trace_states(

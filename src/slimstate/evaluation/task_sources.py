@@ -1,4 +1,4 @@
-"""Which tasks there are, and where their documents come from: a dataset of the hub, or local files in its place.
+"""The tasks there are, and where their documents come from: a dataset of the hub, or local files in its place.
 
 Unknown tasks and missing data are refused here, before a model is loaded.
 """
@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from slimstate.evaluation.options import TaskOptions
+from slimstate.records.evaluation import TaskData
 from slimstate.system import hub
 from slimstate.system.errors import DataError, SlimstateError
 from slimstate.system.paths import expand_home
@@ -23,7 +25,7 @@ PAPER = ("wikitext", "lambada_openai", "arc_easy", "arc_challenge", "hellaswag",
 RECALL = ("recall_drop", "recall_fda", "recall_nq", "recall_squad", "recall_swde", "recall_triviaqa")
 SUITES = {"paper": PAPER, "recall": RECALL}
 RECALL_FOLDER = Path(__file__).parent / "recall_tasks"
-READERS = {".jsonl": "json", ".parquet": "parquet"}  # what `datasets` calls them
+READERS = {".jsonl": "json", ".parquet": "parquet"}  # their names in `datasets`
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
 TASK_NAME = re.compile(rb"^[\"']?task[\"']?:[ \t]*[\"']?([^\s\"'#\[{!]+)", re.MULTILINE)
 
@@ -37,17 +39,17 @@ class Source:
     files: Mapping[str, Path]
 
     @property
-    def digest(self) -> str | None:
-        """Of the bytes of the files; None for the hub."""
+    def data(self) -> TaskData:
+        """The place and, of files, a digest of their bytes."""
         if not self.files:
-            return None
+            return TaskData(path=self.place)
         total = hashlib.sha256()
         for path in sorted(set(self.files.values())):
             total.update(path.read_bytes())
-        return "sha256:" + total.hexdigest()
+        return TaskData(path=self.place, digest=f"sha256:{total.hexdigest()}")
 
     def overrides(self, folder: Path) -> dict[str, object]:
-        """Changes to the task's config. A cache that lives for one run cannot serve a file as it was earlier."""
+        """Return changes to the task's config; the cache lies in `folder`, so that files are always read anew."""
         if not self.files:
             return {}
         return {
@@ -61,76 +63,52 @@ class Source:
         }
 
 
-def resolve(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Task names from suites, names and comma lists of both, each once; one that does not exist is refused."""
-    wanted = [part.strip() for part in (names if isinstance(names, str) else ",".join(names)).split(",")]
-    found = dict.fromkeys(name for part in wanted if part for name in SUITES.get(part, (part,)))
-    if not found:
+def resolve_tasks(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the tasks of suites, names and comma lists of both, each once; refuse unknown ones."""
+    parts = [part.strip() for part in (names if isinstance(names, str) else ",".join(names)).split(",")]
+    tasks = dict.fromkeys(name for part in parts if part for name in SUITES.get(part, (part,)))
+    if not tasks:
         raise DataError(f"no task is named; there are the suites {', '.join(SUITES)} and the tasks of lm-eval")
     _lm_eval_folder()
-    for name in found:
+    for name in tasks:
         if name not in (*PAPER, *RECALL) and name not in task_files():
             near = difflib.get_close_matches(name, [*SUITES, *task_files()], n=3)
             hint = f"nearest: {', '.join(near)}" if near else "`lm_eval ls subtasks` lists them"
-            raise DataError(f"no task {name!r} (groups of tasks are not taken); {hint}")
-    return tuple(found)
+            raise DataError(f"unknown task {name!r} (groups of tasks are not supported); {hint}")
+    return tuple(tasks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskOptions:
-    """Documents of tasks: the first `limit` of each, from files in the folder `task_data` in place of hub datasets.
+def find_sources(options: TaskOptions, manager: Any = None) -> tuple[Source, ...]:
+    """Return where the documents of each task come from; refuse missing files and a hub that cannot be reached.
 
-    `max_length` are the most tokens that they show a model at once, by default those that its config names.
+    `manager` is an index of lm-eval that has the tasks.
     """
-
-    task_data: str | Path | None = None
-    limit: int | None = None
-    max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        check_limit(self.limit)
-        if self.max_length is not None and self.max_length < 2:
-            raise DataError(f"`max_length` {self.max_length}: at least 2 tokens are needed")
-
-    @property
-    def task_folder(self) -> Path | None:
-        return None if self.task_data is None else Path(self.task_data)
-
-
-def check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise DataError(f"`limit` {limit}: at least 1 document is needed")
-
-
-def sources(names: Sequence[str], data: Path | None = None) -> tuple[Source, ...]:
-    """Where each task's documents will come from; a missing file and an unreachable hub are refused."""
-    return sources_in(task_manager(names), names, data)
-
-
-def sources_in(manager: Any, names: Sequence[str], data: Path | None) -> tuple[Source, ...]:
-    """The same, with an index of lm-eval that is at hand."""
+    if not options.tasks:
+        return ()
+    names = resolve_tasks(options.tasks)
+    manager = manager or task_manager(names)
     configs = {name: manager.task_index[name].cfg for name in names}
-    if data is None:
+    if options.task_data is None:
         return tuple(_hub_source(name, config) for name, config in configs.items())
-    folder = expand_home(data)
+    folder = expand_home(options.task_data)
     if not folder.is_dir():
-        raise DataError(f"no folder {data} of task data")
+        raise DataError(f"no folder {options.task_data} of task data")
     return tuple(_local_source(name, config, folder) for name, config in configs.items())
 
 
 @cache
 def task_files() -> dict[str, Path]:
-    """The file of every task that lm-eval or slimstate ships.
+    """Return the file of every task that lm-eval or slimstate ships, by task.
 
-    lm-eval's own index parses all of them, which takes ten seconds; the name is on a line of its own in each.
+    The index of lm-eval parses all of them, which takes ten seconds; the name is on a line of its own in each.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in (RECALL_FOLDER, _lm_eval_folder() / "tasks"):
         for path in sorted(folder.rglob("*.yaml")):
             name = TASK_NAME.search(path.read_bytes())
             if name:
-                found.setdefault(name[1].decode(), path)
-    return found
+                files.setdefault(name[1].decode(), path)
+    return files
 
 
 def _lm_eval_folder() -> Path:
@@ -141,7 +119,7 @@ def _lm_eval_folder() -> Path:
 
 
 def task_manager(names: Sequence[str]) -> Any:
-    """lm-eval's index of the folders that hold these tasks."""
+    """Return an index of lm-eval of the folders that contain these tasks."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
@@ -156,22 +134,22 @@ def _hub_source(name: str, config: Mapping[str, Any]) -> Source:
     place = ":".join(str(part) for part in (config.get("dataset_path"), config.get("dataset_name")) if part)
     if not constants.is_offline_mode() and not hub.reachable():
         raise DataError(
-            f"task {name}: the hub cannot be reached from here for its dataset {place}; give a folder of files "
-            "with `task_data`, or set HF_HUB_OFFLINE=1 where the dataset was downloaded before"
+            f"task {name}: the hub cannot be reached for its dataset {place}; give a folder of files with `task_data`,"
+            " or set HF_HUB_OFFLINE=1 where the dataset was downloaded before"
         )
     return Source(task=name, place=place or "the task's own", files={})
 
 
 def _local_source(name: str, config: Mapping[str, Any], folder: Path) -> Source:
-    """The file of the split that is evaluated, which also serves the splits that have none of their own."""
+    """Return the files of a task; that of the evaluated split also serves the splits without a file."""
     evaluated = config.get("test_split") or config.get("validation_split")
     if evaluated is None:
-        raise DataError(f"task {name} loads its dataset in Python: `task_data` cannot take its place")
+        raise DataError(f"task {name} loads its dataset in Python: `task_data` cannot replace it")
     main = _evaluated_file(name, evaluated, folder)
     shown = (config.get("fewshot_config") or {}).get("split")
-    asked = {split for split in (shown, *map(config.get, SPLITS)) if split}
-    own = {split: main.with_name(f"{split}{main.suffix}") for split in asked if main.parent != folder}
-    files = {split: own[split] if split in own and own[split].is_file() else main for split in sorted(asked)}
+    splits = {split for split in (shown, *map(config.get, SPLITS)) if split}
+    own = {split: main.with_name(f"{split}{main.suffix}") for split in splits if main.parent != folder}
+    files = {split: own[split] if split in own and own[split].is_file() else main for split in sorted(splits)}
     examples = shown or config.get("fewshot_split") or config.get("training_split") or evaluated
     if config.get("num_fewshot") and examples != evaluated and files[examples] == main:
         raise DataError(
@@ -182,12 +160,11 @@ def _local_source(name: str, config: Mapping[str, Any], folder: Path) -> Source:
 
 
 def _evaluated_file(name: str, split: str, folder: Path) -> Path:
-    places = [folder / f"{name}{suffix}" for suffix in READERS]
-    places += [folder / name / f"{split}{suffix}" for suffix in READERS]
-    for path in places:
+    paths = [folder / f"{stem}{suffix}" for stem in (name, f"{name}/{split}") for suffix in READERS]
+    for path in paths:
         if path.is_file() and path.stat().st_size == 0:
             raise DataError(f"{path} is empty")
         if path.is_file():
             return path
-    looked = ", ".join(str(path.relative_to(folder)) for path in places)
-    raise DataError(f"no data for task {name} in {folder}: looked for {looked}")
+    names = ", ".join(str(path.relative_to(folder)) for path in paths)
+    raise DataError(f"no data for task {name} in {folder}: looked for {names}")

@@ -21,7 +21,7 @@ MIB, GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration(TextOptions):
+class CalibrationText(TextOptions):
     """Calibration"""
 
     data: TextSource = None
@@ -30,8 +30,6 @@ class Calibration(TextOptions):
     """Calibration windows; default: 128, or as many as the text has."""
     length: Annotated[int | None, Meta(ge=2)] = None
     """Tokens per calibration window; default: 2048, or fewer where the text is shorter."""
-    evidence: Path | None = None
-    """File that keeps the results of the calibration; where it exists, they are read and the model does not run."""
 
     def check(self) -> None:
         if self.data is not None:
@@ -45,6 +43,14 @@ class Calibration(TextOptions):
     @property
     def tokens(self) -> int:
         return math.prod(self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration(CalibrationText):
+    """Calibration"""
+
+    evidence: Path | None = None
+    """File that keeps the results of the calibration; where it exists, they are read and the model does not run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,113 @@
+"""What `analyze` finds in models as records: traces of their states, and their convolution filters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.evaluation.state_traces import EDGES, Trace
+from slimstate.records.display import Displayable
+from slimstate.records.states import Bounds, ByHead, FiltersRecord, Histogram, Numbers, TraceRecord
+from slimstate.system.json_files import plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateUse:
+    """How much of its states one model uses, and how many of the sampled states violate a bound of the theory."""
+
+    name: str
+    key_dim: int | None
+    utilisation: float
+    effective_rank: float
+    states: int
+    violations: int
+
+    @classmethod
+    def of(cls, trace: TraceRecord) -> StateUse:
+        utilisation = float(torch.tensor(trace.utilisation_by_head).mean())
+        return cls(
+            name=trace.name, key_dim=trace.key_dim, utilisation=utilisation,
+            effective_rank=utilisation * trace.capacity, states=trace.bounds.states, violations=trace.bounds.violations,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis(Displayable):
+    """The folder of the records, a summary of each model, and the figures."""
+
+    out: str
+    models: tuple[StateUse, ...]
+    figures: tuple[str, ...]
+    seconds: float
+
+    def headline(self) -> str:
+        return f"how much of their states {len(self.models)} models use" if len(self.models) > 1 else "state in use"
+
+    def table(self) -> list[dict[str, object]]:
+        """Return one row for every model."""
+        return [vars(model) for model in self.models]
+
+
+def trace_record(trace: Trace, about: Mapping[str, Any]) -> TraceRecord:
+    """Return a trace as numbers, with means over layers and heads; `about` has the fields of the model and the run."""
+    late = torch.tensor(trace.times) > trace.skip
+    mean = trace.utilisation.mean((0, 1))
+    sampled = {name: rounded(values, 6) for name, values in trace.sampled.items() if name != "holds"}
+    return TraceRecord(
+        **about,
+        capacity=trace.capacity,
+        layers=trace.layers,
+        heads=trace.utilisation.shape[1],
+        times=trace.times,
+        utilisation=rounded(trace.utilisation, 5),
+        kappa=rounded(trace.kappa, 4),
+        curve=rounded(mean, 6),
+        effective_rank=rounded(mean * trace.capacity, 6),
+        utilisation_by_head=rounded(trace.utilisation[..., late].mean(-1), 5),
+        kappa_by_head=rounded(trace.kappa[..., late].median(-1).values, 4),
+        histogram=Histogram(low=float(EDGES[0]), high=float(EDGES[-1]), counts=rounded(trace.histogram)),
+        spectrum=rounded(trace.spectrum, 5),
+        bounds=Bounds(
+            states=len(trace.sampled.get("holds", ())),
+            violations=int((trace.sampled["holds"] == 0).sum()) if trace.sampled else 0,
+            **sampled,
+        ),
+    )
+
+
+def filters_record(checkpoint: Checkpoint, about: Mapping[str, Any]) -> FiltersRecord:
+    """Return the filters of the first, the middle and the last mixer, and the similarity within each head of all."""
+    mixers = checkpoint.mixers
+    shown = {mixers[0].layer, mixers[len(mixers) // 2].layer, mixers[-1].layer}
+    filters: dict[str, dict[str, tuple[ByHead, ...]]] = {}
+    likeness: dict[str, dict[str, Numbers]] = {}
+    for mixer in mixers:
+        for role, axis in mixer.filters:
+            slot = axis.slots[0]
+            weight = checkpoint.read(mixer.name_of(slot)).float().flatten(1)
+            by_head = weight[axis.all_rows(slot)[0]]  # [heads, width, filter size]
+            if mixer.layer in shown:
+                filters.setdefault(str(mixer.layer), {})[role] = rounded(by_head, 3)
+            likeness.setdefault(role, {})[str(mixer.layer)] = rounded(_mean_cosine(by_head), 3)
+    return FiltersRecord(**about, filters=filters, likeness=likeness)
+
+
+def _mean_cosine(by_head: Tensor) -> Tensor:
+    """Return the mean cosine between two filters of the same head, [heads]."""
+    unit = torch.nn.functional.normalize(by_head, dim=-1)
+    count = unit.shape[1]
+    return (unit.sum(1).square().sum(-1) - count) / max(1, count * (count - 1))
+
+
+def rounded(values: Tensor, digits: int | None = None) -> Any:
+    """Return the numbers as nested tuples, rounded to significant digits; None where one is not finite."""
+    return _as_tuples(plain(values, digits))
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

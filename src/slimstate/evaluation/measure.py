@@ -1,0 +1,96 @@
+"""Measure one model: perplexity of a text, tasks of lm-eval, associative recall; and compare two results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from slimstate.checkpoints.identity import identity
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.state_dtype import StateRounding
+from slimstate.data.documents import Reading
+from slimstate.data.text import Windows
+from slimstate.evaluation.associative_recall import associative_recall
+from slimstate.evaluation.lm_eval import run_tasks
+from slimstate.evaluation.options import MeasureOptions
+from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
+from slimstate.models.load import Runtime, load
+from slimstate.models.options import RunOptions
+from slimstate.models.state_rounding import rounded_states
+from slimstate.pruning.budget import stored_bytes
+from slimstate.records.evaluation import EvaluationRecord, MeasurePair, Result
+from slimstate.system.progress import Reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What to measure: perplexity where there are windows of a text, recall in the text, tasks where some are named."""
+
+    text: Reading | None
+    windows: Windows | None
+    associative: bool
+    options: MeasureOptions
+    seed: int
+    run: RunOptions
+    reporter: Reporter
+
+    def measure(self, checkpoint: Checkpoint, name: str, rounding: StateRounding) -> Result:
+        """Load a model and return all its measures, with its states stored as `rounding` says."""
+        with self.reporter.waiting("loading the model"):
+            runtime = load(checkpoint.folder, device=self.run.device, dtype=self.run.dtype)
+        self.reporter.say(f"kernels: {runtime.kernels}")
+        mixers = checkpoint.mixers
+        result = Result(
+            **vars(identity(checkpoint, name)),
+            kernels=runtime.kernels,
+            state_dtype=rounding.dtype,
+            state_every=None if rounding.is_exact else rounding.every,
+            state_bytes=stored_bytes(mixers, mixers[0].axis.width, rounding),
+        )
+        with rounded_states(runtime.model, mixers, rounding):
+            if self.windows is not None:
+                result = self._with_perplexity(result, runtime, self.windows)
+            if self.text is not None and self.associative:
+                limits = {"seed": self.seed, "max_tokens": self.options.max_tokens}
+                recall = associative_recall(runtime, self.text, **limits, reporter=self.reporter)
+                result = replace(result, associative_recall=recall)
+            if self.options.tasks:
+                scores = run_tasks(runtime, self.options, seed=self.seed, reporter=self.reporter)
+                result = replace(result, lm_eval=scores)
+        return result
+
+    def _with_perplexity(self, result: Result, runtime: Runtime, windows: Windows) -> Result:
+        tokens = windows.tokens
+        nats, size = mean_nats(runtime, tokens, self.reporter), TextSize.of(runtime.tokenizer, tokens)
+        return replace(
+            result,
+            text=windows.source,
+            digest=windows.digest,
+            documents=windows.documents,
+            length=tokens.shape[1],
+            windows=len(tokens),
+            perplexity=perplexity_of(nats),
+            nats_per_token=nats,
+            nats_per_byte=size.nats_per_byte(nats),
+            **vars(size.predicted(nats)),
+        )
+
+
+def scores_of(result: Result | EvaluationRecord) -> dict[str, tuple[float, bool]]:
+    """Return every number that can be compared by its name, and whether more of it is better."""
+    return {
+        measure.name: (measure.value, measure.more_is_better)
+        for measure in result.measures()
+        if measure.value is not None and measure.more_is_better is not None
+    }
+
+
+def compare(result: Result, baseline: Result) -> tuple[MeasurePair, ...]:
+    """Return the numbers of both models side by side; a share of 1 is all of the baseline's score."""
+    references = scores_of(baseline)
+    rows = []
+    for name, (value, more_is_better) in scores_of(result).items():
+        reference = references[name][0]
+        above, below = (value, reference) if more_is_better else (reference, value)
+        share = above / below if below else None
+        rows.append(MeasurePair(measure=name, model=value, baseline=reference, share=share))
+    return tuple(rows)

@@ -1,0 +1,70 @@
+"""Options of evaluations, analyses and sweeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from slimstate.system.errors import PlanError
+from slimstate.system.options import Options
+
+FULL_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(Options):
+    """Tasks"""
+
+    tasks: tuple[str, ...] = ()
+    """Tasks of lm-eval, separated by commas; paper: the seven tasks of the paper."""
+    task_data: Path | None = None
+    """Folder with TASK.jsonl or TASK.parquet to use instead of hub datasets."""
+    limit: Annotated[int | None, Meta(ge=1)] = None
+    """Documents per task; default: all."""
+    max_length: Annotated[int | None, Meta(ge=2)] = None
+    """Most tokens that tasks show a model at once; default: as its config says (the paper's code: 10000)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(TaskOptions):
+    """Measures"""
+
+    max_tokens: Annotated[int | None, Meta(ge=2)] = None
+    """Use only the first tokens of the text."""
+    state_every: Annotated[int, Meta(ge=1)] = 1
+    """Tokens after which a state is stored: 1 as engines decode, more as they prefill in pieces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridOptions(Options):
+    """Candidates"""
+
+    methods: tuple[Any, ...] | None = None
+    """Methods, separated by commas; default: {channel_methods}."""
+    compressions: tuple[float, ...] | None = None
+    """Shares of key channels to remove, rounded to multiples of 16; default, without --key-dims: 0.3,0.4,0.5,0.75."""
+    key_dims: tuple[int, ...] = ()
+    """Channels per head to keep, exactly, such as 89,76."""
+    scores: tuple[Literal["kq", "k", "q"], ...] = ("kq",)
+    """Choose channels by keys and queries (kq), keys (k) or queries (q)."""
+    state_dtypes: tuple[str, ...] = ("float32",)
+    """Data types to store states in, separated by commas: float32, bfloat16 or float8_e4m3."""
+
+    def check(self) -> None:
+        object.__setattr__(self, "state_dtypes", tuple(map(full_name, self.state_dtypes)))
+
+
+def full_name(state_dtype: str) -> str:
+    """Return the full name of a data type that may be abbreviated, such as bf16."""
+    return FULL_NAMES.get(state_dtype, state_dtype)
+
+
+def check_times(length: int, every: int, skip: int) -> None:
+    """Refuse a stride or a skip that leaves no state to look at."""
+    if not 1 <= every <= length:
+        raise PlanError(f"`every` must be at least 1 and at most the length {length}, got {every}")
+    if not 0 <= skip < length // every * every:
+        raise PlanError(f"`skip` must be at least 0 and less than the {length} tokens of a text, got {skip}")

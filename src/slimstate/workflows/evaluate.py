@@ -1,0 +1,145 @@
+"""`slimstate eval`: measure a model by perplexity, tasks and recall, alone or beside a baseline."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from slimstate.data.options import TextOptions, TextSource
+from slimstate.evaluation.options import MeasureOptions, full_name
+from slimstate.models.options import RunOptions
+from slimstate.system.errors import PlanError
+from slimstate.workflows.inputs import Inputs, Model, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.data.rows import Texts
+    from slimstate.evaluation.measure import Measurement
+    from slimstate.records.evaluation import EvaluationRecord
+    from slimstate.system.progress import Reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(TextOptions):
+    """What to measure of a model"""
+
+    length: Annotated[int, Meta(ge=2)] = 1024
+    """Tokens per window of the text."""
+    recall: bool = False
+    """Run the six recall tasks: DROP, FDA, NQ, SQuAD, SWDE, TriviaQA. How their prompts differ from those of
+    prefix-linear-attention: docs/EXPERIMENTS.md."""
+    associative: bool = False
+    """Also measure recall of random pairs placed in --text; needs no download."""
+    baseline: Model | None = None
+    """A second model to compare with, such as the uncut one."""
+    state_dtype: str = "float32"
+    """Data type that states are stored in between steps, as in an engine: float32, bfloat16 or float8_e4m3. A baseline
+    stores float32."""
+    measures: MeasureOptions = MeasureOptions()
+    run: RunOptions = RunOptions()
+
+    def check(self) -> None:
+        object.__setattr__(self, "state_dtype", full_name(self.state_dtype))
+
+    @property
+    def all_measures(self) -> MeasureOptions:
+        """The measures with the recall tasks, where they are asked for."""
+        tasks = self.measures.tasks
+        return replace(self.measures, tasks=(*tasks, "recall")) if self.recall else self.measures
+
+
+def evaluate(
+    model: Model, text: TextSource | None = None, config: EvalConfig | None = None, *,
+    out: str | Path | None = None, tokenizer: Any = None, progress: Progress = True, **options: Any,
+) -> EvaluationRecord:  # fmt: skip
+    """Measure a model: perplexity of a text per token and per word, tasks of lm-eval, recall.
+
+    The windows of the text do not overlap.
+
+    Parameters:
+        model: A model folder, a hub id, or a transformers model in memory.
+        text: Text to predict: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name.
+            In Python also strings, chats or rows in a list or any iterable.
+        config: An `EvalConfig`; its options can also be given by name.
+        out: File for the record, such as records/evaluation.json.
+        tokenizer: The tokenizer of models in memory.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
+
+    Returns:
+        A record: `perplexity` (per token), `word_perplexity`, `bits_per_byte`, `lm_eval`, `compared`, ...
+
+    Examples:
+        >>> record = slimstate.evaluate("slim", "demo/evaluation.txt", baseline="demo/model")
+        >>> record.perplexity, record.baseline.perplexity
+    """
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.core.state_dtype import StateRounding
+    from slimstate.data.rows import as_text_source
+    from slimstate.evaluation.compare import distinct_names
+    from slimstate.evaluation.measure import compare
+    from slimstate.records.base import versions
+    from slimstate.records.evaluation import EvaluationRecord
+    from slimstate.records.ownership import check_record
+    from slimstate.records.provenance import run_config
+    from slimstate.system.atomic import check_place
+
+    started = time.perf_counter()
+    config = EvalConfig.merge(config, options)
+    if config.associative and text is None:
+        raise PlanError("`associative` hides its names in a text: give `text` too")
+    if text is None and not config.all_measures.tasks:
+        raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
+    if out is not None:
+        check_place(Path(out), folder=False)
+        check_record(Path(out))
+    rounding = StateRounding(dtype=config.state_dtype, every=config.measures.state_every)
+    source = None if text is None else as_text_source(text)
+    with Inputs(progress, tokenizer, model, config.baseline) as inputs:
+        models = [inputs.model(each) for each in (model, config.baseline) if each is not None]
+        checkpoints = [Checkpoint.open(each) for each in models]
+        names = distinct_names([checkpoint.source for checkpoint in checkpoints])
+        measurement = _measurement(checkpoints, source, config, inputs.reporter)
+        results = [
+            measurement.measure(checkpoint, name, stored)
+            for checkpoint, name, stored in zip(checkpoints, names, (rounding, StateRounding()), strict=False)
+        ]
+    values = replace(config, baseline=models[1] if len(models) > 1 else None).to_values()
+    record = EvaluationRecord(
+        **vars(results[0]),
+        baseline=results[1] if len(results) > 1 else None,
+        compared=compare(*results) if len(results) > 1 else (),
+        seed=config.seed,
+        versions=versions(),
+        config=run_config("eval", {"model": models[0], "text": source, "out": out}, values),
+        seconds=time.perf_counter() - started,
+    )
+    if out is None:
+        return record
+    record.write(Path(out))
+    return replace(record, out=str(out))
+
+
+def _measurement(
+    checkpoints: Sequence[Checkpoint], source: str | Texts | None, config: EvalConfig, reporter: Reporter
+) -> Measurement:
+    """Read the text and find the tasks, so that what is missing is refused before a model is loaded."""
+    from slimstate.data.documents import Reading
+    from slimstate.evaluation.compare import same_tokenizers, shared_windows
+    from slimstate.evaluation.measure import Measurement
+    from slimstate.evaluation.task_sources import find_sources
+
+    tokenizers, options = same_tokenizers(checkpoints), config.all_measures
+    find_sources(options)
+    text = None if source is None else Reading(source, config.documents)
+    windows = None if text is None else shared_windows(tokenizers, text, config.length, options.max_tokens)
+    return Measurement(
+        text=text, windows=windows, associative=config.associative, options=options, seed=config.seed, run=config.run,
+        reporter=reporter,
+    )  # fmt: skip
