@@ -50,8 +50,9 @@ class Measurement:
             if self.windows is not None:
                 result = self._with_perplexity(result, runtime, self.windows)
             if self.text is not None and self.associative:
-                limits = {"seed": self.seed, "max_tokens": self.options.max_tokens}
-                recall = associative_recall(runtime, self.text, **limits, reporter=self.reporter)
+                recall = associative_recall(
+                    runtime, self.text, seed=self.seed, max_tokens=self.options.max_tokens, reporter=self.reporter
+                )
                 result = replace(result, associative_recall=recall)
             if self.options.tasks:
                 scores = run_tasks(runtime, self.options, seed=self.seed, reporter=self.reporter)

@@ -117,13 +117,14 @@ def order_rows(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Ro
 
 def grid_of(rows: Sequence[Row], width: int) -> GridOptions:
     """Return the grid that contains all these rows."""
-    state_dtypes = tuple(name for name in TYPES if any(row.state_dtype == name for row in rows))
+    state_dtypes = {row.state_dtype for row in rows}
     rows = [row for row in rows if row.method != UNCUT]
     rounded = [row for row in rows if resolve_key_dim(width, row.compression, None)[0] == row.key_dim]
-    return GridOptions(
-        methods=tuple(dict.fromkeys(row.method for row in rows)),
-        compressions=tuple(dict.fromkeys(row.compression for row in rounded)) or None,
-        key_dims=tuple(dict.fromkeys(row.key_dim for row in rows if row not in rounded)),
-        scores=tuple(dict.fromkeys(row.score for row in rows)),
-        state_dtypes=state_dtypes,
-    )
+    columns = {
+        "methods": [row.method for row in rows],
+        "compressions": [row.compression for row in rounded] or None,
+        "key_dims": [row.key_dim for row in rows if row not in rounded],
+        "scores": [row.score for row in rows],
+        "state_dtypes": [name for name in TYPES if name in state_dtypes],
+    }
+    return GridOptions.from_values({name: values and list(dict.fromkeys(values)) for name, values in columns.items()})

@@ -117,11 +117,10 @@ def _analyze(
             plans[name] = replace(checkpoint.plan, folder=checkpoint.source)
         if checkpoint.mixers[0].filters:
             filters.append(filters_record(checkpoint, {**about, "kernels": traces[-1].kernels}))
+    records = [*((trace.name, trace) for trace in traces), *((each.name, each) for each in filters), *plans.items()]
     with staged_files(folder) as place:
-        for record in (*traces, *filters):
-            record.write(place / f"{record.KIND}-{record.name}.json")
-        for name, plan in plans.items():
-            plan.write(place / f"plan-{name}.json")
+        for name, record in records:
+            record.write(place / f"{record.KIND}-{name}.json")
         figures = draw_analysis(traces, filters, place, config.head)
     return Analysis(
         out=str(folder),

@@ -54,7 +54,7 @@ COLUMNS = (
 class SweepConfig(Options):
     """What to sweep, and what to measure it on"""
 
-    text: TextSource | None = None
+    text: TextSource = None
     """Text to predict: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
     text_length: Annotated[int, Meta(ge=2)] = 1024
     """Tokens per window of --text."""
@@ -160,15 +160,12 @@ def command_for(row: Row, source: str | PathLike[str], folder: Path, config: Swe
 
     if row.method == UNCUT:
         return shlex.join(["vllm", "serve", str(source), f"--{ENGINE_OPTION}", row.state_dtype])
-    calibration = _calibration(config, folder)
-    if config.calibration.data is None:
-        calibration = replace(calibration, evidence=None)
-    elif config.reconstruct is None:
-        calibration = Calibration(evidence=calibration.evidence, seed=calibration.seed)
-    cut = PruneConfig(
-        key_dim=row.key_dim, method=row.method, score=row.score, reconstruct=config.reconstruct,
-        calibration=calibration, cut=config.cut,
-    )  # fmt: skip
+    values = {"key_dim": row.key_dim, "method": row.method, "score": row.score, "seed": config.calibration.seed}
+    if config.calibration.data is not None:
+        values["evidence"] = folder / EVIDENCE
+    if config.reconstruct is not None:
+        values |= config.calibration.to_values()
+    cut = replace(PruneConfig.from_values(values), cut=config.cut, reconstruct=config.reconstruct)
     return command_line(run_config("prune", {"model": source, "out": "SLIM"}, cut.to_values()))
 
 
