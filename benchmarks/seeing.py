@@ -66,10 +66,13 @@ def main() -> None:
             options.model,
             folder,
             text=options.text,
-            calibration=slimstate.Calibration(data=options.data, samples=options.samples, length=options.length),
-            grid=slimstate.SweepGrid(compressions=COMPRESSIONS),
-            options=slimstate.SweepOptions(text_length=options.length, max_tokens=options.max_tokens),
-            run=slimstate.RunOptions(device=options.device),
+            data=options.data,
+            samples=options.samples,
+            length=options.length,
+            compressions=COMPRESSIONS,
+            text_length=options.length,
+            max_tokens=options.max_tokens,
+            device=options.device,
         )
 
     before = parts()

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from rich.console import Console
-from slimstate.cli.measuring import print_sweep
 
 import slimstate
+from slimstate.cli.printing.evaluation import show_sweep
 
 HERE = Path(__file__).parent
 MODEL, CALIBRATION, EVALUATION = HERE / "model", HERE / "calibration.txt", HERE / "evaluation.txt"
@@ -42,16 +42,19 @@ def main() -> None:
         MODEL,
         OUT / "sweep",
         text=EVALUATION,
-        calibration=slimstate.Calibration(data=str(CALIBRATION), samples=32, length=512),
-        grid=slimstate.SweepGrid(methods=("drrqr", "l1", "random"), compressions=(0.25, 0.5, 0.75)),
-        options=slimstate.SweepOptions(max_tokens=TOKENS),
+        data=CALIBRATION,
+        samples=32,
+        length=512,
+        methods=("drrqr", "l1", "random"),
+        compressions=(0.25, 0.5, 0.75),
+        max_tokens=TOKENS,
     )
-    print_sweep(record, OUT / "sweep")
+    show_sweep(record)
     step("2. Cut it, from the evidence of the sweep.")
     cuts = {compression: OUT / f"drrqr-{100 * compression:g}" for compression in (0.5, 0.75)}
     for compression, folder in cuts.items():
-        evidence = slimstate.Calibration(evidence=OUT / "sweep" / "evidence.safetensors")
-        slimstate.prune(MODEL, folder, method="drrqr", compression=compression, calibration=evidence, progress=False)
+        evidence = OUT / "sweep" / "evidence.safetensors"
+        slimstate.prune(MODEL, folder, compression=compression, evidence=evidence, progress=False)
         console.print(f"  {folder}")
     step("3. How much of the state is used, before and after?")
     looked = slimstate.analyze([MODEL, *cuts.values()], EVALUATION, OUT / "states")
@@ -64,7 +67,7 @@ def main() -> None:
             EVALUATION,
             associative=True,
             baseline=MODEL,
-            options=slimstate.EvalOptions(max_tokens=TOKENS),
+            max_tokens=TOKENS,
             out=OUT / f"evaluation-{100 * compression:g}.json",
         )
         before = measured.baseline
@@ -77,7 +80,10 @@ def main() -> None:
         OUT / "drrqr-75-reconstructed",
         data=CALIBRATION,
         teacher=MODEL,
-        options=slimstate.ReconstructOptions(steps=30, batch=4, samples=48, length=256),
+        steps=30,
+        batch=4,
+        samples=48,
+        length=256,
     )
     errors = reconstructed.error_before, reconstructed.error_after
     console.print(f"  error of the layers on text held out: {errors[0]:.3f} to {errors[1]:.3f} of what they add")

@@ -131,20 +131,22 @@ def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
         folders[name],
         tmp_path / "sweep",
         text=text_file,
-        calibration=slimstate.Calibration(data=str(text_file), samples=2, length=64),
-        grid=slimstate.SweepGrid(methods=["l1"], compressions=[0.4]),
-        options=slimstate.SweepOptions(text_length=64, max_tokens=512),
-        run=slimstate.RunOptions(device="cpu"),
+        data=text_file,
+        samples=2,
+        length=64,
+        methods=["l1"],
+        compressions=[0.4],
+        text_length=64,
+        max_tokens=512,
+        device="cpu",
     )
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", compression=0.4)
-    options = slimstate.EvalOptions(length=64, max_tokens=512)
-    measured = slimstate.evaluate(tmp_path / "cut", text_file, options=options, run=slimstate.RunOptions(device="cpu"))
+    measured = slimstate.evaluate(tmp_path / "cut", text_file, length=64, max_tokens=512, device="cpu")
     (row,) = (row for row in swept.rows if row.method == "l1")
     assert measured.perplexity == pytest.approx(row.perplexity, rel=1e-3)
     assert 0 < row.rank_utilisation <= 1
-    following = slimstate.AnalysisOptions(length=96, every=16, skip=16)
     (found,) = slimstate.analyze(
-        [folders[name]], text_file, tmp_path / "traces", options=following, run=slimstate.RunOptions(device="cpu")
+        [folders[name]], text_file, tmp_path / "traces", length=96, every=16, skip=16, device="cpu"
     ).models
     assert 0 < found.utilisation <= 1
     assert found.violations == 0

@@ -14,7 +14,7 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import Calibration, CutOptions, EvalOptions, ReconstructOptions, RecoverOptions, Selector
+from slimstate import Calibration, CutOptions, ReconstructOptions, RecoverOptions, Selector
 from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, PlanError
 
@@ -91,12 +91,12 @@ def test_chats_are_read_in_the_words_of_the_template(model, tmp_path):
     lines = tmp_path / "chats.jsonl"
     lines.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     found = [
-        slimstate.evaluate(model, given, tokenizer=tokenizer, options=EvalOptions(length=64), progress=False)
+        slimstate.evaluate(model, given, tokenizer=tokenizer, length=64, progress=False)
         for given in (plain, chats, [{"messages": chat} for chat in chats], lines)
     ]
     assert len({record.digest for record in found}) == 1
     assert len({record.perplexity for record in found}) == 1
-    one = slimstate.evaluate(model, chats[0], tokenizer=tokenizer, options=EvalOptions(length=16), progress=False)
+    one = slimstate.evaluate(model, chats[0], tokenizer=tokenizer, length=16, progress=False)
     assert one.text == "1 text in memory"
     with pytest.raises(DataError, match="no chat template"):
         slimstate.evaluate(model, chats, tokenizer=tiny.tokenizer(), progress=False)
@@ -104,7 +104,7 @@ def test_chats_are_read_in_the_words_of_the_template(model, tmp_path):
 
 @pytest.mark.slow
 def test_every_verb_takes_a_model_in_memory(model, tmp_path):
-    words, quick = tiny.tokenizer(), EvalOptions(length=64, max_tokens=256)
+    words, quick = tiny.tokenizer(), {"length": 64, "max_tokens": 256}
     assert slimstate.inspect(model).model.endswith("(in memory)")
     plan = slimstate.prune(model, method="l1", key_dim=8, progress=False)
     plan.plan.write(tmp_path / "plan.json")
@@ -112,17 +112,17 @@ def test_every_verb_takes_a_model_in_memory(model, tmp_path):
     assert again.path == tmp_path / "cut"
     assert slimstate.estimate(model, method="l1", progress=False).key_dim == 16
     cut = slimstate.prune(model, method="l1", key_dim=8, progress=False).cut_model
-    beside = slimstate.evaluate(cut, texts(), baseline=model, tokenizer=words, options=quick, progress=False)
+    beside = slimstate.evaluate(cut, texts(), baseline=model, tokenizer=words, **quick, progress=False)
     assert beside.baseline is not None
     assert beside.perplexity != beside.baseline.perplexity
-    grid = slimstate.SweepGrid(methods=("l1",), key_dims=(8,))
     swept = slimstate.sweep(
-        model, tmp_path / "sweep", text=texts(), tokenizer=words, grid=grid, progress=False,
-        options=slimstate.SweepOptions(text_length=64, max_tokens=256),
+        model, tmp_path / "sweep", text=texts(), tokenizer=words, methods="l1", key_dims=(8,), progress=False,
+        text_length=64, max_tokens=256,
     )  # fmt: skip
     assert swept.rows[0].perplexity == pytest.approx(beside.perplexity, rel=1e-4)
-    options = slimstate.AnalysisOptions(length=64, every=16, skip=16)
-    looked = slimstate.analyze(model, texts(), tmp_path / "states", tokenizer=words, options=options, progress=False)
+    looked = slimstate.analyze(
+        model, texts(), tmp_path / "states", tokenizer=words, length=64, every=16, skip=16, progress=False
+    )
     assert looked.models[0].key_dim == 24
     better = slimstate.reconstruct(
         cut, tmp_path / "better", data=texts(), teacher=model, tokenizer=words, progress=False,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from slimstate.evaluation.analyze import AnalysisOptions
+from slimstate.evaluation.evaluate import EvalOptions, compare, scores_of
 
 import slimstate
 import tiny
 from command import run
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.evaluation.analyze import AnalysisOptions
-from slimstate.evaluation.evaluate import EvalOptions, compare, scores_of
 from slimstate.models.load import load
 from slimstate.records.evaluation import EvaluationRecord, LmEval, Result, TaskScores
 from slimstate.records.states import FiltersRecord, TraceRecord

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slimstate.evaluation.evaluate import EvalOptions
 
 import slimstate
 import tiny
@@ -20,7 +21,6 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.core.evidence import EvidenceFile
 from slimstate.evaluation import sweep as sweeps
-from slimstate.evaluation.evaluate import EvalOptions
 from slimstate.evaluation.sweep import SweepOptions
 from slimstate.evaluation.sweep import sweep as verb
 from slimstate.evaluation.sweep_grid import SweepGrid

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slimstate.evaluation.evaluate import EvalOptions
 
 import slimstate
 from places import ROOT
 from slimstate.evaluation import sweep as sweeps
-from slimstate.evaluation.evaluate import EvalOptions
 from slimstate.evaluation.sweep import SweepOptions
 from slimstate.evaluation.sweep import sweep as verb
 from slimstate.evaluation.sweep_grid import SweepGrid

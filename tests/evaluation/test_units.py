@@ -8,13 +8,13 @@ import re
 
 import pytest
 import torch
+from slimstate.evaluation.evaluate import EvalOptions
 
 import slimstate
 import tiny
 from command import run
 from places import ROOT
 from slimstate.core.file_names import PLAN
-from slimstate.evaluation.evaluate import EvalOptions
 from slimstate.evaluation.perplexity import LARGEST, TextSize, evaluation_windows, perplexity_of
 from slimstate.models.load import load_tokenizer
 from slimstate.records.schema import MAX_NUMBER

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+import slimstate
 from places import ROOT, TESTS
 from slimstate.core.file_names import PLAN
-from slimstate.evaluation.analyze import analyze
-from slimstate.evaluation.evaluate import evaluate
-from slimstate.evaluation.sweep import sweep
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import read_records
 from slimstate.records.ownership import check_drawn, check_record
@@ -153,9 +151,9 @@ def test_commands_refuse_to_replace_files_before_they_work(folders, text_file, t
     for name in ("sweep.md", "spectra.pdf", "evaluation.json"):
         (tmp_path / name).write_text("mine")
     for command in (
-        lambda: sweep(model, tmp_path, text=text_file),
-        lambda: analyze([model], text_file, tmp_path),
-        lambda: evaluate(model, text_file, out=tmp_path / "evaluation.json"),
+        lambda: slimstate.sweep(model, tmp_path, text=text_file),
+        lambda: slimstate.analyze([model], text_file, tmp_path),
+        lambda: slimstate.evaluate(model, text_file, out=tmp_path / "evaluation.json"),
     ):
         with pytest.raises(OutputError, match="choose another"):
             command()

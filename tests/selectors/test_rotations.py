@@ -344,15 +344,19 @@ def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_pa
         model,
         out,
         text=text_file,
-        calibration=slimstate.Calibration(data=str(text_file), samples=4, length=64),
-        grid=slimstate.SweepGrid(methods=methods, compressions=(0.33,), scores=("kq", "k")),
-        options=slimstate.SweepOptions(text_length=96, max_tokens=384),
+        data=text_file,
+        samples=4,
+        length=64,
+        methods=methods,
+        compressions=(0.33,),
+        scores=("kq", "k"),
+        text_length=96,
+        max_tokens=384,
     )
     rows = {(row.method, row.score): row for row in record.rows}
     assert set(rows) == {(m, s) for m in methods for s in ("kq", "k")} - {("random-rotation", "k")}
     slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=16, score="k", evidence=out / "evidence.safetensors")
-    options = slimstate.EvalOptions(length=96, max_tokens=384)
-    measured = slimstate.evaluate(tmp_path / "cut", text_file, options=options)
+    measured = slimstate.evaluate(tmp_path / "cut", text_file, length=96, max_tokens=384)
     assert measured.nats_per_token == pytest.approx(rows["pca", "k"].nats_per_token, rel=2e-3)
     gram = EvidenceFile.open(out / "evidence.safetensors").evidence[0].key_gram
     kappas = torch.linalg.eigvalsh(gram)[:, [-1, 8]]  # the least that 16 of 24 components keep
@@ -377,9 +381,8 @@ def test_a_model_whose_channels_cannot_be_rotated_is_refused(folders, text_file,
     refused = "pca rotates the channels, which those of delta_net cannot be; use one of random, l1"
     with pytest.raises(PlanError, match=refused):
         slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
-    asked = {"calibration": slimstate.Calibration(**text), "grid": slimstate.SweepGrid(methods=("l1", "pca"))}
     with pytest.raises(PlanError, match=refused):
-        slimstate.sweep(model, tmp_path / "sweep", text=text_file, **asked)
+        slimstate.sweep(model, tmp_path / "sweep", text=text_file, methods=("l1", "pca"), **text)
     assert not list(tmp_path.iterdir())
     with pytest.raises(PlanError, match="cannot be rotated, only chosen"):
         Cutter(mixers, {mixer.layer: Basis(rows=directions(2, 8, 24).float()) for mixer in mixers})

@@ -143,9 +143,12 @@ def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
         folders[NAME],
         tmp_path,
         text=text_file,
-        calibration=slimstate.Calibration(data=str(text_file), **CALIBRATION),
-        grid=slimstate.SweepGrid(methods=("l1", "drrqr"), compressions=(0.33,)),
-        options=slimstate.SweepOptions(text_length=96, max_tokens=384),
+        data=text_file,
+        **CALIBRATION,
+        methods=("l1", "drrqr"),
+        compressions=(0.33,),
+        text_length=96,
+        max_tokens=384,
     )
     found = SweepRecord.read(pair[0] / "sweep" / "sweep.json")
     assert found.settings == record.settings

@@ -368,8 +368,7 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, recove
     measured, nats = record.measured, record.measured.nats.known()
     assert nats.keys() == folders.keys()
     for kind, folder in folders.items():
-        asked = slimstate.EvalOptions(length=min(1024, length), max_tokens=tokens)
-        found = slimstate.evaluate(folder, unseen_text, options=asked)
+        found = slimstate.evaluate(folder, unseen_text, length=min(1024, length), max_tokens=tokens)
         assert nats[kind] == pytest.approx(found.nats_per_token, rel=1e-6)
         assert measured.perplexity[kind] == pytest.approx(found.perplexity, rel=1e-6)
         assert measured.word_perplexity[kind] == pytest.approx(found.word_perplexity, rel=1e-4)
@@ -387,8 +386,7 @@ def test_the_numbers_are_those_that_evaluate_gives(length, tokens, pairs, recove
 def test_what_is_measured_is_what_is_written(name, full, recover, unseen_text, tmp_path):
     """The weights as they are rounded for the file, and those that are stored once and used twice."""
     record = recover(name, tmp_path / "out", full=full, eval_text=str(unseen_text), eval_tokens=256)
-    options = slimstate.EvalOptions(length=32, max_tokens=256)
-    found = slimstate.evaluate(tmp_path / "out", unseen_text, options=options)
+    found = slimstate.evaluate(tmp_path / "out", unseen_text, length=32, max_tokens=256)
     assert record.measured.nats.after == pytest.approx(found.nats_per_token, rel=1e-6)
 
 
