@@ -258,7 +258,7 @@ def test_a_row_with_neither_a_time_nor_an_error_is_refused(tmp_path):
     data = json.loads((RECORDS / "bench-mixer.json").read_text())
     del data["rows"][1]["seconds"]
     (tmp_path / "bench.json").write_text(json.dumps(data))
-    with pytest.raises(SlimstateError, match=r"rows\[1\] has neither a time"):
+    with pytest.raises(SlimstateError, match=r"rows\[1\] must have a time"):
         MixerRecord.read(tmp_path / "bench.json")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import torch
 import slimstate
 from places import ROOT, TESTS
 from slimstate.core.file_names import PLAN
-from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import read_records
 from slimstate.records.ownership import check_drawn, check_record
 from slimstate.records.parts import Origin
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
-from slimstate.records.schema import ValidationError
 from slimstate.records.training import RecoveryRecord, TrainingRecord
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.json_files import plain, write_json
@@ -90,40 +87,24 @@ def test_a_copy_of_a_plan_names_the_folder_of_the_cut_model():
     assert (copy.model.source, copy.model.loader.library, copy.calibration.samples) == ("toy", "fla", 4)
 
 
-def nested_records(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the records of trainings in a file that holds several, at any depth."""
-    if isinstance(value, dict) and value.get("kind") in TRAININGS:
-        yield value
-    elif isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from nested_records(inner)
-
-
-def missing(before: Any, after: Any, place: str = "") -> Iterator[str]:
-    """Yield the places of values that are not there any more."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name, value in before.items():
-            yield from missing(value, after.get(name), f"{place}.{name}")
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for number, value in enumerate(before):
-            yield from missing(value, after[number], f"{place}[{number}]")
-    elif before != after:
-        yield place
+def is_part_of(part: Any, whole: Any) -> bool:
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(is_part_of(value, whole.get(name)) for name, value in part.items())
+    if isinstance(part, list):
+        return len(part) == len(whole) and all(map(is_part_of, part, whole))
+    return bool(part == whole)
 
 
 @pytest.mark.parametrize(("name", "count"), [("recovery", 73), ("hybrids", 2), ("shared-filters", 3)])
 def test_records_of_the_docs_are_read_without_loss(name, count):
-    records = list(nested_records(json.loads((ROOT / "docs" / "records" / f"{name}.json").read_text())))
+    objects: list[dict[str, Any]] = []
+    text = (ROOT / "docs" / "records" / f"{name}.json").read_text()
+    json.loads(text, object_hook=lambda data: objects.append(data) or data)
+    records = [data for data in objects if data.get("kind") in TRAININGS]
     assert len(records) == count
     for data in records:
-        record = TRAININGS[data["kind"]].from_json(data)
         data.pop("run", None)  # a label of the docs
-        assert list(missing(data, record.to_json())) == []
-
-
-def test_an_evaluation_without_a_measurement_is_refused():
-    with pytest.raises(ValidationError, match="it holds neither a perplexity nor a task nor recall"):
-        EvaluationRecord.from_json({"name": "a", "model": "a"})
+        assert is_part_of(data, TRAININGS[data["kind"]].from_json(data).to_json())
 
 
 @pytest.mark.parametrize("text", ["years of work", "{}", "[]", '{"kind": 3}', ""])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -18,7 +18,7 @@ from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Vali
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord
-from slimstate.system.errors import MAX_LINE, DataError, PlanError
+from slimstate.system.errors import MAX_LINE, PlanError
 
 EXAMPLES = TESTS / "records" / "examples"
 TYPES = {
@@ -53,14 +53,6 @@ def test_unknown_fields_are_ignored_at_any_depth(kind):
     assert TYPES[kind].from_json(extend(data)).to_json() == TYPES[kind].from_json(data).to_json()
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_another_format_is_refused(tmp_path, kind):
-    path = tmp_path / "newer.json"
-    path.write_text(json.dumps({**example(kind), "format": 2}))
-    with pytest.raises(DataError, match=rf"newer\.json is not a valid {kind} record: format must be 1, got 2"):
-        TYPES[kind].read(path)
-
-
 def altered(data: Any, place: str, value: Any) -> Any:
     """Return a copy with another value at a place such as rows/0/perplexity; `...` removes it."""
     whole = inner = deepcopy(data)
@@ -80,41 +72,26 @@ INVALID = [
     ("sweep", "rows/0/perplexity", 1e308, "rows[0].perplexity: expected a finite number below 1e+300"),
     ("sweep", "rows/0/method", ..., "rows[0]: object missing required field `method`"),
     ("sweep", "rows/0/method", "\ud800", "rows[0].method: expected valid Unicode"),
-    ("sweep", "rows/0/kappa", True, "rows[0].kappa: expected `float | null`, got `bool`"),
     ("sweep", "rows", [], "rows: expected `array` of length >= 1"),
     ("sweep", "width", 0, "width: expected `int` >= 1"),
     ("sweep", "width", 8.0, "width: expected `int`, got `float`"),
-    ("sweep", "uncut", None, "uncut: expected `object`, got `null`"),
     ("sweep", "recommended/row", 5, "recommended.row 5 is none of the rows"),
-    ("sweep", "recommended/within", 1, "recommended.within: expected `bool | null`, got `int`"),
-    ("sweep", "versions/torch", 2, "versions[...]: expected `str`, got `int`"),
     ("sweep", "config", {"model": "x"}, "a config must name its command"),
-    ("trace", "layers", [0, -1], "layers[1]: expected `int` >= 0"),
     ("trace", "histogram/counts/0/1", [0] * 110, "histogram.counts has a head without a state"),
     ("trace", "histogram/high", -9.0, "histogram.high must be above histogram.low"),
     ("trace", "spectrum/0/0/0", 301, "spectrum must hold logarithms of singular values, within 300"),
     ("trace", "kappa_by_head", [[1.0, None]], "kappa_by_head must have 2 layers of 2 heads"),
     ("trace", "curve", [0.1], "curve and times differ in length"),
     ("trace", "bounds/states", 15, "bounds must hold 15 states"),
-    ("trace", "cut/key_dim", 0, "cut.key_dim: expected `int` >= 1"),
     ("filters", "filters/0/key/0", [[0.1]], "filters of the key differ in size from head to head"),
     ("filters", "filters/1", {"key": [[[0.1]]]}, "filters must have the same roles in every layer"),
-    ("filters", "likeness/key", {}, "likeness[...]: expected `object` of length >= 1"),
     ("evaluation", "lm_eval/tasks/lambada_openai/metrics", {}, "metrics: expected `object` of length >= 1"),
-    ("evaluation", "associative_recall/points/1/pairs", -2, "points[1].pairs: expected `int` >= 1"),
-    ("evaluation", "baseline/name", 1, "baseline.name: expected `str`, got `int`"),
     ("recovery", "measured/nats/before", None, "measured.nats.before: expected `float`, got `null`"),
-    ("recovery", "measured/nats/before", ..., "measured.nats: object missing required field `before`"),
-    ("recovery", "settings/adaptation/full", 0, "settings.adaptation.full: expected `bool`, got `int`"),
-    ("recovery", "tokens", 2.5, "tokens: expected `int`, got `float`"),
-    ("plan", "width", "wide", "width: expected `int`, got `str`"),
     ("plan", "key_dim", 9, "key_dim must be at most the width 8, got 9"),
     ("plan", "method", "x" * 101, "method: expected `str` of length <= 100"),
-    ("plan", "layers/0/keep/0", "x", "layers.0: keep[0]: expected `array`, got `str`"),
     ("plan", "layers/0/keep/0/0", 1.5, "layers.0: keep[0][0]: expected `int`, got `float`"),
     ("plan", "layers/0/keep/0/0", 2**70, "layers.0: ValueError: Overflow"),
     ("plan", "layers/x", {"keep": [[0]]}, "layers.x: ValueError: invalid literal for int()"),
-    ("plan", "model/source", 1, "model.source: expected `str`, got `int`"),
     ("plan", "calibration", {"samples": -1}, "calibration.samples: expected `int` >= 0"),
     ("plan", "parent", {"method": "l1", "width": 9}, "object missing required field `key_dim`"),
     ("plan", "layers", {}, "layers: expected `object` of length >= 1"),
@@ -124,7 +101,6 @@ INVALID = [
     ("plan", "layers/0/keep/0", [1, 1, 2, 3], "keep must be non-empty, non-negative and ascending in every head"),
     ("plan", "layers/0/rho", [1.0], "layers.0 must certify 2 heads"),
     ("plan", "layers/0/rho", ["x", 1.0], "layers.0: [...][0]: expected `int | float | null`, got `str`"),
-    ("plan", "folder", 1, "folder: expected `str | null`, got `int`"),
 ]  # fmt: skip
 
 
@@ -144,17 +120,17 @@ class Inner(Value):
 
 
 class Toy(Record):
-    KIND: ClassVar[str] = "toy"
-    FORMAT: ClassVar[int] = 3
+    KIND = "toy"
+    FORMAT = 3
 
     colour: Literal["red", "blue"]
     either: float | str | None = None
     inner: Inner | None = None
     inners: Annotated[tuple[Inner, ...], NON_EMPTY] = (Inner(),)
-    counts: Mapping[str, Count] = dataclasses.field(default_factory=dict)
+    counts: Mapping[str, Count] = field(default_factory=dict)
     size: Positive = 1.0
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    runtime: object = dataclasses.field(default=None, metadata=IN_MEMORY)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    runtime: object = field(default=None, metadata=IN_MEMORY)
 
 
 def test_defaults_are_written_and_values_in_memory_are_not():
@@ -193,3 +169,5 @@ def test_errors_are_short_whatever_the_file_says():
     assert "\n" not in str(caught.value)
     with pytest.raises(ValidationError, match="expected `object`, got `array`"):
         from_json(Toy, [1])
+    with pytest.raises(ValidationError, match="neither a perplexity nor a task nor recall"):
+        EvaluationRecord.from_json({"name": "a", "model": "a"})
