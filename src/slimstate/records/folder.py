@@ -41,9 +41,6 @@ class RecordFile(Generic[R_co]):
     record: R_co
 
 
-Found = RecordFile
-
-
 @dataclass(frozen=True, kw_only=True)
 class Records:
     """The records of a folder by kind, and a line on each file that is not valid."""

@@ -1,21 +1,19 @@
-"""One page from records: what was swept, cut, recovered, traced and evaluated, in one HTML file without any network.
+"""Write one self-contained HTML page from records. Nothing here loads a model.
 
-Records are all it sees: nothing here loads a model. Each section of the page is a module that turns records into
-`Html`, which escapes what it is given.
+Each section of the page is a module that computes plain values from records, and a template that shows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimstate.records.display import Displayable
-from slimstate.records.folder import Found, Records, read_records
+from slimstate.records.folder import RecordFile, Records, read_records
 from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.records.training import RECOVERY
-from slimstate.report.markup import GENERATOR
 from slimstate.system.atomic import check_place, write_text, writing
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.progress import SILENT, Reporter
@@ -25,13 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["WrittenReport", "write_report"]
 PAGE = "report.html"
-MOST_HEAD = 4096  # bytes in which a page says who made it
-MAKERS = "`slimstate sweep`, `analyze`, `eval` and `verify` with `out`, `prune`, `reconstruct` and `recover` make them"
+GENERATOR = b'<meta name="generator" content="slimstate">'  # marks a page as ours
+MAX_HEAD_BYTES = 4096  # where that mark must be
+SOURCES = "`sweep`, `analyze`, `eval` and `verify` with `out`, `prune`, `reconstruct` and `recover` write records"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenReport(Displayable):
-    """The page, how many records of each kind it is from, and a line on each file that could not be used."""
+    """The page, the number of records of each kind on it, and a line for each file that could not be read."""
 
     out: str
     records: Mapping[str, int]
@@ -42,26 +41,26 @@ class WrittenReport(Displayable):
         return "a page of " + ", ".join(f"{count} {kind}" for kind, count in self.records.items())
 
     def table(self) -> list[dict[str, object]]:
-        """What could not be used."""
+        """Return the files that could not be read."""
         return [{"skipped": line} for line in self.skipped]
 
 
 def write_report(folder: str | Path, out: str | Path | None = None, *, reporter: Reporter = SILENT) -> WrittenReport:
-    """One self-contained HTML page from whatever records are under `folder`; by default, `report.html` in it."""
-    import slimstate.report.plots  # noqa: F401  matplotlib is an extra, and missing it is said in a line
-    from slimstate.report.rendering import render
+    """Write one HTML page from all records under `folder`, by default to `report.html` in it."""
+    import slimstate.report.plots  # noqa: F401  fails with one line where matplotlib, an extra, is missing
+    from slimstate.report.page import render
 
     folder = Path(folder)
     if folder.is_file():
-        raise DataError(f"{folder} is a file; give the folder that holds records")
+        raise DataError(f"the report needs a folder of records, and {folder} is a file")
     target = Path(out) if out is not None else folder / PAGE
     _check_page(target)
-    records = usable_records(folder)
+    records = unique_records(folder)
     for line in records.skipped:
         reporter.say(line)
     if not records.counts():
-        why = f" that can be used: {records.skipped[0]}" if records.skipped else f": {MAKERS}"
-        raise DataError(f"no record under {folder}{why}")
+        reason = f" that can be read: {records.skipped[0]}" if records.skipped else f": {SOURCES}"
+        raise DataError(f"no record under {folder}{reason}")
     with reporter.waiting("drawing"):
         text = render(records, folder)
     write_text(target, text)
@@ -69,28 +68,27 @@ def write_report(folder: str | Path, out: str | Path | None = None, *, reporter:
 
 
 def _check_page(path: Path) -> None:
-    """Refuse a place where no page can be written, or to replace a file that is none of ours."""
+    """Refuse a place where no page can be written, and a file that is not a page of ours."""
     check_place(path, folder=False)
     if not path.exists():
         return
     with writing(path), path.open("rb") as file:
-        ours = GENERATOR.encode() in file.read(MOST_HEAD)
-    if not ours:
-        raise OutputError(f"{path} is no page that slimstate wrote, and is not replaced: choose another place")
+        is_ours = GENERATOR in file.read(MAX_HEAD_BYTES)
+    if not is_ours:
+        raise OutputError(f"{path} is not a slimstate report and is not replaced: choose another place")
 
 
-def usable_records(folder: Path) -> Records:
-    """What a page is made from: every record once."""
+def unique_records(folder: Path) -> Records:
+    """Return the records under a folder, without copies of plans.
+
+    `analyze`, `reconstruct` and `recover` copy the plan of a cut model, whose own plan may be there too.
+    """
     records = read_records(folder)
-    return replace(records, plan=without_copies(records.plan))
 
+    def is_copy(plan: RecordFile[Plan]) -> bool:
+        is_trained = any((plan.path.parent / name).exists() for name in (RECONSTRUCTION, RECOVERY))
+        return plan.record.folder is not None or is_trained
 
-def without_copies(plans: Sequence[Found[Plan]]) -> tuple[Found[Plan], ...]:
-    """Plans, less those that `analyze`, `reconstruct` or `recover` copied where the cut model itself is here too."""
-
-    def copied(plan: Found[Plan]) -> bool:
-        trained = any((plan.path.parent / name).exists() for name in (RECONSTRUCTION, RECOVERY))
-        return plan.record.folder is not None or trained
-
-    here = [plan.record for plan in plans if not copied(plan)]
-    return tuple(plan for plan in plans if not copied(plan) or not any(map(plan.record.same_cut, here)))
+    originals = [plan.record for plan in records.plan if not is_copy(plan)]
+    unique = [plan for plan in records.plan if not is_copy(plan) or not any(map(plan.record.same_cut, originals))]
+    return replace(records, plan=tuple(unique))

@@ -1,111 +1,88 @@
-"""What was cut: plans, with the channels that every head keeps."""
+"""The section on cuts: each plan, with the channels that every head keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
-from slimstate.records.folder import Found
-from slimstate.records.parts import Text
-from slimstate.report.markup import Html, element, joined
-from slimstate.report.numbers import ARROW, magnitude, percent, plural
-from slimstate.report.pieces import Section, code, facts, note
-from slimstate.report.strips import plan_strips
+from slimstate.records.folder import RecordFile
+from slimstate.records.numbers import ARROW, magnitude, percent, plural
 
 if TYPE_CHECKING:
+    from slimstate.core.selection import Certificate
     from slimstate.records.plan import Plan
 
 SCORES = {"kq": "keys and queries", "k": "keys", "q": "queries"}
-MEANINGS = {
-    "rho": "Rho is how much the volume that the kept channels span would grow by the best exchange with one that was"
-    " removed: 1 is none at all.",
-    "condition_after": "A condition number is the largest singular value of a head's keys over the smallest: the larger"
-    " it is, the closer some channels come to repeating others.",
-}
-DRAWN = 250_000  # channels whose strips are drawn in full; of further plans the page gives the facts alone
+MAX_CHANNELS = 250_000  # channels whose strips are drawn; further plans are shown without
+HEIGHT, STRIDE = 4, 5  # height of a strip and distance from one to the next, in channel widths
 
 
-def cut_section(plans: Sequence[Found[Plan]]) -> Section | None:
-    if not plans:
-        return None
-    left, bodies = DRAWN, []
-    for number, found in enumerate(plans):
-        left -= found.record.width * found.record.heads
-        bodies.append(plan_body(found, drawn=left >= 0 or number == 0, opened=number == 0))
-    return Section(anchor="cut", title="What was cut", body=joined(bodies))
-
-
-def plan_body(found: Found[Plan], drawn: bool, opened: bool) -> Html:
-    plan = found.record
-    heading = element("h3", plan.model.source, f": key dim {plan.width}{ARROW}{plan.key_dim}")
-    strips = (
-        element(
-            "details",
-            element("summary", "Channels kept, by layer and head"),
-            element(
-                "figure",
-                plan_strips(plan),
-                element(
-                    "figcaption",
-                    "Each strip is a head, from its first channel on the left to its last on the right: "
-                    "coloured channels stay, pale ones are removed.",
-                ),
-            ),
-            open=opened,
+def cut_section(plans: Sequence[RecordFile[Plan]]) -> dict[str, Any]:
+    """Return what the template shows of every plan; the strips of the first are always drawn."""
+    cuts, channels = [], 0
+    for number, file in enumerate(plans):
+        plan = file.record
+        channels += plan.width * plan.heads
+        is_drawn = not plan.rotates and (number == 0 or channels <= MAX_CHANNELS)
+        cuts.append(
+            {
+                "path": file.path,
+                "plan": plan,
+                "score": SCORES.get(plan.score, plan.score),
+                "certificate": certificate_text(plan.summary()),
+                "claims": plan.summary(),
+                "layers": [(layer, layer_strips(plan, layer)) for layer in plan.channels] if is_drawn else [],
+            }
         )
-        if drawn and not plan.rotates
-        else note(
-            "Every head keeps directions across its channels, not channels: there are no strips to draw."
-            if plan.rotates
-            else "The strips of this plan are left out to keep the page small."
-        )
-    )
-    return joined([heading, facts(plan_facts(found)), certificate_note(plan.summary()), strips])
+    return {"cuts": cuts, "height": HEIGHT, "stride": STRIDE}
 
 
-def plan_facts(found: Found[Plan]) -> Iterator[tuple[str, object]]:
-    plan = found.record
-    kept = "directions" if plan.rotates else "channels"
-    yield "Cut", f"{plan.key_dim} of {plan.width} {kept} kept in every head, {percent(plan.compression)} less state"
-    layers, heads = plural(len(plan.selections), "layer"), plural(plan.heads, "head")
-    yield "Where", f"{layers}, {heads} ({plan.model_type})"
-    yield "Method", joined([code(plan.method), f"judging by {SCORES.get(plan.score, plan.score)}"], " ")
-    yield "Calibration", calibration_words(plan.calibration)
-    yield "Certificate", certificate_words(plan.summary())
-    if plan.correction:
-        yield "Query scale", plan.correction
-    elif plan.corrected:
-        factor = magnitude(plan.width / plan.key_dim)
-        yield "Config", joined([code("norm_eps"), f"times {factor}, which makes up for the new query scale"], " ")
-    if parent := plan.earlier_cut:
-        yield "Cut before", f"key dim {parent.width}{ARROW}{parent.key_dim} by {parent.method}"
-    yield "Plan", code(found.path)
-
-
-def calibration_words(calibration: Text | None) -> object:
-    if calibration is None:
-        return "none: the weights alone decide, or chance"
-    text = code(calibration.data or "a text")
-    if not (calibration.samples and calibration.length):
-        return text
-    return joined([plural(calibration.samples, "window"), f"of {calibration.length} tokens of", text], " ")
-
-
-def certificate_note(certificate: Mapping[str, float | None]) -> Html | None:
-    """What the numbers of a certificate mean."""
-    meanings = [words for name, words in MEANINGS.items() if name in certificate]
-    return note(" ".join(meanings)) if meanings else None
-
-
-def certificate_words(certificate: Mapping[str, float | None]) -> str | None:
-    """The worst head of the whole model."""
-    words = []
+def certificate_text(certificate: Mapping[str, float | None]) -> str:
+    """Return the certificate of the worst head of the whole model."""
+    claims = []
     if "rho" in certificate:
-        exchanges = plural(int(certificate.get("swaps") or 0), "exchange")
-        words.append(f"largest rho {magnitude(certificate['rho'])} after {exchanges}")
+        swaps = plural(int(certificate.get("swaps") or 0), "swap")
+        claims.append(f"largest rho {magnitude(certificate['rho'])} after {swaps}")
     if "variance_lost" in certificate:
-        words.append(f"most variance that a head loses {percent(certificate['variance_lost'] or 0.0)}")
+        claims.append(f"largest share of variance lost by a head {percent(certificate['variance_lost'] or 0.0)}")
     if "condition_after" in certificate:
         before, after = (magnitude(certificate.get(f"condition_{when}")) for when in ("before", "after"))
-        words.append(f"worst condition number of a head's keys {before}{ARROW}{after}")
-    return "; ".join(words) or None
+        claims.append(f"largest condition number of a head's keys {before}{ARROW}{after}")
+    return "; ".join(claims)
+
+
+def layer_strips(plan: Plan, layer: int) -> list[dict[str, Any]]:
+    """Return a strip for each head of a layer: its SVG path and its tip."""
+    selection, strips = plan.channels[layer], []
+    for head, channels in enumerate(selection.keep.tolist()):
+        title = f"layer {layer}, head {head}: keeps {len(channels)} of {plan.width}"
+        y = head * STRIDE
+        tip = "\n".join([title, *head_claims(selection.certificate, head)])
+        strips.append({"y": y, "path": strip_path(channels, y + HEIGHT / 2), "tip": tip})
+    return strips
+
+
+def head_claims(certificate: Certificate, head: int) -> Iterator[str]:
+    """Yield the claims of one head."""
+    if "rho" in certificate:
+        yield f"largest rho left {magnitude(certificate['rho'][head])}"
+    if {"condition_before", "condition_after"} <= certificate.keys():
+        before, after = (magnitude(certificate[f"condition_{when}"][head]) for when in ("before", "after"))
+        yield f"condition number of the keys {before}{ARROW}{after}"
+
+
+def strip_path(channels: Iterable[int], y: float) -> str:
+    """Return the channels that a head keeps as a dashed line of SVG."""
+    words, position = [f"M0 {y:g}"], 0
+    for start, length in runs(channels):
+        words.append(f"m{start - position} 0h{length}" if start > position else f"h{length}")
+        position = start + length
+    return "".join(words)
+
+
+def runs(channels: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the start and the length of each run of neighbouring channels."""
+    for _, group in groupby(enumerate(sorted(channels)), lambda pair: pair[1] - pair[0]):
+        run = [channel for _, channel in group]
+        yield run[0], len(run)

@@ -1,85 +1,64 @@
-"""Numbers by layer and head as a table with coloured cells, which can be read, pointed at and printed."""
+"""Numbers by layer and head as the coloured cells of a table, which can be read, pointed at and printed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.colors import to_hex
 
-from slimstate.report.markup import Html, element, variable
-
-ROOMY = 8  # heads; with more of them colours alone are shown, so that models can stand side by side
-Values = Sequence[Sequence[float | None]]
+MAX_ROOMY_HEADS = 8  # with more heads only colours are shown, so that models fit side by side
+ByHead = Sequence[Sequence[float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From a number to a colour of viridis, by the number itself or by its logarithm."""
+    """A scale from numbers to colours of viridis, linear or logarithmic."""
 
     low: float
     high: float
     logarithmic: bool = False
 
+    @classmethod
+    def shared(cls, maps: Sequence[ByHead], logarithmic: bool = False) -> Scale:
+        """Return one scale for several maps, so that their colours can be compared."""
+        known = [value for values in maps for row in values for value in row if value is not None] or [1.0]
+        return cls(low=min(known) if logarithmic else 0.0, high=max(known), logarithmic=logarithmic)
+
     def share(self, value: float) -> float:
-        """Where the value lies between low and high, 0 to 1."""
+        """Return where a value lies between low and high, from 0 to 1."""
         low, high, value = (math.log(max(x, 1e-12)) if self.logarithmic else x for x in (self.low, self.high, value))
         return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
 
     def colour(self, value: float) -> tuple[str, bool]:
-        """The colour, and whether it is a dark one."""
+        """Return the colour of a value, and whether it is dark."""
         red, green, blue, _ = mpl.colormaps["viridis"](self.share(value))
         return to_hex((red, green, blue)), 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
 
-
-def common_scale(maps: Sequence[Values], logarithmic: bool = False) -> Scale:
-    """One scale for several maps, so that their colours can be compared."""
-    known = [value for values in maps for row in values for value in row if value is not None]
-    if not known:
-        return Scale(low=1.0, high=1.0, logarithmic=logarithmic)
-    return Scale(low=min(known) if logarithmic else 0.0, high=max(known), logarithmic=logarithmic)
+    def legend(self, text: Callable[[float], str]) -> dict[str, Any]:
+        """Return the ends of the scale as text, and colours from the lowest to the highest value."""
+        stops = [to_hex(mpl.colormaps["viridis"](step / 8)) for step in range(9)]
+        return {"low": text(self.low), "high": text(self.high), "stops": ",".join(stops)}
 
 
 def heat_map(
-    caption: object,
     layers: Sequence[int],
-    values: Values,
+    values: ByHead,
     scale: Scale,
-    shown: Callable[[float | None], str],
-    tip: Callable[[int, int, float | None], str],
-) -> Html:
-    """A row for each layer and a column for each head; `tip` says all of a layer, a head and its value."""
-    heads = (element("th", head, scope="col") for head in range(len(values[0])))
-    body = (
-        element(
-            "tr",
-            element("th", layer, scope="row"),
-            *(_cell(value, scale, shown(value), tip(layer, head, value)) for head, value in enumerate(row)),
-        )
+    text: Callable[[float | None], str],
+    tip: Callable[[float | None], str],
+) -> dict[str, Any]:
+    """Return a row for each layer with a cell for each head; `tip` says in full what a value is."""
+
+    def cell(layer: int, head: int, value: float | None) -> dict[str, Any]:
+        colour, dark = (None, False) if value is None else scale.colour(value)
+        return {"text": text(value), "tip": f"layer {layer}, head {head}: {tip(value)}", "colour": colour, "dark": dark}
+
+    rows = [
+        (layer, [cell(layer, head, value) for head, value in enumerate(row)])
         for layer, row in zip(layers, values, strict=True)
-    )
-    corner = element("td", "layer \\ head", class_="corner")
-    whole = element(
-        "table",
-        element("caption", caption),
-        element("thead", element("tr", corner, *heads)),
-        element("tbody", *body),
-        class_="heat" if len(values[0]) <= ROOMY else "heat dense",
-    )
-    return element("div", whole, class_="scroll")
-
-
-def _cell(value: float | None, scale: Scale, shown: str, tip: str) -> Html:
-    if value is None:
-        return element("td", shown, class_="none", tabindex=-1, data_tip=tip)
-    colour, dark = scale.colour(value)
-    return element("td", shown, class_="deep" if dark else None, style=variable("c", colour), tabindex=-1, data_tip=tip)
-
-
-def legend(scale: Scale, shown: Callable[[float], str]) -> Html:
-    """The colours from the lowest to the highest value."""
-    stops = ",".join(to_hex(mpl.colormaps["viridis"](step / 8)) for step in range(9))
-    bar = element("span", class_="ramp", style=f"background:linear-gradient(to right,{stops})")
-    return element("p", shown(scale.low), bar, shown(scale.high), class_="legend", aria_hidden="true")
+    ]
+    return {"rows": rows, "heads": len(values[0]), "is_dense": len(values[0]) > MAX_ROOMY_HEADS}

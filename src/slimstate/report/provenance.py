@@ -1,18 +1,17 @@
-"""What records of every kind say of themselves: what they are of, with what they were made, and how to make them again.
-
-In the order of the work: a sweep, a cut, its recovery, and what was found of the models.
-"""
+"""Where records come from: their model, text, seed and software, and the commands that repeat them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from slimstate.core.stock_class import StockClass
+from slimstate.core.stock_class import FLA, StockClass
 from slimstate.records.evaluation import EvaluationRecord
-from slimstate.records.folder import Found, Records
+from slimstate.records.folder import RecordFile, Records
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.reconstruction import ReconstructionRecord
@@ -24,15 +23,15 @@ from slimstate.records.verification import VerificationRecord
 if TYPE_CHECKING:
     from slimstate.records.plan import Plan
 
-OfModel: TypeAlias = (
+ModelRecord: TypeAlias = (
     ReconstructionRecord | RecoveryRecord | TraceRecord | FiltersRecord | EvaluationRecord | VerificationRecord
 )
-Digested: TypeAlias = Text | EvaluationRecord
+AGAIN = Path("again")  # where the commands on the page write to
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """One record. `base` is what its model was cut from, or that model itself; `digest` is that of the text."""
+    """The provenance of one record. `base` is the uncut model, `digest` that of the text."""
 
     path: Path
     kind: str
@@ -44,74 +43,135 @@ class Provenance:
     seed: int | None = None
     kernels: str | None = None
     versions: Mapping[str, str]
-    commands: tuple[str, ...] = ()
+    commands: tuple[str | None, ...] = ()
 
 
 def provenances(records: Records) -> list[Provenance]:
-    """Of all records, in the order of the work."""
+    """Return the provenance of all records, in the order of the work."""
     return [
-        *map(of_sweep, records.sweep),
-        *map(of_plan, records.plan),
-        *(of_model(found, found.record.calibration) for found in records.reconstruction),
-        *(of_model(found, found.record.corpus, found.record.settings.seed) for found in records.recovery),
-        *(of_model(found, found.record.text) for found in records.trace),
-        *(of_model(found, found.record.text) for found in records.filters),
-        *(of_model(found, found.record) for found in records.evaluation),
-        *(of_model(found, found.record.text) for found in records.verification),
+        *map(_of_sweep, records.sweep),
+        *map(_of_plan, records.plan),
+        *(_of_model(file, file.record.calibration) for file in records.reconstruction),
+        *(_of_model(file, file.record.corpus, file.record.settings.seed) for file in records.recovery),
+        *(_of_model(file, file.record.text) for file in records.trace),
+        *(_of_model(file, file.record.text) for file in records.filters),
+        *(_of_model(file, file.record) for file in records.evaluation),
+        *(_of_model(file, file.record.text) for file in records.verification),
     ]
 
 
-def of_sweep(found: Found[SweepRecord]) -> Provenance:
-    sweep, settings = found.record, found.record.settings
-    recommended = None if sweep.recommended is None else sweep.recommended.command
+def repeat_command(record: SweepRecord | ModelRecord) -> str | None:
+    """Return the command that repeats a record, as text to show; None where the record has none."""
+    return record.command
+
+
+def _of_sweep(file: RecordFile[SweepRecord]) -> Provenance:
+    sweep, settings = file.record, file.record.settings
     return Provenance(
-        path=found.path,
+        path=file.path,
         kind=sweep.KIND,
         model=sweep.model,
         base=sweep.model,
         loader=sweep.loader,
         fingerprint=settings.fingerprint,
-        digest=_digest(settings.text),
+        digest=None if settings.text is None else settings.text.digest,
         seed=settings.seed if sweep.seed is None else sweep.seed,
         kernels=sweep.kernels,
         versions=sweep.versions,
-        commands=tuple(line for line in (sweep.command, recommended) if line),
+        commands=(repeat_command(sweep), None if sweep.recommended is None else sweep.recommended.command),
     )
 
 
-def of_plan(found: Found[Plan]) -> Provenance:
-    plan, model = found.record, found.record.model
-    options = {"apply": found.path, "out": found.path.parent}
+def _of_plan(file: RecordFile[Plan]) -> Provenance:
+    plan, model, calibration = file.record, file.record.model, file.record.calibration
+    options = {"apply": file.path, "out": file.path.parent}
     return Provenance(
-        path=found.path,
-        kind=found.record.KIND,
+        path=file.path,
+        kind=plan.KIND,
         model=model.source,
         base=model.source,
         loader=model.loader,
         fingerprint=model.fingerprint,
-        digest=_digest(found.record.calibration),
+        digest=None if calibration is None else calibration.digest,
         seed=plan.seed,
         versions=plan.versions,
         commands=(command_line(run_config("prune", {"model": model.source}, options)),),
     )
 
 
-def of_model(found: Found[OfModel], text: Digested | None, seed: int | None = None) -> Provenance:
-    record = found.record
+def _of_model(
+    file: RecordFile[ModelRecord], text: Text | EvaluationRecord | None, seed: int | None = None
+) -> Provenance:
+    record = file.record
     return Provenance(
-        path=found.path,
+        path=file.path,
         kind=record.KIND,
         model=record.model,
         base=(None if record.cut is None else record.cut.base_model) or record.model,
         loader=record.loader,
         fingerprint=record.fingerprint,
-        digest=_digest(text),
+        digest=None if text is None else text.digest,
         seed=seed if record.seed is None else record.seed,
         kernels=record.kernels,
         versions=record.versions,
-        commands=(record.command,) if record.command else (),
+        commands=(repeat_command(record),),
     )
 
 
-def _digest(text: Digested | None) -> str | None:
-    return None if text is None else text.digest
+def reproduce_section(sources: Sequence[Provenance], records: Records, folder: Path) -> dict[str, Any]:
+    """Return the commands that repeat the records, the code that loads the cut model, and commands for more records."""
+    cut = "SLIM"
+    if records.plan:  # the model lies beside its plan, or where the plan was copied from
+        plan = records.plan[0]
+        is_beside = (plan.path.parent / "config.json").exists()
+        cut = str(plan.path.parent) if is_beside else plan.record.folder or cut
+    loader = next((source.loader for source in sources if source.loader is not None), FLA)
+    return {
+        "folder": AGAIN,
+        "commands": redirected(line for source in sources for line in source.commands if line),
+        "code": loader.loading_code(json.dumps(cut, ensure_ascii=False)),
+        "missing": missing_records(records, next((source.base for source in sources), "MODEL"), cut, folder),
+    }
+
+
+def missing_records(records: Records, base: str, cut: str, folder: Path) -> dict[str, str]:
+    """Return what could be on the page and is not, with the command that adds it."""
+    configs = {}
+    if not records.evaluation:
+        options = {"baseline": base, "text": "TEXT", "out": folder / "evaluation.json"}
+        configs["the cost of the cut, compared with the uncut model"] = run_config("eval", {"model": cut}, options)
+    if not records.trace:
+        options = {"text": "TEXT", "out": folder / "states"}
+        configs["how much of the state is used"] = run_config("analyze", {"models": [base, cut]}, options)
+    if not records.sweep:
+        options = {"data": "TEXT", "text": "OTHER_TEXT", "out": folder / "sweep"}
+        configs["the cost of other methods and key dims"] = run_config("sweep", {"model": base}, options)
+    return {title: command_line(config) for title, config in configs.items()}
+
+
+def redirected(commands: Iterable[str]) -> list[str]:
+    """Return each command once, writing into `again/` under its own name, with a number where that is taken.
+
+    As they are, most commands would be refused or would replace what the page shows.
+    """
+    names: set[str] = set()
+    lines = []
+    for command in dict.fromkeys(commands):
+        try:
+            words = shlex.split(command)
+            place = words.index("--out") + 1
+            path = Path(words[place])
+        except (ValueError, IndexError):  # not a command, or one that writes nothing
+            lines.append(command)
+            continue
+        numbered = (f"{path.stem}-{number}{path.suffix}" for number in range(2, len(names) + 3))
+        words[place] = str(AGAIN / next(name for name in (path.name, *numbered) if name not in names))
+        names.add(Path(words[place]).name)
+        lines.append(shlex.join(words))
+    return lines
+
+
+def merged_versions(sources: Sequence[Provenance]) -> dict[str, list[str]]:
+    """Return each package with every version that a record names."""
+    pairs = dict.fromkeys(pair for source in sources for pair in source.versions.items())
+    return {name: [version for package, version in pairs if package == name] for name, _ in pairs}

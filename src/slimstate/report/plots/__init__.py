@@ -1,6 +1,6 @@
-"""Figures from records, by matplotlib. Nothing here loads a model: records are all it sees.
+"""Figures from records, by matplotlib.
 
-Each function takes records and gives a figure; `style` has what all figures share, and how they are written.
+Each function takes records and returns a figure; `draw_analysis` and `draw_sweep` write all files of a record.
 """
 
 from slimstate.system.errors import SlimstateError
@@ -10,40 +10,11 @@ try:
 except ImportError as error:  # pragma: no cover
     raise SlimstateError("figures need matplotlib: pip install 'slimstate[report]'") from error
 
-from slimstate.report.plots.results import layer_errors, loss_curves, pareto, recall_curves
-from slimstate.report.plots.states import (
-    STATES_DRAWN,
-    draw_analysis,
-    filter_maps,
-    find_head,
-    ordered_spectra,
-    retrieval,
-    spectra,
-    utilisation_curves,
-    utilisation_maps,
-)
+from slimstate.report.plots.results import draw_sweep, pareto
+from slimstate.report.plots.states import draw_analysis, find_head, utilisation_curves
 from slimstate.report.plots.style import MUTED, PALETTE, label_of, new_figure, plain_log_ticks, save, styled, svg
 
 __all__ = [
-    "MUTED",
-    "PALETTE",
-    "STATES_DRAWN",
-    "draw_analysis",
-    "filter_maps",
-    "find_head",
-    "label_of",
-    "layer_errors",
-    "loss_curves",
-    "new_figure",
-    "ordered_spectra",
-    "pareto",
-    "plain_log_ticks",
-    "recall_curves",
-    "retrieval",
-    "save",
-    "spectra",
-    "styled",
-    "svg",
-    "utilisation_curves",
-    "utilisation_maps",
-]
+    "MUTED", "PALETTE", "draw_analysis", "draw_sweep", "find_head", "label_of", "new_figure", "pareto",
+    "plain_log_ticks", "save", "styled", "svg", "utilisation_curves",
+]  # fmt: skip

@@ -1,0 +1,55 @@
+"""Format numbers for people to read. Unknown values are a dash."""
+
+from __future__ import annotations
+
+UNKNOWN = "–"
+ARROW = " → "
+HUGE = 1e6  # from here on decimals say nothing
+
+
+def fixed(value: float | None, digits: int = 2) -> str:
+    """Return a number with thousands separators and a fixed number of decimals."""
+    return UNKNOWN if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
+
+
+def perplexity(value: float | None, digits: int = 2) -> str:
+    """Return a perplexity, or three significant digits where a model predicts so badly that it is huge."""
+    return fixed(value, digits) if value is None or value < HUGE else f"{value:.3g}"
+
+
+def signed(value: float | None) -> str:
+    """Return a difference with its sign and three decimals."""
+    return UNKNOWN if value is None else f"{value:+.3f}".replace("-", "−")
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """Return a share of 1 as a percentage."""
+    return UNKNOWN if share is None else f"{100 * share:.{digits}f}%"
+
+
+def mebibytes(count: float) -> str:
+    """Return a number of bytes in MiB, without the unit."""
+    size = count / 2**20
+    return f"{size:,.2f}" if size >= 1 else f"{size:.3g}"
+
+
+def magnitude(value: float | None) -> str:
+    """Return three significant digits of a number of any size; None is infinite, as for a singular matrix."""
+    if value is None:
+        return "∞"
+    return f"{value:.3g}" if not 1000 <= abs(value) < HUGE else f"{value:,.0f}"
+
+
+def brief(value: float | None) -> str:
+    """Return a number in two or three characters, for a cell of a map; None is infinite."""
+    if value is None:
+        return "∞"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.0f}{letter}" if value < 1000 * size else f"{value:.0e}".replace("e+", "e")
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 head", "2 heads"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
