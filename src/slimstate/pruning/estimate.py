@@ -6,8 +6,6 @@ whole passes; they come from an H200 and a two-core CPU, so expect errors up to 
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -16,48 +14,16 @@ from slimstate.checkpoints.writer import WRITERS
 from slimstate.core.evidence import BACKWARD
 from slimstate.core.surgery import outline
 from slimstate.models.devices import TOKENS_AT_ONCE
-from slimstate.models.options import RunOptions
+from slimstate.models.speed import EFFICIENCY, WITH_GRADIENT, measure_speed
 from slimstate.pruning.planning import SelectionJob
 from slimstate.records.cut import DeviceSpeed, EstimateRecord
 from slimstate.selectors import Selector
 
-EFFICIENCY = {"cuda": 0.5, "cpu": 0.6}  # of a whole pass, beside the matrix products alone
 # of a calibration that needs it
-TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": 3.2, "weighted": 3.4}
+TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": WITH_GRADIENT, "weighted": 3.4}
 FORWARD_COPIES = {"cuda": 15, "cpu": 30}  # of the hidden states of a pass, alive at once
 BACKWARD_COPIES = {"cuda": 18, "cpu": 40}  # of them, kept for each layer until its gradient is taken
 INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla
-PROBED_BYTES = 2**26
-
-
-def measure(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
-    """A matrix product of the size of a pass, and reading the start of the weights."""
-    hidden = checkpoint.mixers[0].input_size
-    rows = TOKENS_AT_ONCE[device.type]
-    left = torch.ones(rows, hidden, device=device, dtype=dtype)
-    right = torch.ones(hidden, 4 * hidden, device=device, dtype=dtype)
-    best = min(_seconds(left, right, device) for _ in range(3))
-    path = next(iter(checkpoint.files.values())).path
-    started = time.perf_counter()
-    with path.open("rb") as file:
-        count = len(file.read(PROBED_BYTES))
-    return DeviceSpeed(
-        flops_per_second=8 * rows * hidden**2 / best, read_bytes_per_second=count / (time.perf_counter() - started)
-    )
-
-
-def training_seconds(checkpoint: Checkpoint, tokens: int, run: RunOptions, *, taught: bool) -> float:
-    """About how long a training over so many tokens will take here, with a teacher that reads them too or without."""
-    speed = measure(checkpoint, run.place, run.precision).flops_per_second * EFFICIENCY[run.place.type]
-    return (TIMES_FORWARD["gradient"] + taught) * 2 * checkpoint.parameters * tokens / speed
-
-
-def _seconds(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> float:
-    started = time.perf_counter()
-    left @ right
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
 
 
 def estimate_cut(job: SelectionJob) -> EstimateRecord:
@@ -65,7 +31,7 @@ def estimate_cut(job: SelectionJob) -> EstimateRecord:
     checkpoint, selector, run = job.checkpoint, job.selector, job.run
     tokens = 0 if job.windows is None else job.windows.tokens.numel()
     device, dtype = run.place, run.precision
-    speed = measure(checkpoint, device, dtype)
+    speed = measure_speed(checkpoint, device, dtype)
     stored = sum(info.size for info in checkpoint.tensors.values())
     cut = outline(checkpoint.mixers, 1)
     largest = max(info.size for name, info in checkpoint.tensors.items() if cut.touches(name))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import re
 import textwrap
 import types
@@ -144,6 +145,8 @@ class Option:
             return float(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise self._error(TYPE_NAMES.get(kind, f"a {kind.__name__}"), value)
+        if kind is float and not math.isfinite(value):
+            raise self._error("finite", value)
         return value
 
     def _error(self, expected: str, value: object) -> PlanError:

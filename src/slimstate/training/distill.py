@@ -17,7 +17,7 @@ from slimstate.checkpoints.writer import check_output
 from slimstate.core.file_names import CONFIG
 from slimstate.data.corpus import Corpus
 from slimstate.data.text import Windows
-from slimstate.evaluation.perplexity import TextSize
+from slimstate.families.contract import Config
 from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.reconstruction.options import held_out_count
 from slimstate.records.provenance import config_file
@@ -28,15 +28,23 @@ from slimstate.system.atomic import publish, write_text
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
 from slimstate.system.run_folders import RunFolder
-from slimstate.training.options import RecoverOptions, TrainerOptions, TrainingText, TrainOptions
-from slimstate.training.recover import RECOVERED
+from slimstate.training.adaptation import adaptation_of
+from slimstate.training.options import (
+    AdaptationOptions,
+    RecoverOptions,
+    TeacherOptions,
+    TrainerOptions,
+    TrainingText,
+    TrainOptions,
+)
+from slimstate.training.recover import RECOVERY_KIND
 from slimstate.training.run_checkpoints import TrainingFolder
 from slimstate.training.session import Job, Session
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens
 
 LEARNING_RATE = 2e-4
-TEACHER = 100.0  # its weight beside the text itself
+TEACHER_WEIGHT = 100.0  # beside the cross entropy
 BATCH = {"cuda": 16, "cpu": 4}
 RECONSTRUCTED, DISTILLED = "reconstructed", "distilled"  # folders with the model before and after
 WINNER = "winner.json"  # which of them takes the place of the output
@@ -55,10 +63,10 @@ class DistillationFolder(RunFolder):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationJob:
-    """A reconstruction in a folder of its own, then distilled there; the better of both is moved to `out`.
+    """Reconstruct a model in a folder of its own and distil it there; the better of both is moved to `out`.
 
     A run that was interrupted continues if `identity` and all settings are the same. `provenance` is the config of the
-    run. `windows` are those of the reconstruction.
+    run, `windows` are those of the reconstruction, and `notes` are added to the model card.
     """
 
     out: Path
@@ -70,6 +78,7 @@ class DistillationJob:
     provenance: Mapping[str, Any]
     run: LoadOptions
     force: bool
+    notes: Callable[[Config], str]
     reporter: Reporter
 
     def finish(self, make: Callable[[Path], object]) -> ReconstructionRecord:
@@ -99,16 +108,14 @@ class DistillationJob:
         student = Checkpoint.open(reconstructed)
         record = replace(ReconstructionRecord.read(reconstructed / RECONSTRUCTION), config=self.provenance)
         if folder.is_dir():  # an earlier run got this far
-            trained = RecoveryRecord.read(folder / RECOVERY)
+            recovery = RecoveryRecord.read(folder / RECOVERY)
         else:
             session = self._session(student, folder)
             fingerprints = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
-            with session.prepared(lambda: student, fingerprints, self.reporter) as tokens:
-                trained = session.train(Job(student=student, out=folder), tokens, reporter=self.reporter)
-        nats = trained.measured.nats
-        result = DistillationResult(
-            steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before
-        )
+            with session.open(lambda: student, fingerprints) as tokens:
+                recovery = session.train(Job(student=student, out=folder), tokens)
+        nats = recovery.measured.nats
+        result = DistillationResult(steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before)
         record = replace(record, distillation=result, out=str(self.out))
         self.reporter.say(result.line())
 
@@ -123,41 +130,34 @@ class DistillationJob:
         return record
 
     def _session(self, student: Checkpoint, folder: Path) -> Session[RecoveryRecord]:
-        batch = BATCH[self.run.place.type] if self.batch is None else self.batch
         options = RecoverOptions(
-            steps=self.steps, batch_size=batch, length=self.windows.tokens.shape[1], lr=LEARNING_RATE,
-            min_lr=LEARNING_RATE / 20, kd_weight=TEACHER, temperature=1.0, mixers=True, seed=self.windows.seed,
+            steps=self.steps, length=self.windows.tokens.shape[1], lr=LEARNING_RATE, min_lr=LEARNING_RATE / 20,
+            batch_size=BATCH[self.run.place.type] if self.batch is None else self.batch,
+            adaptation=AdaptationOptions(mixers=True),
+            distillation=TeacherOptions(kd_weight=TEACHER_WEIGHT, temperature=1.0),
+            text=TrainingText(data=self.windows.source, seed=self.windows.seed),
+            trainer=TrainerOptions(report_to="none", resume=TrainingFolder.beside(folder).path.is_dir()),
+            run=RunOptions(device=self.run.device, dtype=self.run.dtype),
         )  # fmt: skip
-        options.adaptation(student)
+        adaptation_of(options, student)
+        options.check_environment()
         kind = replace(
-            RECOVERED,
+            RECOVERY_KIND,
             label="distilling",
             how_to_continue="the same command continues it",
-            record=lambda outcome, model: replace(
-                RecoveryRecord(**vars(outcome)), config=self.provenance, out=str(self.out)
-            ),
+            record=lambda outcome, model: replace(RecoveryRecord(**vars(outcome)), out=str(self.out)),
         )
-        trainer = TrainerOptions(report_to="none", resume=TrainingFolder.beside(folder).path.is_dir())
-        run = RunOptions(device=self.run.device, dtype=self.run.dtype)
-        trainer.check(options, run)
         return Session(
-            kind=kind, model=student.source, out=folder, given={}, text=TrainingText(data=self.windows.source),
-            options=options, trainer=trainer, run=run, reading=self._tokens,
-            distillation=Distillation(teacher=self.teacher, weight=options.kd_weight, temperature=1.0),
+            kind=kind, out=folder, options=options, provenance=self.provenance, notes=self.notes,
+            distillation=Distillation.of(self.teacher, options.distillation, options.run),
+            read_tokens=self._read_tokens, reporter=self.reporter,
         )  # fmt: skip
 
-    def _tokens(
-        self, text: TrainingText, options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter
-    ) -> Tokens:
+    def _read_tokens(self, options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Tokens:
         """Return the windows of the reconstruction; those that it held out are held out here, too."""
         if Corpus.exists_in(folder):
-            corpus = Corpus.open(folder)
-        else:
-            count = held_out_count(len(self.windows.tokens))
-            held_out, training = self.windows.tokens[:count], self.windows.tokens[count:]
-            corpus = Corpus.of_windows(training, held_out, self.windows.source, self.windows.documents, folder)
-        unseen = corpus.held_out_windows
-        return Tokens(
-            corpus=corpus, held_out=unseen, size=TextSize.of(tokenizer, unseen, apart=True),
-            measured_on=f"windows of {self.windows.source} that were not trained on",
-        )  # fmt: skip
+            return Tokens.of_corpus(Corpus.open(folder), tokenizer)
+        count, windows = held_out_count(len(self.windows.tokens)), self.windows
+        training, held_out = windows.tokens[count:], windows.tokens[:count]
+        corpus = Corpus.of_windows(training, held_out, windows.source, windows.documents, folder)
+        return Tokens.of_corpus(corpus, tokenizer)

@@ -1,7 +1,7 @@
-"""One training from its checks to its record: a recovery, its control, or a pre-training.
+"""One training from its checks to its record: a recovery, its control, a distillation or a pre-training.
 
-They differ by values: the model that is trained, the options, whether there is a teacher, and the `Kind` of what comes
-out. What a training needs to go on after any interruption lies in a run folder beside the folder it will become.
+They differ by values: the model, the options, whether there is a teacher, and the `Kind` of the result. What a training
+needs to continue after an interruption lies in a run folder beside its output folder.
 """
 
 from __future__ import annotations
@@ -20,74 +20,59 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.identity import identity
+from slimstate.records.ownership import check_model_folder
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.safetensors_io import DTYPES, Replacement
+from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, write_checkpoint
+from slimstate.core.file_names import CONFIG
 from slimstate.data.corpus import Schedule
-from slimstate.evaluation.perplexity import mean_nats, perplexity_of
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
-from slimstate.models.load import Runtime, load, load_tokenizer
-from slimstate.models.options import RunOptions
+from slimstate.models.load import load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
+from slimstate.models.speed import EFFICIENCY, WITH_GRADIENT, measure_speed
 from slimstate.models.stock import as_published
-from slimstate.pruning.estimate import training_seconds
 from slimstate.records.base import versions
-from slimstate.records.ownership import check_model_folder
 from slimstate.records.parts import Text
-from slimstate.records.provenance import non_defaults, run_config
+from slimstate.records.provenance import config_file
 from slimstate.records.schema import from_json, to_json
-from slimstate.records.training import (
-    LogEntry,
-    Measurements,
-    Nats,
-    Teacher,
-    TrainingRunRecord,
-    TrainSettings,
-)
+from slimstate.records.training import LogEntry, Measurements, Teacher, TrainingRunRecord
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.training.lora import Adaptation, trainable
-from slimstate.training.options import ONLY_ONCE, TrainerOptions, TrainingText, TrainOptions
+from slimstate.training.adaptation import Adaptation, adaptation_of, trainable
+from slimstate.training.measure import measure
+from slimstate.training.options import TrainOptions
 from slimstate.training.run_checkpoints import MODEL, TrainingFolder, step_of
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens, read_tokens
 
 R = TypeVar("R", bound=TrainingRunRecord)
-LEAST_GAP = 0.01  # nats per token; shares of less than that say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Generic[R]):
-    """A verb that trains, and what comes out of it: its record, the settings in it, and the card of the model."""
+    """What a training is called in the progress, and how its record and its model card are made."""
 
-    verb: str
-    label: str  # of the progress
-    input: str = "model"  # the name of the command's argument
-    settings: type[TrainSettings]
+    label: str
     record: Callable[[TrainingRunRecord, Checkpoint], R]
     card: Callable[[R, Config, str], str]
-    how_to_continue: str = "`resume` continues it"  # after a stop
+    how_to_continue: str = "`resume` continues it"  # after an interruption
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A model to train, the folder it goes to, and the name it has in the run folder and in the record."""
+    """A model to train, its output folder, and the part of the run folder that its checkpoints go to."""
 
     student: Checkpoint
     out: Path
     part: str = MODEL
-    source: str | None = None  # what the record says it was made from, where that is not the student
-
-    @property
-    def model(self) -> str:
-        return self.student.source if self.source is None else self.source
+    source: str | None = None  # what the record calls the model, where that is not its folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
-    """The trained parameters, and what there is to say about how they came about."""
+class FitResult:
+    """The trained parameters, and what the record says about the training."""
 
     parameters: Mapping[str, Tensor]
     size: int
@@ -99,250 +84,181 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Generic[R]):
-    """What the trainings of one command share: every option, and who teaches.
+    """What the trainings of one command share.
 
-    `model` and `given` are the argument of the command and those of its options that are in none of the values;
-    `reading` makes tokens of the text.
+    `provenance` is the config of the run, which lies beside the weights; `notes` are added to the model card.
+    `read_tokens` returns the windows of the text.
     """
 
     kind: Kind[R]
-    model: str
     out: Path
-    given: Mapping[str, object]
-    text: TrainingText
     options: TrainOptions
-    trainer: TrainerOptions
-    run: RunOptions
+    provenance: Mapping[str, Any]
     distillation: Distillation | None = None
-    reading: Callable[[TrainingText, TrainOptions, Any, Path, Reporter], Tokens] = read_tokens
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Return the config that repeats the training."""
-        values = (self.text, self.options, self.trainer, self.run)
-        options = {"out": self.out, **self.given, **dict(non_defaults(*values, exclude=ONLY_ONCE))}
-        return run_config(self.kind.verb, {self.kind.input: self.model}, options)
+    notes: Callable[[Config], str] = lambda config: ""
+    read_tokens: Callable[[TrainOptions, Any, Path, Reporter], Tokens] = read_tokens
+    reporter: Reporter = SILENT
 
     @property
     def run_folder(self) -> TrainingFolder:
         return replace(TrainingFolder.beside(self.out), how_to_continue=self.kind.how_to_continue)
 
-    @property
-    def folder(self) -> Path:
-        """The path of the run folder."""
-        return self.run_folder.path
-
     def check(self, sources: Sequence[Checkpoint], outs: Sequence[Path]) -> None:
-        """It can be run here, and every folder that will be written can be, before the work that would be lost."""
-        self.trainer.check(self.options, self.run)
-        check_place(self.folder, folder=True)
+        """Check that the training can run here and that every folder can be written, before any work is done."""
+        self.options.check_environment()
+        check_place(self.run_folder.path, folder=True)
         for out in outs:
             for source in sources:
                 check_apart(source, out)
-            check_model_folder(out, self.trainer.force)
+            check_model_folder(out, self.options.trainer.force)
 
-    def prepared(
-        self,
-        student: Callable[[], Checkpoint],
-        begun_with: Mapping[str, object],
-        reporter: Reporter,
+    def open(
+        self, student: Callable[[], Checkpoint], identity: Mapping[str, object],
         accept: Callable[[Tokens], object] = lambda tokens: None,
-    ) -> AbstractContextManager[Tokens]:
+    ) -> AbstractContextManager[Tokens]:  # fmt: skip
         """Open the run folder and yield the tokens of the training.
 
-        `student` is called there, once; `accept` raises where the tokens do not fit what was made before.
+        `identity` and the options must be those of an earlier run for it to be continued. `student` is called once;
+        `accept` raises where the tokens do not fit earlier results.
         """
-        measured_on = None if self.text.eval_text is None else str(self.text.eval_text)
-        text = {"data": str(self.text.data), "eval_text": measured_on, "documents": self.text.documents}
-        settings = {**self.options.settings(self.run), **begun_with, **text}
+        text, trainer = self.options.text, self.options.trainer
+        eval_text = None if text.eval_text is None else str(text.eval_text)
+        sources = {"data": str(text.data), "eval_text": eval_text, "documents": text.documents}
+        settings = {**self.options.settings(), **identity, **sources}
 
-        def read() -> Tokens:
+        def prepare() -> Tokens:
             tokenizer = load_tokenizer(student().folder)
-            tokens = self.reading(self.text, self.options, tokenizer, self.folder, reporter)
+            tokens = self.read_tokens(self.options, tokenizer, self.run_folder.path, self.reporter)
             accept(tokens)
             return tokens
 
-        trainer = self.trainer
-        return self.run_folder.open(settings, reporter, force=trainer.force, resume=trainer.resume, prepare=read)
+        return self.run_folder.open(
+            settings, self.reporter, force=trainer.force, resume=trainer.resume, prepare=prepare
+        )
 
-    def train(self, job: Job, tokens: Tokens, *, control: R | None = None, reporter: Reporter = SILENT) -> R:
-        """Train a model, merge what it learnt, and write it; returns the record.
+    def train(self, job: Job, tokens: Tokens, control: R | None = None) -> R:
+        """Train a model, merge its adapters, write it, and return the record.
 
         `control` is the record of the uncut model that had the same training.
         """
         started = time.perf_counter()
-        adaptation = self.options.adaptation(job.student)
-        learned = self._learn(job, adaptation, tokens, reporter)
+        adaptation = adaptation_of(self.options, job.student)
+        result = self._fit(job, adaptation, tokens)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
         def conclude() -> R:
-            with reporter.waiting("merging"):
-                merged = self._merged(job, adaptation, learned)
-            measured = self._measure(job.student, tokens, merged, control, reporter)
-            outcome = self._outcome(job, adaptation, tokens, learned, measured, time.perf_counter() - started)
-            record = self.kind.record(outcome, job.student)
-            self._write(job, record, job.student.in_files(merged), reporter)
+            with self.reporter.waiting("merging"):
+                weights = self._merge(job, adaptation, result)
+            teacher = None if self.distillation is None else self.distillation.teacher
+            nats = None if control is None else control.measured.nats
+            measured = measure(job.student, weights, tokens, self.options.run, teacher, nats, self.reporter)
+            outcome = self._outcome(job, adaptation, tokens, result, measured)
+            record = self.kind.record(replace(outcome, seconds=time.perf_counter() - started), job.student)
+            self._write(job, record, job.student.in_files(weights))
             return record
 
         return distributed.from_main(conclude)
 
-    def _learn(self, job: Job, adaptation: Adaptation, tokens: Tokens, reporter: Reporter) -> Learned:
+    def _fit(self, job: Job, adaptation: Adaptation, tokens: Tokens) -> FitResult:
         from slimstate.training import trainer
 
-        options, run, student = self.options, self.run, job.student
-        teaching = self.distillation
-        teacher = None if teaching is None else teaching.prepared(tokens.corpus, run, reporter)
-        with reporter.waiting("loading the model"):
-            precision = run.precision_name if adaptation.adapted else "float32"
-            runtime = load(student.folder, device=run.place.type, dtype=precision)
-        torch.manual_seed(options.seed)
-        temperature, weight = (1.0, 0.0) if teaching is None else (teaching.temperature, teaching.weight)
-        learner = trainer.Student(adaptation.attach(runtime.model), teacher, temperature, weight)
-        schedule = Schedule(tokens.corpus, options.samples, options.seed)
+        options, run, student, seed = self.options, self.options.run, job.student, self.options.text.seed
+        learner = self._student(student, adaptation, tokens)
+        schedule = Schedule(tokens.corpus, options.samples, seed)
         size = sum(parameter.numel() for parameter in trainable(learner).values())
         kernels = describe_kernels(run.place, run.precision, student.family.library)
-        reporter.say(f"kernels: {kernels}")
-        seconds = training_seconds(student, options.total_tokens, run, taught=teaching is not None)
-        reporter.say(
+        self.reporter.say(f"kernels: {kernels}")
+        self.reporter.say(
             f"training {size:,} parameters for {options.total_steps:,} steps of {options.batch_size} x"
             f" {options.length} tokens: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs,"
-            f" about {timedelta(seconds=round(seconds / distributed.count()))}, give or take a factor of two"
+            f" about {timedelta(seconds=round(self._estimate_seconds(student)))}, up to a factor of two"
         )
-        folder = self.folder / job.part
+        folder = self.run_folder.path / job.part
         resume = trainer.resume_from(folder)
         if resume is not None:
-            reporter.say(f"going on from {resume}")
-        begun_at = time.perf_counter()
-        parameters, log = trainer.fit(
-            learner,
-            schedule,
-            trainer.arguments(options, self.trainer, run, folder),
-            tokens_per_step=options.tokens_per_step,
-            label=self.kind.label,
-            resume=resume,
-            reporter=reporter,
-        )
-        done = options.total_steps - (0 if resume is None else step_of(resume))
-        speed = done * options.tokens_per_step / (time.perf_counter() - begun_at) if done else None
-        return Learned(
+            self.reporter.say(f"continuing from {resume}")
+        started = time.perf_counter()
+        arguments = trainer.arguments(options, folder)
+        with self.reporter.meter(self.kind.label, options.total_steps) as advance:
+            watch = trainer.Watch(options.tokens_per_step, options.trainer.grad_accum, advance)
+            parameters, log = trainer.fit(learner, schedule, arguments, watch, resume)
+        steps = options.total_steps - (0 if resume is None else step_of(resume))
+        speed = steps * options.tokens_per_step / (time.perf_counter() - started) if steps else None
+        return FitResult(
             parameters=parameters, size=size, log=log, epochs=schedule.epochs, kernels=kernels, tokens_per_second=speed
         )
 
-    def _merged(self, job: Job, adaptation: Adaptation, learned: Learned) -> dict[str, Tensor]:
-        keep = self.folder / job.part / ADAPTER if self.trainer.keep_adapter and adaptation.adapted else None
+    def _student(self, student: Checkpoint, adaptation: Adaptation, tokens: Tokens) -> Any:
+        """Return the model with its teacher, both loaded."""
+        from slimstate.training.trainer import Student
+
+        run, distillation = self.options.run, self.distillation
+        teacher = None if distillation is None else distillation.load(tokens.corpus, run, self.reporter)
+        with self.reporter.waiting("loading the model"):
+            precision = run.precision_name if adaptation.has_adapters else "float32"
+            runtime = load(student.folder, device=run.place.type, dtype=precision)
+        torch.manual_seed(self.options.text.seed)
+        temperature, weight = (1.0, 0.0) if distillation is None else (distillation.temperature, distillation.weight)
+        return Student(adaptation.attach(runtime.model), teacher, temperature, weight)
+
+    def _estimate_seconds(self, student: Checkpoint) -> float:
+        run, passes = self.options.run, WITH_GRADIENT + (self.distillation is not None)
+        speed = measure_speed(student, run.place, run.precision).flops_per_second * EFFICIENCY[run.place.type]
+        return passes * 2 * student.parameters * self.options.total_tokens / speed / distributed.count()
+
+    def _merge(self, job: Job, adaptation: Adaptation, result: FitResult) -> dict[str, Tensor]:
+        store = self.options.adaptation.keep_adapter and adaptation.has_adapters
         model = load(job.student.folder, device="cpu", dtype="float32").model
-        return adaptation.merged(model, learned.parameters, keep)
-
-    def _measure(
-        self,
-        student: Checkpoint,
-        tokens: Tokens,
-        merged: Mapping[str, Tensor],
-        control: R | None,
-        reporter: Reporter,
-    ) -> Measurements:
-        """Mean nats of the student before and after, and of the uncut model, on tokens that were held out."""
-
-        def nats_of(runtime: Runtime, what: str) -> float:
-            return mean_nats(runtime, tokens.held_out, reporter, f"measuring {what}")
-
-        def loaded(checkpoint: Checkpoint) -> Runtime:
-            return load(checkpoint.folder, device=self.run.device, dtype=self.run.precision_name)
-
-        runtime = loaded(student)
-        before = nats_of(runtime, "before")
-        as_written = {
-            name: tensor.to(DTYPES[student.tensors[stored[0]].dtype])
-            for name, tensor in merged.items()
-            if (stored := student.stored_names(name))
-        }
-        runtime.model.load_state_dict(as_written, strict=False)
-        after = nats_of(runtime, "after")
-        teacher = None if self.distillation is None else self.distillation.teacher
-        if control is not None:  # it was the uncut model, measured on the same tokens
-            theirs = control.measured.nats
-            nats = Nats(before=before, after=after, uncut=theirs.before, control=theirs.after)
-        elif teacher is not None and teacher.fingerprint != student.fingerprint:
-            nats = Nats(before=before, after=after, uncut=nats_of(loaded(teacher), "the uncut model"))
-        else:
-            nats = Nats(before=before, after=after)
-        return measured_as(nats, tokens)
+        folder = self.run_folder.path / job.part / ADAPTER if store else None
+        return adaptation.merge(model, result.parameters, folder)
 
     def _outcome(
-        self,
-        job: Job,
-        adaptation: Adaptation,
-        tokens: Tokens,
-        learned: Learned,
-        measured: Measurements,
-        seconds: float,
+        self, job: Job, adaptation: Adaptation, tokens: Tokens, result: FitResult, measured: Measurements
     ) -> TrainingRunRecord:
-        student = job.student
+        student, settings = job.student, {**self.options.settings(), "adaptation": to_json(adaptation.describe())}
         teacher = None if self.distillation is None else self.distillation.teacher
-        settings = {**self.options.settings(self.run), "adaptation": to_json(adaptation.describe())}
+        model = replace(
+            identity(student, job.out.name),
+            model=student.source if job.source is None else job.source,
+            loader=loader_of(student.family.model_type),
+        )
         return TrainingRunRecord(
-            **{
-                **vars(identity(student, job.out.name)),
-                "model": job.model,
-                "loader": loader_of(student.family.model_type),
-            },
-            config=self.config,
+            **vars(model),
+            config=self.provenance,
             versions=versions(),
-            kernels=learned.kernels,
-            seed=self.options.seed,
-            seconds=seconds,
+            kernels=result.kernels,
+            seed=self.options.text.seed,
             teacher=None if teacher is None else Teacher(model=teacher.source, fingerprint=teacher.fingerprint),
-            settings=from_json(self.kind.settings, settings),
+            settings=from_json(self.options.SETTINGS, settings),
             corpus=from_json(Text, tokens.corpus.describe()),
             tokens=self.options.total_tokens,
             measured=measured,
-            epochs=learned.epochs,
-            trained_parameters=learned.size,
-            tokens_per_second=learned.tokens_per_second,
-            log=learned.log,
+            epochs=result.epochs,
+            trained_parameters=result.size,
+            tokens_per_second=result.tokens_per_second,
+            log=result.log,
             processes=distributed.count(),
             out=str(job.out),
         )
 
-    def _write(self, job: Job, record: R, changed: Mapping[str, Tensor], reporter: Reporter) -> None:
-        """The plain checkpoint with its record and card; the training's logs and its adapter go with it."""
+    def _write(self, job: Job, record: R, weights: Mapping[str, Tensor]) -> None:
+        """Write a plain checkpoint with its record, config and card, the logs of the Trainer, and the adapter."""
         config = record.config_after(as_published(job.student.config))
         documents = {
             record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
-            CARD: self.kind.card(record, config, job.out.name),
+            CONFIG: config_file(self.provenance),
+            CARD: self.kind.card(record, config, job.out.name) + self.notes(config),
         }
-        places = {name: self.folder / job.part / name for name in (ADAPTER, LOGS)}
+        folders = {name: self.run_folder.path / job.part / name for name in (ADAPTER, LOGS)}
         write_checkpoint(
             job.student,
-            Replacement(changed),
+            Replacement(weights),
             config,
             documents,
             job.out,
-            folders={name: place for name, place in places.items() if place.is_dir()},
-            force=self.trainer.force,
-            reporter=reporter,
+            folders={name: folder for name, folder in folders.items() if folder.is_dir()},
+            force=self.options.trainer.force,
+            reporter=self.reporter,
         )
-
-
-def measured_as(nats: Nats, tokens: Tokens) -> Measurements:
-    known, size = nats.known(), tokens.size
-    in_units = {name: size.predicted(value) for name, value in known.items()}
-    return Measurements(
-        text=tokens.measured_on,
-        tokens=size.tokens,
-        words=size.words,
-        bytes=size.bytes,
-        nats=nats,
-        perplexity={name: perplexity_of(value) for name, value in known.items()},
-        word_perplexity={name: found.word_perplexity for name, found in in_units.items()},
-        bits_per_byte={name: found.bits_per_byte for name, found in in_units.items()},
-        closed={goal: share_closed(nats, known[goal]) for goal in ("uncut", "control") if goal in known},
-    )
-
-
-def share_closed(nats: Nats, goal: float) -> float | None:
-    """How much of the gap in nats between the cut model and `goal` the recovery closed; None of a gap too small."""
-    gap = nats.before - goal
-    return (nats.before - nats.after) / gap if gap > LEAST_GAP else None

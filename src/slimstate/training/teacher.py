@@ -1,4 +1,4 @@
-"""The model that is learnt from: in the same process, or its best guesses in a folder that several runs share."""
+"""The teacher of a distillation: a model in memory, or its most likely tokens in a folder that several runs share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus
 from slimstate.kernels.distillation import FullDistribution, TeacherDistribution, TopDistribution
 from slimstate.models.devices import TOKENS_AT_ONCE
-from slimstate.models.load import Runtime, load, states_before_head
+from slimstate.models.load import Runtime, load, load_tokenizer, states_before_head
 from slimstate.models.options import RunOptions
 from slimstate.system import distributed
 from slimstate.system.atomic import staged_file
-from slimstate.system.errors import DataError, OutputError
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.training.options import ControlOptions, TeacherOptions
 
 FORMAT = 1
 ABOUT = "teacher.json"
@@ -33,7 +34,7 @@ WINDOWS_IN_A_FILE = 64
 
 class Teacher(Protocol):
     def distribution(self, ids: Tensor, places: Tensor) -> TeacherDistribution:
-        """Of tokens 1 to T - 1 of windows `ids` [B, T], which lie at `places` [B] of the corpus."""
+        """Return the distribution of tokens 1 to T - 1 of windows `ids` [B, T], which are `places` [B] of the corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +53,10 @@ class LiveTeacher:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherCache:
-    """A folder with the `top_k` best tokens of a teacher for every token of a corpus, with their log probabilities.
+    """A folder with the `top_k` most likely tokens for every position of a corpus, and their log probabilities.
 
-    What it is of is written beside it, and every file carries a digest of the tokens it belongs to. A file is whole or
-    not there at all, so that filling it goes on where it was stopped; runs on more of the same text extend it.
+    A file beside them describes the teacher, and every file of tokens has a digest of the windows it belongs to. Files
+    appear only when they are complete, so an interrupted run continues; runs on more of the same text add files.
     """
 
     folder: Path
@@ -69,54 +70,54 @@ class TeacherCache:
         return {"format": FORMAT, **{name: getattr(self, name) for name in names}}
 
     def check(self) -> None:
-        """Refuse a folder that holds something else."""
+        """Refuse a folder with other contents."""
         if self.folder.exists() and not self.folder.is_dir():
-            raise OutputError(f"{self.folder} is a file; `cache_teacher` is a folder")
+            raise OutputError(f"`cache_teacher` must be a folder, {self.folder} is a file")
         if not (self.folder / ABOUT).exists():
             if self.folder.exists() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
-                raise OutputError(f"{self.folder} is not empty and no teacher cache; choose another place")
+                raise OutputError(f"{self.folder} is not empty and not a teacher cache; choose another folder")
             return
-        found = read_json(self.folder / ABOUT)
-        for name, ours in self.describe().items():
-            if found.get(name) != ours:
-                raise DataError(f"{self.folder} is a teacher cache of another {name}: {found.get(name)}, not {ours}")
+        about = read_json(self.folder / ABOUT)
+        for name, value in self.describe().items():
+            if about.get(name) != value:
+                raise DataError(f"{self.folder} is a teacher cache of another {name}: {about.get(name)}, not {value}")
 
     def fill(self, corpus: Corpus, load: Callable[[], Runtime], reporter: Reporter = SILENT) -> bool:
-        """Write what is missing; the teacher is loaded only where something is. True if anything was."""
+        """Write what is missing, with a teacher that is loaded only then; return whether anything was written."""
         self.check()
         if distributed.is_main():
             write_json(self.folder / ABOUT, self.describe())
         starts = range(0, corpus.count, WINDOWS_IN_A_FILE)
-        missing = [start for start in distributed.share(starts) if not self._holds(corpus, start)]
+        missing = [start for start in distributed.share(starts) if not self._has(corpus, start)]
         if missing:
             teacher = LiveTeacher(runtime=load())
             for start in reporter.track(missing, f"caching the teacher's top {self.top_k}", len(missing)):
                 self._write(corpus, start, teacher)
         distributed.wait_for_all()
-        self.__dict__.pop("_opened", None)  # a file that was opened before may have been extended
+        self.__dict__.pop("_files", None)  # a file that is open may have been extended
         return bool(missing)
 
     def distribution(self, ids: Tensor, places: Tensor) -> TopDistribution:
-        found = [self._read(place) for place in places.tolist()]
-        tensors = [torch.cat(rows).to(ids.device) for rows in zip(*found, strict=True)]
+        windows = [self._read(place) for place in places.tolist()]
+        tensors = [torch.cat(rows).to(ids.device) for rows in zip(*windows, strict=True)]
         return TopDistribution(ids=tensors[0], log_probs=tensors[1])
 
     def _path(self, start: int) -> Path:
         return self.folder / f"windows-{start:08d}.safetensors"
 
-    def _holds(self, corpus: Corpus, start: int) -> bool:
-        """Whether the file of these windows is there and whole; one of other tokens is refused."""
-        path, wanted = self._path(start), min(WINDOWS_IN_A_FILE, corpus.count - start)
+    def _has(self, corpus: Corpus, start: int) -> bool:
+        """Return whether the file of these windows is complete; refuse one of other tokens."""
+        path, count = self._path(start), min(WINDOWS_IN_A_FILE, corpus.count - start)
         if not path.exists():
             return False
         try:
-            held = (self._open(start).metadata() or {}).get("tokens", "").split()
+            stored = (self._open(start).metadata() or {}).get("tokens", "").split()
         except (OSError, safetensors.SafetensorError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
-        ours = _digests(corpus.tokens[start : start + wanted])
-        if any(mine != theirs for mine, theirs in zip(ours, held, strict=False)):
-            raise DataError(f"{path} is of other tokens than {corpus.source}: use another folder as `cache_teacher`")
-        return len(held) >= wanted
+        digests = _digests(corpus.tokens[start : start + count])
+        if any(mine != theirs for mine, theirs in zip(digests, stored, strict=False)):
+            raise DataError(f"{path} belongs to other tokens than {corpus.source}: choose another `cache_teacher`")
+        return len(stored) >= count
 
     def _write(self, corpus: Corpus, start: int, teacher: LiveTeacher) -> None:
         tokens = corpus.tokens[start : start + WINDOWS_IN_A_FILE]
@@ -124,10 +125,10 @@ class TeacherCache:
         small = torch.uint16 if teacher.runtime.model.config.vocab_size <= 2**16 else torch.int32
         ids, log_probs = [], []
         for batch in torch.from_numpy(tokens.copy()).split(max(1, TOKENS_AT_ONCE[device.type] // corpus.length)):
-            found = teacher.distribution(batch.to(device, torch.long), batch)
-            for first in range(0, len(found.hidden), corpus.length - 1):
+            predicted = teacher.distribution(batch.to(device, torch.long), batch)
+            for first in range(0, len(predicted.hidden), corpus.length - 1):
                 rows = slice(first, first + corpus.length - 1)
-                best = found.log_probs(rows, self.temperature).topk(self.top_k)
+                best = predicted.log_probs(rows, self.temperature).topk(self.top_k)
                 ids.append(best.indices.to(small).cpu())
                 log_probs.append(best.values.half().cpu())
         tensors = {"ids": torch.stack(ids), "log_probs": torch.stack(log_probs)}
@@ -142,43 +143,79 @@ class TeacherCache:
         return safetensors.safe_open(self._path(start), framework="pt")
 
     @cached_property
-    def _opened(self) -> Callable[[int], Any]:
+    def _files(self) -> Callable[[int], Any]:
+        """Open files by their first window; some stay open."""
         return lru_cache(maxsize=64)(self._open)
 
     def _read(self, place: int) -> tuple[Tensor, Tensor]:
         row = place % WINDOWS_IN_A_FILE
-        file = self._opened(place - row)
+        file = self._files(place - row)
         return file.get_slice("ids")[row], file.get_slice("log_probs")[row]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """Who is learnt from and how much: `weight` of the divergence at a temperature beside the cross entropy.
-
-    A teacher of no weight is only compared with.
-    """
+    """A teacher, and the weight and temperature of its loss; a teacher of weight 0 is only compared with."""
 
     teacher: Checkpoint
     weight: float
     temperature: float
     cache: TeacherCache | None = None
 
-    def prepared(self, corpus: Corpus, run: RunOptions, reporter: Reporter) -> Teacher | None:
-        """The teacher in memory, or the cache, filled; None of no weight."""
+    @classmethod
+    def of(cls, teacher: Checkpoint, options: TeacherOptions, run: RunOptions) -> Distillation:
+        cache = None
+        if options.cache_teacher is not None:
+            cache = TeacherCache(
+                folder=options.cache_teacher, model=teacher.fingerprint, dtype=run.precision_name,
+                temperature=options.temperature,
+                top_k=min(options.cache_top_k, int(teacher.config["vocab_size"]) - 1),
+            )  # fmt: skip
+        return cls(teacher=teacher, weight=options.kd_weight, temperature=options.temperature, cache=cache)
+
+    def load(self, corpus: Corpus, run: RunOptions, reporter: Reporter) -> Teacher | None:
+        """Return the teacher in memory, or the cache after filling it; None for weight 0."""
         if self.weight == 0:
             return None
 
-        def bring() -> Runtime:
+        def load_teacher() -> Runtime:
             with reporter.waiting("loading the teacher"):
                 return load(self.teacher.folder, device=run.device, dtype=run.precision_name)
 
         if self.cache is None:
-            return LiveTeacher(runtime=bring())
-        made = self.cache.fill(corpus, bring, reporter)
-        reporter.say(f"teacher: {'its best guesses are now in' if made else 'from'} {self.cache.folder}")
+            return LiveTeacher(runtime=load_teacher())
+        is_new = self.cache.fill(corpus, load_teacher, reporter)
+        reporter.say(f"teacher: {'its most likely tokens are now in' if is_new else 'from'} {self.cache.folder}")
         return self.cache
 
 
+def find_teacher(
+    student: Checkpoint, options: TeacherOptions, control: ControlOptions, reporter: Reporter
+) -> Checkpoint | None:
+    """Return the uncut model: the one that the options name, or the one that the student was cut from."""
+    control.check_teacher(options)
+    if options.no_teacher:
+        return None
+    source = options.teacher
+    if source is None:
+        source = (student.cut or {}).get("base_model")
+        if source is None or not Path(source).is_dir():
+            raise PlanError("give the uncut model with `teacher`, or `no_teacher` to learn from the text alone")
+        reporter.say(f"teacher: {source}, which the model was cut from")
+    teacher = Checkpoint.open(source)
+    if teacher.fingerprint == student.fingerprint and control.control_teaches:
+        raise PlanError(f"`control_teaches` needs a cut model, and {student.source} is the uncut one")
+    if teacher.fingerprint == student.fingerprint and not control.control:
+        raise PlanError(f"the teacher {source} is the model itself: give the uncut model, or `control` to train only it")
+    sizes = [checkpoint.config.get("vocab_size") for checkpoint in (student, teacher)]
+    if sizes[0] != sizes[1]:
+        raise ModelError(f"{student.source} has a vocabulary of {sizes[0]}, the teacher {source} one of {sizes[1]}")
+    vocabularies = [load_tokenizer(checkpoint.folder).get_vocab() for checkpoint in (student, teacher)]
+    if vocabularies[0] != vocabularies[1]:
+        raise ModelError(f"{student.source} and the teacher {source} have different tokenizers")
+    return teacher
+
+
 def _digests(tokens: Any) -> list[str]:
-    """One for every window."""
+    """Return a digest of every window."""
     return [hashlib.blake2b(window.tobytes(), digest_size=8).hexdigest() for window in tokens]

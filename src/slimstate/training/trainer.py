@@ -1,4 +1,4 @@
-"""A model under training: `transformers.Trainer` with a loss of our own, and a watch that stops when it is no number.
+"""`transformers.Trainer` with the loss of a distillation, stopped where the loss is NaN or infinite.
 
 Importing this module imports `transformers.Trainer`, and with it accelerate.
 """
@@ -22,28 +22,26 @@ from transformers.trainer_callback import PrinterCallback
 from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import states_before_head
-from slimstate.models.options import RunOptions
 from slimstate.records.schema import from_json
 from slimstate.records.training import LogEntry
 from slimstate.system import distributed
 from slimstate.system.atomic import write_text
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.system.json_files import plain
-from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.shortages import is_disk_full
-from slimstate.training.lora import trainable
-from slimstate.training.options import TrainerOptions, TrainOptions
+from slimstate.training.adaptation import trainable
+from slimstate.training.options import TrainOptions
 from slimstate.training.run_checkpoints import COMPLETE, last_checkpoint
 from slimstate.training.teacher import Teacher
 
-HARDLY_ANY = 2**20  # bytes
+MIN_FREE_BYTES = 2**20  # with less, a disk counts as full
 
 
 class Student(nn.Module):
     """A model and its teacher as one module whose output is the loss, so that every engine of accelerate can wrap it.
 
-    The teacher is no submodule: it is neither trained nor sharded nor saved. Nor is what is not trained: the state dict
-    holds the trained parameters only.
+    The teacher is not a submodule: it is neither trained nor sharded nor saved. The state dict contains only the
+    parameters that are trained.
     """
 
     def __init__(self, model: Any, teacher: Teacher | None, temperature: float, weight: float) -> None:
@@ -52,37 +50,36 @@ class Student(nn.Module):
         self.temperature, self.weight = temperature, weight
         self.__dict__["teacher"] = teacher
         self._no_split_modules = getattr(model, "_no_split_modules", None)
-        self._keys_to_ignore_on_save = None  # what the Trainer asks of a model when it resumes
-        self.register_state_dict_post_hook(_only_trained)
+        self._keys_to_ignore_on_save = None  # the Trainer reads it when it resumes
+        self.register_state_dict_post_hook(_drop_frozen)
 
     def forward(self, input_ids: Tensor, place: Tensor) -> dict[str, Tensor]:
         model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         teacher: Teacher | None = self.__dict__["teacher"]
-        theirs = None if teacher is None else teacher.distribution(input_ids, place)
+        distribution = None if teacher is None else teacher.distribution(input_ids, place)
         hidden = states_before_head(model, input_ids)
         loss, cross_entropy, distillation = distilled_loss(
             hidden[:, :-1].flatten(0, 1),
             model.get_output_embeddings().weight,
             input_ids[:, 1:].flatten(),
-            theirs,
+            distribution,
             temperature=self.temperature,
             weight=self.weight,
         )
         return {"loss": loss, "parts": torch.stack([cross_entropy, distillation])}
 
 
-def _only_trained(student: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
-    kept = {prefix + name for name in trainable(student)}
-    for name in state.keys() - kept:
+def _drop_frozen(student: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
+    for name in state.keys() - {prefix + name for name in trainable(student)}:
         del state[name]
 
 
 class StudentTrainer(Trainer):  # type: ignore[misc]
-    """The Trainer, with the loss that a student gives out and its parts in the log."""
+    """The Trainer, with the loss that a student returns and its parts in the log."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.unseen: list[Tensor] = []  # the losses that nobody has looked at
+        self.unchecked: list[Tensor] = []  # losses
         self.parts: list[Tensor] = []
 
     def compute_loss(
@@ -90,7 +87,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
     ) -> Tensor | tuple[Tensor, Any]:
         outputs = model(**inputs)
         loss: Tensor = outputs["loss"]
-        self.unseen.append(loss.detach())
+        self.unchecked.append(loss.detach())
         self.parts.append(outputs["parts"].detach())
         return (loss, outputs) if return_outputs else loss
 
@@ -103,10 +100,10 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """Looks at the losses whenever they are logged or saved, marks checkpoints as whole, and tells how far we are."""
+    """Check the losses whenever they are logged or saved, mark checkpoints as complete, and report progress."""
 
-    def __init__(self, tokens_per_step: int, pieces: int, tell: Callable[[int, str], None]) -> None:
-        self.tokens_per_step, self.pieces, self.tell = tokens_per_step, pieces, tell
+    def __init__(self, tokens_per_step: int, grad_accum: int, update: Callable[[int, str], None]) -> None:
+        self.tokens_per_step, self.grad_accum, self.update = tokens_per_step, grad_accum, update
         self.trainer: StudentTrainer | None = None
         self.started, self.first_step = 0.0, 0
 
@@ -117,16 +114,17 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         assert self.trainer is not None
         if not (control.should_log or control.should_save):
             return
-        losses, self.trainer.unseen = torch.stack(self.trainer.unseen), []
-        bad = (~losses.isfinite()).float().view(-1, self.pieces).amax(1)
+        losses, self.trainer.unchecked = torch.stack(self.trainer.unchecked), []
+        bad = (~losses.isfinite()).float().view(-1, self.grad_accum).amax(1)
         if control.should_save:  # a step of finite loss may still have broken the weights
-            sound = all(_is_finite(weight) for weight in trainable(self.trainer.model).values())
-            bad[-1] = bad[-1].clamp(min=float(not sound))
+            finite = all(_is_finite(weight) for weight in trainable(self.trainer.model).values())
+            bad[-1] = bad[-1].clamp(min=float(not finite))
         if float(distributed.sum_over_all(bad).sum()):
             step = state.global_step - len(bad) + 1 + int(bad.nonzero()[0])
-            kept = _kept(Path(args.output_dir))
+            last = last_checkpoint(Path(args.output_dir))
+            saved = "there is no checkpoint before it" if last is None else f"the last good checkpoint is {last}"
             raise TrainingError(
-                f"the loss is NaN or infinite at step {step}: {kept}; try a lower `lr`, and `force` to start anew"
+                f"the loss is NaN or infinite at step {step}: {saved}; try a lower `lr`, and `force` to start over"
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -138,33 +136,28 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if logs and "loss" in logs and state.global_step > self.first_step:
             seconds = time.perf_counter() - self.started
             speed = (state.global_step - self.first_step) * self.tokens_per_step / seconds
-            self.tell(state.global_step, f"loss {logs['loss']:.4f}  {speed:,.0f} tokens/s")
+            self.update(state.global_step, f"loss {logs['loss']:.4f}  {speed:,.0f} tokens/s")
 
 
 def _is_finite(weight: Tensor) -> bool:
-    """Of a sharded weight, the part that is here."""
-    mine = weight.to_local() if isinstance(weight, DTensor) else weight
-    return bool(mine.isfinite().all())
-
-
-def _kept(folder: Path) -> str:
-    last = last_checkpoint(folder)
-    return "no checkpoint was made before it" if last is None else f"the last good checkpoint is {last}"
+    """Return whether a weight is finite; of a sharded one, the part in this process."""
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    return bool(local.isfinite().all())
 
 
 @contextmanager
-def _full_disk_in_words(folder: Path) -> Iterator[None]:
-    """Whatever the many writers of a checkpoint raise when there is no room for it, as one line."""
+def _translate_full_disk(folder: Path) -> Iterator[None]:
+    """Raise an `OutputError` in place of whatever the writers of a checkpoint raise on a full disk."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if not is_disk_full(error) and shutil.disk_usage(folder).free > HARDLY_ANY:
+        if not is_disk_full(error) and shutil.disk_usage(folder).free > MIN_FREE_BYTES:
             raise
         raise OutputError(f"no space left for {folder}: free some") from error
 
 
 def resume_from(folder: Path) -> Path | None:
-    """The last whole checkpoint, after those that a killed run left behind half-written are removed."""
+    """Return the last complete checkpoint, after removing incomplete ones of a run that was killed."""
     if distributed.is_main():
         for path in folder.glob("checkpoint-*"):
             if not (path / COMPLETE).exists():
@@ -173,68 +166,52 @@ def resume_from(folder: Path) -> Path | None:
     return last_checkpoint(folder)
 
 
-def arguments(options: TrainOptions, trainer: TrainerOptions, run: RunOptions, folder: Path) -> TrainingArguments:
-    """Options in the Trainer's own words."""
-    steps, (second_beta, weight_decay) = options.total_steps, options.optimizer()
-    made = TrainingArguments(
+def arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
+    """Return the options as those of the Trainer."""
+    trainer, run = options.trainer, options.run
+    arguments = TrainingArguments(
         output_dir=str(folder),
-        max_steps=steps,
+        max_steps=options.total_steps,
         per_device_train_batch_size=options.batch_size // (trainer.grad_accum * distributed.count()),
         gradient_accumulation_steps=trainer.grad_accum,
         learning_rate=options.lr,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr": options.min_lr},
-        warmup_steps=int(options.warm_up * steps),
+        warmup_steps=int(options.warm_up * options.total_steps),
         optim="adamw_torch",
-        adam_beta2=second_beta,
-        weight_decay=weight_decay,
+        **options.optimizer,
         max_grad_norm=1.0,
         bf16=run.precision == torch.bfloat16,
         use_cpu=run.place.type == "cpu",
-        logging_steps=trainer.steps_between_logs(steps),
+        logging_steps=options.steps_between_logs,
         logging_nan_inf_filter=False,
         save_strategy="steps",
-        save_steps=trainer.steps_between_saves(steps),
-        save_total_limit=2,  # the one before is removed only when the next is whole
+        save_steps=options.steps_between_saves,
+        save_total_limit=2,  # the one before is removed only when the next is complete
         report_to=list(trainer.loggers) or ["none"],
-        seed=options.seed,
-        train_sampling_strategy="sequential",  # the schedule has drawn the order already
+        seed=options.text.seed,
+        train_sampling_strategy="sequential",  # the schedule is in a random order already
         remove_unused_columns=False,
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
         fsdp=True if trainer.fsdp else None,
         log_level="error",
     )
-    made._n_gpu = min(1, made.n_gpu)  # several GPUs are used by several processes, never by DataParallel
-    return made
+    arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs are used by several processes, never by DataParallel
+    return arguments
 
 
 def fit(
-    student: Student,
-    schedule: Schedule,
-    settings: TrainingArguments,
-    *,
-    tokens_per_step: int,
-    label: str,
-    resume: Path | None = None,
-    reporter: Reporter = SILENT,
+    student: Student, schedule: Schedule, settings: TrainingArguments, watch: Watch, resume: Path | None = None
 ) -> tuple[dict[str, Tensor], tuple[LogEntry, ...]]:
-    """Train; returns the trained parameters, as the student's model names them, and the log."""
-    with reporter.meter(label, settings.max_steps) as tell:
-        watch = Watch(tokens_per_step, settings.gradient_accumulation_steps, tell)
-        trainer = StudentTrainer(
-            model=student,
-            args=settings,
-            train_dataset=schedule,
-            data_collator=default_data_collator,
-            callbacks=[watch],
-        )
-        trainer.remove_callback(PrinterCallback)
-        watch.trainer = trainer
-        with _full_disk_in_words(Path(settings.output_dir)):
-            trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    """Train; return the trained parameters, as the model of the student names them, and the log."""
+    trainer = StudentTrainer(
+        model=student, args=settings, train_dataset=schedule, data_collator=default_data_collator, callbacks=[watch]
+    )
+    trainer.remove_callback(PrinterCallback)
+    watch.trainer = trainer
+    with _translate_full_disk(Path(settings.output_dir)):
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
     log = tuple(from_json(LogEntry, plain(entry, 6)) for entry in trainer.state.log_history if "loss" in entry)
-    names = {f"model.{name}" for name in trainable(student.model)}
-    trained = {name.removeprefix("model."): tensor.cpu() for name, tensor in (state or {}).items() if name in names}
-    return trained, log
+    return {name: state[f"model.{name}"].cpu() for name in trainable(student.model) if f"model.{name}" in state}, log

@@ -321,6 +321,7 @@ def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, repo
     from slimstate.pruning.cut import describe_cut
     from slimstate.pruning.planning import read_plan
     from slimstate.records.provenance import run_config
+    from slimstate.serving.model_card import serving_lines
     from slimstate.training.distill import DistillationJob
 
     assert config.reconstruct is not None
@@ -338,7 +339,7 @@ def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, repo
         out=out, teacher=checkpoint, windows=_reconstruction_windows(checkpoint, config, reporter),
         steps=config.distill, batch=config.reconstruct.batch, identity={"model": checkpoint.fingerprint, **values},
         provenance=run_config("prune", {"model": source, "out": out}, values), run=config.run, force=config.force,
-        reporter=reporter,
+        notes=serving_lines, reporter=reporter,
     )  # fmt: skip
     record = job.finish(make)
     if not records:

@@ -75,6 +75,7 @@ def reconstruct(
     from slimstate.models.options import LoadOptions
     from slimstate.reconstruction.reconstruct import ReconstructionJob, StoredCut, find_teacher
     from slimstate.records.provenance import run_config
+    from slimstate.serving.model_card import serving_lines
     from slimstate.training.distill import DistillationJob
 
     started = time.perf_counter()
@@ -112,5 +113,6 @@ def reconstruct(
         identity = {"model": cut.fingerprint, **config.to_values(), "teacher": uncut.fingerprint}
         return DistillationJob(
             out=out, teacher=uncut, windows=windows, steps=config.distill, batch=config.training.batch,
-            identity=identity, provenance=provenance, run=run, force=config.force, reporter=reporter,
+            identity=identity, provenance=provenance, run=run, force=config.force, notes=serving_lines,
+            reporter=reporter,
         ).finish(lambda folder: make(folder, True))  # fmt: skip

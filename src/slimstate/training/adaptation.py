@@ -1,0 +1,279 @@
+"""Which weights of a model are trained: low-rank adapters and the convolutions, whole mixers, or all of them.
+
+Adapters are those of PEFT. Convolutions are small and not linear layers, so PEFT trains copies of them
+(`modules_to_save`), as it does of norms; an adapter that is written therefore contains them too. Biases that do not
+belong to such a module are trained in place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.layout import Mixer
+from slimstate.families import family_of
+from slimstate.families.contract import Config, Library
+from slimstate.models.stock import stock_model, tied_weights
+from slimstate.records.training import AdaptationSettings
+from slimstate.system.errors import PlanError
+from slimstate.training.options import AdaptationOptions, RecoverOptions, TrainOptions
+from slimstate.training.shared_filters import expand, share
+
+RATE, WIDTH = 5e-4, 512  # the learning rate of a recovery, for models up to this hidden size
+FINAL_RATE = 0.05  # of the highest
+ALL_LINEAR = "all-linear"
+WITHIN_PEFT, ADAPTER_WEIGHTS = "base_model.model.", "adapter_model.safetensors"
+NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear layers of which fla only reads the weight
+
+O = TypeVar("O", bound=RecoverOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """The modules that get an adapter and those trained whole, by their full names; with `full`, all weights.
+
+    `mixers` are trained whole, without adapters. `shared` mixers have filters that are trained as one and stay one.
+    `norms` are modules of the whole model; `biases` are parameters outside of all modules that are trained whole.
+    """
+
+    targets: tuple[str, ...] = ()
+    convolutions: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+    biases: tuple[str, ...] = ()
+    rank: int = 16
+    alpha: int = 32
+    full: bool = False
+    mixers: tuple[str, ...] = ()
+    shared: tuple[Mixer, ...] = ()
+    library: Library = "fla"
+
+    @classmethod
+    def of(cls, config: Config, mixers: Sequence[Mixer], options: AdaptationOptions) -> Adaptation:
+        """Return what the options select in a model; by default, adapters on all projections of the mixers."""
+        shared = tuple(mixer for mixer in mixers if mixer.sharing is not None)
+        library = family_of(config).library
+        if options.full:
+            return cls(full=True, shared=shared, library=library)
+        if options.mixers:
+            return cls(mixers=tuple(mixer.path for mixer in mixers), shared=shared, library=library)
+        targets = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections)
+        if options.lora_targets is not None:
+            targets = _matching(config, mixers, options.lora_targets)
+        convolutions = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.convolutions)
+        norms, biases = _unfrozen(config, convolutions, options.unfrozen_kinds)
+        return cls(
+            targets=targets, convolutions=convolutions, norms=norms, biases=biases, rank=options.lora_rank,
+            alpha=options.lora_alpha, shared=shared, library=library,
+        )  # fmt: skip
+
+    @property
+    def has_adapters(self) -> bool:
+        return not (self.full or self.mixers)
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The modules of which PEFT trains copies."""
+        return (*self.convolutions, *self.norms)
+
+    def _in_mixers(self, name: str) -> bool:
+        return any(name.startswith(f"{path}.") for path in self.mixers)
+
+    def weights(self, config: Config) -> tuple[str, ...]:
+        """Return the parameters that training changes, as the running model names them, without tied ones."""
+        model = stock_model(config)
+        names = [name for name, _ in model.named_parameters()]
+        if self.full:
+            tied = tied_weights(model)
+            return tuple(name for name in names if name not in tied)
+        if self.mixers:
+            return tuple(filter(self._in_mixers, names))
+        single, whole = {*(f"{name}.weight" for name in self.targets), *self.biases}, {*self.whole}
+        return tuple(name for name in names if name in single or name.rpartition(".")[0] in whole)
+
+    def attach(self, model: Any) -> Any:
+        """Return the model with only these weights left to train, in float32."""
+        share(model, self.shared)
+        if self.has_adapters:
+            model = self._with_adapters(model)
+            for _, bias in self._biases_of(model):
+                bias.requires_grad_(True)
+        else:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(self.full or self._in_mixers(name))
+        for parameter in trainable(model).values():
+            parameter.data = parameter.data.float()
+        return model
+
+    def _with_adapters(self, model: Any) -> Any:
+        from peft import LoraConfig, get_peft_model
+
+        if self.library == "fla":
+            _unfuse(model, self.targets)
+        settings = LoraConfig(
+            task_type="CAUSAL_LM", r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0,
+            target_modules=list(self.targets), modules_to_save=list(self.whole) or None,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses names that transformers will drop
+            return get_peft_model(model, settings)
+
+    def _biases_of(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the biases to train, as a model with adapters names them."""
+        for name, parameter in model.named_parameters():
+            if name.removeprefix(WITHIN_PEFT).replace(".base_layer.", ".") in self.biases:
+                yield name, parameter
+
+    def merge(self, model: Any, parameters: Mapping[str, Tensor], folder: Path | None = None) -> dict[str, Tensor]:
+        """Return the weights of `model` that training changed, as the stock class names them.
+
+        The adapter is written to `folder`, where there is one.
+        """
+        model = self.attach(model)
+        if trainable(model).keys() != parameters.keys():
+            odd = sorted(trainable(model).keys() ^ parameters.keys())
+            raise AssertionError(f"{odd[0]} is in the model or was trained, but not both")
+        model.load_state_dict(dict(parameters), strict=False)
+        if self.has_adapters:
+            if folder is not None:
+                model.save_pretrained(folder)
+                _add_tensors(folder / ADAPTER_WEIGHTS, dict(self._biases_of(model)))
+            model = model.merge_and_unload(safe_merge=True)
+        expand(model)
+        modules = {*self.targets, *self.whole}
+        return {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if self.full or self._in_mixers(name) or name in self.biases or name.rpartition(".")[0] in modules
+        }
+
+    def describe(self) -> AdaptationSettings:
+        """Return what is trained, without a list of every layer."""
+        if not self.has_adapters:
+            return AdaptationSettings(full=self.full, mixers=len(self.mixers) or None)
+        return AdaptationSettings(
+            full=False,
+            lora_rank=self.rank,
+            lora_alpha=self.alpha,
+            targets=_last_names(self.targets),
+            convolutions=_last_names(self.convolutions),
+            unfrozen=_last_names((*self.norms, *self.biases)),
+            modules=len(self.targets),
+        )
+
+
+def adaptation_of(options: TrainOptions, student: Checkpoint) -> Adaptation:
+    """Return what is trained; refuse weights that could not be written back to files like those of the student."""
+    adaptation = Adaptation.of(student.config, student.mixers, options.adaptation)
+    if (name := _not_storable(adaptation, student)) is not None:
+        raise PlanError(
+            f"{name} cannot be trained, as the files of {student.family.model_type} models store it in another form:"
+            f" {options.WAY_OUT}"
+        )
+    return adaptation
+
+
+def resolve(options: O, student: Checkpoint) -> O:
+    """Return the options with what depends on the model: the learning rates, and which weights are trained.
+
+    All weights are trained by default; only the mixers where the files store other weights in another form.
+    """
+    lr = rate_for(student) if options.lr is None else options.lr
+    options = replace(options, lr=lr, min_lr=lr * FINAL_RATE if options.min_lr is None else options.min_lr)
+    if options.adaptation.is_set:
+        return options
+    everything = replace(options.adaptation, full=True)
+    if _not_storable(Adaptation.of(student.config, student.mixers, everything), student) is None:
+        return replace(options, adaptation=everything)
+    return replace(options, adaptation=replace(options.adaptation, mixers=True))
+
+
+def rate_for(student: Checkpoint) -> float:
+    """Return the highest learning rate: above a hidden size of 512, it is inversely proportional to that size."""
+    return RATE * min(1.0, WIDTH / student.mixers[0].input_size)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, each once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _not_storable(adaptation: Adaptation, student: Checkpoint) -> str | None:
+    """Return the first weight that would be trained and that the files of the student store in another form."""
+    return next((name for name in adaptation.weights(student.config) if not student.stored_names(name)), None)
+
+
+def _add_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Add tensors to a file of PEFT, which loads whatever has the name of a parameter."""
+    from safetensors.torch import load_file, save_file
+
+    if tensors:
+        more = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        save_file({**load_file(path), **more}, path, {"format": "pt"})
+
+
+def _last_names(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted({name.rpartition(".")[2] for name in names}))
+
+
+def _unfrozen(
+    config: Config, convolutions: Sequence[str], kinds: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return all norms of a model that have weights, and all its biases outside of convolutions and norms."""
+    if not kinds:
+        return (), ()
+    model = stock_model(config)
+    norms = tuple(
+        name
+        for name, module in model.named_modules()
+        if "norms" in kinds and "norm" in type(module).__name__.lower() and module._parameters
+    )
+    within = {*convolutions, *norms}
+    biases = tuple(
+        name
+        for name, _ in model.named_parameters()
+        if "biases" in kinds and "bias" in name and name.rpartition(".")[0] not in within
+    )
+    return norms, biases
+
+
+def _unfuse(model: nn.Module, targets: Sequence[str]) -> None:
+    """Have the MLP of fla call down_proj where that has an adapter; fused, it only reads the weight."""
+    from fla.modules import GatedMLP
+
+    for name, module in model.named_modules():
+        if isinstance(module, GatedMLP) and f"{name}.down_proj" in targets:
+            module.fuse_swiglu = False
+
+
+def _matching(config: Config, mixers: Sequence[Mixer], endings: str) -> tuple[str, ...]:
+    """Return the full names of the linear layers whose names have one of the endings, separated by commas.
+
+    The output head is left out, and so are layers of a mixer that are not its projections: they cannot be adapted.
+    """
+    model = stock_model(config)
+    projections = {f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections}
+    within, head = tuple(f"{mixer.path}." for mixer in mixers), model.get_output_embeddings()
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and name.rpartition(".")[2] not in NEVER_CALLED
+        and (name in projections or not name.startswith(within))
+    ]
+    chosen: set[str] = set()
+    for ending in filter(None, map(str.strip, endings.split(","))):
+        matches = {name for name in linear if ending == ALL_LINEAR or f".{name}".endswith(f".{ending}")}
+        if not matches:
+            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            raise PlanError(f"`lora_targets` {ending} matches no linear layer; there are {known}, {ALL_LINEAR}")
+        chosen |= matches
+    if not chosen:
+        raise PlanError("`lora_targets` must name at least one linear layer")
+    return tuple(name for name in linear if name in chosen)

@@ -1,0 +1,104 @@
+"""`slimstate train`: pre-train the model that a config describes, or train a model further.
+
+A model before its first step is a checkpoint like any other, so this is a recovery without a teacher that trains all
+weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from slimstate.system.errors import PlanError
+from slimstate.system.options import Meta
+from slimstate.system.paths import expand_home
+from slimstate.training.options import TrainOptions
+from slimstate.workflows.inputs import Progress, reporter_for
+
+if TYPE_CHECKING:
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.records.training import TrainingRecord
+    from slimstate.training.initial_model import InitialModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(TrainOptions):
+    """How to train a model"""
+
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    """Weight decay of AdamW."""
+    second_beta: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    """Second beta of AdamW."""
+    tokenizer: str | None = None
+    """Folder or hub id of the tokenizer; default: one is learnt from the text."""
+    shared_filters: Literal["head", "all"] | None = None
+    """One convolution filter for every head (head), or one for all of them (all)."""
+
+    @property
+    def optimizer(self) -> dict[str, float]:
+        return {"adam_beta2": self.second_beta, "weight_decay": self.weight_decay}
+
+
+def train(
+    model: str | Path, out: str | Path, config: TrainConfig | None = None, *, progress: Progress = True, **options: Any
+) -> TrainingRecord:
+    """Train a model from a config and a text, or a model further, and write a checkpoint for the stock class.
+
+    Several processes share every batch, and the main one writes.
+
+    Parameters:
+        model: A shape that comes with slimstate such as "delta_net-5m", a config.json, or a model folder to train
+            further.
+        out: Folder for the model; it appears only when it is complete.
+        config: A `TrainConfig`; its options can also be given by name.
+        progress: Whether to show progress, or a `Reporter` of your own.
+        options: Options of the config by name, which override it.
+
+    Returns:
+        A record: `measured.nats` before and after, `log` of all losses, `tokens_per_second`, `path`.
+
+    Examples:
+        >>> quick = slimstate.TrainConfig(steps=20, batch_size=4, length=128)
+        >>> slimstate.train("delta_net-5m", "tiny", quick, data="demo/calibration.txt")
+    """
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.records.provenance import run_config
+    from slimstate.system import distributed
+    from slimstate.training.pretrain import PRETRAINING, initial_checkpoint
+    from slimstate.training.session import Job, Session
+
+    config = TrainConfig.merge(config, options)
+    if config.text.data is None:
+        raise PlanError("a training needs text: give it with `data`")
+    name, out, reporter = str(model), Path(out), reporter_for(progress)
+    distributed.join(config.run.place)
+    start = _start(name, config)
+    session = Session(
+        kind=PRETRAINING, out=out, options=config, reporter=reporter,
+        provenance=run_config("train", {"model": name, "out": out}, config.to_values()),
+    )  # fmt: skip
+    exists = isinstance(start, Checkpoint)
+    session.check([start] if exists else [], [out])
+    identity = {
+        "model": start.fingerprint if isinstance(start, Checkpoint) else start.config,
+        "tokenizer": config.tokenizer, "shared_filters": config.shared_filters,
+    }  # fmt: skip
+    with session.open(lambda: initial_checkpoint(session, start), identity) as tokens:
+        student = initial_checkpoint(session, start)
+        reporter.say(f"{name}: {student.parameters:,} parameters")
+        return session.train(Job(student=student, out=out, source=name), tokens)
+
+
+def _start(name: str, config: TrainConfig) -> Checkpoint | InitialModel:
+    """Return the model to train further, or the description of a new one."""
+    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.training.initial_model import InitialModel, read_config
+
+    if not expand_home(name).is_dir():
+        return InitialModel(
+            config=read_config(name), tokenizer=config.tokenizer, shared_filters=config.shared_filters
+        )
+    if config.tokenizer is not None or config.shared_filters is not None:
+        raise PlanError(f"{name} has its tokenizer and its filters: leave out `tokenizer` and `shared_filters`")
+    return Checkpoint.open(name)
