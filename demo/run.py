@@ -88,18 +88,17 @@ def main() -> None:
     errors = reconstructed.error_before, reconstructed.error_after
     console.print(f"  error of the layers on text held out: {errors[0]:.3f} to {errors[1]:.3f} of what they add")
     step("6. Recover it a little: some steps of fine-tuning, with the uncut model as its teacher.")
-    text = slimstate.TrainingText(data=str(CALIBRATION), eval_text=str(EVALUATION), eval_tokens=TOKENS // 2)
-    options = slimstate.RecoverOptions(
-        steps=10, batch_size=8, length=256, lora_targets="all-linear", lora_rank=64, lora_alpha=64, lr=3e-3, min_lr=3e-4
-    )
     recovered = slimstate.recover(
-        OUT / "drrqr-75-reconstructed", OUT / "drrqr-75-recovered", data=text, teacher=MODEL, options=options
-    )
+        OUT / "drrqr-75-reconstructed", OUT / "drrqr-75-recovered", teacher=MODEL,
+        data=CALIBRATION, eval_text=EVALUATION, eval_tokens=TOKENS // 2,
+        steps=10, batch_size=8, length=256, lr=3e-3, min_lr=3e-4,
+        lora_targets="all-linear", lora_rank=64, lora_alpha=64,
+    )  # fmt: skip
     perplexity, gap = recovered.measured.word_perplexity, recovered.measured.closed["uncut"]
     change = (
         f"perplexity per word {perplexity['before']:.1f} to {perplexity['after']:.1f}, uncut {perplexity['uncut']:.1f}"
     )
-    console.print(f"  {recovered.tokens:,} tokens: {change} (windows of {options.length} tokens)")
+    console.print(f"  {recovered.tokens:,} tokens: {change} (windows of {recovered.settings.length} tokens)")
     console.print(f"  {gap:.0%} of what the reconstruction left of the gap in nats is closed")
     step("7. The stock class loads the cut model in a fresh process and writes with it.")
     subprocess.run([sys.executable, HERE / "generate.py", cuts[0.5], "The city was founded in"], check=True)

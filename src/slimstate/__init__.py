@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from slimstate.system.version import __version__
 
 if TYPE_CHECKING:
-    from slimstate.api.training import preview, recover, train
     from slimstate.models.options import LoadOptions, RunOptions
     from slimstate.models.prepare import prepare, prepare_fla
     from slimstate.pruning.options import Budget, Calibration, CutOptions
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from slimstate.selectors import Selector
     from slimstate.system.errors import SlimstateError
     from slimstate.system.progress import Reporter
-    from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
     from slimstate.workflows.analyze import AnalyzeConfig, analyze
     from slimstate.workflows.bench import (
         CalibrateBenchConfig,
@@ -38,13 +36,14 @@ if TYPE_CHECKING:
     from slimstate.workflows.inspect import InspectConfig, inspect
     from slimstate.workflows.prune import PruneConfig, estimate, prune
     from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
+    from slimstate.workflows.recover import RecoverConfig, preview, recover
     from slimstate.workflows.report import report
     from slimstate.workflows.sweep import SweepConfig, sweep
+    from slimstate.workflows.train import TrainConfig, train
     from slimstate.workflows.verify import VerifyConfig, verify
 
 # the names above, by the module that each is loaded from
 HOMES = {
-    "api.training": ("preview", "recover", "train"),
     "models.options": ("LoadOptions", "RunOptions"),
     "models.prepare": ("prepare", "prepare_fla"),
     "pruning.options": ("Budget", "Calibration", "CutOptions"),
@@ -57,10 +56,11 @@ HOMES = {
     "workflows.inspect": ("InspectConfig", "inspect"),
     "workflows.prune": ("PruneConfig", "estimate", "prune"),
     "workflows.reconstruct": ("ReconstructConfig", "reconstruct"),
+    "workflows.recover": ("RecoverConfig", "preview", "recover"),
     "workflows.report": ("report",),
     "workflows.sweep": ("SweepConfig", "sweep"),
+    "workflows.train": ("TrainConfig", "train"),
     "workflows.verify": ("VerifyConfig", "verify"),
-    "training.options": ("PretrainOptions", "RecoverOptions", "TrainerOptions", "TrainingText"),
     "workflows.bench": (
         "CalibrateBenchConfig", "DecodeBenchConfig", "MixerBenchConfig", "ModelBenchConfig",
         "bench_calibrate", "bench_decode", "bench_mixer", "bench_model",
@@ -79,18 +79,16 @@ __all__ = [
     "LoadOptions",
     "MixerBenchConfig",
     "ModelBenchConfig",
-    "PretrainOptions",
     "PruneConfig",
     "ReconstructConfig",
     "ReconstructOptions",
-    "RecoverOptions",
+    "RecoverConfig",
     "Reporter",
     "RunOptions",
     "Selector",
     "SlimstateError",
     "SweepConfig",
-    "TrainerOptions",
-    "TrainingText",
+    "TrainConfig",
     "VerifyConfig",
     "__version__",
     "analyze",

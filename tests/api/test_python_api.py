@@ -14,7 +14,7 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import Calibration, CutOptions, ReconstructOptions, RecoverOptions, Selector
+from slimstate import Calibration, CutOptions, ReconstructOptions, Selector
 from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, PlanError
 
@@ -135,11 +135,9 @@ def test_every_verb_takes_a_model_in_memory(model, tmp_path):
 @pytest.mark.slow
 def test_recovery_takes_student_and_teacher_from_memory(model, tmp_path):
     cut = slimstate.prune(model, method="l1", key_dim=8, progress=False).cut_model
-    options = RecoverOptions(steps=2, batch_size=2, length=32)
-    trainer = slimstate.TrainerOptions(report_to="none")
     found = slimstate.recover(
-        cut, tmp_path / "out", data=texts(), teacher=model, tokenizer=tiny.tokenizer(), options=options,
-        trainer=trainer, progress=False,
+        cut, tmp_path / "out", data=texts(), teacher=model, tokenizer=tiny.tokenizer(), steps=2, batch_size=2,
+        length=32, report_to="none", progress=False,
     )  # fmt: skip
     assert found.path == tmp_path / "out"
     assert found.corpus.data == "10 texts in memory"

@@ -18,12 +18,11 @@ from places import ROOT
 from slimstate.cli import app
 from slimstate.cli.running import check_words
 from slimstate.families import family_of
-from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
 from slimstate.records.recipe import RecipeRecord
 from slimstate.system.errors import DataError, OutputError, PlanError, SlimstateError
 from slimstate.training.initial_model import read_config
-from slimstate.training.options import RecoverOptions, TrainerOptions
+from slimstate.workflows.recover import RecoverConfig
 from tiny_shapes import SHAPES, SIZES
 
 FOLDER = ROOT / "recipes"
@@ -126,7 +125,7 @@ def test_recoveries_are_the_papers_and_fit():
     pieces = {Path(option(words, "--teacher")).name: int(option(words, "--grad-accum")) for words in recoveries}
     assert pieces[GATED[1]] > 1
     for count in pieces.values():
-        TrainerOptions(grad_accum=count).check(RecoverOptions.paper(), RunOptions(device="cpu"))
+        RecoverConfig.from_values({"preset": "paper", "grad_accum": count, "device": "cpu"}).check_environment()
 
 
 def test_pre_training_has_the_released_settings_and_one_home():

@@ -12,6 +12,7 @@ from slimstate.cli.commands import Command, HubFlags, WorkflowCommand
 from slimstate.cli.printing.benchmark import show_bench
 from slimstate.cli.printing.cut import PruneFlags, run_prune, show_inspection, show_prune, show_reconstruction
 from slimstate.cli.printing.evaluation import show_analysis, show_evaluation, show_report, show_sweep
+from slimstate.cli.printing.training import RecoverFlags, run_recover, show_recovery, show_training
 from slimstate.cli.printing.verification import exit_code, show_verification
 from slimstate.cli.running import demo, run_command
 from slimstate.system.version import __version__
@@ -30,8 +31,10 @@ from slimstate.workflows.evaluate import EvalConfig, evaluate
 from slimstate.workflows.inspect import InspectConfig, inspect
 from slimstate.workflows.prune import PruneConfig, prune
 from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
+from slimstate.workflows.recover import RecoverConfig, recover
 from slimstate.workflows.report import report
 from slimstate.workflows.sweep import SweepConfig, sweep
+from slimstate.workflows.train import TrainConfig, train
 from slimstate.workflows.verify import VerifyConfig, verify
 
 COMMANDS = (
@@ -40,6 +43,10 @@ COMMANDS = (
     Command(
         name="reconstruct", workflow=reconstruct, config=ReconstructConfig, show=show_reconstruction, flags=HubFlags
     ),
+    Command(
+        name="recover", workflow=recover, config=RecoverConfig, show=show_recovery, flags=RecoverFlags, run=run_recover
+    ),
+    Command(name="train", workflow=train, config=TrainConfig, show=show_training, metavar="CONFIG"),
     Command(name="eval", workflow=evaluate, config=EvalConfig, show=show_evaluation),
     Command(name="analyze", workflow=analyze, config=AnalyzeConfig, show=show_analysis),
     Command(name="sweep", workflow=sweep, config=SweepConfig, show=show_sweep),

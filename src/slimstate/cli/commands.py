@@ -21,7 +21,7 @@ from slimstate.system.console import TerminalReporter
 from slimstate.system.options import Option, Options, once, options_of
 from slimstate.system.progress import Reporter
 
-NOT_INPUTS = ("config", "tokenizer", "progress", "options")
+NOT_INPUTS = ("config", "tokenizer", "progress", "options", "flags", "reporter")
 SHORT_FLAGS = {"quiet": ["-q"], "verbose": ["-v"]}
 CLICK_TYPES = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
 
@@ -50,7 +50,8 @@ class HubFlags(OutputFlags):
 class Command:
     """A command: its workflow and config, and how its result is printed.
 
-    `run` replaces the call of the workflow where flags of the command change it.
+    `run` replaces the call of the workflow where flags of the command change it. `metavar` is what the help calls the
+    argument, where that is not the name of the parameter.
     """
 
     name: str
@@ -60,11 +61,12 @@ class Command:
     flags: type[OutputFlags] = OutputFlags
     run: Callable[..., Any] | None = None
     exit_code: Callable[[Any], int] | None = None
+    metavar: str | None = None
 
     @cached_property
     def inputs(self) -> dict[str, inspect.Parameter]:
-        """The parameters of the workflow that a command line can have, by name."""
-        parameters = inspect.signature(self.workflow).parameters
+        """The parameters of the workflow, or of `run`, that a command line can have, by name."""
+        parameters = inspect.signature(self.run or self.workflow).parameters
         return {name: parameter for name, parameter in parameters.items() if name not in NOT_INPUTS}
 
     @property
@@ -121,9 +123,11 @@ class WorkflowCommand(click.Command):
         for name, parameter in command.inputs.items():
             required = parameter.default is inspect.Parameter.empty
             if name == command.argument:
-                several = name == "models"
-                params.append(click.Argument([name], nargs=-1 if several else 1, required=required))
-                about += f"\n\n{name.upper()}: {command.input_help(name)}"
+                several, metavar = name == "models", command.metavar or name.upper()
+                params.append(
+                    click.Argument([name], nargs=-1 if several else 1, required=required, metavar=command.metavar)
+                )
+                about += f"\n\n{metavar}: {command.input_help(name)}"
             else:
                 flag = click.Option([flag_of(name)], required=required, help=command.input_help(name), type=str)
                 params.append(self._listed("Options", flag))

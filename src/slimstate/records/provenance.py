@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-INPUTS = ("model", "models", "config", "folder", "dir")  # positional; benchmarks take their models as options
+INPUTS = ("model", "models", "shape", "folder", "dir")  # positional; benchmarks take their models as options
 
 
 def run_config(command: str, inputs: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:

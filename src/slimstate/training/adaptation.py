@@ -31,7 +31,7 @@ ALL_LINEAR = "all-linear"
 WITHIN_PEFT, ADAPTER_WEIGHTS = "base_model.model.", "adapter_model.safetensors"
 NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear layers of which fla only reads the weight
 
-O = TypeVar("O", bound=RecoverOptions)
+C = TypeVar("C", bound=RecoverOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ def adaptation_of(options: TrainOptions, student: Checkpoint) -> Adaptation:
     return adaptation
 
 
-def resolve(options: O, student: Checkpoint) -> O:
+def resolve(options: C, student: Checkpoint) -> C:
     """Return the options with what depends on the model: the learning rates, and which weights are trained.
 
     All weights are trained by default; only the mixers where the files store other weights in another form.

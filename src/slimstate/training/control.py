@@ -54,7 +54,9 @@ class Control:
         """Check that its folder is apart from those of the recovery, and that an existing one has the same settings."""
         for folder in (self.session.out, self.session.run_folder.path):
             if overlap(self.out, folder):
-                raise OutputError(f"the folder of the control, {self.out}, overlaps {folder}: choose another `control_out`")
+                raise OutputError(
+                    f"the folder of the control, {self.out}, overlaps {folder}: choose another `control_out`"
+                )
         if self.exists:
             record, has_teacher = RecoveryRecord.read(self.out / RECOVERY), not self.teaches
             now = _decisive(self.session.options.settings(), has_teacher)

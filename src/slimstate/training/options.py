@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from msgspec import Meta
+
 from slimstate.data.options import TextOptions, TextSource
 from slimstate.data.rows import as_text_source
 from slimstate.models.options import RunOptions
@@ -18,7 +20,7 @@ from slimstate.records.training import PretrainSettings, RecoverySettings, Train
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.json_files import JsonObject
-from slimstate.system.options import Meta, Options, once, options_of
+from slimstate.system.options import Options, once, options_of
 
 RANK, ALPHA = 16, 32  # of adapters
 UNFREEZABLE = ("norms", "biases")
@@ -30,9 +32,9 @@ FinalRate = Annotated[float | None, Meta(ge=0)]
 class TrainingText(TextOptions):
     """Text"""
 
-    data: TextSource | None = None
+    data: TextSource = None
     """Text to train on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
-    eval_text: TextSource | None = None
+    eval_text: TextSource = None
     """Text to measure on; default: windows of the training text that are held out."""
     eval_tokens: Annotated[int | None, Meta(ge=2)] = None
     """Measure on this many tokens, from the beginning of the text; default: all."""
@@ -289,7 +291,7 @@ class ControlOptions(Options):
             raise PlanError("`control_teaches` needs a `kd_weight` above 0")
         if self.control_teaches and options.cache_teacher is not None:
             raise PlanError(
-                "`cache_teacher` needs a teacher that exists already: train the control first, then give it as `teacher`"
+                "`cache_teacher` needs a teacher that exists: train the control first, and give it as `teacher`"
             )
 
 

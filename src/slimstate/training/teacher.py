@@ -34,7 +34,7 @@ WINDOWS_IN_A_FILE = 64
 
 class Teacher(Protocol):
     def distribution(self, ids: Tensor, places: Tensor) -> TeacherDistribution:
-        """Return the distribution of tokens 1 to T - 1 of windows `ids` [B, T], which are `places` [B] of the corpus."""
+        """Return the distribution of tokens 1 to T - 1 of windows `ids` [B, T], at `places` [B] of the corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,9 @@ def find_teacher(
     if teacher.fingerprint == student.fingerprint and control.control_teaches:
         raise PlanError(f"`control_teaches` needs a cut model, and {student.source} is the uncut one")
     if teacher.fingerprint == student.fingerprint and not control.control:
-        raise PlanError(f"the teacher {source} is the model itself: give the uncut model, or `control` to train only it")
+        raise PlanError(
+            f"the teacher {source} is the model itself: give the uncut model, or `control` to train only it"
+        )
     sizes = [checkpoint.config.get("vocab_size") for checkpoint in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ModelError(f"{student.source} has a vocabulary of {sizes[0]}, the teacher {source} one of {sizes[1]}")

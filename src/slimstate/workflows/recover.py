@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slimstate.system.errors import PlanError
 from slimstate.system.options import once
-from slimstate.training.options import AdaptationOptions, ControlOptions, RecoverOptions, TeacherOptions
+from slimstate.training.options import ControlOptions, RecoverOptions
 from slimstate.workflows.inputs import Inputs, Model, Progress
 
 if TYPE_CHECKING:
@@ -130,9 +130,7 @@ def recover(
             return session.train(Job(student=student, out=out), tokens, record)
 
 
-def preview(
-    model: Model, config: RecoverConfig | None = None, *, progress: Progress = True, **options: Any
-) -> Preview:
+def preview(model: Model, config: RecoverConfig | None = None, *, progress: Progress = True, **options: Any) -> Preview:
     """Describe what `recover` would train, without text and without training anything.
 
     Parameters:
@@ -150,7 +148,8 @@ def preview(
     with Inputs(progress, None, model, config.distillation.teacher) as inputs:
         student, teacher, config = _open(inputs, model, config, reads_text=False)
         if config.comparison.is_set:
-            how = " first, on the text alone, and then teach" if config.comparison.control_teaches else " in the same way"
+            teaches = " first, on the text alone, and then teach"
+            how = teaches if config.comparison.control_teaches else " in the same way"
             inputs.reporter.say(f"control: the uncut model would also be trained{how}")
         return describe_recovery(student, teacher, config)
 
@@ -170,8 +169,7 @@ def _open(
     source = inputs.model(model, reads_text=reads_text)
     distributed.join(config.run.place)
     student = Checkpoint.open(source)
-    chose_parts = config.adaptation.is_set
-    config = resolve(config, student)
-    if config.adaptation.mixers and not chose_parts:
-        inputs.reporter.say("only the mixers are trained: the files store other weights, such as experts, in another form")
+    is_set, config = config.adaptation.is_set, resolve(config, student)
+    if config.adaptation.mixers and not is_set:
+        inputs.reporter.say("only the mixers are trained: the files store other weights in another form")
     return student, find_teacher(student, config.distillation, config.comparison, inputs.reporter), config

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from msgspec import Meta
+
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Meta
 from slimstate.system.paths import expand_home
 from slimstate.training.options import TrainOptions
 from slimstate.workflows.inputs import Progress, reporter_for
@@ -41,14 +42,14 @@ class TrainConfig(TrainOptions):
 
 
 def train(
-    model: str | Path, out: str | Path, config: TrainConfig | None = None, *, progress: Progress = True, **options: Any
+    shape: str | Path, out: str | Path, config: TrainConfig | None = None, *, progress: Progress = True, **options: Any
 ) -> TrainingRecord:
     """Train a model from a config and a text, or a model further, and write a checkpoint for the stock class.
 
     Several processes share every batch, and the main one writes.
 
     Parameters:
-        model: A shape that comes with slimstate such as "delta_net-5m", a config.json, or a model folder to train
+        shape: A shape that comes with slimstate such as "delta_net-5m", a config.json, or a model folder to train
             further.
         out: Folder for the model; it appears only when it is complete.
         config: A `TrainConfig`; its options can also be given by name.
@@ -71,15 +72,14 @@ def train(
     config = TrainConfig.merge(config, options)
     if config.text.data is None:
         raise PlanError("a training needs text: give it with `data`")
-    name, out, reporter = str(model), Path(out), reporter_for(progress)
+    name, out, reporter = str(shape), Path(out), reporter_for(progress)
     distributed.join(config.run.place)
     start = _start(name, config)
     session = Session(
         kind=PRETRAINING, out=out, options=config, reporter=reporter,
-        provenance=run_config("train", {"model": name, "out": out}, config.to_values()),
+        provenance=run_config("train", {"shape": name, "out": out}, config.to_values()),
     )  # fmt: skip
-    exists = isinstance(start, Checkpoint)
-    session.check([start] if exists else [], [out])
+    session.check([start] if isinstance(start, Checkpoint) else [], [out])
     identity = {
         "model": start.fingerprint if isinstance(start, Checkpoint) else start.config,
         "tokenizer": config.tokenizer, "shared_filters": config.shared_filters,
@@ -96,9 +96,7 @@ def _start(name: str, config: TrainConfig) -> Checkpoint | InitialModel:
     from slimstate.training.initial_model import InitialModel, read_config
 
     if not expand_home(name).is_dir():
-        return InitialModel(
-            config=read_config(name), tokenizer=config.tokenizer, shared_filters=config.shared_filters
-        )
+        return InitialModel(config=read_config(name), tokenizer=config.tokenizer, shared_filters=config.shared_filters)
     if config.tokenizer is not None or config.shared_filters is not None:
         raise PlanError(f"{name} has its tokenizer and its filters: leave out `tokenizer` and `shared_filters`")
     return Checkpoint.open(name)
