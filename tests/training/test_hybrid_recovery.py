@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
+from slimstate.training.adaptation import ALL_LINEAR, Adaptation, trainable
 from torch import nn
 
 import slimstate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slimstate.training.lora import ALL_LINEAR, Adaptation, trainable
+from slimstate.training.adaptation import ALL_LINEAR, Adaptation, trainable
 from torch import nn
 
 import tiny

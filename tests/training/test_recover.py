@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import typer
 from safetensors.torch import load_file, save_file
 from slimstate.cli.flags import as_flags, flags_of
-from slimstate.training.lora import trainable
+from slimstate.training.adaptation import trainable
 
 import slimstate
 import tiny

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from slimstate.training.lora import trainable
+from slimstate.training.adaptation import trainable
 from torch.nn.utils import parametrize
 
 import slimstate

@@ -115,7 +115,9 @@ class DistillationJob:
             with session.open(lambda: student, fingerprints) as tokens:
                 recovery = session.train(Job(student=student, out=folder), tokens)
         nats = recovery.measured.nats
-        result = DistillationResult(steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before)
+        result = DistillationResult(
+            steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before
+        )
         record = replace(record, distillation=result, out=str(self.out))
         self.reporter.say(result.line())
 

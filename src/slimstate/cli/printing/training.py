@@ -13,7 +13,7 @@ from slimstate.system.progress import Reporter
 from slimstate.workflows.recover import RecoverConfig, preview, recover
 
 if TYPE_CHECKING:
-    from slimstate.records.training import RecoveryRecord, TrainedRecord
+    from slimstate.records.training import RecoveryRecord, TrainingRunRecord
     from slimstate.training.recover import Preview
 
 STAGES = {"before": "before", "after": "after", "uncut": "uncut", "control": "uncut, same training"}
@@ -71,7 +71,7 @@ def _show_preview(record: Preview) -> None:
     console.print(f"{record.steps:,} steps, {record.tokens:,} tokens; dry run: nothing was trained")
 
 
-def show_training(record: TrainedRecord) -> None:
+def show_training(record: TrainingRunRecord) -> None:
     """Print how well the model predicts the text before and after, and how fast it was trained."""
     from rich.table import Table
 
