@@ -39,7 +39,6 @@ ALLOWED = {
     "training": (*BELOW_PRUNING, "reconstruction", "pruning", "report", "evaluation"),
     "benchmark": (*BELOW_PRUNING, "reconstruction", "pruning", "report", "evaluation", "training"),
 }
-ALLOWED["api"] = tuple(ALLOWED)
 ALLOWED["workflows"] = tuple(ALLOWED)
 ALLOWED["cli"] = tuple(ALLOWED)
 MODULES = {path: path.relative_to(ROOT.parent) for path in sorted(ROOT.rglob("*.py"))}

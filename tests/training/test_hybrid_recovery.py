@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from slimstate.training.adaptation import ALL_LINEAR, Adaptation, trainable
 from torch import nn
 
 import slimstate
@@ -18,6 +17,7 @@ from slimstate.families import logit_factor
 from slimstate.models.load import load
 from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
+from slimstate.training.adaptation import ALL_LINEAR, Adaptation, trainable
 from slimstate.training.options import RecoverOptions, rate_for
 from training_calls import Listener
 

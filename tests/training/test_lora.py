@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slimstate.training.adaptation import ALL_LINEAR, Adaptation, trainable
 from torch import nn
 
 import tiny
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
+from slimstate.training.adaptation import ALL_LINEAR, Adaptation, trainable
 
 IDS = tiny.token_ids(2, 40)
 SOME = (

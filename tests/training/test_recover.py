@@ -19,7 +19,6 @@ import torch.nn.functional as F
 import typer
 from safetensors.torch import load_file, save_file
 from slimstate.cli.flags import as_flags, flags_of
-from slimstate.training.adaptation import trainable
 
 import slimstate
 import tiny
@@ -46,6 +45,7 @@ from slimstate.records.training import (
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError, TrainingError
 from slimstate.system.run_folders import locked_folder
 from slimstate.training import options, session, teacher
+from slimstate.training.adaptation import trainable
 from slimstate.training.options import PretrainOptions, RecoverOptions, TrainerOptions, TrainingText
 from slimstate.training.recover import Preview
 from slimstate.training.run_checkpoints import COMPLETE

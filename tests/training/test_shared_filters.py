@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from slimstate.training.adaptation import trainable
 from torch.nn.utils import parametrize
 
 import slimstate
@@ -21,6 +20,7 @@ from slimstate.models.load import load
 from slimstate.models.stock import stock_model
 from slimstate.records.plan import Plan
 from slimstate.system.errors import ModelError
+from slimstate.training.adaptation import trainable
 from slimstate.training.options import RecoverOptions
 from slimstate.training.shared_filters import SharedFilters, expand, share
 
