@@ -1,6 +1,6 @@
-"""How far a cut model of every family is from the uncut one with the same channels zeroed; writes docs/SUPPORT.md.
+"""Measure how far a cut model of every family is from the uncut one with the same channels zeroed.
 
-python benchmarks/exactness.py
+python benchmarks/exactness.py    # writes docs/records/exactness.json; `make docs` then updates docs/SUPPORT.md
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from slimstate.core.file_names import PLAN  # noqa: E402
 from slimstate.models.hooks import masked  # noqa: E402
 from slimstate.models.load import load  # noqa: E402
 from slimstate.records.plan import Plan  # noqa: E402
-from slimstate.serving.support import support_table  # noqa: E402
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
@@ -43,22 +42,18 @@ def difference(original: Path, cut: Path) -> float:
 
 def main() -> None:
     toy = arguments(__doc__).parse_args().toy
-    found: dict[str, dict[str, float]] = {}
+    differences: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as place:
         for name in tiny.PLAIN if toy else tiny.EVERY_PLAIN:
             original = tiny.save(tiny.build(tiny.VARIANTS[name]), Path(place) / name)
-            entry = found.setdefault(tiny.VARIANTS[name].model_type, {})
+            entry = differences.setdefault(tiny.VARIANTS[name].model_type, {})
             for kind, key_dim in (("half", 12), ("third", 8), ("rescaled", 8)):
                 out = Path(place) / f"{name}-{kind}"
-                options = slimstate.CutOptions(keep_norm_eps=kind == "rescaled")
-                slimstate.prune(original, out, method="random", key_dim=key_dim, options=options)
+                slimstate.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=kind == "rescaled")
                 entry[kind] = difference(original, out)
             print(name, entry, flush=True)
-    if toy:
-        print(support_table(found))
-        return
-    (ROOT / "docs" / "records" / "exactness.json").write_text(json.dumps(found, indent=1) + "\n")
-    (ROOT / "docs" / "SUPPORT.md").write_text(support_table(found))
+    if not toy:
+        (ROOT / "docs" / "records" / "exactness.json").write_text(json.dumps(differences, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,40 +4,30 @@
     python docs/render.py --check    # change nothing; exit 1 if a page is out of date
 
 A page marks a table by `<!-- table: NAME -->` above and `<!-- end -->` below, and a number in a sentence by a comment
-behind it: `1.64x<!-- =NAME -->`. The modules in `docs/tables` declare what each name stands for. SUPPORT.md is rendered
-as a whole, from the families and the engine rules.
+behind it: `1.64x<!-- =NAME -->`. The modules in `docs/tables` declare what each name stands for.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 
-from tables import as_published, experiments, front, measured, performance, reconstruct, recovery, serving
+from tables import as_published, experiments, front, measured, performance, reconstruct, recovery, serving, support
 from tables.layout import DOCS, RECORDS
 
-MODULES = (as_published, experiments, front, measured, performance, reconstruct, recovery, serving)
+MODULES = (as_published, experiments, front, measured, performance, reconstruct, recovery, serving, support)
 TABLES = {name: text for module in MODULES for name, text in module.TABLES.items()}
 NUMBERS = {name: text for module in MODULES for name, text in getattr(module, "NUMBERS", {}).items()}
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NUMBER = re.compile(r"[^\s(|]*(<!-- =([\w-]+) -->)")
 RECORD = re.compile(r"records/([\w.-]+\.json)")
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
-EXACTNESS = "exactness.json"  # the record of SUPPORT.md
 
 
 def rendered(page: str) -> str:
     """Return the page with every table and number as the records have it."""
     page = TABLE.sub(lambda mark: f"{mark[1]}{TABLES[mark[2]]}\n{mark[3]}", page)
     return NUMBER.sub(lambda mark: NUMBERS[mark[2]] + mark[1], page)
-
-
-def support_page() -> str:
-    """Return SUPPORT.md: every family with its measured exactness, and what engines do with it."""
-    from slimstate.serving.support import support_table
-
-    return support_table(json.loads((RECORDS / EXACTNESS).read_text(encoding="utf-8")))
 
 
 def problems(text: str) -> list[str]:
@@ -50,7 +40,7 @@ def problems(text: str) -> list[str]:
         used = {match[2] for match in mark.finditer(text)}
         wrong += [f"no {kind} is called {name}" for name in sorted(used - declared.keys())]
         wrong += [f"no page uses the {kind} {name}" for name in sorted(declared.keys() - used)]
-    cited, stored = {*RECORD.findall(text), EXACTNESS}, {path.name for path in RECORDS.glob("*.json")}
+    cited, stored = set(RECORD.findall(text)), {path.name for path in RECORDS.glob("*.json")}
     wrong += [f"a page cites records/{name}, which does not exist" for name in sorted(cited - stored)]
     wrong += [f"no page cites records/{name}" for name in sorted(stored - cited)]
     for path, test in TEST.findall(text):
@@ -67,7 +57,7 @@ def main() -> int:
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
-    results = {path: rendered(page) for path, page in pages.items()} | {DOCS / "SUPPORT.md": support_page()}
+    results = {path: rendered(page) for path, page in pages.items()}
     stale = [path for path, page in results.items() if page != pages[path]]
     if "--check" in sys.argv[1:]:
         for path in stale:

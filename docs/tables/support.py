@@ -1,0 +1,71 @@
+"""SUPPORT.md: every family with its measured exactness, and what engines do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from slimstate.families import FAMILIES, Family
+from slimstate.families.refused import REFUSED
+from slimstate.serving.engines import date, rules_of
+from tables.layout import power, record, table
+
+ENGINES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang"}
+CUTS = ("half", "third", "rescaled")
+QUANTIZED = {
+    "type": "any with `quantization_config` (FP8, GPTQ, AWQ, ...)",
+    "why": "rows cannot be cut out of quantised blocks: cut the unquantised model and quantise the result",
+}
+
+
+def _support(family: Family) -> dict[str, Any]:
+    """Return the row of a family."""
+    slots = family.mixers(family.stock_config)[0].axis.slots
+    return {
+        "type": family.model_type,
+        "library": family.library,
+        "parameters": ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots)),
+        "scale": _query_scale(family),
+        **{cut: power(record("exactness")[family.model_type][cut]) for cut in CUTS},
+        "engines": [_verdicts(family.model_type, engine) for engine in ENGINES],
+    }
+
+
+def _query_scale(family: Family) -> str:
+    correction = family.correction(family.stock_config)
+    if correction.epsilon is not None:
+        return f"`{correction.epsilon}` compensates"
+    return "folded into the query weights" if correction.folded else correction.why.partition(":")[0]
+
+
+def _verdicts(model_type: str, engine: str) -> str:
+    parts = []
+    for rule in rules_of(model_type, engine):
+        condition = ", ".join(filter(None, (rule.where, rule.condition)))
+        parts.append(f"{condition}: {rule.verdict}" if condition else rule.verdict)
+    return "; ".join(parts) or "not examined"
+
+
+def _refusals() -> Iterator[dict[str, str]]:
+    """Yield the model types, and the configs of a family, that cannot be cut, and why."""
+    yield from ({"type": f"`{name}`", "why": why} for name, why in sorted(REFUSED.items()))
+    for name, family in FAMILIES.items():
+        yield from ({"type": f"`{name}` with {which}", "why": why} for which, why in family.refused.items())
+    yield QUANTIZED
+
+
+TABLES = {
+    "support": table(
+        {
+            "model type": "`{type}`",
+            "class of": "{library}",
+            "what is cut": "{parameters}",
+            "query scale": "{scale}",
+            **{cut: f"{{{cut}}}" for cut in CUTS},
+            **{title: f"{{engines[{number}]}}" for number, title in enumerate(ENGINES.values())},
+        },
+        [_support(family) for name, family in FAMILIES.items() if name in record("exactness")],
+    ),
+    "refused": table({"model type": "{type}", "why": "{why}"}, _refusals()),
+}
+NUMBERS = {"rules-date": date()}
