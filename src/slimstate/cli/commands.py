@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from slimstate.cli.terminal import print_json, pushed_to
 from slimstate.system.console import TerminalReporter
+from slimstate.system.errors import PlanError, quoted
 from slimstate.system.options import Option, Options, once, options_of
 from slimstate.system.progress import Reporter
 
@@ -88,6 +89,13 @@ class Command:
     def parse(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], Options, OutputFlags]:
         """Return the inputs, the config and the flags that values by flat name describe; refuse unknown names."""
         inputs = {name: value for name, value in values.items() if name in self.inputs}
+        for name, parameter in self.inputs.items():
+            if name not in inputs and parameter.default is inspect.Parameter.empty:
+                raise PlanError(f"{self.name} needs `{name}`")
+        for name, value in inputs.items():
+            texts = value if name == "models" else [value]
+            if not (isinstance(texts, (list, tuple)) and all(isinstance(text, str | None) for text in texts)):
+                raise PlanError(f"`{name}` of {self.name} must be text, got {quoted(repr(value))}")
         flags = {option.name for option in options_of(self.flags)} & values.keys()
         others = {name: value for name, value in values.items() if name not in {"command", *inputs, *flags}}
         return inputs, self.config.from_values(others), self.flags.from_values({name: values[name] for name in flags})

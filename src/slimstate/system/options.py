@@ -199,8 +199,12 @@ def _build(cls: type[C], values: Mapping[str, object], prefix: str, base: C | No
                 arguments[item.name] = current
         elif isinstance(values.get(name), group):
             arguments[item.name] = values[name]
+        elif isinstance(values.get(name), Options):
+            raise PlanError(f"`{name}` must be a {group.__name__}, got a {type(values[name]).__name__}")
         elif not _optional(hints[item.name]):
             arguments[item.name] = _build(group, values, prefix, current)
+        elif not isinstance(values.get(name), bool | None):
+            raise PlanError(f"`{name}` must be true, false or a {group.__name__}, got {quoted(repr(values[name]))}")
         elif values.get(name, current is not None):
             arguments[item.name] = _build(group, values, f"{name}_", current)
         elif detail := next((key for key in values if key.startswith(f"{name}_")), None):

@@ -69,7 +69,8 @@ def read_config(path: Path) -> Config | None:
     path = path / CONFIG if path.is_dir() else path
     if path.suffix == ".toml":
         data = _read_toml(path)
-        return None if "steps" in data else _check_config(path, data)
+        is_recipe = "steps" in data and "command" not in data  # `steps` is also an option of some commands
+        return None if is_recipe else _check_config(path, data)
     data = dict(read_json(path, DataError))
     return _check_config(path, data["config"] if isinstance(data.get("config"), dict) else data)
 

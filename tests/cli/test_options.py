@@ -1,0 +1,198 @@
+"""An option is declared once: the flag, the Python keyword, the key in files and the provenance follow from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import pytest
+from click.testing import CliRunner
+
+import slimstate
+from slimstate.cli.app import COMMANDS
+from slimstate.cli.commands import Command, WorkflowCommand, flag_of
+from slimstate.cli.running import run_command
+from slimstate.records.provenance import command_line, run_config
+from slimstate.system.errors import PlanError, SlimstateError
+from slimstate.system.options import Meta, Options, once, options_of, prefixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Options):
+    """Rounds of work"""
+
+    steps: Annotated[int, Meta(ge=1)] = 10
+    """Steps of every round."""
+    rate: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    """Rate of every round."""
+
+    def check(self) -> None:
+        if self.steps == 13:
+            raise PlanError("`steps` must not be 13")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShrinkConfig(Options):
+    """How to shrink"""
+
+    size: Annotated[int | None, Meta(ge=1, le=100)] = None
+    """Size of the result."""
+    mode: Literal["fast", "exact"] = "fast"
+    """fast or exact."""
+    sizes: tuple[int, ...] = ()
+    """Sizes to try."""
+    notes: Path | None = None
+    """Folder of notes."""
+    thorough: bool = False
+    """Take more time."""
+    force: bool = once()
+    """Replace the result."""
+    rounds: Rounds = Rounds()
+    tune: Rounds | None = None
+    """Tune the result."""
+
+
+def shrink(model: str, out: str | None = None, config: ShrinkConfig | None = None, **options: Any) -> SimpleNamespace:
+    """Shrink something.
+
+    Parameters:
+        model: What to shrink.
+        out: Where the result goes.
+    """
+    config = ShrinkConfig.merge(config, options)
+    record = run_config("shrink", {"model": model, "out": out}, config.to_values())
+    return SimpleNamespace(config=config, record=record, to_json=lambda: record)
+
+
+SHRINK = Command(name="shrink", workflow=shrink, config=ShrinkConfig, show=lambda result: print(result.record))
+EVERY_KIND = {
+    "size": 7, "mode": "exact", "sizes": [3, 2], "notes": "n", "thorough": True, "steps": 4, "tune": True,
+    "tune_rate": 0.25,
+}  # fmt: skip
+
+
+def invoke(command: Any, *words: object) -> str:
+    result = CliRunner().invoke(command, list(map(str, words)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_declared_option_is_a_flag_a_keyword_a_key_in_files_and_provenance(tmp_path):
+    record = {"command": "shrink", "model": "m", **EVERY_KIND}
+    assert shrink("m", **EVERY_KIND).record == record
+    words = command_line(record).split()[2:]  # the shell command, without `slimstate shrink`
+    assert json.loads(invoke(WorkflowCommand(SHRINK), *words, "--json")) == record
+    toml = "".join(f"{name} = {json.dumps(value)}\n" for name, value in record.items())
+    files = {"config.toml": toml, "config.json": json.dumps(record), "record.json": json.dumps({"config": record})}
+    (tmp_path / "result").mkdir()
+    for name, content in (files | {"result/slimstate_config.json": json.dumps(record)}).items():
+        (tmp_path / name).write_text(content)
+        path = tmp_path / name.removesuffix("/slimstate_config.json")
+        out = invoke(run_command({"shrink": SHRINK}.get), path, "--json", "--force", "--out", "o")
+        assert json.loads(out) == {**record, "out": "o"}
+    text = " ".join(invoke(WorkflowCommand(SHRINK), "--help").split())
+    assert "Size of the result." in text
+    assert "Rounds of work: --steps INTEGER Steps of every round. [default: 10]" in text
+    assert "--tune Tune the result." in text
+    assert "--tune-rate FLOAT Rate of every round. [default: 0.5]" in text
+    assert "MODEL: What to shrink." in text
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "shrink needs `model`"),
+        ({"model": 5}, "`model` of shrink must be text, got 5"),
+        ({"model": "m", "out": ["a"]}, "`out` of shrink must be text"),
+        ({"model": "m", "sise": 5}, "did you mean `size`?"),
+    ],
+)
+def test_inputs_and_options_of_a_config_file_are_checked(values, message):
+    with pytest.raises(PlanError) as refusal:
+        SHRINK.parse(values)
+    assert message in str(refusal.value)
+
+
+def test_options_of_one_run_are_no_provenance():
+    assert shrink("m", force=True).config.force is True
+    assert shrink("m", force=True).record == {"command": "shrink", "model": "m"}
+
+
+def test_groups_are_accepted_as_values_and_options_override_a_config():
+    config = ShrinkConfig(rounds=Rounds(steps=4), tune=Rounds(rate=0.25))
+    assert ShrinkConfig.from_values({"rounds": Rounds(steps=4), "tune": Rounds(rate=0.25)}) == config
+    assert ShrinkConfig.from_values({"steps": 4, "tune": True, "tune_rate": 0.25}) == config
+    assert ShrinkConfig.merge(config, {}) is config
+    assert ShrinkConfig.merge(config, {"tune_steps": 2}).to_values() == {
+        "steps": 4, "tune": True, "tune_steps": 2, "tune_rate": 0.25,
+    }  # fmt: skip
+    assert ShrinkConfig.merge(config, {"tune": False}).tune is None
+    assert ShrinkConfig.from_values({"sizes": "3, 2", "notes": "x"}) == ShrinkConfig(sizes=(3, 2), notes=Path("x"))
+    with pytest.raises(PlanError, match="must be a ShrinkConfig, got a Rounds"):
+        ShrinkConfig.merge(Rounds(), {})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": "7"}, "`size` must be a whole number, got '7'"),
+        ({"size": 7.0}, "`size` must be a whole number, got 7.0"),
+        ({"size": True}, "`size` must be a whole number, got True"),
+        ({"size": 0}, "`size` must be at least 1, got 0"),
+        ({"size": 101}, "`size` must be at most 100, got 101"),
+        ({"rate": 0}, "`rate` must be more than 0, got 0"),
+        ({"rate": float("nan")}, "`rate` must be more than 0, got nan"),
+        ({"rate": 1}, "`rate` must be less than 1, got 1"),
+        ({"rate": None}, "`rate` must be a number, got None"),
+        ({"mode": "slow"}, "unknown `mode` slow; there are fast, exact"),
+        ({"mode": ["fast"]}, "unknown `mode`"),
+        ({"sizes": 3}, "`sizes` must be a list, got 3"),
+        ({"sizes": "3,x"}, "`sizes` must be a whole number, got 'x'"),
+        ({"notes": 3}, "`notes` must be a path, got 3"),
+        ({"thorough": "yes"}, "`thorough` must be true or false, got 'yes'"),
+        ({"tune": "yes"}, "`tune` must be true, false or a Rounds, got 'yes'"),
+        ({"tune": ShrinkConfig()}, "`tune` must be a Rounds, got a ShrinkConfig"),
+        ({"rounds": ShrinkConfig()}, "`rounds` must be a Rounds, got a ShrinkConfig"),
+        ({"szie": 7}, "unknown option szie; did you mean `size`?"),
+        ({"qqqq": 7}, "unknown option qqqq; there are size, mode"),
+        ({"rounds": 7}, "unknown option rounds"),
+        ({"tune_steps": 7}, "`tune_steps` needs `tune`"),
+        ({"tune": True, "tune_steps": 0}, "`tune_steps` must be at least 1, got 0"),
+        ({"tune": True, "tune_steps": 13}, "`tune_steps` must not be 13"),
+        ({"steps": 13}, "`steps` must not be 13"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_by_name(values, message):
+    with pytest.raises(PlanError) as refusal:
+        shrink("m", **values)
+    assert message in str(refusal.value)
+
+
+def test_errors_of_a_group_name_its_options_as_the_config_does():
+    with pytest.raises(SlimstateError, match="`tune_steps` and `other` are too many"), prefixed("tune_", Rounds):
+        raise PlanError("`steps` and `other` are too many")
+
+
+@pytest.mark.parametrize("key_dim", ["32", 32.0, True])
+def test_a_key_dim_of_another_type_is_refused_before_the_model_is_opened(key_dim):
+    with pytest.raises(SlimstateError, match="`key_dim` must be a whole number"):
+        slimstate.prune("no model", key_dim=key_dim)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_flags_of_a_command_are_its_inputs_and_options_and_each_has_a_help_text(command):
+    declared = [*options_of(command.config), *options_of(command.flags)]
+    names = [*command.inputs, *(option.name for option in declared)]
+    assert len({*names}) == len(names)
+    params = {param.name: param for param in WorkflowCommand(command).params}
+    assert list(params) == names
+    for name, param in params.items():
+        if name != command.argument:
+            assert flag_of(name) in param.opts
+            assert param.help, name
+    assert command.argument is None or command.input_help(command.argument)
+    for option in declared:
+        assert option.help.endswith(".") or option.help.startswith("{"), option.name
