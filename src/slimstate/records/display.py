@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from slimstate.records.schema import to_json
 from slimstate.system.json_files import JsonObject
 
 MAX_ROWS = 40  # of a table that is printed
+FORMAT = {"index": False, "na_rep": "", "float_format": "{:.4g}".format}
 
 
 class Displayable:
@@ -44,8 +45,10 @@ class Displayable:
         return pandas.DataFrame(list(self.table()))
 
     def __str__(self) -> str:
-        written = [] if self.path is None else [f"written to {self.path}"]
-        return "\n".join([self.headline(), *_text_table(self.table()), *written])
+        frame = self.to_dataframe().dropna(axis="columns", how="all")
+        lines = [self.headline(), *([] if frame.empty else [frame.head(MAX_ROWS).to_string(max_colwidth=40, **FORMAT)])]
+        lines += [f"… {len(frame) - MAX_ROWS} rows more"] if len(frame) > MAX_ROWS else []
+        return "\n".join([*lines, *([] if self.path is None else [f"written to {self.path}"])])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show the result in IPython."""
@@ -53,40 +56,7 @@ class Displayable:
 
     def _repr_html_(self) -> str:
         """Show the result in a notebook."""
-        names, *rows = _cells(self.table())
-        cells = [[f"<th>{html.escape(name)}</th>" for name in names]]
-        cells += [[f"<td>{html.escape(cell)}</td>" for cell in row] for row in rows]
-        table = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
-        headline = "<br>".join(html.escape(line) for line in self.headline().splitlines())
+        headline = html.escape(self.headline()).replace("\n", "<br>")
         written = "" if self.path is None else f"<p>written to <code>{html.escape(str(self.path))}</code></p>"
-        return f"<p>{headline}</p><table>{table}</table>{written}"
-
-
-def _cells(rows: Sequence[Mapping[str, object]]) -> list[list[str]]:
-    """Return the first rows of a table as text, below the names of the columns."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return [columns, *([format_cell(row.get(name)) for name in columns] for row in rows[:MAX_ROWS])]
-
-
-def _text_table(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    """Yield the lines of a table, numbers to the right."""
-    cells = _cells(rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    numeric = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in cells[0]]
-    for line in cells:
-        columns = zip(line, widths, numeric, strict=True)
-        yield "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in columns).rstrip()
-    if len(rows) > MAX_ROWS:
-        yield f"… {len(rows) - MAX_ROWS} rows more"
-
-
-def format_cell(value: object) -> str:
-    """Return a number with four significant digits, a list shortened, and None as nothing."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, (list, tuple)):
-        first = ", ".join(map(str, value[:6]))
-        return first if len(value) <= 6 else f"{first}, … {value[-1]}"
-    return str(value)
+        frame = self.to_dataframe().dropna(axis="columns", how="all").head(MAX_ROWS)
+        return f"<p>{headline}</p>{frame.to_html(**FORMAT)}{written}"

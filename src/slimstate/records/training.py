@@ -140,17 +140,6 @@ class TrainingRunRecord(ModelFolderRecord, Model, Origin):
         """Return a row for every entry of the log."""
         return [vars(entry) for entry in self.log]
 
-
-class RecoveryRecord(TrainingRunRecord):
-    """The recovery of a cut model; with `control_teaches`, the control was the teacher."""
-
-    KIND = "recovery"
-    FILE = RECOVERY
-    ENTRIES = "recovered"
-
-    settings: RecoverySettings
-    control_teaches: bool = False
-
     def entry(self) -> JsonObject:
         return {
             "version": self.versions.get("slimstate"),
@@ -164,6 +153,17 @@ class RecoveryRecord(TrainingRunRecord):
         }
 
 
+class RecoveryRecord(TrainingRunRecord):
+    """The recovery of a cut model; with `control_teaches`, the control was the teacher."""
+
+    KIND = "recovery"
+    FILE = RECOVERY
+    ENTRIES = "recovered"
+
+    settings: RecoverySettings
+    control_teaches: bool = False
+
+
 class TrainingRecord(TrainingRunRecord):
     """A pre-training; `model` is the config it started from, or the model that was trained further."""
 
@@ -174,12 +174,3 @@ class TrainingRecord(TrainingRunRecord):
     settings: PretrainSettings
     parameters: Count | None = None
     shared_filters: str | None = None
-
-    def entry(self) -> JsonObject:
-        return {
-            "version": self.versions.get("slimstate"),
-            "config": self.model,
-            "tokens": self.tokens,
-            "settings": to_json(self.settings),
-            "corpus": to_json(self.corpus),
-        }
