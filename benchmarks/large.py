@@ -20,8 +20,8 @@ from harness import add_tokenizer, arguments, last_line_of, peak_memory_kib
 from slimstate.pruning.prune import prune
 
 from slimstate.benchmark.random_models import random_model
+from slimstate.models.compact_weights import CompactWeight
 from slimstate.models.options import LoadOptions
-from slimstate.models.resting import Resting
 from slimstate.pruning.options import CutOptions
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.walk import Layer, Walk
@@ -54,8 +54,8 @@ class Watched:
         def training(walk: Walk, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
             if layer.number == 0:
                 self.bytes["peak_before_it_is_trained"] = 1024 * peak_memory_kib()
-                resting = [weight._kept for weight in layer.weights.values() if isinstance(weight, Resting)]
-                others = [weight for weight in layer.weights.values() if not isinstance(weight, Resting)]
+                resting = [weight.stored for weight in layer.weights.values() if isinstance(weight, CompactWeight)]
+                others = [weight for weight in layer.weights.values() if not isinstance(weight, CompactWeight)]
                 self.bytes |= {"experts": _bytes(resting), "other_weights": _bytes(others)}
                 trained = [walk.cut_model.model.get_submodule(each).parameters() for each in places]
                 self.bytes["trained_weights"] = _bytes(weight for each in trained for weight in each)

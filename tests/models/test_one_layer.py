@@ -18,7 +18,7 @@ def test_layer_after_layer_gives_what_the_whole_model_gives_to_the_last_bit(name
     model = OneLayerModel(checkpoint, checkpoint.config, torch.device("cpu"), torch.float32)
     expected: dict[int, torch.Tensor] = {}
     for number in range(model.layers):
-        whole.get_submodule(model.place_of(number)).register_forward_hook(
+        whole.get_submodule(model.path_of(number)).register_forward_hook(
             lambda _, __, output, number=number: expected.__setitem__(
                 number, output[0] if isinstance(output, tuple) else output
             )
@@ -26,11 +26,11 @@ def test_layer_after_layer_gives_what_the_whole_model_gives_to_the_last_bit(name
     with torch.no_grad():
         whole.base_model(input_ids=ids, use_cache=False)
         known, places = ids.unique(return_inverse=True)
-        embedded = model.embedded(checkpoint.stored(model.embedding_name()).rows(known))[places]
+        embedded = model.embed(checkpoint.stored(model.embedding_name()).rows(known))[places]
         states = model.first_states(embedded)
         for number in range(model.layers):
             stored = {name: checkpoint.stored(name) for name in model.stored_names(checkpoint, number)}
-            with model.holding(number, model.converted(number, stored)):
+            with model.holding(number, model.convert(number, stored)):
                 states = model.run(number, states, embedded)
             assert torch.equal(states, expected[number])
             assert all(weight.is_meta for weight in model.model.parameters())

@@ -13,7 +13,7 @@ import tiny
 from slimstate import ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models import one_layer
-from slimstate.models.resting import Resting
+from slimstate.models.compact_weights import CompactWeight
 from slimstate.reconstruction import walk
 
 QUICK = ReconstructOptions(steps=2, batch=2, samples=4, length=32, learning_rate=3e-3)
@@ -41,7 +41,7 @@ def tensors_in_memory(shapes: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...
     tensors = {}
     for each in gc.get_objects():
         if issubclass(type(each), torch.Tensor) and tuple(each.shape) in shapes and not each.is_meta:
-            tensor = each._kept if isinstance(each, Resting) else each
+            tensor = each.stored if isinstance(each, CompactWeight) else each
             tensors[tensor.data_ptr()] = tuple(tensor.shape), tensor.dtype
     return sorted(tensors.values())
 
@@ -66,7 +66,7 @@ def test_no_tensor_of_a_layer_is_held_twice_and_none_of_the_layer_before(
 @pytest.mark.slow
 def test_experts_in_their_own_dtype_give_the_same_bytes_as_copies_in_float32(model, text_file, tmp_path, monkeypatch):
     in_own_dtype = reconstruct(model, tmp_path / "own", text_file)
-    monkeypatch.setattr(one_layer, "NARROWER", ())
+    monkeypatch.setattr(one_layer, "HALF", ())
     assert reconstruct(model, tmp_path / "copied", text_file) == in_own_dtype
 
 

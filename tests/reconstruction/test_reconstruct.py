@@ -208,8 +208,8 @@ SMALL_VOCABULARY = {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": 1, "pad
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("delta_net-plain", SMALL_VOCABULARY, "the tokenizer gives token .*, and the model has embeddings of 60"),
-        ("delta_net-residuals", {}, "hand on more than hidden states, such as attention residuals"),
+        ("delta_net-plain", SMALL_VOCABULARY, "the text has token .*, and the model embeddings of 60"),
+        ("delta_net-residuals", {}, "pass on more than hidden states, such as attention residuals"),
     ],
 )
 def test_models_that_cannot_be_reconstructed_are_refused(name, changes, message, text_file, tmp_path):

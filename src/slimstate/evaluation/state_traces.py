@@ -18,7 +18,7 @@ from torch import Tensor
 from slimstate.core.effective_rank import Memory, condition_number, effective_rank, rank_utilisation, state_bound
 from slimstate.core.layout import Mixer
 from slimstate.evaluation.options import check_times
-from slimstate.models.hooks import Reading, observed
+from slimstate.models.hooks import StateReading, observed
 from slimstate.models.load import Runtime
 from slimstate.system import threads
 from slimstate.system.errors import ModelError
@@ -114,7 +114,7 @@ class _Layer:
         gram = by_head.mT @ by_head
         self.key_gram = gram if self.key_gram is None else self.key_gram + gram
 
-    def test_bounds(self, reading: Reading, time: int, generator: torch.Generator) -> None:
+    def test_bounds(self, reading: StateReading, time: int, generator: torch.Generator) -> None:
         """Read the state with its own query and random noise, and keep what the theory says beside it."""
         assert self.key_gram is not None
         state = reading.state.mT.double().cpu()
@@ -175,7 +175,7 @@ def trace_states(
     segment = max(every, SEGMENT // every * every)
     offset = 0
 
-    def see(reading: Reading) -> None:
+    def see(reading: StateReading) -> None:
         layer, time = layers[reading.mixer.layer], offset + reading.time
         if chosen:
             layer.add_keys(reading.keys)
@@ -225,7 +225,7 @@ class FinalUtilisation:
         self.key_dim, self.windows = key_dim, windows
         self.ranks: dict[int, list[Tensor]] = {}  # by layer, [sequences, heads] each
 
-    def see(self, reading: Reading) -> None:
+    def see(self, reading: StateReading) -> None:
         ranks = self.ranks.setdefault(reading.mixer.layer, [])
         state = reading.state[: self.windows - sum(map(len, ranks))]
         if len(state):

@@ -1,4 +1,4 @@
-"""Where a model runs and in which precision: one answer for every verb."""
+"""Choose the device and the precision that a model runs in."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # of a forward pass over many windows
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}  # in a forward pass over many windows
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def pick_device(name: str | None) -> torch.device:
-    """`cpu`, `cuda`, or by default the GPU where there is one; each of several processes has its own."""
+    """Return the device: by default a GPU where there is one, another one for each process."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
@@ -21,18 +21,18 @@ def pick_device(name: str | None) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise PlanError("no CUDA device here; use `device` cpu")
     if name == "cuda" and distributed.count_here() > torch.cuda.device_count():
-        here, cards = distributed.count_here(), torch.cuda.device_count()
-        raise PlanError(f"{here} processes for {cards} GPUs: start at most one for each GPU, or use `device` cpu")
+        processes, gpus = distributed.count_here(), torch.cuda.device_count()
+        raise PlanError(f"{processes} processes for {gpus} GPUs: start at most one for each GPU, or use `device` cpu")
     return distributed.local_device(name)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of the memory of a GPU, or of the machine."""
+    """Return the free memory of a GPU, or of the machine."""
     return int(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available)
 
 
 def pick_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """bfloat16 on a GPU and float32 on a CPU unless said otherwise."""
+    """Return the precision: by default bfloat16 on a GPU and float32 on a CPU."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:

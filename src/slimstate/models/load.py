@@ -1,4 +1,4 @@
-"""Load a model so that it runs on the device at hand: fla's kernels on a GPU, PyTorch ones on a CPU."""
+"""Load a model so that it runs on this device: kernels of fla on a GPU, functions of PyTorch on a CPU."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """A model and its tokenizer, ready to run; `kernels` says in words what runs."""
+    """A model and its tokenizer, ready to run; `kernels` describes what computes."""
 
     model: Any
     tokenizer: Any
     device: torch.device
     dtype: torch.dtype
     kernels: str
-    offloaded: int = 0  # weights that are fetched only while their layer runs
-    scratch: Any = None  # the folder they are fetched from, removed with this object
+    offloaded: int = 0  # weights that are fetched while their layer runs
+    scratch: Any = None  # the folder that they are fetched from, removed with this object
 
 
 def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -> Runtime:
-    """The stock model class on the device, in evaluation mode, with its tokenizer."""
+    """Load the stock model on the device, in evaluation mode, with its tokenizer."""
     where = pick_device(device)
     precision = pick_dtype(dtype, where)
     checkpoint = Checkpoint.open(folder)
     family = checkpoint.family
-    check_described(checkpoint)
+    _check_vocabulary_size(checkpoint)
     warn_about_untested()
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
@@ -51,68 +51,58 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     with warnings.catch_warnings(), refusals(f"{quoted(folder)} cannot be loaded"):
         warnings.simplefilter("ignore")
         settings = config_class.from_pretrained(folder, trust_remote_code=False)
-        model, report = model_class.from_pretrained(
-            folder,
-            config=settings if family.library == "fla" else text_settings(family, settings),
-            dtype=precision,
-            output_loading_info=True,
-        )
+        config = settings if family.library == "fla" else text_settings(family, settings)
+        model, report = model_class.from_pretrained(folder, config=config, dtype=precision, output_loading_info=True)
     wrong = [*report["missing_keys"], *report["mismatched_keys"]]
-    if family.library == "fla":  # files of transformers may hold more, such as a vision tower
+    if family.library == "fla":  # files of transformers may have more, such as a vision tower
         wrong += report["unexpected_keys"]
     if wrong:
         raise _not_loaded(folder, wrong)
     tokenizer = load_tokenizer(folder)
     guard_vocabulary(model, tokenizer, where)
-    return Runtime(
-        model=model.to(where).eval(),
-        tokenizer=tokenizer,
-        device=where,
-        dtype=precision,
-        kernels=describe_kernels(where, precision, family.library),
-    )
+    kernels = describe_kernels(where, precision, family.library)
+    return Runtime(model=model.to(where).eval(), tokenizer=tokenizer, device=where, dtype=precision, kernels=kernels)
 
 
 def _not_loaded(folder: Path, names: Sequence[str]) -> ModelError:
-    return ModelError(
-        f"{quoted(folder)}: the stock class does not load {len(names)} of its tensors, such as {quoted(names[0])}"
-    )
+    tensors = f"{len(names)} of its tensors, such as {quoted(names[0])}"
+    return ModelError(f"{quoted(folder)}: the stock class does not load {tensors}")
 
 
 def check_known(checkpoint: Checkpoint) -> None:
-    """The stock class knows all tensors of the files, as `load` asks it to, where nothing is loaded at once."""
+    """Check that the stock class knows all tensors of the files, as `load` does, without loading the model."""
     if checkpoint.family.library != "fla":
         return
     if unknown := sorted(checkpoint.tensors.keys() - stock_model(checkpoint.config).state_dict().keys()):
         raise _not_loaded(checkpoint.folder, unknown)
 
 
-def check_described(checkpoint: Checkpoint) -> None:
-    """The files hold what the config describes, as far as headers tell: what they lack, a library would make up."""
+def _check_vocabulary_size(checkpoint: Checkpoint) -> None:
+    """Refuse a vocabulary larger than the files, for which a library would allocate random embeddings."""
     hidden, vocabulary = checkpoint.mixers[0].input_size, checkpoint.config.get("vocab_size", 0)
     if isinstance(vocabulary, int) and vocabulary * hidden > checkpoint.parameters:
-        held = f"{checkpoint.parameters:,} numbers that the files hold"
-        raise ModelError(f"config.json: embeddings of {vocabulary:,} tokens are more than the {held}")
+        size = f"{checkpoint.parameters:,} parameters in the files"
+        raise ModelError(f"config.json: embeddings of {vocabulary:,} tokens are more than the {size}")
 
 
 def states_before_head(model: Any, ids: Tensor) -> Tensor:
-    """What the output head makes the logits of tokens `ids` [B, T] from: logits are these times its weight alone."""
+    """Return the hidden states of tokens `ids` [B, T] that give the logits when multiplied by the head's weight."""
     hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     factor = logit_factor({"model_type": model.config.model_type, **vars(model.config)})
     return hidden if factor == 1 else hidden * factor
 
 
 def guard_vocabulary(model: Any, tokenizer: Any, device: torch.device) -> None:
-    """Refuse tokens that the model has no embedding of, before it is asked for it.
+    """Refuse tokens without an embedding when the model is called.
 
-    A look at the tokens would hold up a GPU, so that it is taken there only where a tokenizer has more tokens.
+    Reading the tokens would make a GPU wait, so it is done there only if the tokenizer has more tokens than the model.
     """
     embeddings = model.get_input_embeddings()
     rows = embeddings.weight.shape[0]
 
-    def check(_: Any, given: tuple[Any, ...]) -> None:
-        if given and given[0].numel():
-            check_embedded(given[0], rows)
+    def check(_: Any, args: tuple[Any, ...]) -> None:
+        if args and args[0].numel():
+            check_embedded(args[0], rows)
 
     if device.type == "cpu" or max(tokenizer.get_vocab().values(), default=0) >= rows:
         embeddings.register_forward_pre_hook(check)
@@ -121,14 +111,12 @@ def guard_vocabulary(model: Any, tokenizer: Any, device: torch.device) -> None:
 def check_embedded(tokens: Tensor, rows: int) -> None:
     """Refuse tokens beyond the rows of an embedding."""
     if int(tokens.max()) >= rows:
-        raise ModelError(
-            f"the tokenizer gives token {int(tokens.max())}, and the model has embeddings of {rows}: it is the"
-            " tokenizer of another model"
-        )
+        has = f"the text has token {int(tokens.max())}, and the model embeddings of {rows}"
+        raise ModelError(f"{has}: the tokenizer belongs to another model")
 
 
 def load_tokenizer(folder: Path | str) -> Any:
-    """The tokenizer of a folder, or of a hub repository by its name."""
+    """Load the tokenizer of a folder, or of a hub repository by its name."""
     from transformers import AutoTokenizer
 
     quiet_transformers()
@@ -139,19 +127,19 @@ def load_tokenizer(folder: Path | str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if len(tokenizer) < 1 or not isinstance(tokenizer.eos_token_id, int | None):
-            raise ValueError("it has no tokens, or an end-of-text token that is none")
+            raise ValueError("it has no tokens, or its end-of-text token is not one of them")
         return tokenizer
     except Exception as error:
         raise ModelError(f"{quoted(folder)} has no usable tokenizer: {reason_of(error)}") from error
 
 
 def check_tokenizer_config(folder: Path) -> None:
-    """What a tokenizer is made from lies beside its config: that names no other files."""
+    """Refuse a config of a tokenizer that names files outside of its folder."""
     path = folder / TOKENIZER_CONFIG
     if not path.exists():
         return
     settings = read_json(path)
     for name, value in settings.items():
         if name.endswith(("_file", "_files")) and value is not None:
-            for each in value if isinstance(value, list) else [value]:
-                check_name(folder, each, ModelError)
+            for file in value if isinstance(value, list) else [value]:
+                check_name(folder, file, ModelError)

@@ -1,7 +1,7 @@
-"""Models larger than the device: layers on GPUs, in host memory and on disk, by accelerate; all run on the device.
+"""Load models larger than the device by accelerate: layers on GPUs, in host memory and on disk, all run on the device.
 
 accelerate fetches weights when the module that holds them is called. Some layers use the weights of a submodule without
-calling it, and would silently compute with whatever memory holds: so a layer is fetched whole when it is entered.
+calling it, and would silently compute with undefined memory: so all of a layer is fetched when it is entered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import refusals, stock_model, tied_weights
 from slimstate.system.errors import ModelError, PlanError, quoted
 
-SHARE_FOR_WEIGHTS = 0.8  # of what is free on a device; the rest is for activations
+SHARE_FOR_WEIGHTS = 0.8  # of the free memory of a device; the rest is for activations
 
 
 def load_with(options: LoadOptions, folder: Path) -> Runtime:
@@ -36,9 +36,9 @@ def load_with(options: LoadOptions, folder: Path) -> Runtime:
 
 
 def load_spread(folder: Path, options: LoadOptions) -> Runtime:
-    """The stock model with its layers wherever there is room, GPUs first, disk last.
+    """Load the stock model with its layers where there is room: on GPUs first, on disk last.
 
-    What goes to disk is copied to a scratch folder in the temporary directory.
+    Layers on disk are copied to a scratch folder in the temporary directory.
     """
     where, precision, limits = options.place, options.precision, parse_limits(options.max_memory)
     try:
@@ -50,14 +50,16 @@ def load_spread(folder: Path, options: LoadOptions) -> Runtime:
     model = stock_model(checkpoint.config).to(precision).eval()
     renamed = model.state_dict().keys() - checkpoint.tensors.keys() - tied_weights(model)
     if renamed:
-        raise PlanError(f"`device_map` cannot be used here: {folder} has no {min(renamed)}, which the model calls it")
+        raise PlanError(f"`device_map` cannot load {folder}: its files do not have {min(renamed)} under this name")
     blocks = sorted(model._no_split_modules or ())
     try:
-        places = infer_auto_device_map(model, _room(where, limits), no_split_module_classes=blocks, dtype=precision)
+        places = infer_auto_device_map(
+            model, _memory_limits(where, limits), no_split_module_classes=blocks, dtype=precision
+        )
     except ValueError as error:
         raise PlanError(f"`max_memory`: {error}") from error
     if set(places.values()) == {"disk"}:
-        raise PlanError("not even the embeddings fit into what `device_map` may take: give more with `max_memory`")
+        raise PlanError("not even the embeddings fit into the memory for `device_map`: allow more with `max_memory`")
     scratch = tempfile.TemporaryDirectory(prefix="slimstate-")
     with redirect_stderr(io.StringIO()), refusals(f"{quoted(folder)} cannot be loaded"):  # a progress bar
         model = load_checkpoint_and_dispatch(
@@ -67,31 +69,20 @@ def load_spread(folder: Path, options: LoadOptions) -> Runtime:
     model.requires_grad_(False)
     tokenizer = load_tokenizer(folder)
     guard_vocabulary(model, tokenizer, where)
-    placed = Counter(str(place) for place in places.values())
+    counts = Counter(f"cuda:{place}" if isinstance(place, int) else str(place) for place in places.values())
+    parts = ", ".join(f"{count} on {place}" for place, count in counts.items())
+    kernels = f"{describe_kernels(where, precision, checkpoint.family.library)}; parts of the model: {parts}"
     return Runtime(
-        model=model,
-        tokenizer=tokenizer,
-        device=where,
-        dtype=precision,
-        kernels=f"{describe_kernels(where, precision, checkpoint.family.library)}; {_in_words(placed)}",
+        model=model, tokenizer=tokenizer, device=where, dtype=precision, kernels=kernels, scratch=scratch,
         offloaded=sum(weight.is_meta for weight in model.parameters()),
-        scratch=scratch,
-    )
+    )  # fmt: skip
 
 
-def _room(where: torch.device, limits: Mapping[str, int] | None) -> dict[int | str, Any]:
-    """What weights may take up on every device; without limits, most of what is free."""
+def _memory_limits(where: torch.device, limits: Mapping[str, int] | None) -> dict[int | str, Any]:
+    """Return the bytes that weights may take on every device; without limits, most of the free memory."""
     if limits is not None:
         return {int(place) if place.isdigit() else place: size for place, size in limits.items()}
-    room: dict[int | str, Any] = {}
-    if where.type == "cuda":
-        for card in range(torch.cuda.device_count()):
-            room[card] = int(SHARE_FOR_WEIGHTS * free_bytes(torch.device("cuda", card)))
-    room["cpu"] = int(SHARE_FOR_WEIGHTS * free_bytes(torch.device("cpu")))
-    return room
-
-
-def _in_words(placed: Counter[str]) -> str:
-    names = {place: f"cuda:{place}" if place.isdigit() else place for place in placed}
-    parts = ", ".join(f"{count} on {names[place]}" for place, count in placed.items())
-    return f"parts of the model: {parts}"
+    gpus = range(torch.cuda.device_count() if where.type == "cuda" else 0)
+    devices: dict[int | str, torch.device] = {gpu: torch.device("cuda", gpu) for gpu in gpus}
+    devices["cpu"] = torch.device("cpu")
+    return {place: int(SHARE_FOR_WEIGHTS * free_bytes(device)) for place, device in devices.items()}

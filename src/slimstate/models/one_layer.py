@@ -1,7 +1,7 @@
-"""A stock model of which one layer at a time has weights: for models of any size, layer after layer.
+"""Run one layer of a stock model at a time, with the weights of that layer only: for models of any size.
 
-The stock class itself runs, so that every layer gets the masks, rotary embeddings and multipliers that the model gives
-it. The layers before the one that is wanted pass hidden states on, and the run ends behind it.
+The stock class itself runs, so that every layer gets the masks, rotary embeddings and multipliers that its model passes
+to it. The layers before the one of interest pass their input on, and the run ends after it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import StoredTensor
 from slimstate.families import family_of
 from slimstate.families.contract import Config
+from slimstate.models.compact_weights import CompactWeight
 from slimstate.models.prepare import prepare
-from slimstate.models.resting import Resting
 from slimstate.models.stock import quiet_transformers, refusals, stock_model
 from slimstate.system.errors import ModelError
 
 Stored = Tensor | StoredTensor
-NARROWER = ({torch.bfloat16}, {torch.float16})  # than float32, with no value that it does not have
+HALF = ({torch.bfloat16}, {torch.float16})  # float32 has every value of these
 
 
-class _Behind(Exception):  # noqa: N818 - the way out of a run, and no error
-    """The run has come to where it ends: with what the layer gave, what would enter it, or nothing."""
+class _EndOfRun(Exception):  # noqa: N818 - leaves a run, and is no error
+    """The end of a run, with the output of the layer, what would enter it, or nothing."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -38,42 +39,42 @@ class _Behind(Exception):  # noqa: N818 - the way out of a run, and no error
 
 
 class OneLayerModel:
-    """The stock model of a config, without weights but those that `holding` gives to one of its layers."""
+    """The stock model of a config with no weights but those that `holding` gives to one of its layers."""
 
     def __init__(self, checkpoint: Checkpoint, config: Config, device: torch.device, dtype: torch.dtype) -> None:
-        """Of a config that names its layers as the checkpoint does; weights are kept in `dtype`."""
+        """Build the model of a config, whose layers are named as in the checkpoint; `dtype` is that of its weights."""
         self._device, self._dtype = device, dtype
         self._roots = checkpoint.roots
         prepare(family_of(config).model_type)
-        with _default_dtype(dtype), _parameters_without_memory():
+        with _default_dtype(dtype), _parameters_on_meta():
             self.model = stock_model(config, device).eval()
         self.model.requires_grad_(False)
         self._mixers = tuple(f"{mixer.path}." for mixer in checkpoint.mixers)
         running = checkpoint.mixers[0].path.split(".")
-        self._list = ".".join(running[: next(place for place, part in enumerate(running) if part.isdigit())])
+        self._layers_path = ".".join(running[: next(n for n, part in enumerate(running) if part.isdigit())])
         self._current = 0
-        self._given: Tensor | None = None
-        self._beside: tuple[Any, ...] | None = None
-        layers = self.model.get_submodule(self._list)
+        self._states: Tensor | None = None
+        self._other_outputs: tuple[Any, ...] | None = None
+        layers = self.model.get_submodule(self._layers_path)
         self.layers = len(layers)
         for number, layer in enumerate(layers):
             layer.forward = partial(self._enter, number, layer.forward)
 
-    def place_of(self, layer: int) -> str:
-        """The layer in the running model: "model.layers.0"."""
-        return f"{self._list}.{layer}"
+    def path_of(self, layer: int) -> str:
+        """Return the path of a layer in the running model, such as "model.layers.0"."""
+        return f"{self._layers_path}.{layer}"
 
     def stored_names(self, checkpoint: Checkpoint, layer: int) -> list[str]:
-        """The tensors in the files that make up a layer, those of others that it shares among them."""
-        wanted = {layer, *self._shared_with(layer)}
-        prefixes = tuple(f"{self._stored(self.place_of(number))}." for number in wanted)
+        """Return the tensors in the files that make up a layer, with those that it shares with other layers."""
+        layers = {layer, *self._shared_with(layer)}
+        prefixes = tuple(f"{self._stored(self.path_of(number))}." for number in layers)
         return [name for name in checkpoint.tensors if name.startswith(prefixes)]
 
     def _shared_with(self, layer: int) -> set[int]:
-        """Layers whose weights are this one's, too."""
-        own, tied = f"{self.place_of(layer)}.", getattr(self.model, "all_tied_weights_keys", None) or {}
+        """Return the layers with which a layer shares weights."""
+        own, tied = f"{self.path_of(layer)}.", getattr(self.model, "all_tied_weights_keys", None) or {}
         sources = {source for name, source in tied.items() if name.startswith(own)}
-        return {int(source.removeprefix(f"{self._list}.").split(".")[0]) for source in sources}
+        return {int(source.removeprefix(f"{self._layers_path}.").split(".")[0]) for source in sources}
 
     def _stored(self, name: str) -> str:
         running, stored = self._roots
@@ -84,59 +85,60 @@ class OneLayerModel:
         return running + name.removeprefix(stored) if name.startswith(stored) else name
 
     def parts_with(self, layer: int, names: Iterable[str]) -> tuple[str, ...]:
-        """The places right below a layer that hold these tensors of the files; none where it takes the whole layer."""
-        place = self.place_of(layer)
-        known = {f"{place}.{name}" for name, _ in self.model.get_submodule(place).named_children()}
-        found = {".".join(self._running(name).split(".")[: place.count(".") + 2]) for name in names}
-        return tuple(sorted(found)) if found <= known else ()
+        """Return the children of a layer that have these tensors of the files; none if all of the layer is needed."""
+        path = self.path_of(layer)
+        children = {f"{path}.{name}" for name, _ in self.model.get_submodule(path).named_children()}
+        parts = {".".join(self._running(name).split(".")[: path.count(".") + 2]) for name in names}
+        return tuple(sorted(parts)) if parts <= children else ()
 
-    def converted(self, layer: int, stored: Mapping[str, Stored], parts: Sequence[str] = ()) -> dict[str, Tensor]:
-        """The tensors of a layer, or of parts of it by their places, as the running model names, joins and keeps them.
+    def convert(self, layer: int, stored: Mapping[str, Stored], parts: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return the weights of a layer, or of parts of it, as the running model names and joins them.
 
-        Tensors that are still in their files are read when their turn comes. Experts rest as the files have them where
-        they would take more memory otherwise.
+        Tensors in files are read when they are needed. Experts stay in the dtype of the files where they would take
+        more memory otherwise.
         """
-        own = tuple(f"{place}." for place in parts or [self.place_of(layer)])
-        places = list(parts) or [self.place_of(number) for number in (layer, *self._shared_with(layer))]
-        wanted = {self._running(name): tensor for name, tensor in stored.items()}
-        wanted = {name: tensor for name, tensor in wanted.items() if name.startswith(own) or not parts}
-        resting = self._resting(places, wanted)
-        found: dict[str, Tensor] = {}
-        for place, dtype in resting.items():
-            experts = {name: wanted.pop(name) for name in list(wanted) if name.startswith(f"{place}.")}
-            found |= {name: Resting(weight) for name, weight in self._loaded(layer, experts, [place], dtype).items()}
-        found |= self._loaded(layer, wanted, places, self._dtype, without=resting)
-        return {name: tensor for name, tensor in found.items() if name.startswith(own)}
+        own = tuple(f"{path}." for path in parts or [self.path_of(layer)])
+        paths = list(parts) or [self.path_of(number) for number in (layer, *self._shared_with(layer))]
+        tensors = {self._running(name): tensor for name, tensor in stored.items()}
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(own) or not parts}
+        compact = self._compact_experts(paths, tensors)
+        weights: dict[str, Tensor] = {}
+        for path, dtype in compact.items():
+            experts = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"{path}.")}
+            loaded = self._load(layer, experts, [path], dtype)
+            weights |= {name: CompactWeight(weight) for name, weight in loaded.items()}
+        weights |= self._load(layer, tensors, paths, self._dtype, without=compact)
+        return {name: tensor for name, tensor in weights.items() if name.startswith(own)}
 
-    def _resting(self, places: Sequence[str], stored: Mapping[str, Stored]) -> dict[str, torch.dtype]:
-        """Modules in these places that hold weights of many experts, with the narrower dtype that the files have."""
+    def _compact_experts(self, paths: Sequence[str], stored: Mapping[str, Stored]) -> dict[str, torch.dtype]:
+        """Return the modules below these paths with weights of many experts, and the half precision of their files."""
         if self._dtype != torch.float32 or self._device.type != "cpu":
             return {}
-        found = {}
+        experts = {}
         for name, module in self.model.named_modules():
-            if name.startswith(tuple(f"{place}." for place in places)) and not name.startswith(self._mixers):
+            if name.startswith(tuple(f"{path}." for path in paths)) and not name.startswith(self._mixers):
                 dtypes = {tensor.dtype for stem, tensor in stored.items() if stem.startswith(f"{name}.")}
-                if dtypes in NARROWER and any(weight.dim() == 3 for weight in module.parameters(recurse=False)):
-                    found[name] = dtypes.pop()
-        return found
+                if dtypes in HALF and any(weight.dim() == 3 for weight in module.parameters(recurse=False)):
+                    experts[name] = dtypes.pop()
+        return experts
 
-    def _loaded(
-        self, layer: int, stored: Mapping[str, Stored], places: list[str], dtype: torch.dtype,
+    def _load(
+        self, layer: int, stored: Mapping[str, Stored], paths: list[str], dtype: torch.dtype,
         *, without: Iterable[str] = (),
     ) -> dict[str, Tensor]:  # fmt: skip
-        """What is in these places of the model, loaded by the stock class as it would load the whole model."""
+        """Load what is below these paths of the model, as the stock class would load it in the whole model."""
         stock = type(self.model)
 
         class Part(stock):  # type: ignore[misc, valid-type]
             def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **options)
-                for place in without:
-                    owner, _, name = place.rpartition(".")
+                for path in without:
+                    owner, _, name = path.rpartition(".")
                     setattr(self.get_submodule(owner), name, nn.Module())
-                _keep_only(self, places)
+                _keep_only(self, paths)
 
         Part.__name__ = stock.__name__
-        with warnings.catch_warnings(), refusals(), _nothing_read_ahead():
+        with warnings.catch_warnings(), refusals(), _no_async_loading():
             warnings.simplefilter("ignore")
             quiet_transformers()
             model, report = Part.from_pretrained(
@@ -144,15 +146,15 @@ class OneLayerModel:
             )
         if wrong := [*report["missing_keys"], *report["mismatched_keys"]]:
             raise ModelError(f"the stock class does not load {len(wrong)} tensors of layer {layer}, such as {wrong[0]}")
-        loaded: dict[str, Tensor] = model.state_dict()
-        return loaded
+        weights: dict[str, Tensor] = model.state_dict()
+        return weights
 
     @contextmanager
     def holding(self, layer: int, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-        """While open, a layer has these weights, by their names in the running model."""
-        place = self.place_of(layer)
-        module = self.model.get_submodule(place)
-        on_device = {name.removeprefix(f"{place}."): tensor.to(self._device) for name, tensor in weights.items()}
+        """Give a layer these weights while this is open, by their names in the running model."""
+        path = self.path_of(layer)
+        module = self.model.get_submodule(path)
+        on_device = {name.removeprefix(f"{path}."): tensor.to(self._device) for name, tensor in weights.items()}
         module.load_state_dict(on_device, assign=True)
         module.requires_grad_(False)
         try:
@@ -160,21 +162,21 @@ class OneLayerModel:
         finally:
             for owner in module.modules():
                 for name, weight in owner.named_parameters(recurse=False):
-                    setattr(owner, name, _without_memory(weight))
+                    setattr(owner, name, _on_meta(weight))
 
     def first_states(self, embedded: Tensor) -> Tensor:
-        """What enters the first layer, from what the embedding gives."""
+        """Return what enters the first layer, from the output of the embedding."""
         return self._run(-1, None, embedded)
 
     def run(self, layer: int, states: Tensor, embedded: Tensor) -> Tensor:
-        """What a layer makes of the hidden states that enter it."""
+        """Return the output of a layer for the hidden states that enter it."""
         return self._run(layer, states, embedded)
 
     def run_mixer(self, layer: int, mixer: str, states: Tensor, embedded: Tensor) -> None:
-        """Run a layer as far as its mixer, which lies at this place, for those who watch that."""
+        """Run a layer up to the end of its mixer, whose path this is, for hooks on the mixer."""
 
         def leave(*_: object) -> None:
-            raise _Behind(None)
+            raise _EndOfRun(None)
 
         hook = self.model.get_submodule(mixer).register_forward_hook(leave)
         try:
@@ -183,66 +185,56 @@ class OneLayerModel:
             hook.remove()
 
     def _run(self, layer: int, states: Tensor | None, embedded: Tensor) -> Tensor:
-        self._current, self._given = layer, states
+        self._current, self._states = layer, states
         try:
             self.model.base_model(inputs_embeds=embedded, use_cache=False)
-        except _Behind as reached:
-            output = reached.output
+        except _EndOfRun as end:
+            output = end.output
         else:
             raise AssertionError(f"the model ran past layer {layer}")
         finally:
-            self._given = None
+            self._states = None
         if isinstance(output, tuple):
-            if any(_tensors(output[1:])):
+            if any(isinstance(value, Tensor) for value in tree_leaves(output[1:])):
                 raise ModelError(
-                    "the layers of this model hand on more than hidden states, such as attention residuals, and those"
-                    " are all that is kept from layer to layer: it cannot be reconstructed, `recover` trains it whole"
+                    "the layers of this model pass on more than hidden states, such as attention residuals, so that it"
+                    " cannot be reconstructed layer by layer: train it with `recover`"
                 )
-            self._beside = output[1:]
+            self._other_outputs = output[1:]
             output = output[0]
-        found: Tensor = output
-        return found
+        result: Tensor = output
+        return result
 
     def _enter(self, number: int, forward: Any, *args: Any, **options: Any) -> Any:
-        """In place of the forward of every layer."""
+        """Run in place of the forward of every layer."""
         hidden = args[0] if args else options["hidden_states"]
         if self._current < 0:
-            raise _Behind(hidden)
+            raise _EndOfRun(hidden)
         if number < self._current:
-            return hidden if self._beside is None else (hidden, *self._beside)
+            return hidden if self._other_outputs is None else (hidden, *self._other_outputs)
         if args:
-            args = (self._given, *args[1:])
+            args = (self._states, *args[1:])
         else:
-            options["hidden_states"] = self._given
-        raise _Behind(forward(*args, **options))
+            options["hidden_states"] = self._states
+        raise _EndOfRun(forward(*args, **options))
 
     def embedding_name(self) -> str:
-        """The weight of the embedding in the files."""
+        """Return the name of the embedding's weight in the files."""
         embedding = self.model.get_input_embeddings()
-        return (
-            self._stored(next(name for name, module in self.model.named_modules() if module is embedding)) + ".weight"
-        )
+        path = next(name for name, module in self.model.named_modules() if module is embedding)
+        return f"{self._stored(path)}.weight"
 
-    def embedded(self, rows: Tensor) -> Tensor:
-        """What the embedding makes of tokens, from the rows of its weight that are theirs."""
+    def embed(self, rows: Tensor) -> Tensor:
+        """Return the output of the embedding for the tokens whose rows of its weight these are."""
         module = self.model.get_input_embeddings()
-        whole, padding = module.weight, module.padding_idx
+        weight, padding = module.weight, module.padding_idx
         module.weight, module.padding_idx = nn.Parameter(rows.to(self._dtype), requires_grad=False), None
         try:
             with torch.no_grad():
-                found: Tensor = module(torch.arange(len(rows))).to(self._device)
-            return found
+                output: Tensor = module(torch.arange(len(rows))).to(self._device)
+            return output
         finally:
-            module.weight, module.padding_idx = whole, padding
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[bool]:
-    """True for each tensor in what may hold lists of them."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-        elif isinstance(value, Tensor):
-            yield True
+            module.weight, module.padding_idx = weight, padding
 
 
 @contextmanager
@@ -256,8 +248,8 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _nothing_read_ahead() -> Iterator[None]:
-    """The stock class reads a tensor when it is needed, and not all of them by threads while the first is joined."""
+def _no_async_loading() -> Iterator[None]:
+    """Let the stock class read a tensor when it is needed, not all of them in threads at the start."""
     name = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -270,41 +262,41 @@ def _nothing_read_ahead() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _without_memory(weight: Tensor) -> nn.Parameter:
+def _on_meta(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), requires_grad=False)
 
 
 @contextmanager
-def _parameters_without_memory() -> Iterator[None]:
-    """Modules that are made while this is open have buffers with contents, and parameters with none."""
+def _parameters_on_meta() -> Iterator[None]:
+    """Put the parameters of new modules on the meta device while this is open; buffers keep their contents."""
     register = nn.Module.register_parameter
 
-    def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, None if parameter is None else _without_memory(parameter))
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, None if parameter is None else _on_meta(parameter))
 
-    nn.Module.register_parameter = registered  # type: ignore[method-assign, assignment]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _keep_only(model: Any, places: list[str]) -> None:
-    """Take everything out of a model that is neither in one of these places nor on the way there."""
-    _empty(model, places, "")
-    kept = set(dict(model.named_parameters()))
+def _keep_only(model: Any, paths: list[str]) -> None:
+    """Remove everything from a model but the modules at these paths and their parents."""
+    _remove_others(model, paths, "")
+    names = set(dict(model.named_parameters()))
     for owner in (model, model.base_model):
         tied = getattr(owner, "all_tied_weights_keys", None)
         if tied:
-            owner.all_tied_weights_keys = {name: source for name, source in tied.items() if {name, source} <= kept}
+            owner.all_tied_weights_keys = {name: source for name, source in tied.items() if {name, source} <= names}
 
 
-def _empty(module: nn.Module, places: list[str], path: str) -> None:
-    """Of a module on the way; what leads nowhere gives way to an empty one."""
-    module._parameters.clear()
-    for name, child in list(module.named_children()):
-        place = f"{path}{name}"
-        if any(each.startswith(f"{place}.") for each in places):
-            _empty(child, places, f"{place}.")
-        elif place not in places:
-            setattr(module, name, nn.Module())
+def _remove_others(parent: nn.Module, paths: list[str], prefix: str) -> None:
+    """Remove the parameters of a parent of these paths, and replace other children by empty modules."""
+    parent._parameters.clear()
+    for name, child in list(parent.named_children()):
+        path = f"{prefix}{name}"
+        if any(other.startswith(f"{path}.") for other in paths):
+            _remove_others(child, paths, f"{path}.")
+        elif path not in paths:
+            setattr(parent, name, nn.Module())

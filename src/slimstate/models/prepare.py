@@ -1,4 +1,4 @@
-"""Make a library's models run on the machine at hand: PyTorch functions on a CPU, tuned kernels on a GPU."""
+"""Make the models of a library run on this machine: PyTorch functions on a CPU, tuned kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -18,43 +18,42 @@ from slimstate.system.errors import ModelError
 
 
 def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library = "fla") -> str:
+    """Return the library, the versions and the device that compute, for records."""
     precision = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
         return f"PyTorch {torch.__version__} on the CPU, {precision}"
     gated = "; the gated backward in PyTorch, which fla refuses here" if gated_backward_refused() else ""
-    card = torch.cuda.get_device_name(device)
+    gpu = torch.cuda.get_device_name(device)
     if library == "transformers":
         import transformers
 
-        return f"what transformers {transformers.__version__} chooses on {card}, {precision}{gated}"
+        return f"what transformers {transformers.__version__} chooses on {gpu}, {precision}{gated}"
     import fla
     import triton
 
-    return f"fla {fla.__version__} (Triton {triton.__version__}) on {card}, {precision}{gated}"
+    return f"fla {fla.__version__} (Triton {triton.__version__}) on {gpu}, {precision}{gated}"
 
 
 def has_library(library: str) -> bool:
-    """Whether the library of a family is installed; transformers always is."""
+    """Return whether the library of a family is installed; transformers always is."""
     return library != "fla" or find_spec("fla") is not None
 
 
 def prepare_fla() -> None:
-    """Import flash-linear-attention and make its models run on this machine: on a CPU, on kernels in PyTorch.
+    """Import flash-linear-attention and make its models run on this machine; on a CPU, with kernels in PyTorch.
 
     Examples:
         >>> slimstate.prepare_fla()
         >>> AutoModelForCausalLM.from_pretrained("slim")
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fla remarks on missing GPUs and flash-attn, which the PyTorch kernels cover
+        warnings.simplefilter("ignore")  # fla warns about a missing GPU and flash-attn, which are not needed here
         logging.getLogger("fla").setLevel(logging.ERROR)
         try:
             import fla  # noqa: F401
         except ImportError as error:
-            cure = "pip install 'slimstate[fla]'" if isinstance(error, ModuleNotFoundError) else str(error)
-            raise ModelError(
-                f"flash-linear-attention cannot be imported, and this model is one of its: {cure}"
-            ) from error
+            advice = "pip install 'slimstate[fla]'" if isinstance(error, ModuleNotFoundError) else str(error)
+            raise ModelError(f"this model needs flash-linear-attention, which cannot be imported: {advice}") from error
         from fla.utils import IS_NVIDIA_HOPPER
 
         install()
@@ -65,10 +64,10 @@ def prepare_fla() -> None:
 
 
 def prepare(model_type: str) -> None:
-    """Make the models of a family run on this machine, whatever their library would choose by itself.
+    """Make the models of a family run on this machine, whatever kernels their library would choose.
 
     Parameters:
-        model_type: as the model's config names it.
+        model_type: The `model_type` in the config of the model.
 
     Examples:
         >>> slimstate.prepare("qwen3_next")
@@ -87,5 +86,5 @@ def prepare(model_type: str) -> None:
 
 def _tune_quickly() -> None:
     tune_briefly()
-    mine = len(os.sched_getaffinity(0)) // distributed.count_here()
-    compile_side_by_side(int(os.environ.get("SLIMSTATE_COMPILING", mine)))
+    threads = len(os.sched_getaffinity(0)) // distributed.count_here()
+    compile_side_by_side(int(os.environ.get("SLIMSTATE_COMPILING", threads)))

@@ -1,9 +1,8 @@
-"""A model whose states lose what an engine's cache would lose, by the same PyTorch recurrences on any device."""
+"""Run a model whose states are rounded as in an engine's cache, by PyTorch recurrences on any device."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,24 +12,24 @@ from torch import Tensor, nn
 from slimstate.core.layout import HookPoint, Mixer
 from slimstate.core.state_dtype import StateRounding
 from slimstate.kernels.patches import in_pytorch
-from slimstate.models.hooks import Arguments, Operator, in_pieces, replaced
+from slimstate.models.hooks import Arguments, Operator, in_pieces, parameter_names, replaced
 from slimstate.system.errors import ModelError
 
-STEP_STATE = "state"  # the argument of an operator for one token that it updates in place
+STEP_STATE = "state"  # the argument that an operator for one token updates in place
 
 
 @contextmanager
 def rounded_states(model: nn.Module, mixers: Sequence[Mixer], rounding: StateRounding) -> Iterator[None]:
-    """While open, the states of every mixer are stored as `rounding` says; exact ones change nothing.
+    """Round the states of every mixer while this is open; exact states change nothing.
 
-    Compiled kernels do not show the states between two tokens, so that recurrences run in PyTorch, on a GPU too.
+    Compiled kernels do not expose the states between tokens, so the recurrences run in PyTorch, also on a GPU.
     """
 
     def versions(hook: HookPoint, running: list[Mixer], module: Any) -> dict[str, Operator]:
-        found = {name: _stored(getattr(module, name), hook, rounding, running) for name in hook.operators}
+        operators = {name: _round(getattr(module, name), hook, rounding, running) for name in hook.operators}
         if hook.step_operator is not None:
-            found[hook.step_operator] = _stored_in_place(getattr(module, hook.step_operator), rounding)
-        return found
+            operators[hook.step_operator] = _round_in_place(getattr(module, hook.step_operator), rounding)
+        return operators
 
     if rounding.is_exact:
         yield
@@ -39,8 +38,8 @@ def rounded_states(model: nn.Module, mixers: Sequence[Mixer], rounding: StateRou
         yield
 
 
-def _stored(operator: Operator, hook: HookPoint, rounding: StateRounding, running: list[Mixer]) -> Operator:
-    names = tuple(inspect.signature(operator).parameters)
+def _round(operator: Operator, hook: HookPoint, rounding: StateRounding, running: list[Mixer]) -> Operator:
+    names = parameter_names(operator)
 
     def between(_: Arguments, __: int, state: Any) -> Any:
         return tuple(map(rounding, state)) if isinstance(state, tuple) else rounding(state)
@@ -50,15 +49,15 @@ def _stored(operator: Operator, hook: HookPoint, rounding: StateRounding, runnin
         if not running:
             return operator(*args, **options)
         if options.get("cu_seqlens") is not None:
-            raise ModelError("states are rounded where sequences lie in a batch, not end to end: leave out padding")
+            raise ModelError("rounding of states needs sequences in a batch, not end to end: leave out padding")
         with in_pytorch():
             return in_pieces(operator, hook, Arguments(names, args, options), rounding.every, between)
 
     return call
 
 
-def _stored_in_place(operator: Operator, rounding: StateRounding) -> Operator:
-    names = tuple(inspect.signature(operator).parameters)
+def _round_in_place(operator: Operator, rounding: StateRounding) -> Operator:
+    names = parameter_names(operator)
 
     @functools.wraps(operator)
     def call(*args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The stock classes of a family: models of a config, and what of a model's tensors they would not load."""
+"""The stock classes of a family: build models from a config, and find tensors that they would not load."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from slimstate.system.json_files import JsonObject
 
 
 def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
-    """The config class and the model class of a family: a language model, or with `whole` all that the files hold.
+    """Return the config class and the model class: of the language model, or with `whole` of everything in the files.
 
-    Transformers' own classes are taken by name: importing fla registers other ones for some model types.
+    Classes of transformers are looked up by name, because importing fla registers others for some model types.
     """
     import transformers
     from transformers.models.auto import configuration_auto, modeling_auto
@@ -32,14 +32,14 @@ def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
     if whole:
         names, kind = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}, family.model_type
     try:
-        found = configuration_auto.CONFIG_MAPPING_NAMES[family.model_type], names[kind]
+        config_class, model_class = configuration_auto.CONFIG_MAPPING_NAMES[family.model_type], names[kind]
     except KeyError as error:
         raise ModelError(f"transformers {transformers.__version__} has no {family.model_type}") from error
-    return getattr(transformers, found[0]), getattr(transformers, found[1])
+    return getattr(transformers, config_class), getattr(transformers, model_class)
 
 
 def tied_weights(model: Any) -> frozenset[str]:
-    """The parameters that are others by another name, and need not be in the files."""
+    """Return the parameters that share the memory of others, which the files may leave out."""
     return frozenset(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else frozenset()
 
 
@@ -47,9 +47,9 @@ Difference = tuple[str, list[int] | None, list[int]]
 
 
 def stock_differences(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> list[Difference]:
-    """Where tensors of these shapes are not what the stock class asks for: name, shape or None, shape asked for.
+    """Return the tensors that the stock class would not load: name, shape or None, expected shape.
 
-    Nothing is allocated. Transformers loads tensors without contents, so that whatever it renames or joins is.
+    Nothing is allocated. Transformers loads tensors on the meta device, and so renames and joins them as usual.
     """
     family = family_of(config)
     if family.library == "transformers":
@@ -74,30 +74,26 @@ def _loading_differences(
         warnings.simplefilter("ignore")
         quiet_transformers()
         model, report = model_class.from_pretrained(
-            None,
-            config=_settings(config_class, config),
-            state_dict=empty,
-            device_map="meta",
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+            None, config=_settings(config_class, config), state_dict=empty, device_map="meta",
+            ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
     _check_experts(model.config.get_text_config())
-    asked = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    missing: list[Difference] = [(name, None, asked[name]) for name in sorted(report["missing_keys"])]
-    return missing + [(name, list(found), list(want)) for name, found, want in sorted(report["mismatched_keys"])]
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    missing: list[Difference] = [(name, None, expected[name]) for name in sorted(report["missing_keys"])]
+    return missing + [(name, list(shape), list(other)) for name, shape, other in sorted(report["mismatched_keys"])]
 
 
 def _check_experts(text: Any) -> None:
-    """A router that is to choose more experts than there are fails only when it runs."""
+    """Refuse a router that chooses more experts than there are, which would fail only when it runs."""
     chosen = getattr(text, "num_experts_per_tok", None)
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((number for name in names if (number := getattr(text, name, None))), None)
     if isinstance(chosen, int) and isinstance(experts, int) and chosen > experts:
-        raise ModelError(f"config.json: every token goes to {chosen} experts, and there are {experts}")
+        raise ModelError(f"config.json: num_experts_per_tok {chosen} must be at most the {experts} experts")
 
 
 def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:
-    """A config as its class reads it from a file: numbers such as infinity are written in a way of their own there."""
+    """Return a config as its class reads it from a file, where numbers such as infinity are written differently."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(dict(config)), encoding="utf-8")
@@ -105,36 +101,36 @@ def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:
 
 
 def as_published(config: Mapping[str, Any]) -> JsonObject:
-    """A config with what published checkpoints say beside it or in its place, for programs that read nothing else.
+    """Return a config with the fields of published checkpoints, for programs that read no others.
 
-    A field is changed only where the stock class reads all others, and this one if it was set, as before.
+    A field is added only if the stock class still reads the same config, and changed only if it reads it the same way.
     """
-    family, found = family_of(config), dict(config)
+    family, published = family_of(config), dict(config)
     if family.library == "fla":
-        return found
+        return published
     config_class, _ = stock_class(family, whole=True)
     with warnings.catch_warnings(), refusals():
         warnings.simplefilter("ignore")
         before = _settings(config_class, config).to_dict()
         for name, value in family.published(config).items():
-            after = _settings(config_class, {**found, name: value}).to_dict()
-            judged = {key: said for key, said in before.items() if key != name or config.get(key) is not None}
-            if _holds(after, judged):
-                found[name] = value
-    return found
+            after = _settings(config_class, {**published, name: value}).to_dict()
+            required = {key: item for key, item in before.items() if key != name or config.get(key) is not None}
+            if _includes(after, required):
+                published[name] = value
+    return published
 
 
-def _holds(after: Any, before: Any) -> bool:
-    """Whether all that was said is said still; there may be more."""
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        return all(_holds(after.get(key), said) for key, said in before.items())
-    return bool(after == before)
+def _includes(config: Any, required: Any) -> bool:
+    """Return whether a config has all required values; it may have more."""
+    if isinstance(required, Mapping) and isinstance(config, Mapping):
+        return all(_includes(config.get(key), value) for key, value in required.items())
+    return bool(config == required)
 
 
 def text_settings(family: Family, settings: Any) -> Any:
-    """The part of a config of transformers that is about the language model.
+    """Return the part of a transformers config that describes the language model.
 
-    Where that has a class of another type, whether embeddings are tied is said by the config of the whole.
+    If that part has a model type of its own, the config around it says whether embeddings are tied.
     """
     text = settings.get_text_config()
     if family.language_type != family.model_type:
@@ -144,17 +140,17 @@ def text_settings(family: Family, settings: Any) -> Any:
 
 @contextmanager
 def refusals(what: str = "the stock class refuses this config") -> Iterator[None]:
-    """What a library has against a stranger's config or files, as one line."""
+    """Turn whatever a library raises for an untrusted config or file into a `ModelError`."""
     try:
         yield
     except SlimstateError:
         raise
-    except Exception as error:  # of many kinds: a library's answer to what a stranger wrote
+    except Exception as error:  # of many kinds
         raise ModelError(f"{what}: {reason_of(error)}") from error
 
 
 def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -> Any:
-    """The stock language model of a config with random weights on a device; without one nothing is allocated."""
+    """Build the stock language model with random weights on a device; without a device nothing is allocated."""
     family = family_of(config)
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
@@ -167,7 +163,7 @@ def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -
 
 
 def quiet_transformers() -> None:
-    """Its progress bars and remarks are about loading, of which the reporter speaks."""
+    """Turn off the progress bars and warnings of transformers; the reporter shows that a model is loaded."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

@@ -139,7 +139,7 @@ class Walk:
 
     def _layer(self, number: int) -> Iterator[LayerErrors]:
         stored = {name: self.teacher.stored(name) for name in self.uncut_model.stored_names(self.teacher, number)}
-        uncut = self.uncut_model.converted(number, stored)
+        uncut = self.uncut_model.convert(number, stored)
         with self.uncut_model.holding(number, uncut):
             layer = self._cut(number, stored, uncut)
             self._prefetch(number + 1)
@@ -168,7 +168,7 @@ class Walk:
         stored: dict[str, Stored] = {**before, **changed}
         weights = dict(uncut)
         if changed:
-            weights |= self.cut_model.converted(number, stored, self.cut_model.parts_with(number, changed))
+            weights |= self.cut_model.convert(number, stored, self.cut_model.parts_with(number, changed))
         return Layer(number=number, mixer=self.mixers.get(number), weights=weights, stored=stored, errors=errors)
 
     def _watch(self, number: int, watching: Callable[[nn.Module], AbstractContextManager[object]]) -> int:
@@ -277,7 +277,7 @@ class Embedding:
     def of(cls, model: OneLayerModel, weight: StoredTensor, tokens: Tensor) -> Embedding:
         check_embedded(tokens, weight.shape[0])
         known, places = tokens.long().unique(return_inverse=True)
-        rows = model.embedded(weight.rows(known))
+        rows = model.embed(weight.rows(known))
         return cls(rows=rows, places=places.to(rows.device))
 
     def of_windows(self, windows: Tensor) -> Tensor:

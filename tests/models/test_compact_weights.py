@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from slimstate.models.resting import AT_ONCE, Resting
+from slimstate.models.compact_weights import EXPERTS_AT_ONCE, CompactWeight
 
-EXPERTS = 2 * AT_ONCE + 1
+EXPERTS = 2 * EXPERTS_AT_ONCE + 1
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def product(kind: str, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor
 @pytest.mark.parametrize("kind", ["grouped", "one", "all"])
 def test_products_and_gradients_are_those_of_a_copy_in_float32_to_the_last_bit(kind, kept):
     found = []
-    for weight in (Resting(kept), kept.float()):
+    for weight in (CompactWeight(kept), kept.float()):
         rows = torch.randn(35, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
         made = product(kind, rows, held(weight).weight)
         made.square().sum().backward()
@@ -53,14 +53,14 @@ def test_experts_are_in_float32_a_few_at_a_time_and_autograd_keeps_none_of_them(
     monkeypatch.setattr(torch.Tensor, "float", lambda tensor: grown.append(tensor.numel()) or grow(tensor))
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda kept: kept):
         rows = torch.randn(35, 16, requires_grad=True)
-        product("grouped", rows, held(Resting(kept)).weight).square().sum().backward()
+        product("grouped", rows, held(CompactWeight(kept)).weight).square().sum().backward()
     assert len(grown) == 2 * 3  # there and back
-    assert max(grown) == AT_ONCE * kept[0].numel()
-    assert {type(tensor) for tensor in saved if tensor.shape[0] == EXPERTS and tensor.dim() == 3} == {Resting}
+    assert max(grown) == EXPERTS_AT_ONCE * kept[0].numel()
+    assert {type(tensor) for tensor in saved if tensor.shape[0] == EXPERTS and tensor.dim() == 3} == {CompactWeight}
 
 
 def test_a_weight_in_a_module_is_float32_by_name_and_shares_the_memory_it_rests_in(kept):
-    weight = held(Resting(kept)).weight
+    weight = held(CompactWeight(kept)).weight
     assert weight.dtype == torch.float32
-    assert weight._kept.data_ptr() == kept.data_ptr()
+    assert weight.stored.data_ptr() == kept.data_ptr()
     assert torch.equal(weight + 0, kept.float())
