@@ -140,7 +140,7 @@ BAD = {
     "key dim is the width": (["MODEL", *L1, "--key-dim", "24"], "nothing to cut"),
     "compression 0": (["MODEL", *L1, "--compression", "0"], "--compression must lie between 0 and 1, got 0"),
     "compression 1": (["MODEL", *L1, "--compression", "1"], "--compression must lie between 0 and 1, got 1"),
-    "compression nan": (["MODEL", *L1, "--compression", "nan"], "--compression must lie between 0 and 1, got nan"),
+    "compression nan": (["MODEL", *L1, "--compression", "nan"], "--compression must be finite, got nan"),
     "two sizes": (["MODEL", *L1, "--compression", "0.5", "--key-dim", "8"], "either --key-dim or --compression"),
     "no size": (["MODEL", *L1], "either --key-dim or --compression"),
     "method": (["MODEL", "--method", "magic", "--key-dim", "8"], "there are random, l1, s-wanda, grad, drrqr"),

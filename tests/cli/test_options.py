@@ -144,7 +144,7 @@ def test_groups_are_accepted_as_values_and_options_override_a_config():
         ({"size": 0}, "`size` must be at least 1, got 0"),
         ({"size": 101}, "`size` must be at most 100, got 101"),
         ({"rate": 0}, "`rate` must be more than 0, got 0"),
-        ({"rate": float("nan")}, "`rate` must be more than 0, got nan"),
+        ({"rate": float("nan")}, "`rate` must be finite, got nan"),
         ({"rate": 1}, "`rate` must be less than 1, got 1"),
         ({"rate": None}, "`rate` must be a number, got None"),
         ({"mode": "slow"}, "unknown `mode` slow; there are fast, exact"),
