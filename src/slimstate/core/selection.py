@@ -1,6 +1,6 @@
 """What one mixer keeps: channels (`Selection`) or directions (`Basis`) of every head.
 
-H heads, D channels, K kept of them.
+H heads, D channels, K of them to keep.
 """
 
 from __future__ import annotations

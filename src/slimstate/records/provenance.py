@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from typing import Any
 
 INPUTS = ("model", "models", "shape", "folder", "dir")  # positional; benchmarks take their models as options
@@ -37,15 +36,6 @@ def command_line(config: Mapping[str, Any]) -> str:
             words.append(f"--{name.replace('_', '-')}")
             words += [] if value is True else [",".join(map(str, value)) if isinstance(value, list) else str(value)]
     return shlex.join(words)
-
-
-def non_defaults(*configs: Any, exclude: Collection[str] = ()) -> Iterator[tuple[str, object]]:
-    """Yield the name and value of every field that differs from its default."""
-    for config in configs:
-        for item in fields(config):
-            value = getattr(config, item.name)
-            if value != item.default and item.name not in exclude:
-                yield item.name, value
 
 
 def _is_set(value: object) -> bool:

@@ -48,7 +48,7 @@ def from_json(kind: type[T], data: object) -> T:
     """Return JSON as a value of an annotated type; raise a one-line ValidationError that names the wrong field."""
     try:
         check_values(data)
-        return msgspec.convert(data, kind, str_keys=True)
+        return msgspec.convert(data, kind)
     except (ValidationError, SlimstateError) as error:  # the latter from a value that checks itself
         reason, _, place = str(error).partition(" - at `$")
         where = f"{place.strip('`.')}: " if place else ""
