@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import slimstate
-from slimstate.cli.app import COMMANDS
+from slimstate.cli.app import COMMANDS, find_command
 from slimstate.cli.commands import Command, WorkflowCommand, flag_of
 from slimstate.cli.running import run_command
 from slimstate.records.provenance import command_line, run_config
@@ -182,7 +182,7 @@ def test_a_key_dim_of_another_type_is_refused_before_the_model_is_opened(key_dim
         slimstate.prune("no model", key_dim=key_dim)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", map(find_command, COMMANDS), ids=list(COMMANDS))
 def test_the_flags_of_a_command_are_its_inputs_and_options_and_each_has_a_help_text(command):
     declared = [*options_of(command.config), *options_of(command.flags)]
     names = [*command.inputs, *(option.name for option in declared)]

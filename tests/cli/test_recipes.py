@@ -13,7 +13,7 @@ import pytest
 import tiny
 from command import run
 from places import ROOT
-from slimstate.cli.app import COMMANDS
+from slimstate.cli.app import COMMANDS, find_command
 from slimstate.families import family_of
 from slimstate.models.stock import stock_model
 from slimstate.records.provenance import command_line
@@ -24,7 +24,7 @@ from slimstate.workflows.run import PROGRESS, SCALES, Config, Recipe, run_recipe
 from tiny_shapes import write_shape
 
 RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.toml"))}
-BY_NAME = {command.name: command for command in COMMANDS}
+BY_NAME = {name: find_command(name) for name in COMMANDS}
 # every label in the paper's source of a table or figure with results; fig:one is a drawing of the idea
 LABELS = {
     "fig:histograms-main", "fig:rank-util-curve", "fig:histogram", "fig:histogram_pre_vs_post", "fig:filters_dn",

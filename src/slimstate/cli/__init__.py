@@ -12,8 +12,7 @@ from contextlib import suppress
 
 import click
 
-from slimstate.cli.app import COMMANDS, app
-from slimstate.cli.commands import flag_of
+from slimstate.cli.app import COMMANDS, app, find_command
 from slimstate.cli.streams import readable, secure
 from slimstate.system import distributed, shortages
 from slimstate.system.errors import MAX_LINE, SlimstateError, quoted
@@ -55,10 +54,14 @@ def _run() -> int:
 
 def name_flags(message: str) -> str:
     """Return a message of the library, which names options as `key_dim`, with flags of the command, --key-dim."""
-    names = {
-        option.name for command in COMMANDS for cls in (command.config, command.flags) for option in options_of(cls)
-    }
-    names |= {name for command in COMMANDS for name in list(command.inputs)[1:]}
+    if "`" not in message:
+        return message
+    from slimstate.cli.commands import flag_of
+
+    names: set[str] = set()
+    for command in filter(None, map(find_command, COMMANDS)):
+        names |= {name for name in command.inputs if name != command.argument}
+        names |= {option.name for cls in (command.config, command.flags) for option in options_of(cls)}
     return re.sub(r"`(\w+)`", lambda match: flag_of(match[1]) if match[1] in names else match[0], message)
 
 

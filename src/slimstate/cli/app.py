@@ -1,103 +1,98 @@
-"""The commands of `slimstate`, and the help that lists them."""
+"""The commands of `slimstate`, each loaded when it is used, and the help that lists them."""
 
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from slimstate.cli.commands import Command, HubFlags, WorkflowCommand
-from slimstate.cli.printing.benchmark import show_bench
-from slimstate.cli.printing.cut import PruneFlags, run_prune, show_inspection, show_prune, show_reconstruction
-from slimstate.cli.printing.evaluation import show_analysis, show_evaluation, show_report, show_sweep
-from slimstate.cli.printing.training import RecoverFlags, run_recover, show_recovery, show_training
-from slimstate.cli.printing.verification import exit_code, show_verification
-from slimstate.cli.running import demo, run_command
 from slimstate.system.version import __version__
-from slimstate.workflows.analyze import AnalyzeConfig, analyze
-from slimstate.workflows.bench import (
-    CalibrateBenchConfig,
-    DecodeBenchConfig,
-    MixerBenchConfig,
-    ModelBenchConfig,
-    bench_calibrate,
-    bench_decode,
-    bench_mixer,
-    bench_model,
-)
-from slimstate.workflows.evaluate import EvalConfig, evaluate
-from slimstate.workflows.inspect import InspectConfig, inspect
-from slimstate.workflows.prune import PruneConfig, prune
-from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
-from slimstate.workflows.recover import RecoverConfig, recover
-from slimstate.workflows.report import report
-from slimstate.workflows.sweep import SweepConfig, sweep
-from slimstate.workflows.train import TrainConfig, train
-from slimstate.workflows.verify import VerifyConfig, verify
 
-COMMANDS = (
-    Command(name="inspect", workflow=inspect, config=InspectConfig, show=show_inspection),
-    Command(name="prune", workflow=prune, config=PruneConfig, show=show_prune, flags=PruneFlags, run=run_prune),
-    Command(
-        name="reconstruct", workflow=reconstruct, config=ReconstructConfig, show=show_reconstruction, flags=HubFlags
-    ),
-    Command(
-        name="recover", workflow=recover, config=RecoverConfig, show=show_recovery, flags=RecoverFlags, run=run_recover
-    ),
-    Command(name="train", workflow=train, config=TrainConfig, show=show_training, metavar="CONFIG"),
-    Command(name="eval", workflow=evaluate, config=EvalConfig, show=show_evaluation),
-    Command(name="analyze", workflow=analyze, config=AnalyzeConfig, show=show_analysis),
-    Command(name="sweep", workflow=sweep, config=SweepConfig, show=show_sweep),
-    Command(name="report", workflow=report, show=show_report),
-    Command(name="verify", workflow=verify, config=VerifyConfig, show=show_verification, exit_code=exit_code),
-    Command(name="bench mixer", workflow=bench_mixer, config=MixerBenchConfig, show=show_bench),
-    Command(name="bench model", workflow=bench_model, config=ModelBenchConfig, show=show_bench),
-    Command(name="bench decode", workflow=bench_decode, config=DecodeBenchConfig, show=show_bench),
-    Command(name="bench calibrate", workflow=bench_calibrate, config=CalibrateBenchConfig, show=show_bench),
-)
+if TYPE_CHECKING:
+    from slimstate.cli.commands import Command
 
+# the commands by name: the module of `cli.printing` that has them, and the function of `workflows` that they call
+COMMANDS = {
+    "inspect": ("cut", "inspect"),
+    "prune": ("cut", "prune"),
+    "reconstruct": ("cut", "reconstruct"),
+    "recover": ("training", "recover"),
+    "train": ("training", "train"),
+    "eval": ("evaluation", "evaluate"),
+    "analyze": ("evaluation", "analyze"),
+    "sweep": ("evaluation", "sweep"),
+    "report": ("evaluation", "report"),
+    "verify": ("evaluation", "verify"),
+    "bench mixer": ("benchmark", "bench_mixer"),
+    "bench model": ("benchmark", "bench_model"),
+    "bench decode": ("benchmark", "bench_decode"),
+    "bench calibrate": ("benchmark", "bench_calibrate"),
+}
+OTHERS = ("run", "demo")  # click commands of cli.running
 GROUPS = {"bench": "Time mixers, models, decoding and calibration at several key dims."}
+WORKFLOWS = Path(__file__).parents[1] / "workflows"
+
+
+def find_command(name: str) -> Command | None:
+    """Return a command by its name, such as `bench mixer`, or None."""
+    if name not in COMMANDS:
+        return None
+    module = import_module(f"slimstate.cli.printing.{COMMANDS[name][0]}")
+    return next(command for command in module.COMMANDS if command.name == name)
 
 
 class Commands(click.Group):
-    """A group of commands, each built when it is used; the help shows their whole first sentences."""
+    """The commands whose names begin with a prefix; each is loaded when it is used."""
 
-    def __init__(self, name: str, members: dict[str, Command | click.Command], **settings: Any) -> None:
+    def __init__(self, name: str, prefix: str = "", **settings: Any) -> None:
         super().__init__(name, no_args_is_help=True, **settings)
-        self.members = members
-        self.context_settings = {"help_option_names": ["-h", "--help"]}
+        self.prefix, self.context_settings = prefix, {"help_option_names": ["-h", "--help"]}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.members)
+        names = [name.removeprefix(self.prefix) for name in COMMANDS if name.startswith(self.prefix)]
+        return list(dict.fromkeys(name.partition(" ")[0] for name in (*names, *OTHERS * (not self.prefix))))
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        member = self.members.get(name)
-        return WorkflowCommand(member) if isinstance(member, Command) else member
+        if name in GROUPS and not self.prefix:
+            return Commands(name, f"{name} ", help=GROUPS[name])
+        if name in OTHERS and not self.prefix:
+            from slimstate.cli import running
+
+            return running.demo if name == "demo" else running.run_command(find_command)
+        command = find_command(self.prefix + name)
+        if command is None:
+            return None
+        from slimstate.cli.commands import WorkflowCommand
+
+        return WorkflowCommand(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        help_texts = {name: str(member.help).partition("\n\n")[0] for name, member in self.members.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text.replace("\n", " ")) for name, text in help_texts.items()])
+            formatter.write_dl([(name, self._summary(ctx, name)) for name in self.list_commands(ctx)])
+
+    def _summary(self, ctx: click.Context, name: str) -> str:
+        """Return the first paragraph of a command's help, from the source of its workflow, which is not imported."""
+        if self.prefix + name not in COMMANDS:
+            command = self.get_command(ctx, name)
+            text = "" if command is None else str(command.help)
+        else:
+            function = COMMANDS[self.prefix + name][1]
+            source = (WORKFLOWS / f"{function.partition('_')[0]}.py").read_text(encoding="utf-8")
+            text = re.split(rf"^def {function}\(", source, flags=re.MULTILINE)[1].split('"""')[1]
+        return " ".join(text.partition("\n\n")[0].split())
 
 
 @cache
 def app() -> Commands:
     """Return the command `slimstate`."""
-    members: dict[str, Command | click.Command] = {}
-    for command in COMMANDS:
-        group, _, name = command.name.rpartition(" ")
-        if group:
-            parent = members.setdefault(group, Commands(group, {}, help=GROUPS[group]))
-            assert isinstance(parent, Commands)
-            parent.members[name] = command
-        else:
-            members[name] = command
-    members |= {"run": run_command({command.name: command for command in COMMANDS}.get), "demo": demo}
     return Commands(
-        "slimstate", members, invoke_without_command=True,
-        callback=_start, help="Make the recurrent state of trained linear-attention language models smaller.",
+        "slimstate", invoke_without_command=True, callback=_start,
+        help="Make the recurrent state of trained linear-attention language models smaller.",
         params=[
             click.Option(["--version"], is_flag=True, help="Show the version and the packages it runs on."),
             click.Option(["--max-line-mb"], type=click.FloatRange(min=0),

@@ -1,10 +1,12 @@
-"""Print what the benchmarks return."""
+"""The benchmarks, and how their results are printed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slimstate.cli.commands import Command
 from slimstate.cli.terminal import printer
+from slimstate.workflows import bench
 
 if TYPE_CHECKING:
     from slimstate.records.benchmark import BenchRecord
@@ -33,3 +35,11 @@ def show_bench(record: BenchRecord) -> None:
                 console.print(f"{entry.model}, key dim {entry.key_dim}: {entry.batch:,} sequences fit")
     if "out" in record.config:
         console.print(f"written to {record.config['out']}")
+
+
+COMMANDS = (
+    Command(name="bench mixer", workflow=bench.bench_mixer, config=bench.MixerBenchConfig, show=show_bench),
+    Command(name="bench model", workflow=bench.bench_model, config=bench.ModelBenchConfig, show=show_bench),
+    Command(name="bench decode", workflow=bench.bench_decode, config=bench.DecodeBenchConfig, show=show_bench),
+    Command(name="bench calibrate", workflow=bench.bench_calibrate, config=bench.CalibrateBenchConfig, show=show_bench),
+)

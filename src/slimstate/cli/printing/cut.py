@@ -1,4 +1,4 @@
-"""Print what `inspect`, `prune` and `reconstruct` return."""
+"""The commands that look at a model and cut it, and how their results are printed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slimstate.cli.commands import HubFlags
+from slimstate.cli.commands import Command, HubFlags
 from slimstate.cli.terminal import mebibytes, printer
 from slimstate.system.errors import MAX_LINE, PlanError, quoted
 from slimstate.system.options import once
 from slimstate.system.progress import Reporter
+from slimstate.workflows.inspect import InspectConfig, inspect
 from slimstate.workflows.prune import PruneConfig, estimate, prune
+from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
 
 if TYPE_CHECKING:
     from slimstate.records.cut import CutRecord, EstimateRecord, InspectionRecord
@@ -184,3 +186,12 @@ def _show_errors(record: ReconstructionRecord) -> None:
     )
     if record.distillation is not None:
         printer().print(record.distillation.line())
+
+
+COMMANDS = (
+    Command(name="inspect", workflow=inspect, config=InspectConfig, show=show_inspection),
+    Command(name="prune", workflow=prune, config=PruneConfig, show=show_prune, flags=PruneFlags, run=run_prune),
+    Command(
+        name="reconstruct", workflow=reconstruct, config=ReconstructConfig, show=show_reconstruction, flags=HubFlags
+    ),
+)

@@ -1,16 +1,25 @@
-"""Print what `eval`, `analyze`, `sweep` and `report` return."""
+"""The commands that measure, verify and report, and how their results are printed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slimstate.cli.commands import Command
 from slimstate.cli.terminal import mebibytes, printer
+from slimstate.workflows.analyze import AnalyzeConfig, analyze
+from slimstate.workflows.evaluate import EvalConfig, evaluate
+from slimstate.workflows.report import report
+from slimstate.workflows.sweep import SweepConfig, sweep
+from slimstate.workflows.verify import VerifyConfig, verify
 
 if TYPE_CHECKING:
     from slimstate.evaluation.analysis import Analysis
     from slimstate.records.evaluation import EvaluationRecord, Measure
     from slimstate.records.sweep import Row, SweepRecord, Uncut
+    from slimstate.records.verification import VerificationRecord
     from slimstate.report import WrittenReport
+
+EXIT_CODES = {"agrees": 0, "differs": 1, "refuses": 2}  # of a verification
 
 
 def show_evaluation(record: EvaluationRecord) -> None:
@@ -110,3 +119,24 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if not 1e4 <= value < HUGE else f"{value:,.0f}"
+
+
+def show_verification(record: VerificationRecord) -> None:
+    """Print the verdict, and what the difference is measured in."""
+    console = printer()
+    console.print(record.verdict)
+    console.print(f"the difference is the {record.measure}; tolerance {record.tolerance:g}, {record.dtype}")
+    if "out" in record.config:
+        console.print(f"written to {record.config['out']}")
+
+
+COMMANDS = (
+    Command(name="eval", workflow=evaluate, config=EvalConfig, show=show_evaluation),
+    Command(name="analyze", workflow=analyze, config=AnalyzeConfig, show=show_analysis),
+    Command(name="sweep", workflow=sweep, config=SweepConfig, show=show_sweep),
+    Command(name="report", workflow=report, show=show_report),
+    Command(
+        name="verify", workflow=verify, config=VerifyConfig, show=show_verification,
+        exit_code=lambda record: EXIT_CODES[record.outcome.verdict],
+    ),
+)  # fmt: skip

@@ -1,16 +1,17 @@
-"""Print what `recover` and `train` return."""
+"""The commands that train, and how their results are printed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slimstate.cli.commands import HubFlags
+from slimstate.cli.commands import Command, HubFlags
 from slimstate.cli.terminal import printer
 from slimstate.system.errors import PlanError
 from slimstate.system.options import once
 from slimstate.system.progress import Reporter
 from slimstate.workflows.recover import RecoverConfig, preview, recover
+from slimstate.workflows.train import TrainConfig, train
 
 if TYPE_CHECKING:
     from slimstate.records.training import RecoveryRecord, TrainingRunRecord
@@ -92,3 +93,11 @@ def show_training(record: TrainingRunRecord) -> None:
     if record.tokens_per_second:
         console.print(f"{record.tokens:,} tokens at {record.tokens_per_second:,.0f} tokens/s")
     console.print(f"written to {record.out}", markup=False)
+
+
+COMMANDS = (
+    Command(
+        name="recover", workflow=recover, config=RecoverConfig, show=show_recovery, flags=RecoverFlags, run=run_recover
+    ),
+    Command(name="train", workflow=train, config=TrainConfig, show=show_training, metavar="CONFIG"),
+)
