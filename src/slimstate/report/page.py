@@ -66,9 +66,7 @@ def _template(name: str) -> Template:
 @cache
 def _environment() -> Environment:
     loader = FileSystemLoader(TEMPLATES)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {name: getattr(numbers, name) for name in FILTERS}
     environment.filters["model_label"] = plots.label_of
     environment.filters["options"] = lambda command: re.split(r" (?=--)", command)

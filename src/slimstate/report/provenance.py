@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slimstate.core.stock_class import FLA, StockClass
+from slimstate.records.base import Record
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import RecordFile, Records
 from slimstate.records.parts import Text
@@ -33,8 +34,7 @@ AGAIN = Path("again")  # where the commands on the page write to
 class Provenance:
     """The provenance of one record. `base` is the uncut model, `digest` that of the text."""
 
-    path: Path
-    kind: str
+    file: RecordFile[Record]
     model: str
     base: str
     loader: StockClass | None = None
@@ -68,8 +68,7 @@ def repeat_command(record: SweepRecord | ModelRecord) -> str | None:
 def _of_sweep(file: RecordFile[SweepRecord]) -> Provenance:
     sweep, settings = file.record, file.record.settings
     return Provenance(
-        path=file.path,
-        kind=sweep.KIND,
+        file=file,
         model=sweep.model,
         base=sweep.model,
         loader=sweep.loader,
@@ -86,8 +85,7 @@ def _of_plan(file: RecordFile[Plan]) -> Provenance:
     plan, model, calibration = file.record, file.record.model, file.record.calibration
     options = {"apply": file.path, "out": file.path.parent}
     return Provenance(
-        path=file.path,
-        kind=plan.KIND,
+        file=file,
         model=model.source,
         base=model.source,
         loader=model.loader,
@@ -104,8 +102,7 @@ def _of_model(
 ) -> Provenance:
     record = file.record
     return Provenance(
-        path=file.path,
-        kind=record.KIND,
+        file=file,
         model=record.model,
         base=(None if record.cut is None else record.cut.base_model) or record.model,
         loader=record.loader,

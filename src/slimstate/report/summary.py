@@ -8,7 +8,7 @@ from typing import NamedTuple
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import Records
 from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
-from slimstate.records.states import TraceRecord
+from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.sweep import Row, SweepRecord
 from slimstate.report import plots
 from slimstate.report.provenance import Provenance
@@ -27,7 +27,7 @@ class Card(NamedTuple):
 
 def base_models(sources: Sequence[Provenance]) -> list[str]:
     """Return the uncut models that the records are about, each once; those with filters alone come last."""
-    ordered = sorted(sources, key=lambda source: source.kind == "filters")
+    ordered = sorted(sources, key=lambda source: isinstance(source.file.record, FiltersRecord))
     return list(dict.fromkeys(source.base for source in ordered))
 
 

@@ -35,11 +35,10 @@ def recovery_section(files: Sequence[RecordFile[RecoveryRecord]]) -> dict[str, A
     """Return the outcome of every recovery, and a figure of the losses that were logged."""
     records = [file.record for file in files]
     logged = [record for record in records if record.log]
-    label = "Training loss against tokens"
     return {
         "rows": [{"record": record, "parts": trained_parts(record.settings)} for record in records],
         "tokens": min(record.measured.tokens for record in records),
-        "drawing": drawing(loss_curves(logged), "recovery", label) if logged else None,
+        "drawing": drawing(loss_curves(logged), "recovery", "Training loss against tokens") if logged else None,
     }
 
 

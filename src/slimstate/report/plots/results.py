@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -14,7 +13,8 @@ from slimstate.records.evaluation import Result
 from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.sweep import UNCUT, Row, SweepRecord, Uncut
 from slimstate.records.training import RecoveryRecord
-from slimstate.report.plots.style import INK, MUTED, colour, literal, new_figure, plain_log_ticks, save, series, styled
+from slimstate.report.plots import style
+from slimstate.report.plots.style import INK, MUTED, new_figure, save, series, styled
 from slimstate.report.tables import Metric, perplexity_metric, write_tables
 
 DASHES = {"kq": "-", "k": "--", "q": ":"}  # by score
@@ -36,14 +36,17 @@ def pareto(sweep: SweepRecord) -> Figure:
     star = _point(sweep.uncut, metric)
     for number, (name, places) in enumerate(sorted(_groups(sweep.rows).items())):
         first = sweep.rows[places[0]]
-        shade = colour(number, first.method)
+        shade = style.colour(number, first.method)
         points = [_point(sweep.rows[place], metric) for place in places]
         x, y = zip(*points, star, strict=True)
-        axes.plot(x, y, DASHES.get(first.score, "-"), color=shade, linewidth=1.8, label=literal(name))
+        axes.plot(x, y, DASHES.get(first.score, "-"), color=shade, linewidth=1.8, label=style.literal(name))
         for place, point in zip(places, points, strict=True):
             axes.plot(*point, "o", color=shade, markersize=7, gid=f"point-{place}")
+    stored = "fp32"
     if sweep.state_dtypes != ("float32",):
-        _draw_front(axes, sweep, metric)
+        stored = "as stored"
+        front = sorted([star, *(_point(sweep.rows[place], metric) for place in sweep.front)])
+        axes.plot(*zip(*front, strict=True), "-", color=MUTED, linewidth=5, alpha=0.35, zorder=0, label="front")
     axes.plot(*star, "*", color=INK, markersize=13, gid="point-uncut")
     best = sweep.recommended
     if best is not None and best.row is not None:
@@ -51,12 +54,11 @@ def pareto(sweep: SweepRecord) -> Figure:
         ring = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.6}
         axes.plot(*_point(sweep.rows[best.row], metric), "o", markersize=15, label=label, **ring)
     axes.set_yscale("log")
-    plain_log_ticks(axes)
-    stored = "fp32" if sweep.state_dtypes == ("float32",) else "as stored"
+    style.plain_log_ticks(axes)
     xlabel = f"state per sequence, MiB ({stored})"
     axes.set(xlabel=xlabel, ylabel=metric.long_title, title="What a smaller state costs")
     axes.set_xlim(left=0)
-    axes.legend()
+    style.place_legend(figure, axes)
     return figure
 
 
@@ -73,13 +75,6 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[int]]:
         name = f"{row.method} ({row.score})" if has_scores and row.method != UNCUT else row.method
         groups.setdefault(f"{name}, {row.state_dtype}" if has_types else name, []).append(place)
     return groups
-
-
-def _draw_front(axes: Axes, sweep: SweepRecord, metric: Metric) -> None:
-    """Draw a line through the rows that no other row beats."""
-    best: list[Row | Uncut] = [*(sweep.rows[place] for place in sweep.front), sweep.uncut]
-    x, y = zip(*sorted(_point(result, metric) for result in best), strict=True)
-    axes.plot(x, y, "-", color=MUTED, linewidth=5, alpha=0.35, zorder=0, label="front")
 
 
 @styled
@@ -110,7 +105,7 @@ def layer_errors(records: Sequence[ReconstructionRecord]) -> Figure:
         before = [layer.held_out_before for layer in record.layers]
         after = [layer.held_out_after for layer in record.layers]
         axes.vlines(layers, after, before, color=shade, linewidth=1.2, alpha=0.5)
-        axes.plot(layers, before, "o", color=shade, markerfacecolor="none", markersize=5)
+        axes.plot(layers, before, "o", color=shade, markerfacecolor="none", markersize=5, clip_on=False)
         axes.plot(layers, after, "o", color=shade, markersize=5, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="layer", ylabel="relative squared error", title="Reconstruction", ylim=(0, None))

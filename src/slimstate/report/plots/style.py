@@ -28,6 +28,7 @@ COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"|(?:rotate|translate)\([^)]*\)')  #
 THEME = {INK: "ink", GRID: "grid", PAPER: "paper", MUTED: "muted"}  # the page's variables for them
 PALETTE = ("#3b6fd4", "#d9612b", "#2a9d6e", "#a24fb5", "#c9a013", "#2aa5b8", "#c4476b", "#7a6a53")
 METHODS = {"drrqr": "#3b6fd4", "grad": "#d9612b", "s-wanda": "#2a9d6e", "l1": "#a24fb5", "random": "#8a93a0"}
+MAX_LEGEND_LINES = 7  # inside the axes
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["Inter", "Helvetica", "Arial", "DejaVu Sans"],
@@ -127,6 +128,16 @@ def series(models: Sequence[M]) -> list[tuple[M, str, str]]:
     """Return each model with its colour and its label."""
     labels = [literal(label_of(model)) for model in models]
     return list(zip(models, colours_of(models), labels, strict=True))
+
+
+def place_legend(figure: Figure, axes: Axes) -> None:
+    """Put a legend into the axes, or below them where it is long and would cover the data."""
+    count = len(axes.get_legend_handles_labels()[1])
+    if count <= MAX_LEGEND_LINES:
+        axes.legend()
+    else:
+        figure.set_figheight(figure.get_figheight() + 0.11 * count)
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
 
 
 def plain_log_ticks(axes: Axes) -> None:

@@ -1,11 +1,11 @@
 "use strict";
 
 (() => {
-  const NEAR = 18; // pixels from the pointer within which a point of a figure is meant
+  const NEAR = 18; // pixels: the pointer selects a point of a figure within this distance
 
   const every = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-  /* One tooltip for whatever has data-tip: under the pointer, under a finger, or in focus. */
+  /* One tooltip for all elements with data-tip: under the pointer, under a finger, or in focus. */
 
   const tooltip = document.getElementById("tooltip");
 
@@ -25,7 +25,7 @@
     return best;
   };
 
-  const meant = (target, x, y) => {
+  const elementWithTip = (target, x, y) => {
     if (!(target instanceof Element)) return null;
     const drawing = target.closest(".drawing");
     return target.closest("[data-tip]") ?? (drawing && nearestDot(drawing, x, y));
@@ -73,7 +73,7 @@
   };
 
   const follow = (event) => {
-    const element = meant(event.target, event.clientX, event.clientY);
+    const element = elementWithTip(event.target, event.clientX, event.clientY);
     if (element) show(element, event.clientX, event.clientY, channelUnder(element, event.target, event.clientX));
     else hide();
   };
@@ -99,7 +99,7 @@
     element.setAttribute("aria-label", element.dataset.tip.replaceAll("\n", ", "));
   }
 
-  /* A map is one stop of the tab key; arrows move within it. */
+  /* The tab key stops once at each map; arrow keys move within it. */
 
   const neighbours = (rows, step) => {
     for (const [y, row] of rows.entries()) {
@@ -126,7 +126,7 @@
   every(".heat").forEach((map) => roam(map, every("tbody tr", map).map((row) => every("td", row))));
   every(".strip svg").forEach((strip) => roam(strip, every("g", strip).map((head) => [head])));
 
-  /* Tables sort by the column whose header is pressed; what is unknown stays last. */
+  /* Press a header to sort a table by that column; unknown values stay last. */
 
   const keyOf = (row, column) => {
     const cell = row.cells[column];
@@ -165,7 +165,7 @@
     }
   }
 
-  /* Copying works without permission for the clipboard too, and failing that the text is selected. */
+  /* Copy with or without permission for the clipboard; where both fail, select the text. */
 
   const select = (element) => {
     const range = document.createRange();
@@ -191,7 +191,7 @@
     });
   }
 
-  /* The table of contents shows where one is. */
+  /* The table of contents marks the current section. */
 
   const links = new Map(every(".toc a").map((link) => [link.hash.slice(1), link]));
   const inView = new Set();
@@ -208,7 +208,7 @@
   );
   for (const id of links.keys()) watch.observe(document.getElementById(id));
 
-  /* What scrolls sideways can be reached by the keyboard, and paper shows what is folded. */
+  /* Boxes that scroll sideways can be reached by the keyboard, and folded parts open for printing. */
 
   for (const box of every(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   window.addEventListener("beforeprint", () => every("details").forEach((details) => (details.open = true)));
