@@ -29,7 +29,12 @@ def free_port() -> str:
 
 
 def options(**values: object) -> list[str]:
-    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    """Return options as flags; None and False are left out."""
+    words: list[str] = []
+    for name, value in values.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
 
 
 @functools.cache

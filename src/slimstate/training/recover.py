@@ -25,7 +25,7 @@ RECOVERY_KIND = Kind(
 def check_recovery(session: Session[RecoveryRecord], student: Checkpoint, control: Control | None) -> None:
     """Check all that can be checked before anything is read or written."""
     session.options.settings()
-    if session.options.adaptation.keep_adapter and not adaptation_of(session.options, student).has_adapters:
+    if not adaptation_of(session.options, student).has_adapters and session.options.adaptation.keep_adapter:
         raise PlanError("`keep_adapter` needs adapters: give `lora`")
     sources, outs, distillation = [student], [session.out], session.distillation
     if control is not None:

@@ -1,0 +1,319 @@
+"""Options of a recovery: defaults, the preset, dry runs, and bad input that is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import slimstate
+import tiny
+from command import run
+from launching import options as flags
+from recoveries import ALONE, BRIEF, GATED, NAME, PAPER, PARTS, SHORT, TIED, confident, record_of, weights_of
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.cli import name_flags
+from slimstate.records.schema import from_json
+from slimstate.records.training import RecoverySettings
+from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
+from slimstate.training import options
+from slimstate.training.adaptation import adaptation_of, rate_for, resolve
+from slimstate.training.recover import Preview
+from slimstate.workflows import recover as workflow
+from slimstate.workflows.recover import RecoverConfig
+
+pytestmark = pytest.mark.slow
+
+
+def config(**values) -> RecoverConfig:
+    return RecoverConfig.from_values(values)
+
+
+@pytest.mark.parametrize(("width", "rate"), [(64, 5e-4), (512, 5e-4), (640, 4e-4), (1024, 2.5e-4)])
+def test_the_learning_rate_is_inversely_proportional_to_a_width_above_512(width, rate, tmp_path):
+    model = tiny.build(tiny.VARIANTS[NAME], hidden_size=width, intermediate_size=32, num_hidden_layers=1)
+    student = Checkpoint.open(tiny.save(model, tmp_path / "model"))
+    assert rate_for(student) == pytest.approx(rate)
+    for given in (config(), config(lora=True)):
+        resolved = resolve(given, student)
+        assert (resolved.lr, resolved.min_lr) == (rate_for(student), pytest.approx(rate / 20))
+        assert (resolved.adaptation.full, resolved.adaptation.mixers) == (not given.adaptation.lora, False)
+        assert resolve(resolved, student) == resolved
+    assert resolve(config(lr=1e-3), student).min_lr == pytest.approx(5e-5)
+    assert resolve(config(min_lr=0.0), student).min_lr == 0
+    with pytest.raises(PlanError, match=r"`min_lr` must be at most the learning rate .*, got 0.00051"):
+        resolve(config(min_lr=5.1e-4), student)
+    assert resolve(config(preset="paper"), student) == config(preset="paper")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lora": True}, {"lora_targets": "q_proj"}, {"unfreeze": "norms"}, {"lora_rank": 5}, {"lora_alpha": 5}],
+    ids=str,
+)
+def test_any_option_of_adapters_selects_adapters(changes, pairs):
+    student = Checkpoint.open(pairs[NAME][1])
+    resolved = resolve(config(**changes), student)
+    assert (resolved.adaptation.full, resolved.adaptation.mixers) == (False, False)
+    assert adaptation_of(resolved, student).targets != ()
+
+
+def test_the_preset_is_what_the_paper_and_its_code_say():
+    paper = config(preset="paper")
+    assert paper == RecoverConfig(preset="paper")
+    assert (paper.samples, paper.batch_size, paper.length, paper.warm_up) == (32_000, 16, 2048, 0.05)
+    assert (paper.lr, paper.min_lr, paper.text.seed, paper.distillation.no_teacher) == (1e-4, 1e-5, 0, False)
+    assert (paper.distillation.kd_weight, paper.distillation.temperature) == (1.0, 2.0)
+    adaptation = paper.adaptation
+    assert (adaptation.lora_rank, adaptation.lora_alpha, adaptation.full, adaptation.mixers) == (16, 32, False, False)
+    assert (adaptation.lora_targets, adaptation.unfreeze) == (PAPER["lora_targets"], PAPER["unfreeze"])
+
+
+def test_explicit_options_override_the_preset(pairs, capsys, monkeypatch):
+    """Also where they are the usual defaults."""
+
+    def dry_run(*words: object) -> Preview:
+        command = ["recover", pairs[GATED][1], "--teacher", pairs[GATED][0], "--dry-run", "--json", *words]
+        code, out, err = run(capsys, monkeypatch, *command)
+        assert (code, err) == (0, "")
+        return from_json(Preview, json.loads(out))
+
+    paper = dry_run("--preset", "paper")
+    assert paper == slimstate.preview(pairs[GATED][1], teacher=pairs[GATED][0], preset="paper", progress=False)
+    assert {name.rpartition(".")[2] for name in paper.targets} == {"q_proj", "k_proj", "v_proj"}
+    norms = {"attn_norm", "mlp_norm", "o_norm", "norm", "dt_bias"}
+    assert {name.rpartition(".")[2] for name in paper.unfrozen} == norms
+    assert paper.settings == RecoverySettings(
+        adaptation=paper.settings.adaptation, steps=2000, batch_size=16, length=2048, lr=1e-4, min_lr=1e-5,
+        warm_up=0.05, seed=0, dtype="float32", kd_weight=1.0, temperature=2.0, full=False, mixers=False, lora_rank=16,
+        lora_alpha=32, **PAPER,
+    )  # fmt: skip
+    default = dry_run()
+    assert (default.unfrozen, default.targets, default.settings.full) == ((), (), True)
+    assert dry_run("--lora-rank", 16) == dry_run("--lora") != default  # an option of adapters
+    assert dry_run("--lora-alpha", 32, "--full") == default
+    mine = dry_run("--preset", "paper", "--lora-targets", "q_proj", "--lr", "3e-4", "--kd-weight", "4")
+    assert (mine.settings.lora_targets, mine.settings.lr, mine.settings.kd_weight) == ("q_proj", 3e-4, 4.0)
+    assert (mine.settings.unfreeze, mine.steps) == ("norms,biases", 2000)
+    assert dry_run("--preset", "paper", "--tokens", "327680").steps == 10
+    assert dry_run("--preset", "paper", "--full").settings.full
+    monkeypatch.setitem(workflow.PRESETS, "paper", {"lora_rank": 5, "steps": 7})
+    assert dry_run("--preset", "paper").settings.lora_rank == 5
+    usual = dry_run("--preset", "paper", "--lora-rank", "16")
+    assert (usual.settings.lora_rank, usual.settings.full) == (16, False)
+    code, _, err = run(capsys, monkeypatch, "recover", pairs[GATED][1], "--preset", "mine", "--dry-run")
+    assert (code, err) == (2, "slimstate: unknown --preset 'mine'; there are paper\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kind"),
+    [
+        (NAME, {"lora_rank": 5}, None),
+        (GATED, {"lora": True}, GATED),
+        (NAME, {"lora_targets": "all-linear"}, None),
+        (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None),
+        (GATED, PAPER, "paper"),
+        (NAME, {}, "full"),
+        (NAME, {"full": True}, "full"),
+        (NAME, {"mixers": True}, None),
+        (TIED[1], {"full": True}, TIED[1]),
+    ],
+)
+def test_a_dry_run_describes_the_training_and_writes_nothing(name, changes, kind, pairs, recover, recoveries, tmp_path):
+    preview = slimstate.preview(pairs[name][1], teacher=pairs[name][0], progress=False, **{**BRIEF, **changes})
+    assert list(tmp_path.iterdir()) == []
+    student, whole = Checkpoint.open(pairs[name][1]), not changes or {"full", "mixers"} & changes.keys()
+    parts = {option: value for option, value in changes.items() if option in PARTS}
+    adaptation = adaptation_of(resolve(config(**parts), student), student)
+    assert preview.unfrozen == (*adaptation.norms, *adaptation.biases)
+    assert (preview.targets, preview.convolutions) == (adaptation.targets, adaptation.convolutions)
+    assert (preview.targets == ()) == bool(whole)
+    assert (preview.parameters, preview.out) == (student.parameters, None)
+    record = recover(name, tmp_path / "out", **changes) if kind is None else record_of(recoveries[kind])
+    assert preview.trained_parameters == record.trained_parameters
+    assert (preview.steps, preview.tokens) == (record.settings.steps, record.tokens)
+    assert preview.settings == record.settings
+
+
+def test_a_dry_run_needs_neither_text_nor_a_folder(pairs, capsys, monkeypatch):
+    command = ["recover", pairs[NAME][1], "--teacher", pairs[NAME][0], "--dry-run"]
+    code, out, err = run(capsys, monkeypatch, *command, "--lora")
+    assert (code, err) == (0, "")
+    assert "adapters on:\n  model.layers.0.attn.q_proj\n" in out
+    assert "trained whole:\n  model.layers.0.attn.q_conv1d\n" in out
+    assert "2,000 steps, 65,536,000 tokens; dry run: nothing was trained" in out
+    for more in ((), ("--full",)):
+        assert run(capsys, monkeypatch, *command, *more)[1].startswith("all weights are trained\n")
+    code, out, _ = run(capsys, monkeypatch, *command, "--json")
+    assert json.loads(out) == slimstate.preview(pairs[NAME][1], teacher=pairs[NAME][0], progress=False).to_json()
+    paper = ["recover", pairs[GATED][1], "--teacher", pairs[GATED][0], "--preset", "paper", "--dry-run"]
+    names = run(capsys, monkeypatch, *paper)[1].split()
+    assert {"model.layers.0.attn.o_norm", "model.norm", "model.layers.1.attn.dt_bias"} <= {*names}
+
+
+def test_the_config_beside_a_recovery_repeats_it(recoveries, tmp_path, capsys, monkeypatch):
+    folder = recoveries["controlled"]
+    code, out, err = run(capsys, monkeypatch, "run", folder, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert weights_of(tmp_path / "out") == weights_of(folder)
+    assert weights_of(tmp_path / "out-control") == weights_of(recoveries["control"])
+    nats = record_of(folder).measured.nats.known()
+    assert [f"{value:.4f}" in out for value in nats.values()] == [True] * 4
+    assert f"written to {tmp_path / 'out'}" in out
+    assert "recovering 4/4  loss " in err
+    assert "kernels: PyTorch" in err
+    paper = record_of(recoveries["paper"])
+    assert f"--lora-targets {PAPER['lora_targets']} --unfreeze {PAPER['unfreeze']}" in paper.command
+    assert paper.settings.adaptation.unfrozen == ("attn_norm", "dt_bias", "mlp_norm", "norm", "o_norm")
+
+
+@pytest.mark.parametrize("missing", ["data", "out"])
+def test_the_command_needs_text_and_a_folder(missing, pairs, text_file, tmp_path, capsys, monkeypatch):
+    words = flags(**{"data": text_file, "out": tmp_path / "out", missing: None})
+    code, out, err = run(capsys, monkeypatch, "recover", pairs[NAME][1], *words)
+    assert (code, out) == (2, "")
+    assert err == "slimstate: give --data and --out, or --dry-run to train nothing\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_misspelt_option_is_refused(pairs, tmp_path):
+    with pytest.raises(TypeError, match="learning_rate"):
+        RecoverConfig(learning_rate=1e-3)
+    with pytest.raises(PlanError, match="unknown option step; did you mean `steps`"):
+        slimstate.recover(pairs[NAME][1], tmp_path / "out", data="text.txt", step=3)
+
+
+@pytest.fixture(scope="module")
+def places(pairs, text_file, tmp_path_factory) -> dict[str, Path]:
+    """Models and files that do not fit, by the names that `BAD` has for them."""
+    root, (uncut, source) = tmp_path_factory.mktemp("places"), pairs[NAME]
+    places = {"UNCUT": uncut, "CUT": source, "TEXT": text_file, "INSIDE": source / "inside", "ABOVE": source.parent}
+    places["COPY"] = Path(shutil.copytree(source, root / "copy"))
+    places["MORE TOKENS"] = tiny.save(confident(NAME, vocab_size=300), root / "more")
+    places["OTHER TOKENS"] = Path(shutil.copytree(uncut, root / "other"))
+    tokenizer = (uncut / "tokenizer.json").read_text()
+    swapped = tokenizer.replace('"a": ', '"_": ').replace('"b": ', '"a": ').replace('"_": ', '"b": ')
+    assert swapped != tokenizer
+    (places["OTHER TOKENS"] / "tokenizer.json").write_text(swapped)
+    places["ORPHAN"] = Path(shutil.copytree(source, root / "orphan"))
+    values = json.loads((source / "config.json").read_text())
+    values["slimstate"]["base_model"] = str(root / "gone")
+    (places["ORPHAN"] / "config.json").write_text(json.dumps(values))
+    places["LITTLE"] = places["FILE"] = root / "little.txt"
+    places["LITTLE"].write_text(tiny.text(20))
+    places["BLOCKED"] = root / "blocked"
+    (root / "blocked.training").write_text("in the way")
+    return places
+
+
+BAD = {
+    "more tokens": ({"teacher": "MORE TOKENS"}, ModelError, "a vocabulary of 258, the teacher .*more one of 300"),
+    "other tokens": ({"teacher": "OTHER TOKENS"}, ModelError, "have different tokenizers"),
+    "itself": ({"teacher": "CUT"}, PlanError, "is the model itself: give the uncut model"),
+    "a copy": ({"teacher": "COPY"}, PlanError, "copy is the model itself"),
+    "nobody": ({"teacher": "/nowhere/model"}, ModelError, "no model at /nowhere/model"),
+    "two teachers": ({"no_teacher": True}, PlanError, "give either --teacher or --no-teacher"),
+    "no model": ({"model": "/nowhere/cut"}, ModelError, "no model at /nowhere/cut"),
+    "orphan": ({"model": "ORPHAN", "teacher": None}, PlanError, "give the uncut model with --teacher, or --no-teacher"),
+    "uncut alone": ({"model": "UNCUT", "teacher": None}, PlanError, "give the uncut model with --teacher"),
+    "uncut": ({"model": "UNCUT"}, PlanError, r"is the model itself.*or --control to train only it"),
+    "control alone": ({**ALONE, "control": True}, PlanError, "--control trains the uncut model too"),
+    "cache alone": ({**ALONE, "cache_teacher": "OUT"}, PlanError, "--cache-teacher needs a teacher"),
+    "empty cache": (
+        {"cache_teacher": "CACHE", "cache_top_k": 0}, PlanError, "--cache-top-k must be at least 1, got 0"
+    ),
+    "cache in a file": ({"cache_teacher": "FILE"}, OutputError, "little.txt is a file"),
+    "targets": ({"lora_targets": "x_proj"}, PlanError, "--lora-targets x_proj matches no linear layer; .* q_proj"),
+    "targets of all": ({"lora_targets": "q_proj", "full": True}, PlanError, "--full trains all weights"),
+    "adapters and all": ({"lora": True, "full": True}, PlanError, "give either --lora or --full"),
+    "adapters and mixers": ({"lora": True, "mixers": True}, PlanError, "give either --lora or --mixers"),
+    "all and mixers": ({"full": True, "mixers": True}, PlanError, "give either --full or --mixers"),
+    "no adapter": ({"keep_adapter": True}, PlanError, "--keep-adapter needs adapters: give --lora"),
+    "no adapter of all": ({"keep_adapter": True, "full": True}, PlanError, "--keep-adapter needs adapters"),
+    "rank": ({"lora_rank": 0}, PlanError, "--lora-rank must be at least 1, got 0"),
+    "both": ({"steps": 4, "tokens": 999}, PlanError, "give either --steps or --tokens"),
+    "few tokens": ({"steps": None, "tokens": 127}, PlanError, "--tokens must be at least the 128 of one step, got 127"),
+    "no batch": (
+        {"steps": None, "tokens": 128, "batch_size": 0}, PlanError, "--batch-size must be at least 1, got 0"
+    ),
+    "no steps": ({"steps": 0}, PlanError, "--steps must be at least 1, got 0"),
+    "one token": ({"length": 1}, PlanError, "--length must be at least 2, got 1"),
+    "parts": ({"grad_accum": 3}, PlanError, r"--batch-size must be a multiple of .* 3 parts \(--grad-accum\), got 4"),
+    "no parts": ({"grad_accum": 0}, PlanError, "--grad-accum must be at least 1, got 0"),
+    "saves": ({"save_every": 0}, PlanError, "--save-every must be at least 1, got 0"),
+    "lr": ({"lr": -1e-4}, PlanError, "--lr must be more than 0, got -0.0001"),
+    "no lr": ({"lr": "nan"}, PlanError, "--lr must be finite, got nan"),
+    "infinite lr": ({"lr": "inf"}, PlanError, "--lr must be finite, got inf"),
+    "rising lr": (
+        {"lr": 1e-4, "min_lr": 1e-3}, PlanError, "--min-lr must be at most the learning rate 0.0001, got 0.001"
+    ),
+    "above the model's lr": ({"lr": None, "min_lr": 1e-3}, PlanError, "at most the learning rate 0.0005, got 0.001"),
+    "min lr": ({"min_lr": -1e-3}, PlanError, "--min-lr must be at least 0, got -0.001"),
+    "warm-up": ({"warm_up": 1.0}, PlanError, "--warm-up must be less than 1, got 1"),
+    "temperature": ({"temperature": 0.0}, PlanError, "--temperature must be more than 0, got 0"),
+    "infinite temperature": ({"temperature": "inf"}, PlanError, "--temperature must be finite"),
+    "weight": ({"kd_weight": -1.0}, PlanError, "--kd-weight must be at least 0, got -1"),
+    "missing data": ({"data": "/nowhere/x.txt"}, DataError, "no data at /nowhere/x.txt"),
+    "little data": ({"data": "LITTLE"}, DataError, "has 0 windows of 32 tokens; at least 2 are needed"),
+    "missing text": ({"eval_text": "/nowhere/y.txt"}, DataError, "no data at /nowhere/y.txt"),
+    "little text": ({"eval_text": "LITTLE"}, DataError, "fewer than a window of 32"),
+    "eval tokens": ({"eval_text": "TEXT", "eval_tokens": 1}, PlanError, "--eval-tokens must be at least 2, got 1"),
+    "the teacher": ({"out": "UNCUT", "force": True}, OutputError, "the output folder overlaps the model folder"),
+    "inside": ({"out": "INSIDE"}, OutputError, "the output folder overlaps the model folder"),
+    "above": ({"out": "ABOVE"}, OutputError, "the output folder overlaps the model folder"),
+    "exists": ({"out": "COPY"}, OutputError, "copy exists already; choose another folder or use --force"),
+    "a file": ({"out": "FILE"}, OutputError, "little.txt is a file"),
+    "below a file": ({"out": "FILE/out"}, OutputError, "cannot write"),
+    "no run folder": ({"out": "BLOCKED", "force": True}, OutputError, "blocked.training is a file"),
+    "control exists": ({"control": True, "control_out": "COPY"}, OutputError, "copy exists already"),
+    "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "overlaps"),
+    "fsdp": ({"fsdp": True}, PlanError, "--fsdp shards a model over GPUs: start one process for each with torchrun"),
+    "log": ({"report_to": "none,wishes"}, PlanError, "--report-to wishes: wishes is not supported"),
+    "device": ({"device": "cuda"}, PlanError, "no CUDA device here"),
+    "dtype": ({"dtype": "int4"}, PlanError, "unknown --dtype int4"),
+    "half": ({"dtype": "float16"}, PlanError, "--dtype must be bfloat16 or float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs, tmp_path, capsys, monkeypatch):
+    changes, kind, message = BAD[name]
+    places = places | {"OUT": tmp_path / "out", "CACHE": tmp_path / "cache", "FILE/out": places["FILE"] / "out"}
+    values = {"model": "CUT", "out": "OUT", "teacher": "UNCUT", "data": "TEXT", **SHORT, **changes}
+    values = {option: places.get(value, value) for option, value in values.items()}
+    model = values.pop("model")
+    roots = (tmp_path, places["COPY"].parent, pairs[NAME][0].parent)
+    before = {path for root in roots for path in root.rglob("*")}
+    numbers = {option: float(value) for option, value in values.items() if value in ("nan", "inf")}
+    with pytest.raises(kind) as error:
+        slimstate.recover(model, **{**values, **numbers}, progress=False)
+    code, out, err = run(capsys, monkeypatch, "recover", model, *flags(**values))
+    assert (code, out) == (2, "")
+    assert re.search(message, err)
+    assert err == f"slimstate: {name_flags(str(error.value))}\n"
+    assert before == {path for root in roots for path in root.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("package", "changes", "way_out"),
+    [
+        ("peft", {"lora": True}, r"pip install 'slimstate\[recover\]'$"),
+        ("accelerate", {}, r"pip install 'slimstate\[recover\]'$"),
+        ("tensorboard", {"report_to": "tensorboard"}, r"pip install 'slimstate\[recover\]', or `report_to` none$"),
+        ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or `report_to` none$"),
+        ("peft", {"full": True}, None),
+        ("peft", {"mixers": True}, None),
+    ],
+)
+def test_a_missing_package_is_named_where_it_is_needed(package, changes, way_out, recover, tmp_path, monkeypatch):
+    find_spec = options.find_spec
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == package else find_spec(name))
+    if way_out is None:
+        recover(NAME, tmp_path / "out", **changes)
+        return
+    with pytest.raises(PlanError, match=f"^{package} cannot be imported: {way_out}"):
+        recover(NAME, tmp_path / "out", **changes)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,249 @@
+"""A recovery trains as a loop written by hand, measures as `evaluate` does, and stops where the loss is not finite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import slimstate
+import tiny
+from recoveries import GATED, NAME, Listener, interrupt, losses, record_of, weights_of
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.data.corpus import Corpus, Schedule
+from slimstate.kernels.distillation import distilled_loss
+from slimstate.models.load import load
+from slimstate.records.parts import Text
+from slimstate.records.schema import from_json
+from slimstate.system.errors import DataError, TrainingError
+from slimstate.training import measure, session, teacher
+from slimstate.training.adaptation import adaptation_of, trainable
+from slimstate.training.measure import MIN_GAP
+from slimstate.training.run_checkpoints import COMPLETE
+from slimstate.workflows.recover import RecoverConfig
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("name", "full"), [(NAME, True), (GATED, False)])
+def test_training_equals_a_loop_written_by_hand(name, full, pairs, recover, text_file, tmp_path):
+    """Losses, learning rates and weights; and the text, of which there is much to learn, is learnt."""
+    steps, lr, least, weight, temperature = 21, 5e-3, 1e-3, 0.5, 3.0
+    record = recover(
+        name, tmp_path / "out", steps=steps, lr=lr, min_lr=least, kd_weight=weight, temperature=temperature, full=full
+    )
+    uncut, source = (load(folder, device="cpu").model for folder in pairs[name])
+    corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 32, 4 * steps, 1, tmp_path / "tokens")
+    schedule = Schedule(corpus, 4 * steps, seed=0)
+    config = RecoverConfig.from_values({"full": full, "lora": not full})
+    adaptation = adaptation_of(config, Checkpoint.open(pairs[name][1]))
+    torch.manual_seed(0)
+    model = adaptation.attach(source).train()
+    optimizer = torch.optim.AdamW(trainable(model).values(), lr=lr, weight_decay=0.0)
+    warm = int(0.05 * steps)
+    for step, entry in enumerate(record.log):
+        ids = torch.stack([schedule[4 * step + number]["input_ids"] for number in range(4)])
+        with torch.no_grad():
+            theirs = (uncut(input_ids=ids, use_cache=False).logits[:, :-1] / temperature).softmax(-1)
+        ours = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        cross_entropy = F.cross_entropy(ours.flatten(0, 1), ids[:, 1:].flatten())
+        apart = theirs * (theirs.log() - (ours / temperature).log_softmax(-1))
+        divergence = temperature**2 * apart.sum(-1).mean()
+        loss = cross_entropy + weight * divergence
+        expected = [float(part.detach()) for part in (loss, cross_entropy, divergence)]
+        # Adam amplifies the rounding of a gradient that is almost zero, so the two drift apart slowly
+        tolerance = 1e-3 if step else 1e-5
+        assert [entry.loss, entry.cross_entropy, entry.distillation] == pytest.approx(expected, rel=tolerance)
+        cosine = (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
+        rate = lr * step / warm if step < warm else least + (lr - least) * cosine
+        assert entry.learning_rate == pytest.approx(rate, rel=1e-5)
+        optimizer.param_groups[0]["lr"] = rate
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainable(model).values(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    trained = {part: parameter.detach() for part, parameter in trainable(model).items()}
+    weights = adaptation.merge(load(pairs[name][1], device="cpu").model, trained)
+    before, after = Checkpoint.open(pairs[name][1]), Checkpoint.open(tmp_path / "out")
+    for part, tensor in weights.items():
+        assert (after.read(part) - tensor).norm() < 0.05 * (tensor - before.read(part)).norm(), part
+    assert sum(losses(record)[-4:]) < sum(losses(record)[:4]) - 1
+    assert record.measured.nats.after < record.measured.nats.before
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(32, 500), (1030, None)])
+def test_the_numbers_are_those_of_evaluate(length, tokens, pairs, recover, unseen_text, tmp_path):
+    options = {"batch_size": 1, "steps": 2, "length": length, "eval_text": unseen_text, "eval_tokens": tokens}
+    record = recover(NAME, tmp_path / "out", control=True, **options)
+    folders = {"before": pairs[NAME][1], "after": tmp_path / "out"}
+    folders |= {"uncut": pairs[NAME][0], "control": tmp_path / "out-control"}
+    measured, nats = record.measured, record.measured.nats.known()
+    assert nats.keys() == folders.keys()
+    for kind, folder in folders.items():
+        evaluation = slimstate.evaluate(
+            folder, unseen_text, length=min(1024, length), max_tokens=tokens, progress=False
+        )
+        assert nats[kind] == pytest.approx(evaluation.nats_per_token, rel=1e-6)
+        assert measured.perplexity[kind] == pytest.approx(evaluation.perplexity, rel=1e-6)
+        assert measured.word_perplexity[kind] == pytest.approx(evaluation.word_perplexity, rel=1e-4)
+        assert measured.bits_per_byte[kind] == pytest.approx(evaluation.bits_per_byte, rel=1e-6)
+        for name in ("text", "tokens", "words", "bytes"):
+            assert getattr(measured, name) == getattr(evaluation, name)
+    for goal, share in measured.closed.items():
+        gap = nats["before"] - nats[goal]
+        assert (share is None) == (gap <= MIN_GAP)
+        assert share is None or share * gap == pytest.approx(nats["before"] - nats["after"])
+    assert record.corpus.held_out == 0
+
+
+def test_without_a_text_to_measure_on_windows_are_held_out(pairs, recover, text_file, tmp_path):
+    record = recover(NAME, tmp_path / "out", steps=16, batch_size=8, length=16)
+    corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 16, 128, 2, tmp_path / "tokens")
+    assert record.corpus == from_json(Text, corpus.describe())
+    ids = corpus.held_out_windows.long()
+    assert record.measured.tokens == ids.numel() == 32
+    for kind, folder in {"before": pairs[NAME][1], "after": tmp_path / "out", "uncut": pairs[NAME][0]}.items():
+        with torch.inference_mode():
+            predicted = load(folder, device="cpu").model(input_ids=ids, use_cache=False).logits[:, :-1]
+        nats = float(F.cross_entropy(predicted.flatten(0, 1), ids[:, 1:].flatten()))
+        assert record.measured.nats.known()[kind] == pytest.approx(nats, rel=1e-5)
+
+
+def test_training_in_bfloat16_differs_by_rounding_only(recover, recoveries, tmp_path):
+    record = recover(NAME, tmp_path / "out", dtype="bfloat16")
+    assert losses(record) == pytest.approx(losses(record_of(recoveries[NAME])), rel=0.02)
+    assert {info.dtype for info in Checkpoint.open(tmp_path / "out").tensors.values()} == {"F32"}
+    assert record.settings.dtype == "bfloat16"
+
+
+def test_a_teacher_of_weight_zero_is_only_measured(recover, recoveries, tmp_path):
+    record, alone = recover(NAME, tmp_path / "out", kd_weight=0), record_of(recoveries["alone"])
+    assert losses(record) == losses(alone)
+    assert weights_of(tmp_path / "out") == weights_of(recoveries["alone"])
+    assert all(entry.loss == entry.cross_entropy for entry in record.log)
+    assert record.measured.nats.known().keys() - alone.measured.nats.known().keys() == {"uncut"}
+
+
+def test_gradient_accumulation_changes_nothing(recover, recoveries, tmp_path):
+    record, expected = recover(GATED, tmp_path / "out", grad_accum=2), record_of(recoveries[GATED])
+    for part in ("loss", "cross_entropy", "distillation", "grad_norm"):
+        values = [[getattr(entry, part) for entry in each.log] for each in (record, expected)]
+        assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-5)
+    assert record.measured.nats.after == pytest.approx(expected.measured.nats.after, abs=1e-5)
+
+
+def test_another_seed_is_another_recovery(recover, recoveries, tmp_path):
+    other = recover(NAME, tmp_path / "other", seed=1)
+    assert weights_of(tmp_path / "other") != weights_of(recoveries[NAME])
+    assert losses(other)[0] != losses(record_of(recoveries[NAME]))[0]  # other windows come first
+
+
+def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_measure(
+    recover, pairs, recoveries, tmp_path, monkeypatch
+):
+    folders = []
+
+    def count(folder, **options):
+        folders.append(Path(folder))
+        return load(folder, **options)
+
+    for module in (measure, session, teacher):
+        monkeypatch.setattr(module, "load", count)
+    records, loads = [], []
+    for out in ("first", "second"):
+        folders.clear()
+        records.append(recover(NAME, tmp_path / out, cache_teacher=tmp_path / "cache", cache_top_k=257))
+        loads.append(folders.count(pairs[NAME][0]))
+    assert loads == [2, 1]
+    assert losses(records[0]) == losses(records[1])
+    assert weights_of(tmp_path / "first") == weights_of(tmp_path / "second")
+    assert losses(records[0]) == pytest.approx(losses(record_of(recoveries[NAME])), rel=1e-3)
+    assert records[0].settings.top_k == 257
+    few = recover(NAME, tmp_path / "few", cache_teacher=tmp_path / "few tokens", cache_top_k=4)
+    assert losses(few)[0] < losses(records[0])[0]  # the tokens beyond the top four count as one
+    with pytest.raises(DataError, match="a teacher cache of another top_k: 4, not 257"):
+        recover(NAME, tmp_path / "third", cache_teacher=tmp_path / "few tokens", cache_top_k=257)
+
+
+def test_text_that_runs_out_is_read_again_and_the_epochs_are_reported(recover, tmp_path):
+    text, listener = tmp_path / "some.txt", Listener()
+    text.write_text(tiny.text(32 * 11))
+    record = recover(NAME, tmp_path / "out", data=text, progress=listener)
+    line = f"{text} has 10 windows of 32 tokens to train on, the training takes 16: 1.60 epochs"
+    assert listener.lines.count(line) == 1
+    assert record.epochs == 1.6
+    with pytest.raises(DataError, match=f"{line}; with `no_repeat` at most `steps` 2"):
+        recover(NAME, tmp_path / "again", data=text, no_repeat=True)
+    assert recover(NAME, tmp_path / "again", data=text, no_repeat=True, steps=2).epochs == 1
+
+
+def test_the_losses_are_written_for_tensorboard(recover, recoveries, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    interrupt(recover, tmp_path / "out", report_to="tensorboard")
+    record = recover(NAME, tmp_path / "out", report_to="tensorboard", resume=True)
+    values = {}
+    for path in (tmp_path / "out" / "runs").rglob("events*"):
+        events = EventAccumulator(str(path)).Reload()
+        for tag in ("train/loss", "train/distillation"):
+            values |= {(tag, event.step): event.value for event in events.Scalars(tag)}
+    for entry in record.log:
+        assert values["train/loss", entry.step] == pytest.approx(entry.loss, rel=1e-5)
+        assert values["train/distillation", entry.step] == pytest.approx(entry.distillation, rel=1e-5)
+    assert weights_of(tmp_path / "out") == weights_of(recoveries[NAME])
+
+
+def last_good(folder: Path) -> int:
+    """Return the step of the last complete checkpoint, after checking that its tensors are finite."""
+    last = max(int(path.parent.name.partition("-")[2]) for path in folder.glob(f"*/{COMPLETE}"))
+    tensors = load_file(folder / f"checkpoint-{last}" / "model.safetensors")
+    assert tensors
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+    assert not (folder / f"checkpoint-{last + 1}").exists()
+    return last
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_loss_that_is_not_finite_stops_it_and_leaves_the_last_good_checkpoint(full, recover, tmp_path):
+    with pytest.raises(TrainingError) as error:
+        recover(NAME, tmp_path / "out", lr=1e30, full=full, save_every=1, steps=6)
+    folder = tmp_path / "out.training" / "model"
+    last = last_good(folder)
+    place = f"at step {last + 1}: the last good checkpoint is {folder / f'checkpoint-{last}'}; try a lower `lr`"
+    assert f"the loss is NaN or infinite {place}" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(recover, tmp_path, monkeypatch):
+    """Although the loss does not show it yet."""
+    calls = itertools.count(1)
+
+    def steep(hidden, *args, **options):
+        loss, *parts = distilled_loss(hidden, *args, **options)
+        return (loss + (hidden * 0).sum().sqrt() if next(calls) == 3 else loss), *parts  # zero, with infinite slope
+
+    monkeypatch.setattr("slimstate.training.trainer.distilled_loss", steep)
+    with pytest.raises(TrainingError, match=r"infinite at step 3: the last good checkpoint is .*checkpoint-2;"):
+        recover(NAME, tmp_path / "out", save_every=1)
+    assert last_good(tmp_path / "out.training" / "model") == 2
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_step_of_a_bad_loss_is_named_although_it_is_checked_later(parts, recover, tmp_path, monkeypatch):
+    calls = itertools.count(1)
+
+    def spoil(*args, **options):
+        loss, *losses = distilled_loss(*args, **options)
+        return loss * (math.nan if next(calls) == 3 * parts else 1), *losses
+
+    monkeypatch.setattr("slimstate.training.trainer.distilled_loss", spoil)
+    options = {"steps": 400, "batch_size": 2, "length": 16, "save_every": 8, "grad_accum": parts}
+    with pytest.raises(TrainingError, match="at step 3: there is no checkpoint before it; try a lower `lr`"):
+        recover(NAME, tmp_path / "out", **options)
+    assert next(calls) == 4 * parts + 1  # losses are checked every other step
+    assert not (tmp_path / "out").exists()

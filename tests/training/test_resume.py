@@ -1,0 +1,224 @@
+"""An interrupted recovery continues as if nothing had happened, and its run folder belongs to it alone."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from command import run
+from launching import options
+from recoveries import (
+    ALONE,
+    DEFAULT,
+    NAME,
+    PAPER,
+    SHORT,
+    Listener,
+    files_of,
+    interrupt,
+    losses,
+    record_of,
+    stop_at,
+    weights_of,
+)
+from slimstate.data.corpus import Corpus
+from slimstate.records.training import AdaptationSettings
+from slimstate.system.errors import OutputError, PlanError
+from slimstate.system.run_folders import locked_folder
+from slimstate.training import session
+from slimstate.training.run_checkpoints import COMPLETE
+from slimstate.training.trainer import StudentTrainer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "later"),
+    [
+        (NAME, {}, {}),
+        (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}),
+        ("full", {"full": True}, {}),
+        ("full", DEFAULT, {"full": True}),
+        ("controlled", {"control": True}, {}),
+        ("paper", PAPER, {}),
+    ],
+)
+def test_an_interrupted_recovery_ends_with_the_same_bytes(kind, changes, later, recover, recoveries, tmp_path):
+    part, name = "control" if kind == "controlled" else "model", kind if kind == "paper" else NAME
+    folder = interrupt(recover, tmp_path / "out", name=name, **changes) / part
+    assert (folder / "checkpoint-2" / COMPLETE).exists()
+    shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-99")  # as a run that was killed leaves them
+    (folder / "checkpoint-99" / COMPLETE).unlink()
+    (folder / "checkpoint-98").mkdir()
+    listener, expected = Listener(), record_of(recoveries[kind])
+    record = recover(name, tmp_path / "out", resume=True, progress=listener, **changes | later)
+    assert f"continuing from {folder / 'checkpoint-2'}" in listener.lines
+    if "grad_accum" in later:
+        assert losses(record) == pytest.approx(losses(expected), rel=1e-5)
+        assert record.measured.nats.known() == pytest.approx(expected.measured.nats.known(), rel=1e-5)
+    else:
+        assert losses(record) == losses(expected)
+        assert record.measured == expected.measured
+        assert weights_of(tmp_path / "out") == weights_of(recoveries[kind])
+    assert [entry.step for entry in record.log] == [1, 2, 3, 4]
+    if kind == "controlled":
+        assert weights_of(tmp_path / "out-control") == weights_of(recoveries["control"])
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *(["out-control"] if kind == "controlled" else [])}
+
+
+def test_the_defaults_depend_on_the_model_and_a_plain_resume_continues(
+    pairs, recover, text_file, tmp_path, capsys, monkeypatch
+):
+    """The record has the numbers that were chosen for the model; given explicitly, they lead to the same weights."""
+    folder = interrupt(recover, tmp_path / "out", lr=None, **DEFAULT) / "model"
+    words = options(**{**SHORT, "lr": None, "teacher": pairs[NAME][0], "data": text_file, "out": tmp_path / "out"})
+    code, _, err = run(capsys, monkeypatch, "recover", pairs[NAME][1], *words, "--resume")
+    assert code == 0, err
+    assert f"continuing from {folder / 'checkpoint-2'}" in err
+    assert "only the mixers" not in err
+    record = record_of(tmp_path / "out")
+    settings = record.settings
+    assert (settings.lr, settings.min_lr, settings.kd_weight, settings.temperature) == (5e-4, 2.5e-5, 4.0, 2.0)
+    assert (settings.full, settings.mixers, settings.lora_targets, settings.unfreeze) == (True, False, None, None)
+    assert settings.adaptation == AdaptationSettings(full=True)
+    assert record.config.items() >= {"lr": 5e-4, "min_lr": 2.5e-5, "full": True}.items()
+    assert "resume" not in record.config
+    recover(NAME, tmp_path / "explicit", lr=5e-4, min_lr=2.5e-5, kd_weight=4.0, full=True)
+    assert weights_of(tmp_path / "out") == weights_of(tmp_path / "explicit")
+
+
+def test_it_can_be_interrupted_again_and_again(recover, recoveries, tmp_path):
+    """An incomplete checkpoint must not replace a complete one."""
+    for step in (1, 2, 3):
+        folder = interrupt(recover, tmp_path / "out", step, save_every=1, resume=True) / "model"
+        checkpoints = {path.name for path in folder.glob("checkpoint-*")}
+        assert checkpoints == {f"checkpoint-{done}" for done in range(max(1, step - 1), step + 1)}
+        assert all((folder / name / file).exists() for name in checkpoints for file in (COMPLETE, "model.safetensors"))
+        for number in (97, 98, 99):
+            (folder / f"checkpoint-{number}").mkdir()
+    record = recover(NAME, tmp_path / "out", resume=True)
+    assert losses(record) == losses(record_of(recoveries[NAME]))
+    assert weights_of(tmp_path / "out") == weights_of(recoveries[NAME])
+
+
+def test_what_was_not_saved_is_done_again(recover, recoveries, tmp_path, monkeypatch):
+    """Interrupted before the first checkpoint, before there were tokens, and with nothing to continue."""
+    interrupt(recover, tmp_path / "early", step=1)
+    recover(NAME, tmp_path / "early", resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Corpus, "collect", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            recover(NAME, tmp_path / "earlier")
+    recover(NAME, tmp_path / "earlier", resume=True)
+    listener = Listener()
+    recover(NAME, tmp_path / "new", resume=True, progress=listener)
+    assert f"nothing to resume in {tmp_path / 'new.training'}: starting" in listener.lines
+    for out in ("early", "earlier", "new"):
+        assert weights_of(tmp_path / out) == weights_of(recoveries[NAME])
+    assert {path.name for path in tmp_path.iterdir()} == {"early", "earlier", "new"}
+
+
+def test_an_unfinished_recovery_is_not_overwritten_or_continued_with_other_settings(
+    recover, recoveries, unseen_text, tmp_path
+):
+    folder = interrupt(recover, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(OutputError, match=r"out.training holds .* `resume` continues it, `force` starts over"):
+        recover(NAME, tmp_path / "out")
+    for difference, changes in {
+        "lr 0.01, now 0.02": {"lr": 2e-2},
+        "data .*text.txt, now .*unseen.txt": {"data": unseen_text},
+        "model sha256:.*, now sha256:": {"model": recoveries[NAME]},
+        "teacher sha256:.*, now None": ALONE,
+        "full False, now True": {"full": True},
+        "steps 4, now 5": {"steps": 5},
+        "seed 0, now 1": {"seed": 1},
+        "eval_text None, now .*unseen.txt": {"eval_text": unseen_text},
+        "control False, now True": {"control": True},
+    }.items():
+        with pytest.raises(PlanError, match=f"out.training was started with other settings: {difference}"):
+            recover(NAME, tmp_path / "out", resume=True, **changes)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    listener = Listener()
+    recover(NAME, tmp_path / "out", force=True, lr=2e-2, progress=listener)
+    assert not [line for line in listener.lines if "continuing" in line]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_is_one_line_and_costs_the_steps_since_the_last_checkpoint(
+    recover, recoveries, tmp_path, monkeypatch
+):
+    save = StudentTrainer._save_checkpoint
+
+    def full_at_four(self, *arguments):
+        save(self, *arguments)
+        if self.state.global_step == 4:
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StudentTrainer, "_save_checkpoint", full_at_four)
+        with pytest.raises(RuntimeError, match="unexpected pos"):  # there was space: something else is wrong
+            recover(NAME, tmp_path / "out")
+        patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+        message = r"no space left for .*: free some; .*out.training keeps checkpoint-2; `resume` continues it"
+        with pytest.raises(OutputError, match=message):
+            recover(NAME, tmp_path / "out", resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
+    assert losses(recover(NAME, tmp_path / "out", resume=True)) == losses(record_of(recoveries[NAME]))
+
+
+@pytest.mark.parametrize("option", ["resume", "force"])
+@pytest.mark.parametrize(("file", "content"), [("thesis.txt", "years of work"), ("settings.json", '{"theme": "dark"}')])
+def test_a_folder_of_something_else_is_left_alone(option, file, content, recover, tmp_path):
+    path = tmp_path / "out.training" / file
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(OutputError, match="is in the way: it has no"):
+        recover(NAME, tmp_path / "out", **{option: True})
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("option", ["resume", "force"])
+def test_a_run_folder_in_use_by_another_process_is_refused(option, recover, tmp_path):
+    folder = tmp_path / "out.training"
+    folder.mkdir()
+    with locked_folder(folder), pytest.raises(OutputError, match=r"another process works in .*out.training"):
+        recover(NAME, tmp_path / "out", **{option: True})
+    assert list(tmp_path.rglob("*")) == [folder]
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_a_result_that_could_not_be_written_is_written_later_without_training(
+    control, recover, recoveries, tmp_path, monkeypatch
+):
+    def full_disk(*_):
+        raise OutputError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.Session, "_write", full_disk)
+        with pytest.raises(OutputError, match="no space left"):
+            recover(NAME, tmp_path / "out", control=control)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.training"]
+    if not control:
+        stop_at(monkeypatch, 4)  # not one step more
+    record = recover(NAME, tmp_path / "out", control=control, resume=True)
+    assert weights_of(tmp_path / "out") == weights_of(recoveries[NAME])
+    assert losses(record) == losses(record_of(recoveries[NAME]))
+    assert (record.tokens_per_second is None) != control
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *({"out-control"} if control else {})}
+
+
+def test_an_existing_folder_stays_until_force_has_a_complete_new_one(recover, recoveries, tmp_path):
+    shutil.copytree(recoveries[NAME], tmp_path / "out")
+    (tmp_path / "out" / "precious").write_text("x")
+    with pytest.raises(OutputError, match="exists already"):
+        recover(NAME, tmp_path / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            recover(NAME, tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "precious").read_text() == "x"
+    recover(NAME, tmp_path / "out", force=True)
+    assert files_of(tmp_path / "out") == files_of(recoveries[NAME])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
