@@ -114,8 +114,7 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
     from slimstate.evaluation.sweep_results import recommend
     from slimstate.records.ownership import check_drawn
     from slimstate.records.provenance import run_config
-    from slimstate.report.plots import pareto, save
-    from slimstate.report.tables import write_tables
+    from slimstate.report.plots import draw_sweep
     from slimstate.system import distributed
     from slimstate.system.atomic import check_place, staged_files
     from slimstate.system.interruption import STOP
@@ -136,8 +135,7 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
     def write() -> None:
         with staged_files(folder) as place:
             record.write(place / SWEEP)
-            write_tables(record, place)
-            save(pareto(record), place / "pareto")
+            draw_sweep(record, place)
 
     distributed.from_main(write)
     return replace(record, out=str(folder))
@@ -342,7 +340,7 @@ def _condition_numbers(plan: Plan) -> list[float]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """Return a row of the table that shows progress."""
-    from slimstate.report.numbers import fixed, perplexity
+    from slimstate.records.numbers import fixed, perplexity
 
     def cell(measure: Measure) -> str:
         return "" if measure.value is None else f"{measure.label} {measure.value:.4g}"

@@ -27,7 +27,7 @@ def show_evaluation(record: EvaluationRecord) -> None:
     from rich.table import Table
 
     from slimstate.evaluation.measure import scores_of
-    from slimstate.report.numbers import perplexity
+    from slimstate.records.numbers import perplexity
 
     console = printer()
     if record.state_dtype not in (None, "float32"):
@@ -103,7 +103,7 @@ def show_report(page: WrittenReport) -> None:
 
 def _in_units(measured: Row | Uncut) -> list[str]:
     """Return perplexity per token and per word, bits per byte, and one metric of each task."""
-    from slimstate.report.numbers import fixed, perplexity
+    from slimstate.records.numbers import fixed, perplexity
 
     text = (perplexity(measured.perplexity), perplexity(measured.word_perplexity), fixed(measured.bits_per_byte, 4))
     return [*text, *(_number(measure.value) for measure in _tasks(measured))]
@@ -114,7 +114,7 @@ def _tasks(measured: Row | Uncut) -> list[Measure]:
 
 
 def _number(value: float | None) -> str:
-    from slimstate.report.numbers import HUGE
+    from slimstate.records.numbers import HUGE
 
     if value is None:
         return ""

@@ -76,7 +76,7 @@ def show_training(record: TrainingRunRecord) -> None:
     """Print how well the model predicts the text before and after, and how fast it was trained."""
     from rich.table import Table
 
-    from slimstate.report.numbers import fixed, perplexity
+    from slimstate.records.numbers import fixed, perplexity
 
     console, measured = printer(), record.measured
     size = f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes"
