@@ -1,4 +1,4 @@
-"""The verbs as Python functions: what is in memory gives what the same in files gives."""
+"""Workflows as Python functions: models and texts in memory give the same results as those in files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import tempfile
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,15 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import Calibration, CutOptions, ReconstructOptions, Selector
+from slimstate import Selector
 from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, PlanError
+from slimstate.system.options import Options, options_of
 
 NAME = "delta_net-plain"
 SHORT = {"samples": 4, "length": 64}
 CHATS = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+TEXTS = [tiny.text()[place : place + 400] for place in range(0, 4000, 400)]
 
 
 @pytest.fixture(scope="module")
@@ -29,73 +31,64 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders lie, to see that they go."""
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files, which must be empty in the end."""
     place = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield place
     assert not list(place.iterdir()), "a temporary folder was left"
 
 
-def texts() -> list[str]:
-    return [tiny.text()[place : place + 400] for place in range(0, 4000, 400)]
-
-
-@pytest.mark.slow
-def test_a_model_in_memory_keeps_the_channels_that_its_folder_keeps(model, tmp_path):
+def test_a_model_and_a_text_in_memory_keep_the_channels_that_files_keep(model, tmp_path):
     tiny.save(model, tmp_path / "model")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
-    asked = {"key_dim": 8, "progress": False}
-    in_files = slimstate.prune(
-        tmp_path / "model", tmp_path / "a", calibration=Calibration(data=str(rows), **SHORT), **asked
-    )
-    for given in (texts(), (text for text in texts()), [{"text": text} for text in texts()]):
-        calibration = Calibration(data=given, **SHORT)
-        found = slimstate.prune(model, tokenizer=tiny.tokenizer(), calibration=calibration, **asked)
-        assert found.path is None
-        for layer, selection in in_files.plan.selections.items():
-            assert torch.equal(found.plan.selections[layer].keep, selection.keep)
-        ids = tiny.token_ids(found.cut_model.config.vocab_size)
-        stored = type(model).from_pretrained(tmp_path / "a")
-        assert torch.equal(found.cut_model(ids).logits, stored(ids).logits)
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    options = {"key_dim": 8, "progress": False, **SHORT}
+    from_files = slimstate.prune(tmp_path / "model", tmp_path / "cut", data=rows, **options)
+    stored = type(model).from_pretrained(tmp_path / "cut")
+    for data in (TEXTS, iter(TEXTS), [{"text": text} for text in TEXTS]):
+        cut = slimstate.prune(model, tokenizer=tiny.tokenizer(), data=data, **options)
+        assert cut.path is None
+        for layer, selection in from_files.plan.selections.items():
+            assert torch.equal(cut.plan.selections[layer].keep, selection.keep)
+        ids = tiny.token_ids()
+        assert torch.equal(cut.cut_model(ids).logits, stored(ids).logits)
+    twice = slimstate.prune(cut.cut_model, method="l1", key_dim=4, progress=False)
+    assert twice.cut_model.config.slimstate["history"][0]["key_dim"] == 8
 
 
-def test_a_plain_list_of_strings_and_a_selector_of_ones_own_are_enough(model):
-    class Loudest(Selector):
-        def __init__(self, power: float) -> None:
-            def score(case, request):
-                return case.evidence.key_gram.diagonal(dim1=-2, dim2=-1) ** power
+class Loudest(Selector):
+    """Keeps the channels whose keys have the largest sum of squares, to a power."""
 
-            super().__init__(name="loudest", needs={"gram"}, choose=best_of(score))
+    def __init__(self, power: float) -> None:
+        def score(case, request):
+            return case.evidence.key_gram.diagonal(dim1=-2, dim2=-1) ** power
 
-    cut = slimstate.prune(
-        model, tokenizer=tiny.tokenizer(), method=Loudest(2.0), progress=False,
-        data=texts(),
-    )  # fmt: skip
-    assert (cut.method, cut.key_dim) == ("loudest", 16), "half of 24 channels, a multiple of 16"
-    plan = slimstate.prune(
-        model, tokenizer=tiny.tokenizer(), method=Loudest(1.0), key_dim=16, progress=False,
-        data=texts(),
-    )  # fmt: skip
-    for layer, selection in plan.selections.items():
+        super().__init__(name="loudest", needs={"gram"}, choose=best_of(score))
+
+
+def test_a_selector_of_your_own_chooses_from_a_list_of_strings(model):
+    options = {"tokenizer": tiny.tokenizer(), "data": TEXTS, "progress": False}
+    cut = slimstate.prune(model, method=Loudest(2.0), compression=0.5, **options)
+    assert (cut.method, cut.key_dim) == ("loudest", 16), "half of 24 channels, rounded to a multiple of 16"
+    other = slimstate.prune(model, method=Loudest(1.0), key_dim=16, **options)
+    for layer, selection in other.plan.selections.items():
         assert torch.equal(selection.keep, cut.plan.selections[layer].keep), "a power keeps the order"
 
 
 @pytest.mark.slow
-def test_chats_are_read_in_the_words_of_the_template(model, tmp_path):
+def test_chats_are_read_with_the_template_of_the_tokenizer(model, tmp_path):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = CHATS
-    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}] for text in texts()]
-    plain = [f"user: {text}\nassistant: Yes.\n" for text in texts()]
+    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}] for text in TEXTS]
+    plain = [f"user: {text}\nassistant: Yes.\n" for text in TEXTS]
     lines = tmp_path / "chats.jsonl"
     lines.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    found = [
-        slimstate.evaluate(model, given, tokenizer=tokenizer, length=64, progress=False)
-        for given in (plain, chats, [{"messages": chat} for chat in chats], lines)
+    records = [
+        slimstate.evaluate(model, text, tokenizer=tokenizer, length=64, progress=False)
+        for text in (plain, chats, [{"messages": chat} for chat in chats], lines)
     ]
-    assert len({record.digest for record in found}) == 1
-    assert len({record.perplexity for record in found}) == 1
+    assert len({(record.digest, record.perplexity) for record in records}) == 1
     one = slimstate.evaluate(model, chats[0], tokenizer=tokenizer, length=16, progress=False)
     assert one.text == "1 text in memory"
     with pytest.raises(DataError, match="no chat template"):
@@ -103,129 +96,105 @@ def test_chats_are_read_in_the_words_of_the_template(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_verb_takes_a_model_in_memory(model, tmp_path):
-    words, quick = tiny.tokenizer(), {"length": 64, "max_tokens": 256}
+def test_every_workflow_takes_models_in_memory(model, tmp_path):
+    texts = {"tokenizer": tiny.tokenizer(), "progress": False}
     assert slimstate.inspect(model).model.endswith("(in memory)")
-    plan = slimstate.prune(model, method="l1", key_dim=8, progress=False)
-    plan.plan.write(tmp_path / "plan.json")
+    record = slimstate.prune(model, method="l1", key_dim=8, progress=False)
+    record.plan.write(tmp_path / "plan.json")
+    cut = record.cut_model
     again = slimstate.prune(model, tmp_path / "cut", apply=tmp_path / "plan.json", progress=False)
     assert again.path == tmp_path / "cut"
-    assert slimstate.estimate(model, method="l1", progress=False).key_dim == 16
-    cut = slimstate.prune(model, method="l1", key_dim=8, progress=False).cut_model
-    beside = slimstate.evaluate(cut, texts(), baseline=model, tokenizer=words, **quick, progress=False)
-    assert beside.baseline is not None
-    assert beside.perplexity != beside.baseline.perplexity
+    assert slimstate.estimate(model, method="l1", compression=0.5, **texts).key_dim == 16
+    evaluated = slimstate.evaluate(cut, TEXTS, baseline=model, length=64, max_tokens=256, **texts)
+    assert evaluated.baseline is not None
+    assert evaluated.perplexity != evaluated.baseline.perplexity
     swept = slimstate.sweep(
-        model, tmp_path / "sweep", text=texts(), tokenizer=words, methods="l1", key_dims=(8,), progress=False,
-        text_length=64, max_tokens=256,
-    )  # fmt: skip
-    assert swept.rows[0].perplexity == pytest.approx(beside.perplexity, rel=1e-4)
-    looked = slimstate.analyze(
-        model, texts(), tmp_path / "states", tokenizer=words, length=64, every=16, skip=16, progress=False
+        model, tmp_path / "sweep", text=TEXTS, methods=("l1",), key_dims=(8,), text_length=64, max_tokens=256, **texts
     )
-    assert looked.models[0].key_dim == 24
-    better = slimstate.reconstruct(
-        cut, tmp_path / "better", data=texts(), teacher=model, tokenizer=words, progress=False,
-        training=ReconstructOptions(steps=2, batch=2, samples=10, length=32),
-    )  # fmt: skip
+    assert swept.rows[0].perplexity == pytest.approx(evaluated.perplexity, rel=1e-4)
+    analysis = slimstate.analyze(model, TEXTS, tmp_path / "states", length=64, every=16, skip=16, **texts)
+    assert analysis.models[0].key_dim == 24
+    quick = {"steps": 2, "samples": 10, "length": 32, "batch": 2}
+    better = slimstate.reconstruct(cut, tmp_path / "better", data=TEXTS, teacher=model, **quick, **texts)
     assert better.path == tmp_path / "better"
+    recovered = slimstate.recover(
+        cut, tmp_path / "recovered", data=TEXTS, teacher=model, steps=2, batch_size=2, length=32, report_to="none",
+        **texts,
+    )  # fmt: skip
+    assert recovered.path == tmp_path / "recovered"
+    assert recovered.corpus.data == "10 texts in memory"
+    assert len(recovered.to_dataframe()) == len(recovered.log)
     assert slimstate.report(tmp_path, progress=False).path == tmp_path / "report.html"
 
 
-@pytest.mark.slow
-def test_recovery_takes_student_and_teacher_from_memory(model, tmp_path):
-    cut = slimstate.prune(model, method="l1", key_dim=8, progress=False).cut_model
-    found = slimstate.recover(
-        cut, tmp_path / "out", data=texts(), teacher=model, tokenizer=tiny.tokenizer(), steps=2, batch_size=2,
-        length=32, report_to="none", progress=False,
-    )  # fmt: skip
-    assert found.path == tmp_path / "out"
-    assert found.corpus.data == "10 texts in memory"
-    assert len(found.to_dataframe()) == len(found.log)
+TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, request: case.key_weight.sum(-1)[:1]))
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("change", "message"),
     [
-        ({"model": 7}, "int is no model"),
-        ({"model": torch.nn.Linear(2, 2)}, "Linear has no save_pretrained"),
-        ({"calibration": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
-        ({"calibration": 3}, "must be a path, or a list of strings or chats, got int"),
-        ({"calibration": [1, 2], "tokenizer": "own"}, "text 1 of 2 texts in memory must be a string, a chat, .* got 1"),
-        ({"calibration": ["text"]}, "give the `tokenizer` of the model in memory"),
+        ({"model": 7}, "got a int"),
+        ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got a Linear"),
+        ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
+        ({"data": 3}, "must be a path, or a list of strings or chats, got int"),
+        ({"data": [1, 2], "tokenizer": tiny.tokenizer()}, "text 1 of 2 texts in memory"),
+        ({"data": ["text"]}, "give the `tokenizer` of the model in memory"),
         ({"method": "best"}, "unknown method 'best'"),
-        ({"method": 3}, "`method` is the name of a selector or a Selector"),
-        ({"method": Selector(name="l1", needs={"weight"}, choose=list)}, "there is a method l1 already"),
+        ({"method": 3}, "`method` must be the name of a selector or a Selector, got 3"),
+        ({"method": Selector(name="l1", needs={"weight"}, choose=list)}, "a method l1 exists already"),
+        ({"method": TOO_FEW}, "the selector short returned"),
         ({"tokenizer": "words"}, "must be a tokenizer of transformers"),
+        ({"method": "l1", "key_dim": 999}, "`key_dim` must be at least 1 and less than the width 24, got 999"),
+        ({"method": "l1", "key_dim": None}, "give either `key_dim` or `compression`"),
+        ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got a ReconstructOptions"),
     ],
 )
-def test_errors_name_parameters_of_python(model, given, words):
-    given = {"model": model, "method": "drrqr", **given}
-    if given.get("tokenizer") == "own":
-        given["tokenizer"] = tiny.tokenizer()
-    with pytest.raises((ModelError, DataError, PlanError), match=words):
-        slimstate.prune(given.pop("model"), progress=False, **given)
+def test_errors_name_parameters_of_python(model, change, message):
+    options = {"model": model, "method": "drrqr", "key_dim": 8, **change}
+    with pytest.raises((ModelError, DataError, PlanError), match=message):
+        slimstate.prune(options.pop("model"), progress=False, **options)
 
 
-def test_a_tokenizer_beside_a_folder_is_refused(folders):
+def test_a_tokenizer_beside_a_folder_and_an_unknown_need_are_refused(folders):
     with pytest.raises(PlanError, match="has its own tokenizer: leave out `tokenizer`"):
-        slimstate.prune(folders[NAME], method="l1", tokenizer=tiny.tokenizer(), progress=False)
-
-
-def test_an_unknown_need_of_a_selector_is_named():
+        slimstate.prune(folders[NAME], method="l1", key_dim=8, tokenizer=tiny.tokenizer(), progress=False)
     with pytest.raises(PlanError, match="`needs` of mine has luck"):
         Selector(name="mine", needs={"luck"}, choose=list)
 
 
-def test_a_selector_that_keeps_too_few_is_named(model):
-    short = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, request: case.key_weight.sum(-1)[:1]))
-    with pytest.raises(PlanError, match="the selector short returned"):
-        slimstate.prune(model, method=short, key_dim=8, progress=False)
-
-
-def test_results_print_well_and_become_tables(folders, tmp_path):
-    found = slimstate.inspect(folders[NAME])
-    assert "key dim 24" in str(found)
-    assert list(found.to_dataframe()["key_dim"]) == [option.key_dim for option in found.options]
-    cut = slimstate.prune(folders[NAME], tmp_path / "cut", method="l1", key_dim=8, progress=False)
+def test_results_print_well_and_become_tables(folders, tmp_path, capsys):
+    record = slimstate.inspect(folders[NAME])
+    assert "key dim 24" in str(record)
+    assert list(record.to_dataframe()["key_dim"]) == [option.key_dim for option in record.options]
+    cut = slimstate.prune(folders[NAME], tmp_path / "cut", method="l1", key_dim=8)
+    assert "key dim 8 of 24" in capsys.readouterr().err
+    slimstate.prune(folders[NAME], method="l1", key_dim=8, progress=False)
+    assert capsys.readouterr().err == ""
     frame = cut.to_dataframe()
     assert len(frame) == sum(len(choice.keep) for choice in cut.plan.selections.values())
     assert frame["keep"][0] == cut.plan.selections[0].keep[0].tolist()
     assert f"written to {tmp_path / 'cut'}" in str(cut)
     assert cut.to_dict() == cut.to_json()
-    assert "<table" in cut._repr_html_()
+    assert "<table>" in cut._repr_html_()
     assert str(cut).count("\n") < 60
 
 
-def test_progress_is_shown_unless_it_is_switched_off(folders, capsys):
-    for progress, spoken in ((True, True), (False, False)):
-        slimstate.prune(folders[NAME], method="l1", key_dim=8, progress=progress)
-        said = capsys.readouterr().err
-        assert ("key dim 8 of 24" in said) is spoken
-
-
 @pytest.mark.parametrize("name", [name for name in slimstate.__all__ if name != "__version__"])
-def test_every_public_name_says_what_it_takes_and_shows_an_example(name):
+def test_every_public_name_is_documented(name):
+    """Options say what they are; functions describe their parameters and show an example."""
     value = getattr(slimstate, name)
-    told = inspect.getdoc(value) or ""
-    assert "Example" in told, name
-    if is_dataclass(value):
-        given = [item.name for item in fields(value) if item.init]
-    elif inspect.isclass(value):
-        given = []
-    else:
-        given = list(inspect.signature(value).parameters)
-    missing = [parameter for parameter in given if f"`{parameter}`" not in told and f"{parameter}:" not in told]
-    assert not missing, f"{name} says nothing of {', '.join(missing)}"
+    text = inspect.getdoc(value) or ""
+    if inspect.isclass(value) and issubclass(value, Options):
+        assert text
+        assert all(option.help for option in options_of(value))
+        return
+    assert "Example" in text
+    parameters = [] if inspect.isclass(value) else inspect.signature(value).parameters
+    missing = [parameter for parameter in parameters if f"`{parameter}`" not in text and f"{parameter}:" not in text]
+    assert not missing, f"{name} does not describe {', '.join(missing)}"
 
 
-def test_nothing_of_a_model_in_memory_is_left_where_a_verb_fails(model, temporary):
+def test_nothing_of_a_model_in_memory_is_left_after_an_error(model, temporary):
     with pytest.raises(PlanError):
         slimstate.prune(model, method="l1", key_dim=999, progress=False)
     assert not os.listdir(temporary)
-
-
-def test_a_cut_of_a_cut_in_memory_says_what_was_done_before(model):
-    once = slimstate.prune(model, method="l1", key_dim=16, progress=False)
-    twice = slimstate.prune(once.cut_model, method="l1", key_dim=8, options=CutOptions(), progress=False)
-    assert twice.cut_model.config.slimstate["history"][0]["key_dim"] == 16
