@@ -17,7 +17,6 @@ import click
 from click.core import ParameterSource
 
 from slimstate.cli.terminal import print_json, pushed_to
-from slimstate.system.console import TerminalReporter
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.options import Option, Options, once, options_of
 from slimstate.system.progress import Reporter
@@ -102,6 +101,8 @@ class Command:
 
     def execute(self, values: Mapping[str, Any]) -> int:
         """Run the workflow with values by flat name, print its result, and return the exit code."""
+        from slimstate.system.console import TerminalReporter
+
         inputs, config, flags = self.parse(values)
         reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose))
         with pushed_to(getattr(flags, "push_to_hub", None), reporter) as push:

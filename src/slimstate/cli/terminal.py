@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimstate.system import distributed
-from slimstate.system.console import console
 from slimstate.system.progress import Reporter
 
 if TYPE_CHECKING:
@@ -47,4 +46,6 @@ def mebibytes(count: float) -> str:
 
 def printer() -> Console:
     """Return a console for standard output that does not wrap lines."""
+    from slimstate.system.console import console
+
     return console(stderr=False)
