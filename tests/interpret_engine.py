@@ -20,11 +20,15 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpreterBuilder
 
 import sglang_projections
-from slimstate.benchmark.engine_kernels import EngineKernels
-from slimstate.benchmark.kernels import inputs_for, largest_difference, load_kernels
-from slimstate.benchmark.sglang_kernels import SglangKernels
+from places import ROOT
 from slimstate.records.base import versions
 from slimstate.records.benchmark import KernelSettings, KernelShape
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from engine_kernels.loading import EngineKernels
+from engine_kernels.sglang_kernels import SglangKernels
+
+from kernels import inputs_for, largest_difference, load_kernels
 
 KEY_DIMS = (128, 96, 77, 64, 48, 32, 16)
 

@@ -359,7 +359,6 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
         (("model", "--models", "nowhere"), "or one of delta_net-1.3b"),
         (("model", "--models", "delta_net-370m", "--key-dims", "256"), "between 1 and 128"),
         (("decode", "--batches", "0"), "--batches must be at least 1"),
-        (("decode", "--kernels", "vllm=x", "--batches", "1,2"), "--batches must be one number of sequences"),
         (("calibrate", "--methods", "l1"), "l1 needs no calibration"),
         (("calibrate", "--methods", "best"), "unknown method 'best'"),
         (("mixer", "--out", __file__), "is a file; --out must be a folder"),

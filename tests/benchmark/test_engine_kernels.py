@@ -12,17 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 
-import slimstate
 from places import ROOT
-from slimstate.benchmark import kernels
 from slimstate.benchmark.bench import Bench
-from slimstate.benchmark.kernel_inputs import GatedDelta
 from slimstate.benchmark.tables import as_markdown
 from slimstate.kernels import delta_rule
 from slimstate.kernels.fla_calls import unit
 from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import KernelRecord, KernelSettings, KernelShape
 from slimstate.system.errors import PlanError
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from engine_kernels.inputs import GatedDelta
+
+import kernels
 
 WHEELS = {"vllm": os.environ.get("SLIMSTATE_VLLM_KERNELS"), "sglang": os.environ.get("SLIMSTATE_SGLANG_KERNELS")}
 SMALL = KernelShape(name="small", rule="gated_delta", key_heads=1, value_heads=2, value_dim=8, width=32)
@@ -161,15 +163,14 @@ def test_kernels_are_timed_at_every_multiple_of_16_and_checked(engine, title, wh
     assert "of copying" in as_markdown(record)
 
 
-def test_the_command_times_the_kernels_of_an_engine(wheels, monkeypatch):
+def test_the_script_writes_a_record(wheels, tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "SHAPES", (SMALL,))
-    options = {"kernels": f"vllm={wheels}", "models": ["small"], "key_dims": [16], "batches": [5], "rounds": 1}
-    record = slimstate.bench_decode(**options, device="cpu", dtype="float32", progress=False)
-    assert [(row.model, row.mode, row.key_dim) for row in record.rows] == [
-        ("small", "decode", 16), ("small", "prefill", 16),
-    ]  # fmt: skip
+    words = [f"vllm={wheels}", "--shapes", "small", "--key-dims", "16", "--sequences", "5", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *words, "--out", str(tmp_path / "out")])
+    kernels.main()
+    record = KernelRecord.read(tmp_path / "out" / "bench-kernels.json")
+    assert [(row.mode, row.key_dim) for row in record.rows] == [("decode", 16), ("prefill", 16)]
     assert (record.settings.sequences, record.kernels) == (5, "vLLM 1.2.3, Triton")
-    assert record.config == {"command": "bench decode", **options, "device": "cpu", "dtype": "float32"}
 
 
 @pytest.mark.parametrize("factor", ["OUTPUT_FACTOR", "STATE_FACTOR"])

@@ -203,6 +203,7 @@ class DecodeSettings(Subjects):
     """The models to time and the numbers of sequences that they decode together."""
 
     batches: tuple[int, ...]
+    """Numbers of sequences to decode together."""
 
     def check(self) -> None:
         super().check()

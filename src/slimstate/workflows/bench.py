@@ -22,8 +22,6 @@ from slimstate.records.benchmark import (
     CalibrationSettings,
     DecodeRecord,
     DecodeSettings,
-    KernelRecord,
-    KernelSettings,
     MixerRecord,
     MixerSettings,
     ModelRecord,
@@ -79,41 +77,11 @@ class ModelBenchConfig(CompiledBenchConfig, ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeBenchConfig(CompiledBenchConfig):
-    """How to time decoding steps, of models or of an engine's kernels"""
+class DecodeBenchConfig(CompiledBenchConfig, DecodeSettings):
+    """How to time decoding steps"""
 
-    models: tuple[str, ...] | None = None
-    """Model folders, config files or names of shipped configs, separated by commas; default: delta_net-1.3b. With
-    `kernels`, shapes: qwen3_next, qwen3_5, mamba2; default: all."""
-    key_dims: tuple[int, ...] | None = None
-    """Key dims, none above a model's own; default: its own, a half and a quarter, or with `kernels` every multiple of
-    16."""
-    batches: tuple[int, ...] | None = None
-    """Numbers of sequences to decode together; default: 1,4,16,64,256,1024,4096. With `kernels` one; default: 1024."""
-    kernels: str | None = None
-    """ENGINE=PATH: time the kernels of vllm or sglang by themselves, in decoding and prefill; PATH contains the
-    unpacked wheel of the engine."""
-
-    @property
-    def decode_settings(self) -> DecodeSettings:
-        return DecodeSettings(
-            models=self.models or ("delta_net-1.3b",),
-            key_dims=self.key_dims,
-            batches=(1, 4, 16, 64, 256, 1024, 4096) if self.batches is None else tuple(sorted(self.batches)),
-        )
-
-    @property
-    def kernel_settings(self) -> KernelSettings:
-        from slimstate.benchmark.kernels import SHAPES, shapes_named
-
-        if self.batches is not None and len(self.batches) != 1:
-            raise PlanError(f"`batches` must be one number of sequences with `kernels`, got {len(self.batches)}")
-        return KernelSettings(
-            kernels=str(self.kernels),
-            shapes=SHAPES if self.models is None else shapes_named(self.models),
-            key_dims=self.key_dims and tuple(sorted(self.key_dims, reverse=True)),
-            sequences=1024 if self.batches is None else self.batches[0],
-        )
+    models: tuple[str, ...] = ("delta_net-1.3b",)
+    batches: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +103,6 @@ def bench_mixer(
     Parameters:
         config: A `MixerBenchConfig`; its options can also be given by name.
         out: Folder for the record, the tables and the figure.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Examples:
         >>> slimstate.bench_mixer(models=["delta_net"], key_dims=[128, 64], batch=1, length=256).to_dataframe()
@@ -155,8 +121,6 @@ def bench_model(
     Parameters:
         config: A `ModelBenchConfig`; its options can also be given by name.
         out: Folder for the record, the tables and the figure.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Examples:
         >>> slimstate.bench_model(models=["delta_net-5m"], batch=1, length=256).to_dataframe()
@@ -171,30 +135,23 @@ def bench_model(
 
 def bench_decode(
     config: DecodeBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
-) -> DecodeRecord | KernelRecord:
+) -> DecodeRecord:
     """Time one more token for each of many sequences against the bandwidth of the device, and find the largest batch.
 
     Parameters:
         config: A `DecodeBenchConfig`; its options can also be given by name.
         out: Folder for the record, the tables and the figure.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Examples:
         >>> slimstate.bench_decode(models=["delta_net-5m"], key_dims=[128, 64], batches=[1, 8]).to_dataframe()
     """
     from slimstate.benchmark.decoding import time_decoding
-    from slimstate.benchmark.kernels import load_kernels, time_kernels
     from slimstate.benchmark.random_models import library_of
 
     config = DecodeBenchConfig.merge(config, options)
-    if config.kernels is not None:
-        measure, engine = partial(time_kernels, config.kernel_settings), load_kernels(config.kernels)
-        return _run("kernels", config, partial(measure, engine), out, progress, kernels=f"{engine.title}, Triton")
-    settings = config.decode_settings
-    if library_of(settings.models) != "fla":
+    if library_of(config.models) != "fla":
         raise PlanError("`models` must be of flash-linear-attention: decoding reads the states from its cache")
-    return _run("decode", config, partial(time_decoding, settings), out, progress)
+    return _run("decode", config, partial(time_decoding, config.settings(DecodeSettings)), out, progress)
 
 
 def bench_calibrate(
@@ -209,8 +166,6 @@ def bench_calibrate(
     Parameters:
         config: A `CalibrateBenchConfig`; its options can also be given by name.
         out: Folder for the record, the tables and the figure.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Examples:
         >>> slimstate.bench_calibrate(model="delta_net-5m", samples=4, length=256).to_dataframe()
@@ -224,15 +179,9 @@ def bench_calibrate(
 
 
 def _run(
-    name: str,
-    config: BenchConfig,
-    measure: Callable[[Bench], B],
-    out: str | Path | None,
-    progress: Progress,
-    *,
+    name: str, config: BenchConfig, measure: Callable[[Bench], B], out: str | Path | None, progress: Progress, *,
     library: Library = "fla",
-    kernels: str | None = None,
-) -> B:
+) -> B:  # fmt: skip
     """Measure, put the config into the record, and write it where there is a folder for it."""
     from slimstate.benchmark.bench import Bench
     from slimstate.benchmark.output import check_output, write_output
@@ -240,12 +189,10 @@ def _run(
     folder = None if out is None else Path(out)
     if folder is not None:
         check_output(folder, name)
-    bench = Bench.prepare(
-        name, config.rounds, config.run, jobs=getattr(config, "jobs", 0), library=library, kernels=kernels,
-        reporter=reporter_for(progress),
-    )  # fmt: skip
-    command = "bench decode" if name == "kernels" else f"bench {name}"
-    record = replace(measure(bench), config=run_config(command, {}, {**config.to_values(), "out": folder}))
+    jobs, reporter = getattr(config, "jobs", 0), reporter_for(progress)
+    bench = Bench.prepare(name, config.rounds, config.run, jobs=jobs, library=library, reporter=reporter)
+    values = {**config.to_values(), "out": folder}
+    record = replace(measure(bench), config=run_config(f"bench {name}", {}, values))
     if folder is not None:
         write_output(record, folder)
     return record

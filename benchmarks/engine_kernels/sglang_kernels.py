@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch import Tensor
 
-from slimstate.benchmark.engine_kernels import EngineKernels, Inputs, Package, StandIns
+from engine_kernels.loading import EngineKernels, Inputs, Package, StandIns
 
 ATTENTION, MAMBA = "kernels/ops/attention", "kernels/ops/mamba/triton_ops"
 

@@ -1,23 +1,30 @@
-"""Time an engine's kernels at every key dim, in a decoding step of many sequences and in a prefill, and check them.
+"""Time an engine's Triton kernels at every key dim, in a decoding step and in a prefill, and check them.
+
+    python benchmarks/kernels.py vllm=PATH --out DIR          PATH contains the engine, unpacked from its wheel
 
 A decoding step reads and writes every state once, which takes at least as long as copying them.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
+from engine_kernels.inputs import GatedDelta, KernelInputs, Mamba2
+from engine_kernels.loading import EngineKernels
+from engine_kernels.sglang_kernels import SglangKernels
+from engine_kernels.vllm_kernels import VllmKernels
 
 from slimstate.benchmark.bench import Bench, with_ratios
-from slimstate.benchmark.engine_kernels import EngineKernels
-from slimstate.benchmark.kernel_inputs import GatedDelta, KernelInputs, Mamba2
-from slimstate.benchmark.sglang_kernels import SglangKernels
+from slimstate.benchmark.output import check_output, write_output
+from slimstate.benchmark.tables import as_markdown
 from slimstate.benchmark.timing import copy_bandwidth
-from slimstate.benchmark.vllm_kernels import VllmKernels
 from slimstate.kernels.autotune import compile_side_by_side, tune_briefly
+from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import KernelRecord, KernelRow, KernelSettings, KernelShape
 from slimstate.system.errors import PlanError, reason_of
 
@@ -121,3 +128,33 @@ def _share(row: KernelRow, settings: KernelSettings, bandwidth: float) -> float 
     if row.mode != "decode" or row.state_bytes is None:
         return None
     return 2 * row.state_bytes * settings.sequences / row.time / bandwidth
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", nargs="?", metavar="ENGINE=PATH")
+    parser.add_argument("--shapes", default=",".join(shape.name for shape in SHAPES))
+    parser.add_argument("--key-dims", help="default: every multiple of 16")
+    parser.add_argument("--sequences", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="folder for the record, the tables and the figure")
+    parser.add_argument("--toy", action="store_true", help="load nothing: the kernels need a GPU and an engine")
+    arguments = parser.parse_args()
+    if arguments.toy:
+        return
+    if arguments.out is not None:
+        check_output(arguments.out, "kernels")
+    engine = load_kernels(arguments.source or "")
+    settings = KernelSettings(
+        kernels=arguments.source, shapes=shapes_named(arguments.shapes.split(",")), sequences=arguments.sequences,
+        key_dims=arguments.key_dims and tuple(map(int, arguments.key_dims.split(","))),
+    )  # fmt: skip
+    bench = Bench.prepare("kernels", arguments.rounds, RunOptions(), kernels=f"{engine.title}, Triton")
+    record = time_kernels(settings, engine, bench)
+    print(as_markdown(record))
+    if arguments.out is not None:
+        write_output(record, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.benchmark.engine_kernels import EngineKernels, Inputs
+from engine_kernels.loading import EngineKernels, Inputs
 from slimstate.kernels import delta_rule, mamba2
 from slimstate.kernels.fla_calls import unit
 from slimstate.records.benchmark import KernelShape

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slimstate.benchmark.engine_kernels import EngineKernels, Inputs, Package, StandIns
+from engine_kernels.loading import EngineKernels, Inputs, Package, StandIns
 
 DELTA, MAMBA = "third_party/flash_linear_attention/ops", "model_executor/layers/mamba/ops"
 
