@@ -7,7 +7,7 @@ from typing import Any
 
 from slimstate.families import FAMILIES, Family
 from slimstate.families.refused import REFUSED
-from slimstate.serving.engines import date, rules_of
+from slimstate.serving.engines import rule_book, rules_of
 from tables.layout import power, record, table
 
 ENGINES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang"}
@@ -68,4 +68,4 @@ TABLES = {
     ),
     "refused": table({"model type": "{type}", "why": "{why}"}, _refusals()),
 }
-NUMBERS = {"rules-date": date()}
+NUMBERS = {"rules-date": rule_book().date}

@@ -17,7 +17,7 @@ from slimstate.serving.engines import (
     KEY_DIM_CONDITIONS,
     TITLES,
     ServedModel,
-    key_dims_for,
+    describe_serving,
     rule_book,
     rules_for,
     rules_of,
@@ -80,21 +80,26 @@ def test_rules_depend_on_the_config():
     assert "not there" not in verdicts("mamba2", 64, "sglang")
 
 
-def test_safe_key_dims_are_those_without_a_failure():
-    widths = range(112, 0, -16)
-    config = model("qwen3_next")
-    assert key_dims_for("vllm", config, widths).safe == tuple(widths)
-    assert key_dims_for("sglang", config, widths).safe == (64, 32, 16)
-    assert key_dims_for("sglang", config, widths).fast == (64, 32)  # a CPU needs a multiple of 32
-    separate = model("qwen3_5")  # with CUDA its projections are split without the kernel that needs a power of two
-    assert key_dims_for("sglang", separate, widths).safe == tuple(widths)
-    assert key_dims_for("sglang", separate, widths).fast == (64, 32)
-    assert key_dims_for("llama.cpp", config, widths).safe == ()
-    one_group = model("mamba2", n_groups=1)
-    assert key_dims_for("mlx", one_group, widths).safe == tuple(widths)
-    assert key_dims_for("mlx", one_group, widths).fast == (96, 64, 32)
-    assert key_dims_for("llama.cpp", one_group, widths).fast == (96,)
-    assert key_dims_for("vllm", model("delta_net"), widths).safe == ()
+WIDTHS = tuple(range(112, 0, -16))
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "safe", "fast"),
+    [
+        ("vllm", model("qwen3_next"), WIDTHS, None),
+        ("sglang", model("qwen3_next"), (64, 32, 16), (64, 32)),  # a CPU needs a multiple of 32
+        # with CUDA its projections are split without the kernel that needs a power of two
+        ("sglang", model("qwen3_5"), WIDTHS, (64, 32)),
+        ("llama.cpp", model("qwen3_next"), (), None),
+        ("mlx", model("mamba2", n_groups=1), WIDTHS, (96, 64, 32)),
+        ("llama.cpp", model("mamba2", n_groups=1), None, (96,)),
+        ("vllm", model("delta_net"), (), None),
+    ],
+)
+def test_safe_key_dims_are_those_without_a_failure(engine, config, safe, fast):
+    serving = describe_serving(config, engine, WIDTHS)
+    assert safe is None or serving.safe == safe
+    assert fast is None or serving.fast == fast
 
 
 def test_a_warning_needs_a_failure_in_every_engine_in_question():

@@ -10,10 +10,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.families.contract import Config
+from slimstate.records.cut import Serving
 from slimstate.records.schema import from_json
 from slimstate.system.errors import PlanError, quoted
 
@@ -97,6 +98,15 @@ class Rule:
         return self.verdict in FAILURES and self.where is None
 
     @property
+    def is_unsafe(self) -> bool:
+        return self.is_failure or self.verdict == "not examined"
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether other cuts run faster on some machine."""
+        return self.when not in ALL_CUTS and self.verdict in SLOWDOWNS
+
+    @property
     def condition(self) -> str:
         """Key dims and configs that the rule is limited to; empty where it covers all models of its types."""
         key_dims = "" if self.when == "always" else f"key dim {self.when}"
@@ -128,11 +138,6 @@ def rule_book() -> RuleBook:
     return from_json(RuleBook, {**data, "rules": entries})
 
 
-def date() -> str:
-    """Return when the engines were last examined."""
-    return rule_book().date
-
-
 def rules_of(model_type: str, engine: str | None = None) -> tuple[Rule, ...]:
     """Return all rules about a model type, in one engine or in all."""
     return tuple(rule for rule in rule_book().rules if model_type in rule.model_types and engine in (None, rule.engine))
@@ -143,38 +148,26 @@ def rules_for(model: ServedModel, engine: str | None = None) -> tuple[Rule, ...]
     return tuple(rule for rule in rules_of(model.model_type, engine) if rule.applies(model))
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyDims:
-    """Key dims for an engine: those that it is known to serve, and the ones of these that run at full speed."""
+def describe_serving(config: Config, engine: str | None, candidates: Iterable[int] = ()) -> Serving:
+    """Return the rules about a model type; with an engine, also which of the candidates are safe and fast key dims.
 
-    safe: tuple[int, ...]
-    fast: tuple[int, ...]
-
-    def describe(self, engine: str) -> str:
-        if not self.safe:
-            return f"{TITLES[engine]}: no key dim below the model's own is known to be safe there"
-        safe = ", ".join(map(str, self.safe))
-        if self.fast == self.safe:
-            return f"{TITLES[engine]}: safe key dims {safe}"
-        fast = ", ".join(map(str, self.fast)) or "none of them"
-        return f"{TITLES[engine]}: safe key dims {safe}; at full speed on every kind of machine: {fast}"
-
-
-def key_dims_for(engine: str, config: Config, candidates: Iterable[int]) -> KeyDims:
-    """Return which of the candidates are safe and fast in an engine by its rules; none for unknown model types."""
+    Key dims are safe where the engine is known to serve them, and fast where no machine is known to be slower.
+    """
+    facts: dict[str, Any] = {
+        "date": rule_book().date,
+        "rules": tuple(vars(rule) for rule in rules_of(str(config["model_type"]), engine)),
+    }
+    if engine is None:
+        return Serving(**facts)
     check_engine(engine)
     rules = {key_dim: rules_for(ServedModel.at_key_dim(config, key_dim), engine) for key_dim in candidates}
-    safe = [
-        key_dim
-        for key_dim, known in rules.items()
-        if known and not any(rule.is_failure or rule.verdict == "not examined" for rule in known)
-    ]
-    fast = [
-        key_dim
-        for key_dim in safe
-        if not any(rule.when not in ALL_CUTS and rule.verdict in SLOWDOWNS for rule in rules[key_dim])
-    ]
-    return KeyDims(safe=tuple(safe), fast=tuple(fast))
+    safe = tuple(key_dim for key_dim, known in rules.items() if known and not any(rule.is_unsafe for rule in known))
+    fast = tuple(key_dim for key_dim in safe if not any(rule.is_slow for rule in rules[key_dim]))
+    listed = ", ".join(map(str, safe))
+    advice = f"safe key dims {listed}" if safe else "no key dim below the model's own is known to be safe there"
+    if fast != safe:
+        advice += f"; at full speed on every kind of machine: {', '.join(map(str, fast)) or 'none of them'}"
+    return Serving(**facts, engine=engine, safe=safe, fast=fast, advice=f"{TITLES[engine]}: {advice}")
 
 
 def warning(model: ServedModel, engine: str | None = None) -> str | None:
@@ -200,7 +193,7 @@ def cut_advice(config: Config, key_dim: int, engine: str | None, candidates: Ite
     if engine is None:
         return lines
     lines += [rule.describe() for rule in rules_for(model, engine) if not rule.is_failure]
-    return [*lines, key_dims_for(engine, config, candidates).describe(engine)]
+    return [*lines, str(describe_serving(config, engine, candidates).advice)]
 
 
 def check_engine(engine: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slimstate.checkpoints.model_card import render
 from slimstate.families.contract import Config
-from slimstate.serving.engines import ServedModel, date, rules_for, warning
+from slimstate.serving.engines import ServedModel, rule_book, rules_for, warning
 
 
 def serving_lines(config: Config) -> str:
@@ -13,4 +13,4 @@ def serving_lines(config: Config) -> str:
         return ""
     model = ServedModel.at_key_dim(config)
     rules, line = rules_for(model), warning(model)
-    return render("serving.md", date=date(), rules=rules, warning=line) if rules or line else ""
+    return render("serving.md", date=rule_book().date, rules=rules, warning=line) if rules or line else ""

@@ -107,53 +107,45 @@ class Curve:
 
 def mixer_curve(record: MixerRecord, model_type: str) -> Curve | None:
     """Return the forward curve of a model type in a record of `slimstate bench mixer`, if its layer was timed."""
-    seconds = {
-        row.key_dim: row.time
-        for row in record.rows
-        if (row.model, row.mode) == (model_type, "forward") and not row.error
-    }
     sizes = record.settings
     conditions = (
         f"one layer by itself, forward over {sizes.batch} x {sizes.length} tokens, hidden {sizes.hidden},"
-        f" {sizes.heads} heads, value dim {sizes.value_dim}, {record.dtype}"
+        f" {sizes.heads} heads, value dim {sizes.value_dim}"
     )
-    return _curve(record, seconds, conditions, sizes.heads, sizes.value_dim)
+    return _curve(record, (model_type, "forward"), conditions, sizes.heads, sizes.value_dim)
 
 
 def kernel_curve(record: KernelRecord, model_type: str, mode: str) -> Curve | None:
     """Return the curve of an engine's kernel for a model type, or for the type that it is a variant of."""
-    shape = next((shape for shape in record.settings.shapes if model_type.startswith(shape.name)), None)
+    sizes = record.settings
+    shape = next((shape for shape in sizes.shapes if model_type.startswith(shape.name)), None)
     if shape is None:
         return None
-    seconds = {
-        row.key_dim: row.time for row in record.rows if (row.model, row.mode) == (shape.name, mode) and not row.error
-    }
-    sizes = record.settings
-    work = {
-        "decode": f"a token for each of {sizes.sequences:,} sequences, states in float32",
-        "prefill": f"{sizes.prompts} prompts of {sizes.length:,} tokens",
-    }
-    heads = f"{shape.key_heads} key and {shape.value_heads} value heads, value dim {shape.value_dim}, {record.dtype}"
-    conditions = f"the kernel of {record.kernels} by itself, {work[mode]}, {heads}"
-    return _curve(record, seconds, conditions, shape.value_heads, shape.value_dim)
+    if mode == "decode":
+        work = f"a token for each of {sizes.sequences:,} sequences, states in float32"
+    else:
+        work = f"{sizes.prompts} prompts of {sizes.length:,} tokens"
+    heads = f"{shape.key_heads} key and {shape.value_heads} value heads, value dim {shape.value_dim}"
+    conditions = f"the kernel of {record.kernels} by itself, {work}, {heads}"
+    return _curve(record, (shape.name, mode), conditions, shape.value_heads, shape.value_dim)
 
 
 def _curve(
-    record: MixerRecord | KernelRecord, seconds: Mapping[int, float], conditions: str, heads: int, value_dim: int
+    record: MixerRecord | KernelRecord, case: tuple[str, str], conditions: str, heads: int, value_dim: int
 ) -> Curve | None:
+    seconds = {row.key_dim: row.time for row in record.rows if (row.model, row.mode) == case and not row.error}
     if not seconds:
         return None
     return Curve(
-        device=record.device, kernels=str(record.kernels), conditions=conditions, seconds=seconds, heads=heads,
-        value_dim=value_dim,
+        device=record.device, kernels=str(record.kernels), conditions=f"{conditions}, {record.dtype}",
+        seconds=seconds, heads=heads, value_dim=value_dim,
     )  # fmt: skip
 
 
 def _curves(model_type: str) -> Iterator[tuple[str, Curve | None]]:
     """Yield the curves in the package by use, in the order of their files; the use of a whole layer is empty."""
-    for path in sorted(CURVES.iterdir(), key=lambda path: path.name) if CURVES.is_dir() else ():
-        if not path.name.endswith(".json"):
-            continue
+    paths = [path for path in CURVES.iterdir() if path.name.endswith(".json")] if CURVES.is_dir() else []
+    for path in sorted(paths, key=lambda path: path.name):
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.get("bench") == "kernels":
             kernels = KernelRecord.from_json(data)
@@ -179,15 +171,9 @@ def speeds_below(model_type: str, mixer: Mixer) -> WidthSpeeds | None:
     if not curves:
         return None
     first = next(iter(curves.values()))
-    return WidthSpeeds(
-        device=first.device,
-        kernels=first.kernels,
-        source=first.source(width),
-        speedups=tuple(
-            Speedup(key_dim=key_dim, speedup=first.speedup(width, key_dim)) for key_dim in first.below(width)
-        ),
-        advice=_join({use: curve.summary(width) for use, curve in curves.items()}),
-    )
+    advice = {use: curve.summary(width) for use, curve in curves.items()}
+    speedups = tuple(Speedup(key_dim=each, speedup=first.speedup(width, each)) for each in first.below(width))
+    return WidthSpeeds(**_facts(first, advice, width), speedups=speedups)
 
 
 def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> CutSpeed | None:
@@ -197,14 +183,10 @@ def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> CutSpeed | None
     if not curves:
         return None
     first = next(iter(curves.values()))
-    return CutSpeed(
-        device=first.device,
-        kernels=first.kernels,
-        source=first.source(width, key_dim),
-        speedup=first.speedup(width, key_dim),
-        advice=_join({use: curve.advice(width, key_dim) for use, curve in curves.items()}),
-    )
+    advice = {use: curve.advice(width, key_dim) for use, curve in curves.items()}
+    return CutSpeed(**_facts(first, advice, width, key_dim), speedup=first.speedup(width, key_dim))
 
 
-def _join(advice: Mapping[str, str]) -> str:
-    return "; ".join(f"{use}: {line}" if use else line for use, line in advice.items())
+def _facts(curve: Curve, advice: Mapping[str, str], *key_dims: int) -> dict[str, str]:
+    lines = "; ".join(f"{use}: {line}" if use else line for use, line in advice.items())
+    return {"device": curve.device, "kernels": curve.kernels, "source": curve.source(*key_dims), "advice": lines}

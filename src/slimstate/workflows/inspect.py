@@ -12,8 +12,7 @@ from slimstate.system.errors import PlanError
 from slimstate.workflows.inputs import Inputs, Model
 
 if TYPE_CHECKING:
-    from slimstate.families.contract import Config
-    from slimstate.records.cut import InspectionRecord, Serving
+    from slimstate.records.cut import InspectionRecord
     from slimstate.records.pool import PoolRecord
 
 
@@ -59,6 +58,7 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
     """
     from slimstate.pruning.budget import key_dims_worth_choosing
     from slimstate.pruning.inspect import describe_model, read_headers
+    from slimstate.serving.engines import describe_serving
     from slimstate.serving.widths import speeds_below
 
     config = InspectConfig.merge(config, options)
@@ -67,10 +67,9 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
         if config.counts_pool:
             return _pool(source, config)
         headers = read_headers(source)
-        dims = key_dims_worth_choosing(headers.width)
         return describe_model(
             headers, budget=config.budget, context=config.pool.context,
-            serving=_serving(headers.config, dims, config.engine),
+            serving=describe_serving(headers.config, config.engine, key_dims_worth_choosing(headers.width)),
             speed=speeds_below(str(headers.config["model_type"]), headers.mixers[0]),
         )  # fmt: skip
 
@@ -89,18 +88,4 @@ def _pool(source: str | PathLike[str], config: InspectConfig) -> PoolRecord:
     return count_sequences(
         str(source), config.engine, config.pool, tuple(key_dims_worth_choosing(width)),
         memory_gb=config.budget.memory_gb, state_dtype=state_dtype,
-    )  # fmt: skip
-
-
-def _serving(model: Config, key_dims: list[int], engine: str | None) -> Serving:
-    from slimstate.records.cut import Serving
-    from slimstate.serving import engines
-
-    rules = tuple(vars(rule) for rule in engines.rules_of(str(model["model_type"]), engine))
-    if engine is None:
-        return Serving(date=engines.date(), rules=rules)
-    served = engines.key_dims_for(engine, model, key_dims)
-    return Serving(
-        date=engines.date(), rules=rules, engine=engine, safe=served.safe, fast=served.fast,
-        advice=served.describe(engine),
     )  # fmt: skip

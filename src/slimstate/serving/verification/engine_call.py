@@ -1,4 +1,7 @@
-"""Run an engine in a process of its own, possibly in another environment, and read its scores or its error."""
+"""Run an engine in a process of its own, possibly in another environment, and read its scores or its error.
+
+llama.cpp reads GGUF, so the model is converted first, by a converter that the user names.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +22,8 @@ from slimstate.system.errors import ModelError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
 
 PROGRAM = Path(__file__).with_name("engine_process.py")
+CONVERSION = Path(__file__).with_name("gguf_process.py")
+OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 INSTALL: Mapping[str, str] = {
     "transformers": "pip install transformers torch",
     "mlx": 'pip install "mlx[cpu]" mlx-lm (on a Mac: pip install mlx-lm)',
@@ -81,6 +88,27 @@ def _check_lengths(scores: Scores, request: JsonObject) -> None:
     for rows, expected in ((scores.prefill, windows), (scores.continued, counts), (scores.decoding, counts)):
         if [len(row) for row in rows] != expected:
             raise ValidationError(f"it scored {[len(row) for row in rows]} tokens, expected {expected}")
+
+
+@contextmanager
+def convert_to_gguf(folder: Path, converter: Path | None, dtype: str) -> Iterator[Path | Refusal]:
+    """Yield a temporary GGUF file of the model, or the error of the converter.
+
+    The converter needs torch and transformers, so it runs in this environment.
+    """
+    if converter is None:
+        raise PlanError(
+            "llama.cpp reads GGUF: pass its convert_hf_to_gguf.py as `converter`; it is in a checkout of llama.cpp and"
+            " in the source archive of llama-cpp-python, under vendor/llama.cpp"
+        )
+    with tempfile.TemporaryDirectory(prefix="slimstate-gguf-") as temporary:
+        target = Path(temporary) / "model.gguf"
+        paths = {"converter": str(converter), "model": str(folder), "out": str(target)}
+        result = run_program(sys.executable, CONVERSION, {**paths, "outtype": OUTTYPES[dtype]})
+        if target.is_file() and not result.answer:
+            yield target
+        else:
+            yield Refusal(version=None, message=f"converter: {result.message(result.answer.get('error'))}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from slimstate.models.stock import stock_model
 from slimstate.records.verification import Differences, Outcome, Verdict
 from slimstate.serving.engines import ServedModel, rules_for
 from slimstate.serving.options import ComparisonOptions, EngineOptions
-from slimstate.serving.verification.engine_call import Refusal, Scores, run_engine
-from slimstate.serving.verification.gguf_conversion import convert_to_gguf
+from slimstate.serving.verification.engine_call import Refusal, Scores, convert_to_gguf, run_engine
 from slimstate.system.errors import DataError, quoted
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
