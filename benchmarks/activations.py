@@ -1,12 +1,12 @@
-"""How much memory a training step of one layer takes on a CPU, against what the layer keeps, at several lengths.
+"""Compare the peak memory of a training step of one layer on a CPU with its activations, at several lengths.
 
     python benchmarks/activations.py [--hidden 256 --heads 4 --lengths 512 1024 2048 4096]
 
-A layer is all of a mixer: projections, convolutions, recurrence, norm, gate and output, in float32, for one sequence.
-Its activations are every tensor that autograd keeps for the backward pass, once each, with the input and the output,
-without the weights. The peak is the most that is allocated at one time from the beginning of the forward pass to the
-end of the backward pass, with the input, without the weights and their gradients, which were there before. With one
-thread, since a profiler sees no other; threads share out heads, and all of them together hold what one does.
+A layer is a whole mixer in float32 with one sequence: projections, convolutions, recurrence, norm, gate and output.
+Its activations are the tensors that autograd saves for the backward pass, once each, with the input and the output, but
+without the weights. The peak is the most memory allocated at one time from the start of the forward pass to the end of
+the backward pass, with the input, but without the weights and their gradients, which exist before. One thread is used,
+because the profiler sees only one; several threads share the heads and allocate the same in total.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ TYPES = ("delta_net", "gated_deltanet", "gated_deltaproduct", "comba", "gla", "k
 
 
 def config(model_type: str, hidden: int, heads: int) -> dict[str, object]:
-    """One layer with heads of the hidden size over their number, for keys and for values."""
+    """Return a config of one layer whose key and value dim are the hidden size over the number of heads."""
     width = hidden // heads
-    found = {"model_type": model_type, "hidden_size": hidden, "num_heads": heads, "num_hidden_layers": 1}
-    found |= {"intermediate_size": hidden, "vocab_size": 64, "head_dim": width, "expand_k": 1.0, "expand_v": 1.0}
+    fields = {"model_type": model_type, "hidden_size": hidden, "num_heads": heads, "num_hidden_layers": 1}
+    fields |= {"intermediate_size": hidden, "vocab_size": 64, "head_dim": width, "expand_k": 1.0, "expand_v": 1.0}
     if model_type == "mamba2":
-        found |= {"expand": 1, "state_size": width, "n_groups": 1}
-    return found
+        fields |= {"expand": 1, "state_size": width, "n_groups": 1}
+    return fields
 
 
-def kept_bytes(layer: nn.Module, given: Tensor) -> int:
-    """The activations of a forward pass."""
-    held = {x.untyped_storage().data_ptr(): 0 for x in layer.parameters()}
-    alive = [given]
+def saved_bytes(layer: nn.Module, hidden: Tensor) -> int:
+    """Return the bytes of the activations of a forward pass."""
+    sizes = {x.untyped_storage().data_ptr(): 0 for x in layer.parameters()}
+    alive = [hidden]
 
     def pack(x: Tensor) -> Tensor:
         alive.append(x)
-        held.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes())
+        sizes.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes())
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        output = output_of(layer, given)
-    for x in (given, output):
-        held.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes())
-    return sum(held.values())
+        output = output_of(layer, hidden)
+    for x in (hidden, output):
+        sizes.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes())
+    return sum(sizes.values())
 
 
-def output_of(layer: nn.Module, given: Tensor) -> Tensor:
-    found = layer(given)
-    output: Tensor = found[0] if isinstance(found, tuple) else found
+def output_of(layer: nn.Module, hidden: Tensor) -> Tensor:
+    result = layer(hidden)
+    output: Tensor = result[0] if isinstance(result, tuple) else result
     return output
 
 
-def measured(layer: nn.Module, length: int, hidden: int) -> dict[str, int]:
-    given = torch.randn(1, length, hidden, requires_grad=True)
-    weight = torch.randn(1, length, hidden)
+def measure(layer: nn.Module, length: int, size: int) -> dict[str, int]:
+    hidden = torch.randn(1, length, size, requires_grad=True)
+    gradient = torch.randn(1, length, size)
 
     def step() -> None:
-        output_of(layer, given).backward(weight)
-        given.grad = None
+        output_of(layer, hidden).backward(gradient)
+        hidden.grad = None
 
     step()
-    activations = kept_bytes(layer, given)
-    return {"length": length, "activations": activations, "peak": peak_bytes(step) + given.nbytes}
+    activations = saved_bytes(layer, hidden)
+    return {"length": length, "activations": activations, "peak": peak_bytes(step) + hidden.nbytes}
 
 
 def main() -> None:
@@ -85,10 +85,10 @@ def main() -> None:
     for name in options.types:
         prepare(name)
         layer = mixer_of(config(name, options.hidden, options.heads), torch.device("cpu"), torch.float32).train()
-        rows += [{"type": name, **measured(layer, length, options.hidden)} for length in options.lengths]
+        rows += [{"type": name, **measure(layer, length, options.hidden)} for length in options.lengths]
         print(name, [f"{row['peak'] / row['activations']:.2f}" for row in rows if row["type"] == name], file=sys.stderr)
-    about = {"hidden": options.hidden, "heads": options.heads, "torch": torch.__version__}
-    print(json.dumps({"benchmark": "activations", **about, "rows": rows}, indent=1))
+    settings = {"hidden": options.hidden, "heads": options.heads, "torch": torch.__version__}
+    print(json.dumps({"benchmark": "activations", **settings, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What calibration finds on another device or in another type against the CPU in float32, for every family.
+"""Compare calibration on another device or in another data type with the CPU in float32, for every family.
 
     python benchmarks/devices.py [--device cuda] [--names delta_net,mamba2] [--record FILE]
 
-Tiny models with random weights. A number is the norm of the difference over that of the reference, the largest of all
-layers; gradients of such models in bfloat16 are little more than rounding where experts or blocks are picked.
+The models are tiny and have random weights. A number is the norm of the difference over that of the reference, the
+largest of all layers. In bfloat16, gradients of models that choose experts or blocks are mostly rounding.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from slimstate.pruning.calibration import calibrate  # noqa: E402
 from slimstate.records.base import versions  # noqa: E402
 
 FORWARD: frozenset[Need] = frozenset({"gram", "input"})
-BACKWARD: frozenset[Need] = frozenset({"gradient"})  # apart: other kernels run where there are gradients
+BACKWARD: frozenset[Need] = frozenset({"gradient"})  # apart, because other kernels run with gradients
 DTYPES = ("float32", "bfloat16")
 
 
-def seen(folder: Path, device: str, dtype: str) -> dict[int, Evidence]:
+def evidence_of(folder: Path, device: str, dtype: str) -> dict[int, Evidence]:
     runtime, mixers = load(folder, device=device, dtype=dtype), Checkpoint.open(folder).mixers
     ids = tiny.token_ids().repeat(1, 4)[:, :128]
     forward, backward = (calibrate(runtime, mixers, ids, needs) for needs in (FORWARD, BACKWARD))
     return {layer: entry.extended(backward[layer]) for layer, entry in forward.items()}
 
 
-def differences(found: dict[int, Evidence], reference: dict[int, Evidence]) -> dict[str, float]:
+def differences(evidence: dict[int, Evidence], reference: dict[int, Evidence]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for layer, entry in reference.items():
-        others = dict(found[layer].tensors())
+        others = dict(evidence[layer].tensors())
         for name, expected in entry.tensors():
-            off = (others[name].double() - expected.double()).norm() / expected.double().norm()
-            worst[name] = max(worst.get(name, 0.0), float(off))
+            error = (others[name].double() - expected.double()).norm() / expected.double().norm()
+            worst[name] = max(worst.get(name, 0.0), float(error))
     return worst
 
 
@@ -59,13 +59,13 @@ def main() -> None:
     names = ["delta_net", "mamba2"] if options.toy else options.names.split(",")
     device = pick_device(options.device)
     record: dict[str, Any] = {"device": device_name(device), "versions": versions(), "families": {}}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         for name in names:
-            folder = tiny.save(tiny.build(tiny.VARIANTS[f"{name}-plain"]), Path(place) / name)
-            reference = seen(folder, "cpu", "float32")
-            found = {dtype: differences(seen(folder, device.type, dtype), reference) for dtype in DTYPES}
-            record["families"][name] = found
-            print(name, json.dumps(found), flush=True)
+            folder = tiny.save(tiny.build(tiny.VARIANTS[f"{name}-plain"]), Path(temporary) / name)
+            reference = evidence_of(folder, "cpu", "float32")
+            by_dtype = {dtype: differences(evidence_of(folder, device.type, dtype), reference) for dtype in DTYPES}
+            record["families"][name] = by_dtype
+            print(name, json.dumps(by_dtype), flush=True)
     if options.record is not None:
         options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -2,8 +2,8 @@
 
     python benchmarks/distilling.py [--batch 16 --length 2048 --vocabulary 32000 --hidden 2048 --device cuda]
 
-Above what is there before: the hidden states of student and teacher and their two output heads. On a CPU each form runs
-in a process of its own, whose peak is compared with that of one that stops before the loss.
+Peak memory is counted above the hidden states of student and teacher and their two output heads. On a CPU each form
+runs in a process of its own, whose peak is compared with that of a process that stops before the loss.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def main() -> None:
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     tokens = options.batch * options.length
-    made = {"device": device, "dtype": dtype}
-    hidden = torch.randn(tokens, options.hidden, **made).requires_grad_()
-    head = torch.randn(options.vocabulary, options.hidden, **made) * options.hidden**-0.5
+    kind = {"device": device, "dtype": dtype}
+    hidden = torch.randn(tokens, options.hidden, **kind).requires_grad_()
+    head = torch.randn(options.vocabulary, options.hidden, **kind) * options.hidden**-0.5
     targets = torch.randint(options.vocabulary, (tokens,), device=device)
-    teacher = FullDistribution(hidden=torch.randn(tokens, options.hidden, **made), head=head.flip(0))
+    teacher = FullDistribution(hidden=torch.randn(tokens, options.hidden, **kind), head=head.flip(0))
     if options.only:
         if options.only != "nothing":
             FORMS[options.only](hidden, head, targets, teacher)

@@ -1,4 +1,4 @@
-"""What an engine makes of tiny random models of key dim 128, uncut and cut by l1, beside transformers; writes a record.
+"""Compare an engine with transformers on tiny random models of key dim 128, uncut and cut by l1; writes a record.
 
 python benchmarks/engines.py mlx --python MLX_ENV/bin/python --out docs/records/verify-mlx.json
 python benchmarks/engines.py llama.cpp --python LLAMA_ENV/bin/python --converter llama.cpp/convert_hf_to_gguf.py \
@@ -20,20 +20,20 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "serving")]
 import engine_models  # noqa: E402
 from harness import arguments  # noqa: E402
 
-from slimstate import EngineOptions, RunOptions, VerifyOptions, verify  # noqa: E402
+from slimstate import VerifyConfig, verify  # noqa: E402
 from slimstate.records.base import versions  # noqa: E402
 from slimstate.system.json_files import JsonObject  # noqa: E402
 
 
-def row_of(folder: Path, name: str, key_dim: int, engine: EngineOptions, dtype: str) -> tuple[str | None, JsonObject]:
-    options = VerifyOptions(samples=2, length=48, tokens=8)
-    record = verify(folder, engine, options=options, run=RunOptions(device="cpu", dtype=dtype))
-    found, outcome = record.outcome.differences, record.outcome
-    measured = {} if found is None else {name: getattr(found, name) for name in ("prefill", "decoding", "same")}
-    words = {} if outcome.words is None else {"words": outcome.words, "reason": outcome.reason}
-    return record.engine_version, {
-        "model": name, "key_dim": key_dim, "verdict": outcome.verdict, **measured, **words
-    }  # fmt: skip
+def verify_row(folder: Path, name: str, key_dim: int, config: VerifyConfig) -> tuple[str | None, JsonObject]:
+    """Return the version of the engine and a row of the record."""
+    record = verify(folder, config, progress=False)
+    outcome, row = record.outcome, {"model": name, "key_dim": key_dim, "verdict": record.outcome.verdict}
+    if outcome.differences is not None:
+        row |= {name: getattr(outcome.differences, name) for name in ("prefill", "decoding", "same")}
+    if outcome.words is not None:
+        row |= {"words": outcome.words, "reason": outcome.reason}
+    return record.engine_version, row
 
 
 def main() -> None:
@@ -41,35 +41,35 @@ def main() -> None:
     parser.add_argument("engine", nargs="?", default="transformers")
     parser.add_argument("--python", type=Path)
     parser.add_argument("--converter", type=Path)
-    parser.add_argument("--settings", type=json.loads, default={}, help="what the engine is told beside the model")
+    parser.add_argument("--settings", help="JSON with settings of the engine itself")
     parser.add_argument("--models", default=",".join(engine_models.MODELS))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--key-dims", default="128,96,64,32,77")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    engine = EngineOptions(engine=given.engine, python=given.python, converter=given.converter, settings=given.settings)
-    names = ["mamba2"] if given.toy else given.models.split(",")
-    key_dims = [64] if given.toy else [int(text) for text in given.key_dims.split(",")]
+    options = parser.parse_args()
+    values = {name: getattr(options, name) for name in ("engine", "python", "converter", "dtype")}
+    sizes = {"samples": 2, "length": 48, "tokens": 8}
+    config = VerifyConfig.from_values({**values, **sizes, "engine_settings": options.settings, "device": "cpu"})
+    names = ["mamba2"] if options.toy else options.models.split(",")
+    key_dims = [64] if options.toy else [int(text) for text in options.key_dims.split(",")]
     version, rows = None, []
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         for name in names:
-            model = engine_models.uncut(name, Path(place) / name)
+            model = engine_models.uncut(name, Path(temporary) / name)
             for key_dim in key_dims:
                 folder = model if key_dim == 128 else engine_models.cut(model, key_dim)
-                version, row = row_of(folder, name, key_dim, engine, given.dtype)
+                version, row = verify_row(folder, name, key_dim, config)
                 rows.append(row)
                 print(row, flush=True)
-    if given.out is not None:
-        more = " --converter convert_hf_to_gguf.py" if given.converter else ""
-        more += "".join(
-            f" --{name} {value}"
-            for name, value in (("models", given.models), ("dtype", given.dtype))
-            if value != parser.get_default(name)
-        )
-        more += f" --settings '{json.dumps(given.settings)}'" if given.settings else ""
-        again = f"python benchmarks/engines.py {given.engine} --python ENV/bin/python --key-dims {given.key_dims}"
-        about = {"command": again + more, "engine": given.engine, "version": version, "versions": versions()}
-        given.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    if options.out is not None:
+        command = f"python benchmarks/engines.py {options.engine} --python ENV/bin/python --key-dims {options.key_dims}"
+        command += " --converter convert_hf_to_gguf.py" if options.converter else ""
+        for name in ("models", "dtype"):
+            value = getattr(options, name)
+            command += f" --{name} {value}" if value != parser.get_default(name) else ""
+        command += f" --settings '{options.settings}'" if options.settings else ""
+        facts = {"command": command, "engine": options.engine, "version": version, "versions": versions()}
+        options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Measure how far a cut model of every family is from the uncut one with the same channels zeroed.
+"""Compare a cut model of every family with the uncut one with the same channels zeroed; writes a record.
 
-python benchmarks/exactness.py    # writes docs/records/exactness.json; `make docs` then updates docs/SUPPORT.md
+python benchmarks/exactness.py && python docs/render.py
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 def difference(original: Path, cut: Path) -> float:
-    """The largest of any logit, in standard deviations of the logits."""
+    """Return the largest difference of any logit, in standard deviations of the logits."""
     checkpoint, model = Checkpoint.open(original), load(original, device="cpu").model
     plan = Plan.read(cut / PLAN)
     with masked(model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
@@ -43,13 +43,14 @@ def difference(original: Path, cut: Path) -> float:
 def main() -> None:
     toy = arguments(__doc__).parse_args().toy
     differences: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         for name in tiny.PLAIN if toy else tiny.EVERY_PLAIN:
-            original = tiny.save(tiny.build(tiny.VARIANTS[name]), Path(place) / name)
+            original = tiny.save(tiny.build(tiny.VARIANTS[name]), Path(temporary) / name)
             entry = differences.setdefault(tiny.VARIANTS[name].model_type, {})
             for kind, key_dim in (("half", 12), ("third", 8), ("rescaled", 8)):
-                out = Path(place) / f"{name}-{kind}"
-                slimstate.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=kind == "rescaled")
+                out = Path(temporary) / f"{name}-{kind}"
+                rescaled = kind == "rescaled"
+                slimstate.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=rescaled, progress=False)
                 entry[kind] = difference(original, out)
             print(name, entry, flush=True)
     if not toy:

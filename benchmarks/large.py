@@ -1,8 +1,8 @@
-"""Peak memory and time of a cut, and of its reconstruction, on a checkpoint far larger than that memory.
+"""Measure peak memory and time of a cut, and of its reconstruction, on a checkpoint far larger than that memory.
 
     python benchmarks/large.py [--experts 128 --layers 8 --method l1] [--reconstruct --dtype float32]
 
-The checkpoint is shaped like Qwen3-Next (8 GB by default) with random weights in shards of 1 GB, made and removed here.
+The checkpoint has the shape of Qwen3-Next (8 GB by default) with random weights in shards of 1 GB, and is temporary.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from pathlib import Path
 import psutil
 import torch
 from harness import add_tokenizer, arguments, last_line_of, peak_memory_kib
-from slimstate.pruning.prune import prune
 
+from slimstate import prune
 from slimstate.benchmark.random_models import random_model
 from slimstate.models.compact_weights import CompactWeight
-from slimstate.models.options import LoadOptions
-from slimstate.pruning.options import CutOptions
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.walk import Layer, Walk
 from slimstate.records.reconstruction import LayerErrors
@@ -39,8 +37,8 @@ QWEN3_NEXT = {
 FEW = ReconstructOptions(steps=2, batch=2, samples=4, length=256)
 
 
-class Watched:
-    """What memory holds in the first layer of a walk: when it begins, when it is loaded, and when it is trained."""
+class MemoryWatch:
+    """Records the memory of the first layer of a walk: when the walk begins, and when the layer is loaded."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
@@ -68,22 +66,16 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def cut_alone(place: Path, options: argparse.Namespace) -> None:
-    """In a process of its own, which has nothing else in memory."""
-    started, before, watched = time.perf_counter(), peak_memory_kib(), Watched()
-    record = prune(
-        place / "model",
-        place / "cut",
-        method=options.method,
-        key_dim=64,
-        calibration=TEXT if options.reconstruct else None,
-        options=CutOptions(reconstruct=FEW if options.reconstruct else None),
-        run=LoadOptions(device="cpu", dtype=options.dtype),
-    )
+def cut_alone(folder: Path, options: argparse.Namespace) -> None:
+    """Cut in this process, which has nothing else in memory, and print seconds and memory."""
+    start, before, watch = time.perf_counter(), peak_memory_kib(), MemoryWatch()
+    training = {"data": str(TEXT), "reconstruct": FEW} if options.reconstruct else {}
+    config = {"method": options.method, "key_dim": 64, "device": "cpu", "dtype": options.dtype, **training}
+    record = prune(folder / "model", folder / "cut", **config, progress=False)
     assert record.key_dim == 64
-    seconds, peak = time.perf_counter() - started, peak_memory_kib()
+    seconds, peak = time.perf_counter() - start, peak_memory_kib()
     measured = {"seconds": seconds, "peak_bytes": 1024 * peak, "peak_bytes_before": 1024 * before}
-    print(json.dumps({**measured, "first_layer_bytes": watched.bytes or None}))
+    print(json.dumps({**measured, "first_layer_bytes": watch.bytes or None}))
 
 
 def main() -> None:
@@ -91,8 +83,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--method", default="l1")
-    parser.add_argument("--reconstruct", action="store_true", help="train every cut layer on a few windows, too")
-    parser.add_argument("--dtype", help="what layers are kept in and computed in while they are reconstructed")
+    parser.add_argument("--reconstruct", action="store_true", help="also train each cut layer on a few windows")
+    parser.add_argument("--dtype", help="data type of layers during the reconstruction")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
@@ -110,9 +102,9 @@ def main() -> None:
         )
         add_tokenizer(place / "model")
         shards = sorted((place / "model").glob("*.safetensors"))
-        asked = ["--reconstruct"] if options.reconstruct else []
-        asked += ["--dtype", options.dtype] if options.dtype else []
-        measured = last_line_of(__file__, "--only", folder, "--method", options.method, *asked)
+        flags = ["--reconstruct"] if options.reconstruct else []
+        flags += ["--dtype", options.dtype] if options.dtype else []
+        measured = last_line_of(__file__, "--only", folder, "--method", options.method, *flags)
         record = {
             "layers": config["num_hidden_layers"],
             "experts": config["num_experts"],

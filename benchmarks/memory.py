@@ -1,8 +1,8 @@
-"""How the memory of a calibration grows with its windows: the peak of a fresh process for each number of them.
+"""Measure how the memory of a calibration grows with its windows, in a fresh process for each number of windows.
 
     python benchmarks/memory.py [--model MODEL --data TEXT --samples 16 128 --length 512 --device cpu]
 
-What calibration costs in time is `slimstate bench calibrate`.
+`slimstate bench calibrate` measures the time of a calibration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slimstate.pruning.calibration import calibrate
 
 
 def peak(model: str, data: str, samples: int, length: int, device: str | None) -> int:
-    """In KiB, of this process, after one calibration for drrqr."""
+    """Return the peak memory of this process in KiB after one calibration for drrqr."""
     runtime = load(Path(model), device=device)
     windows = sample_windows(runtime.tokenizer, data, samples=samples, length=length).tokens
     calibrate(runtime, Checkpoint.open(model).mixers, windows, frozenset({"gram"}))
@@ -43,10 +43,10 @@ def main() -> None:
         return
     peaks = {}
     for samples in options.samples:
-        words = ["--here", "--model", options.model, "--data", options.data]
-        words += ["--samples", samples, "--length", options.length]
-        words += [] if options.device is None else ["--device", options.device]
-        peaks[samples] = int(last_line_of(__file__, *words))
+        arguments_here = ["--here", "--model", options.model, "--data", options.data]
+        arguments_here += ["--samples", samples, "--length", options.length]
+        arguments_here += [] if options.device is None else ["--device", options.device]
+        peaks[samples] = int(last_line_of(__file__, *arguments_here))
     print(json.dumps({"model": options.model, "length": options.length, "peak_kib": peaks}, indent=2))
 
 

@@ -1,11 +1,10 @@
-"""A whole prune of a model against loading it and running it over the same tokens, each in a process of its own.
+"""Time a whole `prune` against loading the model and running it over the same tokens, each in its own process.
 
     python benchmarks/pipeline.py [--model delta_net-1.3b --samples 128 --length 2048 --device cuda --rounds 3]
 
-The model has random weights. All take turns, once to compile kernels and warm the disk's cache and then in as many
-rounds as asked for; of each the run with the median of the seconds is kept. Seconds leave out starting Python and
-importing; peaks are of the process and of the GPU. The parts of a prune are what it says it is doing, and what it does
-before it says so.
+The model has random weights. All take turns, once to compile kernels and warm the disk's cache and then `--rounds`
+times; the record has the run of each with the median seconds, without starting Python and importing, and the peak
+memory of the process and of the GPU. The parts of a prune are the steps that it reports, and the time before each.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from typing import Any
 
 import torch
 from harness import DEMO, add_tokenizer, arguments, last_line_of, peak_memory_kib
-from slimstate.pruning.prune import prune
 
-from slimstate import Calibration, LoadOptions
+from slimstate import prune
 from slimstate.benchmark.calibration import run_forward
 from slimstate.benchmark.random_models import config_of, random_model
 from slimstate.benchmark.timing import device_name
@@ -46,7 +44,7 @@ KINDS = ("forward", "drrqr", "grad")
 
 
 class Stopwatch(Reporter):
-    """How long everything took that a prune says it is doing, and what passed before it said so."""
+    """Times every step that a prune reports, and the time before it."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
@@ -54,24 +52,24 @@ class Stopwatch(Reporter):
 
     @contextmanager
     def waiting(self, label: str) -> Iterator[None]:
-        started = time.perf_counter()
+        start = time.perf_counter()
         yield
-        self._add(label, started)
+        self._add(label, start)
 
     def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        started = time.perf_counter()
+        start = time.perf_counter()
         yield from items
-        self._add(label, started)
+        self._add(label, start)
 
-    def _add(self, label: str, started: float) -> None:
+    def _add(self, label: str, start: float) -> None:
         label, now = label.split("/", maxsplit=1)[0].strip(), time.perf_counter()
-        for part, seconds in ((f"before {label}", started - self.last), (label, now - started)):
+        for part, seconds in ((f"before {label}", start - self.last), (label, now - start)):
             self.parts[part] = self.parts.get(part, 0.0) + seconds
         self.last = now
 
 
-def make(config: dict, folder: Path, device: torch.device, tokens: int) -> None:
-    """The checkpoint, with the bundled tokenizer, and a text of at least so many tokens."""
+def make_inputs(config: dict, folder: Path, device: torch.device, tokens: int) -> None:
+    """Write the checkpoint, with the bundled tokenizer, and a text of at least this many tokens."""
     random_model(config, device, torch.bfloat16).save_pretrained(folder / "model", max_shard_size="1GB")
     add_tokenizer(folder / "model")
     lines = (DEMO / "calibration.txt").read_text(encoding="utf-8").splitlines()
@@ -83,7 +81,7 @@ def make(config: dict, folder: Path, device: torch.device, tokens: int) -> None:
 
 
 def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float | None]:
-    """One of the things to compare, in this process."""
+    """Run one of the kinds in this process and return its seconds, parts and peaks."""
     prepare_fla()
     device = pick_device(options.device)
     if device.type == "cuda":
@@ -91,27 +89,26 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> dict[str, float
     model, text, out = folder / "model", str(folder / "text.txt"), folder / what
     shutil.rmtree(out, ignore_errors=True)
     parts: dict[str, float | None] = {}
-    started = time.perf_counter()
+    start = time.perf_counter()
     if what == "forward":
         runtime = load(model, device=options.device)
-        parts["loading"] = time.perf_counter() - started
+        parts["loading"] = time.perf_counter() - start
         tokens = sample_windows(runtime.tokenizer, text, samples=options.samples, length=options.length).tokens
-        parts["reading text"] = time.perf_counter() - started - parts["loading"]
+        parts["reading text"] = time.perf_counter() - start - parts["loading"]
         run_forward(runtime, tokens[: options.samples // 8])  # compiles kernels
-        again = time.perf_counter()
+        forward_start = time.perf_counter()
         run_forward(runtime, tokens)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        parts["forward"] = time.perf_counter() - again
+        parts["forward"] = time.perf_counter() - forward_start
     else:
         key_dim = Checkpoint.open(model).mixers[0].axis.width // 2
         watch = Stopwatch()
-        calibration = Calibration(data=text, samples=options.samples, length=options.length)
-        run = LoadOptions(device=options.device)
-        prune(model, out, method=what, key_dim=key_dim, calibration=calibration, run=run, reporter=watch)
+        calibration = {"data": text, "samples": options.samples, "length": options.length}
+        prune(model, out, method=what, key_dim=key_dim, **calibration, device=options.device, progress=watch)
         parts |= {**watch.parts, "after all": time.perf_counter() - watch.last}
     return {
-        "seconds": time.perf_counter() - started,
+        "seconds": time.perf_counter() - start,
         **parts,
         "host_peak_bytes": 1024 * peak_memory_kib(),
         "gpu_peak_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
@@ -144,18 +141,18 @@ def main() -> None:
         "length": options.length,
     }
     with tempfile.TemporaryDirectory() as folder:
-        make(config, Path(folder), device, options.samples * options.length)
+        make_inputs(config, Path(folder), device, options.samples * options.length)
         if device.type == "cuda":
             torch.cuda.empty_cache()
         runs: dict[str, list[dict[str, Any]]] = {what: [] for what in options.kinds}
         for turn, what in product(range(1 if options.toy else 0, 1 + options.rounds), runs):
-            words = ["--samples", options.samples, "--length", options.length, "--device", device.type]
-            result = json.loads(last_line_of(__file__, "--only", what, folder, *words))
+            arguments_here = ["--samples", options.samples, "--length", options.length, "--device", device.type]
+            result = json.loads(last_line_of(__file__, "--only", what, folder, *arguments_here))
             runs[what] += [result] if turn else []
             print(f"{what}{'' if turn else ', to warm up'}: {json.dumps(result)}", file=sys.stderr, flush=True)
-    for what, found in runs.items():
-        ordered = sorted(found, key=lambda entry: entry["seconds"])
-        record[what] = {**ordered[len(ordered) // 2], "all_seconds": [entry["seconds"] for entry in found]}
+    for what, results in runs.items():
+        ordered = sorted(results, key=lambda entry: entry["seconds"])
+        record[what] = {**ordered[len(ordered) // 2], "all_seconds": [entry["seconds"] for entry in results]}
     print(json.dumps(record, indent=2))
 
 

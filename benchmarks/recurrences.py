@@ -1,10 +1,10 @@
-"""Every recurrence on a CPU: token by token, by chunks, and the plain products of a layer around it.
+"""Time every recurrence on a CPU: token by token, by chunks, and against the projections of its layer.
 
     python benchmarks/recurrences.py [--widths 64 8 --length 1024 --heads 4 --threads 2 --rounds 5]
 
-Forward alone and with gradients, in turns, the shortest of all rounds by the clock, and of the processor, whose seconds
-are those of all threads; memory is the peak of what one run allocates, with one thread, since a profiler sees no other.
-The plain products are the projections to queries, keys, values and outputs, of a hidden size of heads x width.
+Forward alone and with gradients, in turns; the shortest of all rounds, by the clock and in processor time, which adds
+up all threads. Memory is the peak of what one run allocates, with one thread, because the profiler sees only one. The
+plain products are the projections to queries, keys, values and outputs, with a hidden size of heads x width.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UPDATES = 2  # of a token in the delta product
 Form = Callable[..., tuple[Tensor, Tensor]]
 
 
-def drawn(length: int, heads: int, width: int) -> dict[str, Tensor]:
+def random_inputs(length: int, heads: int, width: int) -> dict[str, Tensor]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(1, length, heads, *shape)
 
@@ -45,7 +45,7 @@ def drawn(length: int, heads: int, width: int) -> dict[str, Tensor]:
 
 
 def spread(form: Form) -> Form:
-    """The delta product as its module makes it of the gated delta rule: queries and decays at one of n updates."""
+    """Return the delta product, computed with the gated delta rule: queries and decays belong to one of n updates."""
 
     def product(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         k, v, beta = (x.repeat_interleave(UPDATES, 1) for x in (k, v, beta))
@@ -55,7 +55,7 @@ def spread(form: Form) -> Form:
 
 
 def families(x: dict[str, Tensor]) -> dict[str, tuple[Form, Form, list[Tensor], dict[str, Tensor]]]:
-    """A recurrence token by token, by chunks, and what both take."""
+    """Return each recurrence token by token and by chunks, with the inputs of both."""
     head, channel, strong = ([x[name] for name in ("q", "k", "v", last)] for last in ("g", "channels", "strong"))
     rule, gated = ([x[name] for name in ("q", "k", "v", "beta", *more)] for more in ((), ("g",)))
     bonus = {"bonus": torch.randn(x["q"].shape[2:])}
@@ -80,9 +80,9 @@ def plain_products(length: int, size: int) -> Callable[[], Tensor]:
     return lambda: F.linear(sum(F.linear(x, weight) for weight in weights[:3]), weights[3])
 
 
-def both_ways(work: Callable[[], Tensor], given: Iterable[Tensor]) -> dict[str, Callable[[], None]]:
-    """The forward pass alone, and with gradients of a loss."""
-    wanted, weight = [x for x in given if x.requires_grad], torch.randn_like(work().detach())
+def with_and_without_gradients(work: Callable[[], Tensor], inputs: Iterable[Tensor]) -> dict[str, Callable[[], None]]:
+    """Return the forward pass alone, and with the gradients of a loss."""
+    leaves, weight = [x for x in inputs if x.requires_grad], torch.randn_like(work().detach())
 
     def forward() -> None:
         with torch.no_grad():
@@ -90,61 +90,63 @@ def both_ways(work: Callable[[], Tensor], given: Iterable[Tensor]) -> dict[str, 
 
     def backward() -> None:
         o = work()
-        torch.autograd.grad(o, wanted or None, weight) if wanted else o.backward(weight)
+        torch.autograd.grad(o, leaves, weight) if leaves else o.backward(weight)
 
     return {"forward": forward, "with gradients": backward}
 
 
 def peak_bytes(work: Callable[[], None]) -> int:
-    """Of what is allocated on top of what is there before."""
+    """Return the peak of what the work allocates."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     torch.set_num_threads(threads)
-    results = seen.profiler.kineto_results
+    results = profiler.profiler.kineto_results
     assert results is not None
-    now = most = 0
+    now = peak = 0
     for event in sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         now += event.nbytes()
-        most = max(most, now)
-    return most
+        peak = max(peak, now)
+    return peak
 
 
 def shortest(works: dict[str, Callable[[], None]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """In turns, so that what else the machine does is shared; by the clock, and of the processor."""
+    """Return the shortest seconds by the clock and in processor time; in turns, so that all share other load."""
     clock, processor = dict.fromkeys(works, float("inf")), dict.fromkeys(works, float("inf"))
     for _ in range(rounds):
         for name, work in works.items():
-            started, used = time.perf_counter(), time.process_time()
+            start, cpu_start = time.perf_counter(), time.process_time()
             work()
-            clock[name] = min(clock[name], time.perf_counter() - started)
-            processor[name] = min(processor[name], time.process_time() - used)
+            clock[name] = min(clock[name], time.perf_counter() - start)
+            processor[name] = min(processor[name], time.process_time() - cpu_start)
     return clock, processor
 
 
 def row(name: str, width: int, length: int, heads: int, rounds: int) -> dict[str, object]:
     torch.manual_seed(0)
-    tensors = {key: x.requires_grad_() for key, x in drawn(length, heads, width).items()}
-    naive, chunked, given, named = families(tensors)[name]
+    tensors = {key: x.requires_grad_() for key, x in random_inputs(length, heads, width).items()}
+    naive, chunked, inputs, named = families(tensors)[name]
     works: dict[str, Callable[[], None]] = {}
     outputs = []
     for kind, form in (("token by token", naive), ("chunked", chunked)):
 
         def work(form: Form = form) -> Tensor:
-            return form(*given, **named, scale=width**-0.5)[0]
+            return form(*inputs, **named, scale=width**-0.5)[0]
 
         outputs.append(work().detach())
-        works |= {f"{kind}, {way}": run for way, run in both_ways(work, [*given, *named.values()]).items()}
-    products = both_ways(plain_products(length, heads * width), [])
+        works |= {
+            f"{kind}, {way}": run for way, run in with_and_without_gradients(work, [*inputs, *named.values()]).items()
+        }
+    products = with_and_without_gradients(plain_products(length, heads * width), [])
     works |= {f"plain products, {way}": run for way, run in products.items()}
     seconds, processor = shortest(works, rounds)
     error = float((outputs[1] - outputs[0]).abs().max() / outputs[0].std())
     peaks = {kind: peak_bytes(run) for kind, run in works.items() if kind.startswith("chunked")}
-    inputs = sum(x.nbytes for x in given)
+    input_bytes = sum(x.nbytes for x in inputs)
     print(f"{name}, {width}", file=sys.stderr, flush=True)
     times = {"seconds": seconds, "processor_seconds": processor}
-    return {"family": name, "width": width, "error": error, **times, "peak_bytes": peaks, "inputs": inputs}
+    return {"family": name, "width": width, "error": error, **times, "peak_bytes": peaks, "inputs": input_bytes}
 
 
 def main() -> None:
@@ -158,12 +160,12 @@ def main() -> None:
     if options.toy:
         options.widths, options.length, options.heads, options.rounds = [4], 40, 1, 1
     torch.set_num_threads(options.threads)
-    names = families(drawn(1, 1, 1))
+    names = families(random_inputs(1, 1, 1))
     shape = (options.length, options.heads, options.rounds)
     rows = [row(name, width, *shape) for width in options.widths for name in names]
-    about = {"length": options.length, "heads": options.heads, "threads": options.threads, "rounds": options.rounds}
+    settings = {"length": options.length, "heads": options.heads, "threads": options.threads, "rounds": options.rounds}
     machine = {"machine": platform.machine(), "torch": torch.__version__}
-    print(json.dumps({"benchmark": "recurrences", **machine, **about, "rows": rows}, indent=1))
+    print(json.dumps({"benchmark": "recurrences", **machine, **settings, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What it costs to see: a sweep against its parts, and a trace of states against a plain forward.
+"""Time a sweep against its parts, and a trace of states against a plain forward pass.
 
     python benchmarks/seeing.py --model MODEL --data CALIBRATION --text TEXT [--samples 8 --max-tokens 16384]
 
-A sweep of five methods at three compressions should cost one calibration and fifteen evaluations and little more; the
-parts are timed in the same process, before and after it. A trace takes turns with the forward. Peak memory of a trace
-is read in fresh processes.
+A sweep of five methods at three compressions should cost little more than one calibration and fifteen evaluations; the
+parts are timed in the same process, before and after it. Traces and forward passes take turns. The peak memory of a
+trace is measured in fresh processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=16384)
     parser.add_argument("--device", default=None)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", type=int, nargs="*", default=[1024, 8192], help="lengths whose peak is read")
+    parser.add_argument(
+        "--memory", type=int, nargs="*", default=[1024, 8192], help="lengths at which to measure peak memory"
+    )
     parser.add_argument("--trace-only", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.toy:
@@ -61,7 +63,7 @@ def main() -> None:
         calibration = seconds(device, lambda: calibrate(runtime, mixers, windows, needs))
         return calibration, seconds(device, lambda: mean_nats(runtime, tokens))
 
-    def swept(folder: str) -> None:
+    def run_sweep(folder: str) -> None:
         slimstate.sweep(
             options.model,
             folder,
@@ -77,7 +79,7 @@ def main() -> None:
 
     before = parts()
     with tempfile.TemporaryDirectory() as folder:
-        whole = seconds(device, lambda: swept(folder))
+        whole = seconds(device, lambda: run_sweep(folder))
     after = parts()
     calibration, evaluation = (statistics.mean(pair) for pair in zip(before, after, strict=True))
     ids = tokens[:1]
@@ -104,8 +106,8 @@ def main() -> None:
         "peak_memory_kib": {},
     }
     for length in options.memory:
-        words = ["--trace-only", length, "--model", options.model, "--text", options.text, "--device", "cpu"]
-        record["peak_memory_kib"][length] = int(last_line_of(__file__, *words))
+        arguments_here = ["--trace-only", length, "--model", options.model, "--text", options.text, "--device", "cpu"]
+        record["peak_memory_kib"][length] = int(last_line_of(__file__, *arguments_here))
     print(json.dumps(record, indent=2))
 
 

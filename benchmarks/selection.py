@@ -1,10 +1,9 @@
-"""Selection time: all heads of a model in one batch against the paper's procedure, head by head, in one run.
+"""Time selection: all heads of a model in one batch against the paper's procedure, head by head.
 
     python benchmarks/selection.py [--heads 384 --width 128 --keep 64 --rows 5000]
 
-The paper's procedure for one head: QR with column pivoting of its sampled activations in float32, then exchanges, each
-followed by a full QR of the exchanged columns, until no rho exceeds f. Ours: strong RRQR of the Gram matrices of all
-heads.
+The paper's procedure for one head: QR with column pivoting of its sampled activations in float32, then swaps, each
+followed by a full QR, until no rho exceeds f. Ours: strong RRQR of the Gram matrices of all heads.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from slimstate.selectors.rrqr import strong_rrqr
 
 
 def activations(heads: int, rows: int, width: int, seed: int) -> np.ndarray:
-    """Keys and queries as a trained model has them: a decaying spectrum, correlated channels, positive bias."""
+    """Return keys or queries like those of a trained model: decaying spectrum, correlated channels, positive bias."""
     generator = np.random.default_rng(seed)
     spectrum = np.logspace(0, -2, width)
     mixing = np.stack([np.linalg.qr(generator.standard_normal((width, width)))[0] for _ in range(heads)])
@@ -30,8 +29,8 @@ def activations(heads: int, rows: int, width: int, seed: int) -> np.ndarray:
     return np.asarray(x / (1 + np.exp(-4 * x)), dtype=np.float32)
 
 
-def one_head_with_full_factorisations(matrix: np.ndarray, keep: int, f: float) -> tuple[list[int], int]:
-    """QRCP of all rows, then a QR from scratch after every exchange."""
+def select_head_by_full_qr(matrix: np.ndarray, keep: int, f: float) -> tuple[list[int], int]:
+    """Return the channels that QRCP and swaps, each with a new QR, keep in one head, and the number of swaps."""
     _, order = scipy.linalg.qr(matrix, mode="r", pivoting=True)
     order = order.copy()
     swaps = 0
@@ -54,7 +53,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=64)
     parser.add_argument("--rows", type=int, default=5000)
     parser.add_argument("--f", type=float, default=1.5)
-    parser.add_argument("--timed-heads", type=int, default=16, help="heads of the slow procedure that are really run")
+    parser.add_argument("--timed-heads", type=int, default=16, help="heads on which the slow procedure is run")
     options = parser.parse_args()
     if options.toy:
         options.heads, options.width, options.keep, options.rows, options.timed_heads = 6, 16, 8, 200, 6
@@ -63,14 +62,14 @@ def main() -> None:
     grams = torch.from_numpy(np.einsum("hnc,hnd->hcd", sample.astype(np.float64), sample.astype(np.float64)))
     grams = grams.repeat(-(-options.heads // timed), 1, 1)[: options.heads]
 
-    started = time.perf_counter()
-    slow = [one_head_with_full_factorisations(matrix, options.keep, options.f) for matrix in sample]
-    slow_seconds = (time.perf_counter() - started) / timed * options.heads
+    start = time.perf_counter()
+    slow = [select_head_by_full_qr(matrix, options.keep, options.f) for matrix in sample]
+    slow_seconds = (time.perf_counter() - start) / timed * options.heads
 
     strong_rrqr(grams[:2], options.keep, options.f)
-    started = time.perf_counter()
+    start = time.perf_counter()
     fast = strong_rrqr(grams, options.keep, options.f)
-    fast_seconds = time.perf_counter() - started
+    fast_seconds = time.perf_counter() - start
 
     agree = sum(fast.keep[n].tolist() == keep for n, (keep, _) in enumerate(slow))
     assert float(fast.rho.max()) <= options.f

@@ -1,11 +1,10 @@
-"""A forward pass and a training step of whole models on a CPU: seconds, and where they go.
+"""Time and profile a forward pass and a training step of whole models on a CPU.
 
     python benchmarks/steps.py [--models FOLDER ... --batch 2 --length 512 --threads 2 --rounds 5 --against SOURCES]
 
-With `--against`, the folder `src` of another version, both run in turns, each in a process of its own. A training step
-is forward, backward and AdamW; times are the shortest of all rounds. Where the time goes is profiled with one thread,
-in which every operation can be seen, in both versions. A small Qwen3-Next with random weights is made beside the
-models that are given.
+With `--against`, the folder `src` of another version, both versions take turns, each in a process of its own. A
+training step is forward, backward and AdamW; times are the shortest of all rounds. Profiles use one thread, because the
+profiler sees only one. A small Qwen3-Next with random weights is added to the models.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ QWEN = {
     "shared_expert_intermediate_size": 128, "full_attention_interval": 4,
 }  # fmt: skip
 KINDS = ("forward", "training step")
-# an operation belongs to the first group with a part of its name, or of the name of one that it is part of
+# an operation belongs to the first group with a part of its name or of the name of an enclosing operation
 GROUPS = {
     "AdamW": ("_foreach", "Optimizer", "fused_adam"),
     "products of chunks": ("aten::bmm", "aten::baddbmm"),
@@ -78,37 +77,36 @@ def group_of(event: Any) -> str:
     return "Python and autograd"
 
 
-def profiled(work: Callable[[], None]) -> dict[str, float]:
-    """The share of the time by groups; what no operation takes is Python's."""
-    started = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        started = time.perf_counter()
+def profile_work(work: Callable[[], None]) -> dict[str, float]:
+    """Return the share of the time by group; time outside of operations is that of Python."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        start = time.perf_counter()
         work()
-        whole = time.perf_counter() - started
-    found: Counter[str] = Counter()
-    for event in seen.events():
-        found[group_of(event)] += event.self_cpu_time_total / 1e6 / whole
-    found["Python and autograd"] += 1 - sum(found.values())
-    return dict(found.most_common())
+        total = time.perf_counter() - start
+    shares: Counter[str] = Counter()
+    for event in profiler.events():
+        shares[group_of(event)] += event.self_cpu_time_total / 1e6 / total
+    shares["Python and autograd"] += 1 - sum(shares.values())
+    return dict(shares.most_common())
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Do what each line of the input names: time it, by the clock and of the processor, or profile it; and answer."""
+    """Time or profile the work that each line of the input names, and print the result as JSON."""
     torch.set_num_threads(options.threads)
-    known = works(Path(options.models[0]), options.batch, options.length)
+    work = works(Path(options.models[0]), options.batch, options.length)
     for line in sys.stdin:
         way, _, kind = line.strip().partition(" ")
         if way == "profile":
             torch.set_num_threads(1)
-            known[kind]()
-            print(json.dumps(profiled(known[kind])), flush=True)
+            work[kind]()
+            print(json.dumps(profile_work(work[kind])), flush=True)
             continue
         clock, processor = time.perf_counter(), time.process_time()
-        known[kind]()
+        work[kind]()
         print(json.dumps([time.perf_counter() - clock, time.process_time() - processor]), flush=True)
 
 
-def asked(server: subprocess.Popen[str], way: str, kind: str) -> Any:
+def request(server: subprocess.Popen[str], way: str, kind: str) -> Any:
     assert server.stdin is not None
     assert server.stdout is not None
     print(way, kind, file=server.stdin, flush=True)
@@ -116,26 +114,28 @@ def asked(server: subprocess.Popen[str], way: str, kind: str) -> Any:
 
 
 def in_turns(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The shortest seconds of each version for each kind of work, and where one thread spends them."""
-    words = [sys.executable, __file__, "--here", "--models", folder]
-    words += ["--batch", options.batch, "--length", options.length, "--threads", options.threads]
+    """Return the shortest seconds of each version for each kind of work, and their profile with one thread."""
+    command = [sys.executable, __file__, "--here", "--models", folder]
+    command += ["--batch", options.batch, "--length", options.length, "--threads", options.threads]
     versions = {"now": "", **({"before": options.against} if options.against else {})}
     servers = {}
     for version, sources in versions.items():
         path = {"PYTHONPATH": sources} if sources else {}
         servers[version] = subprocess.Popen(
-            [str(word) for word in words], env={**os.environ, **path}, text=True, stdin=subprocess.PIPE,
+            [str(word) for word in command], env={**os.environ, **path}, text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
     seconds: dict[str, dict[str, list[float]]] = {version: {} for version in versions}
     for turn in range(options.rounds + 1):
         for version, server in servers.items():
             for kind in KINDS:
-                taken = asked(server, "time", kind)
+                seconds_now = request(server, "time", kind)
                 if turn:  # the first one warms up
-                    best = seconds[version].get(kind, taken)
-                    seconds[version][kind] = [min(pair) for pair in zip(best, taken, strict=True)]
-    shares = {version: {kind: asked(server, "profile", kind) for kind in KINDS} for version, server in servers.items()}
+                    best = seconds[version].get(kind, seconds_now)
+                    seconds[version][kind] = [min(pair) for pair in zip(best, seconds_now, strict=True)]
+    shares = {
+        version: {kind: request(server, "profile", kind) for kind in KINDS} for version, server in servers.items()
+    }
     for server in servers.values():
         server.communicate()
     return {"seconds": seconds, "shares": shares}
@@ -164,8 +164,8 @@ def main() -> None:
             name = "Qwen3-Next, small" if str(folder) == scratch else folder.name
             rows.append({"model": name, **in_turns(folder, options)})
             print(name, file=sys.stderr, flush=True)
-    about = {"batch": options.batch, "length": options.length, "threads": options.threads, "rounds": options.rounds}
-    print(json.dumps({"benchmark": "steps", "torch": torch.__version__, **about, "rows": rows}, indent=1))
+    settings = {"batch": options.batch, "length": options.length, "threads": options.threads, "rounds": options.rounds}
+    print(json.dumps({"benchmark": "steps", "torch": torch.__version__, **settings, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
