@@ -52,9 +52,9 @@ class MemoryWatch:
         def training(walk: Walk, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
             if layer.number == 0:
                 self.bytes["peak_before_it_is_trained"] = 1024 * peak_memory_kib()
-                resting = [weight.stored for weight in layer.weights.values() if isinstance(weight, CompactWeight)]
+                experts = [weight.stored for weight in layer.weights.values() if isinstance(weight, CompactWeight)]
                 others = [weight for weight in layer.weights.values() if not isinstance(weight, CompactWeight)]
-                self.bytes |= {"experts": _bytes(resting), "other_weights": _bytes(others)}
+                self.bytes |= {"experts": _bytes(experts), "other_weights": _bytes(others)}
                 trained = [walk.cut_model.model.get_submodule(each).parameters() for each in places]
                 self.bytes["trained_weights"] = _bytes(weight for each in trained for weight in each)
             return train(walk, layer, places, added)

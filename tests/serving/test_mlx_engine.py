@@ -26,7 +26,6 @@ from slimstate.serving.verification.engine_call import PROGRAM, Scores
 from slimstate.serving.verification.verify import Comparison, read_windows
 from slimstate.system.json_files import write_json
 from tiny_model import COMMON
-from training_calls import recover, train
 
 PYTHON = os.environ.get("SLIMSTATE_MLX_PYTHON", "")
 pytestmark = [
@@ -105,9 +104,9 @@ def test_mlx_reads_what_train_and_recover_write(name, tmp_path):
     options = {**COMMON, **engine_models.MODELS[name].options, "model_type": name, "vocab_size": 300}
     write_json(config, {key: value for key, value in options.items() if value is not None})
     small = {"data": str(text), "length": 32, "steps": 1, "batch_size": 1, "device": "cpu", "report_to": "none"}
-    train(config, tmp_path / "trained", **small)
+    slimstate.train(config, tmp_path / "trained", **small, progress=False)
     cut = engine_models.cut(tmp_path / "trained", 64)
-    recover(cut, tmp_path / "recovered", **small)
+    slimstate.recover(cut, tmp_path / "recovered", **small, progress=False)
     for folder in (tmp_path / "trained", tmp_path / "recovered"):
         record = slimstate.verify(folder, engine="mlx", python=PYTHON, **OPTIONS, device="cpu", progress=False)
         assert record.outcome.verdict == "agrees", record.verdict
