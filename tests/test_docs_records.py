@@ -23,6 +23,33 @@ def test_sweeps_of_one_model_use_the_same_text(path):
     assert all(row.word_perplexity for row in sweep.rows)
 
 
+def test_numbers_of_the_paper_agree_with_each_other():
+    """Averages are means of their columns, and summaries repeat the large tables, except where it is marked."""
+    paper = json.loads((RECORDS / "paper.json").read_text())
+    tasks, recall, half = paper["zero_shot"], paper["recall"], paper["half"]
+    odd = []
+    for model in [name for name in tasks if name != "columns"]:
+        for key in ("before", "after"):
+            for method, by_share in tasks[model][key].items():
+                for values in by_share.values():
+                    if sum(values[2:8]) / 6 != pytest.approx(values[8], abs=0.1):
+                        odd.append((tasks[model]["label"], values[8]))
+                short = [*by_share["50"][:2], by_share["50"][8]]
+                assert half[model][key][method][:3] == short
+                assert key == "before" or half[model][key][method][3] == recall[model]["after"][method]["50"][6]
+        for by_share in recall[model]["after"].values():
+            for values in by_share.values():
+                assert sum(values[:6]) / 6 == pytest.approx(values[6], abs=0.1)
+    headline = paper["headline"]
+    for method, by_share in headline["after"].items():
+        for share, values in by_share.items():
+            full = tasks[headline["model"]]["after"][method][share]
+            assert values == [*full[:2], full[8], recall[headline["model"]]["after"][method][share][6]]
+    marked = {(mark["label"], mark["printed"]) for mark in paper["suspicious"]}
+    assert odd
+    assert marked >= {*odd}
+
+
 def test_shipped_curves_of_kernels_equal_the_records():
     printed = json.loads((RECORDS / "vllm-kernels.json").read_text())["rows"]
     timed = json.loads((RECORDS / "vllm-kernels-mamba2.json").read_text())["rows"]

@@ -41,12 +41,12 @@ PAPER_FILTERS = {f"the paper, {kind}": kind for kind in ("own", "shared")}
 
 
 def _paper_ratio(cut: float, model: str) -> str:
-    ratio = cut / record("paper")["word_perplexity"][PAPER_MODELS[model]]["uncut"]
+    ratio = cut / record("paper")["zero_shot"][PAPER_MODELS[model]]["uncut"][0]
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 def _paper_method(model: str, compression: str, method: str) -> str:
-    return _paper_ratio(record("paper")["word_perplexity"][PAPER_MODELS[model]]["cut"][method][compression], model)
+    return _paper_ratio(record("paper")["zero_shot"][PAPER_MODELS[model]]["before"][method][compression][0], model)
 
 
 def _paper_score(model: str, score: str, method: str) -> str:
