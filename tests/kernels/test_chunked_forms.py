@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import slimstate.kernels.chunk_scan
-from slimstate.kernels import delta_rule, gla, kda, linear_attention, mamba2, rwkv6
+from slimstate.kernels import delta_rule, gla, rwkv6
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
 from slimstate.kernels.chunks import inverse_by_halves, inverse_of_unit_lower
 
@@ -28,14 +28,14 @@ class Form:
 
 
 FORMS = {
-    "linear attention": Form(linear_attention.recurrence, linear_attention.chunked),
-    "mamba-2": Form(mamba2.recurrence, mamba2.chunked, ("by head",)),
+    "linear attention": Form(gla.recurrence, gla.chunked),
+    "mamba-2": Form(gla.recurrence, gla.chunked, ("by head",)),
     "gla": Form(gla.recurrence, gla.chunked, ("by channel",)),
     "rwkv-6": Form(rwkv6.recurrence, rwkv6.chunked, ("by channel",), ("bonus",)),
     "delta rule": Form(delta_rule.recurrence, delta_rule.chunked, ("beta",)),
     "gated delta rule": Form(delta_rule.recurrence, delta_rule.chunked, ("beta", "by head")),
     "comba": Form(delta_rule.recurrence, delta_rule.chunked, ("beta", "by head"), ("erase",)),
-    "kda": Form(kda.recurrence, kda.chunked, ("beta", "by channel")),
+    "kda": Form(delta_rule.recurrence, delta_rule.chunked, ("beta", "by channel")),
 }
 every_form = pytest.mark.parametrize("name", FORMS)
 

@@ -1,6 +1,6 @@
-"""How Triton chooses between the variants of a kernel: it compiles and times each, hundreds for a key width.
+"""Control how Triton chooses between the variants of a kernel: it compiles and times each, hundreds for a key width.
 
-It has no way to leave out one that breaks: an illegal memory access ends the process.
+Triton cannot skip a variant that fails: an illegal memory access ends the process.
 """
 
 from __future__ import annotations
@@ -12,65 +12,59 @@ from typing import Any
 
 Judge = Callable[[Callable[[], object], Sequence[float]], list[float]]
 
-WARMED_MS, TIMED_MS = 5, 25  # a quarter of what Triton takes; compiling is most of the rest
+WARMUP_MS, TIMING_MS = 5, 25  # a quarter of Triton's defaults; compiling takes most of the rest
 
 
 def judge_variants_by(judge: Judge) -> None:
-    """Let Triton judge variants by this function of a call and the quantiles it wants, whatever comes after."""
+    """Let Triton time variants by this function of a call and the quantiles to return."""
     from triton.runtime.autotuner import Autotuner
 
     Autotuner.do_bench = property(lambda tuner: judge, lambda tuner, value: None)
 
 
 def tune_briefly() -> None:
-    """Judge variants by a short timing, unless something else was chosen."""
+    """Time variants briefly, unless `judge_variants_by` was called before."""
     from triton.runtime.autotuner import Autotuner
 
     if not isinstance(vars(Autotuner).get("do_bench"), property):
-        judge_variants_by(_timed_briefly)
+        judge_variants_by(_time_briefly)
 
 
-def _timed_briefly(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
+def _time_briefly(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
     from triton.testing import do_bench
 
-    times: list[float] = do_bench(kernel, warmup=WARMED_MS, rep=TIMED_MS, quantiles=quantiles)
+    times: list[float] = do_bench(kernel, warmup=WARMUP_MS, rep=TIMING_MS, quantiles=quantiles)
     return times
 
 
 def compile_side_by_side(threads: int) -> None:
-    """Compile the variants of a kernel in so many threads before they are timed one after the other; by itself Triton
-    compiles each just before it is timed.
-    """
+    """Compile the variants of a kernel in threads before they are timed; Triton itself compiles one after the other."""
     import triton
     from triton.runtime.autotuner import Autotuner
 
-    mode = getattr(triton, "AsyncCompileMode", None)  # since Triton 3.6 as it is used here
-    if (
-        threads < 2
-        or hasattr(Autotuner, "untried")
-        or mode is None
-        or "ignore_errors" not in signature(mode).parameters
-    ):
+    mode = getattr(triton, "AsyncCompileMode", None)  # since Triton 3.6 with `ignore_errors`
+    is_supported = mode is not None and "ignore_errors" in signature(mode).parameters
+    if threads < 2 or hasattr(Autotuner, "untried") or not is_supported:
         return
     choose, time_one = Autotuner.prune_configs, Autotuner._bench
 
-    def choosing(tuner: Any, options: Mapping[str, Any]) -> Any:
+    def note_variants(tuner: Any, options: Mapping[str, Any]) -> Any:
         tuner.untried = choose(tuner, options)
         return tuner.untried
 
-    def timing_one(tuner: Any, *arguments: Any, config: Any, **options: Any) -> Any:
-        if len(tuner.untried) > 1:  # not reached where an earlier choice was kept on disk
+    def compile_then_time(tuner: Any, *arguments: Any, config: Any, **options: Any) -> Any:
+        if len(tuner.untried) > 1:  # Triton does not come here if it has cached its choice on disk
             _compile(tuner.fn, tuner.untried, arguments, options, threads)
         tuner.untried = ()
         return time_one(tuner, *arguments, config=config, **options)
 
-    Autotuner.untried, Autotuner.prune_configs, Autotuner._bench = (), choosing, timing_one
+    Autotuner.untried, Autotuner.prune_configs, Autotuner._bench = (), note_variants, compile_then_time
 
 
 def _compile(
     kernel: Any, variants: Sequence[Any], arguments: Sequence[Any], options: Mapping[str, Any], threads: int
 ) -> None:
-    """Fill the kernel's cache. What cannot be compiled is left to the timing, where Triton knows what to do."""
+    """Fill the kernel's cache; variants that cannot be compiled are left to the timing, which handles them."""
     import triton
 
     pool = ThreadPoolExecutor(threads)
@@ -83,10 +77,10 @@ def _compile(
 
 
 def leave_out_faulty() -> None:
-    """Keep kernels of the delta rule whose blocks are as wide as the key to the variants that work below key dim 64.
+    """Remove variants of delta-rule kernels with blocks as wide as the key that fail below key dim 64.
 
-    Seen with Triton 3.6 on an H200 at key dims 16 and 32, where those with 4 warps make illegal memory accesses, each
-    time or now and then; those with 2 give right results. Others report the same of blocks of 32 (triton issue 11366).
+    With Triton 3.6 on an H200 at key dims 16 and 32, variants with 4 warps make illegal memory accesses, always or
+    sometimes; those with 2 are right. Others report the same for blocks of 32 (triton issue 11366).
     """
     from fla.ops.common.chunk_o import chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local
     from fla.ops.delta_rule.wy_fast import recompute_w_u_fwd_kernel
@@ -97,4 +91,4 @@ def leave_out_faulty() -> None:
 
 def _without_faulty(variants: Sequence[Any], arguments: Mapping[str, Any], **options: Any) -> list[Any]:
     narrow = {**arguments, **options}["K"] < 64
-    return [each for each in variants if not narrow or each.num_warps <= 2]
+    return [variant for variant in variants if not narrow or variant.num_warps <= 2]

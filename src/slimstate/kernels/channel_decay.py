@@ -1,11 +1,11 @@
-"""Decays of every channel within chunks, however strong: by halves of halves, and nothing can overflow.
+"""Apply a decay per channel within chunks, however strong: by halves of halves, without overflow.
 
-M chunks of C tokens, R readers, K key dim; g [M, C, K], the logarithm of the decay. Between the writing at s and a
-reading at t > s lies the decay of the tokens between. For s in the left half of a block and t in its right half that is
-what is left at the end of the left one, times what is lost since: two factors of at most 1, one with the keys and one
-with the readers, and a matrix product. A block of two tokens has no decay in between. From there blocks are doubled
-until they are the chunk: at each step the readers of right halves lose what left halves do, and the keys of left halves
-what right ones do, and no decay is divided by another.
+M chunks of C tokens, R readers, K key dim; g [M, C, K], the logarithm of the decay. Between a write at s and a read at
+t > s lies the decay of the tokens between them. For s in the left half of a block and t in its right half, that is the
+decay from s to the end of the left half times the decay from there to t: two factors of at most 1, one applied to the
+keys and one to the readers, and a matrix product. A block of two tokens has no decay in between. From there blocks are
+doubled up to the chunk: at each step the readers of right halves get the decay of left halves, and the keys of left
+halves that of right halves. No decay is ever divided by another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from slimstate.kernels.chunks import product
 from slimstate.kernels.head_decay import Decayed, DecayedGradient
 
-# tokens of half a block, up to which a product of matrices takes longer than all products of their numbers
+# tokens of half a block up to which a matrix product is slower than elementwise products
 SMALL = 4
 
 
@@ -26,22 +26,22 @@ SMALL = 4
 class _Halves:
     """Blocks of one size, P of them in a chunk, with halves of L tokens."""
 
-    readers: Tensor  # of right halves, what is left at their beginning [M, P, R, L, K]
-    keys: Tensor  # of left halves, as they are at their end [M, P, L, K]
-    left: Tensor  # the decay of the whole left half [M, P, K]
+    readers: Tensor  # of right halves, relative to their start [M, P, R, L, K]
+    keys: Tensor  # of left halves, relative to their end [M, P, L, K]
+    left: Tensor  # the decay of the left half [M, P, K]
     right: Tensor
 
 
 class ChannelDecay:
-    """A decay for each channel. `late`: readers see the decay and, the first one, the writing of their own token.
+    """A decay for each channel. `late`: readers see the decay of their own token, and the first one its write.
 
-    `bonus` [M, K]: how much of the writing of its own token the first reader sees instead.
+    `bonus` [M, K]: the weight with which the first reader sees the write of its own token instead.
     """
 
     def __init__(
         self, readers: Tensor, keys: Tensor, g: Tensor, *, late: bool, bonus: Tensor | None, keep: bool
     ) -> None:
-        self.given, self.keys, self.late = readers, keys, late
+        self.inputs, self.keys, self.late = readers, keys, late
         self.bonus = None if bonus is None else bonus.unsqueeze(1)
         self.decay = g.exp()
         # readers of the state before their token
@@ -63,21 +63,21 @@ class ChannelDecay:
         self.decayed = Decayed(scores=scores, readers=local, keys=ends, fade=hop.mT)
 
     def _own(self, x: Tensor) -> Tensor:
-        """Of a reader or a key, as much as the other one of its token has to do with it."""
+        """Weight a reader or a key for the other one of its token."""
         return x if self.bonus is None else x * self.bonus
 
     @staticmethod
     def _pair(local: Tensor, ends: Tensor, hop: Tensor, half: int) -> _Halves:
-        """Views of the halves of all blocks."""
+        """Return views of the halves of all blocks."""
         left, right = hop.view(len(hop), -1, 2, hop.shape[2]).unbind(2)
         return _Halves(_right(local, half), _left(ends, half), left, right)
 
     def backward(self, by: DecayedGradient) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The gradient by readers, keys, g and the bonus."""
+        """Return the gradient of the readers, the keys, g and the bonus."""
         assert by.fade is not None
         assert self.decayed.fade is not None
         reading, keys = by.readers.clone(), by.keys.clone()
-        # by the logarithm of the decay of a whole half: of all that goes through it
+        # the gradient of the logarithm of a half's decay: from everything that passes through the half
         g = (by.fade * self.decayed.fade).mT
         for halves in reversed(self.halves):
             half = halves.keys.shape[2]
@@ -97,25 +97,25 @@ class ChannelDecay:
             return reading, keys, g, None
         own = by.scores[:, 0].diagonal(0, -2, -1).unsqueeze(-1)
         reading[:, 0].addcmul_(own, self._own(self.keys))
-        keys.addcmul_(own, self._own(self.given[:, 0]))
-        bonus = None if self.bonus is None else (own * self.given[:, 0] * self.keys).sum(1)
+        keys.addcmul_(own, self._own(self.inputs[:, 0]))
+        bonus = None if self.bonus is None else (own * self.inputs[:, 0] * self.keys).sum(1)
         return reading, keys, g, bonus
 
 
 def _right(readers: Tensor, half: int) -> Tensor:
-    """Of [M, R, C, K] the right halves of blocks [M, P, R, L, K], as a view."""
+    """View the right halves of blocks [M, P, R, L, K] in [M, R, C, K]."""
     count, each, tokens, width = readers.shape
     return readers.view(count, each, tokens // (2 * half), 2, half, width).select(3, 1).transpose(1, 2)
 
 
 def _left(keys: Tensor, half: int) -> Tensor:
-    """Of [M, C, K] the left halves of blocks [M, P, L, K], as a view."""
+    """View the left halves of blocks [M, P, L, K] in [M, C, K]."""
     count, tokens, width = keys.shape
     return keys.view(count, tokens // (2 * half), 2, half, width).select(2, 0)
 
 
 def _blocks(scores: Tensor, half: int) -> Tensor:
-    """Of [M, R, C, C], where right halves of blocks meet left ones [M, P, R, L, L], as a view."""
+    """View the scores of right halves for left halves [M, P, R, L, L] in [M, R, C, C]."""
     count, each, tokens, _ = scores.shape
     blocks = tokens // (2 * half)
     parts = scores.view(count, each, blocks, 2, half, blocks, 2, half)
@@ -123,7 +123,7 @@ def _blocks(scores: Tensor, half: int) -> Tensor:
 
 
 def _between(halves: _Halves) -> Tensor:
-    """What the readers of right halves get of the tokens of left ones [M, P, R, L, L]."""
+    """Return the scores of the readers of right halves for the tokens of left halves [M, P, R, L, L]."""
     readers, keys = halves.readers, halves.keys
     if keys.shape[2] <= SMALL:
         return (readers.unsqueeze(-2) * keys[:, :, None, None]).sum(-1)
@@ -131,7 +131,7 @@ def _between(halves: _Halves) -> Tensor:
 
 
 def _between_backward(halves: _Halves, by: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient by readers and keys."""
+    """Return the gradient of the readers and the keys."""
     readers, keys = halves.readers, halves.keys
     if keys.shape[2] <= SMALL:
         by = by.unsqueeze(-1)
@@ -144,19 +144,19 @@ def _between_backward(halves: _Halves, by: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows(readers: Tensor) -> Tensor:
-    """[M, P, R, L, K] as [M, R P L, K]."""
+    """Return [M, P, R, L, K] as [M, R P L, K]."""
     return readers.transpose(1, 2).flatten(1, 3)
 
 
 def _of_own_block(products: Tensor, half: int) -> Tensor:
-    """Of [M, R P L, P L] what readers and keys of one block have [M, P, R, L, L], as a view.
+    """View the products of readers and keys of the same block [M, P, R, L, L] in [M, R P L, P L].
 
-    The others are made for nothing: one product for a chunk takes less time than many small ones.
+    The others are not used: one product for a chunk is faster than many small ones.
     """
     count, rows, columns = products.shape
     return _on_diagonal(products.view(count, rows // columns, columns // half, half, columns // half, half))
 
 
 def _on_diagonal(parts: Tensor) -> Tensor:
-    """Of [M, R, P, L, P, L] those of one block [M, P, R, L, L], as a view."""
+    """View the entries of the same block [M, P, R, L, L] in [M, R, P, L, P, L]."""
     return parts.diagonal(0, 2, 4).permute(0, 4, 1, 2, 3)

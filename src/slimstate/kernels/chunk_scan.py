@@ -1,17 +1,17 @@
-"""A recurrence C tokens at a time: matrix products within a chunk, a state between chunks, and the gradient of both.
+"""Compute a recurrence C tokens at a time: matrix products within a chunk, a state between chunks, and the gradient.
 
 B batch, T time, H heads, N chunks, K key dim, V value dim. q, k, erase [B, T, H, K]; v [B, T, H, V]; beta [B, T, H];
 g [B, T, H] or [B, T, H, K], the logarithm of the decay; state [B, H, K, V].
 
-    S_t = e^{g_t} S_{t-1} + k_t u_t',   u_t = v_t,  or beta_t (v_t - what `erase`, or k_t, finds in the state)
+    S_t = e^{g_t} S_{t-1} + k_t u_t',   u_t = v_t,  or beta_t (v_t - what `erase`, or k_t, reads from the state)
 
-With what the decays make of a chunk (`head_decay`, `channel_decay`), the readers Q and P of its first state S_0, the
-scores among its tokens and the keys as they are left at its end, it is
+With the decays of a chunk (`head_decay`, `channel_decay`) applied to the readers Q and P of its first state S_0, the
+scores between its tokens and the keys at its end, this is
 
     (I + beta A) u = beta (v - P S_0),   o = Q S_0 + scores u,   S_1 = fade S_0 + keys' u
 
-The backward pass makes everything inside a chunk anew. What is kept for it are the inputs, the states between the
-chunks, and where something is erased the updates u and the inverse of I + beta A: memory is linear in the length.
+The backward pass computes everything inside a chunk again. Saved for it are the inputs, the states between chunks, and
+where something is erased the updates u and the inverse of I + beta A: memory is linear in the length.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from slimstate.kernels.chunks import chunk_views, in_chunks, inverse_of_unit_low
 from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
 from slimstate.system.threads import parallel_map
 
-# tokens of a chunk: longer ones take more inside of them, shorter ones more of the state between them; the more so
-# where channels decay by themselves
+# tokens of a chunk: longer chunks cost more inside of them, shorter ones more between them, above all where every
+# channel has a decay
 CHUNK, CHUNK_BY_CHANNEL = 64, 32
-# tokens times channels of a part, below which threads wait for each other longer than they compute
+# tokens times channels of a part, below which a thread waits longer than it computes
 WORTH_A_THREAD = 65536
-# how many groups of chunks a gradient is made in, and tokens times channels of a group that is not made smaller
+# groups of chunks that a gradient is computed in, and tokens times channels that a group has at least
 GROUPS, SMALL_GROUP = 4, 32768
-# where the heads are in q, k, v, g, beta, erase, bonus and the state
+# the axis of the heads in q, k, v, g, beta, erase, bonus and the state
 HEAD_AXES = (2, 2, 2, 2, 2, 2, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Which recurrence it is."""
+    """The kind of a recurrence."""
 
     # the factor of the queries
     scale: float = 1.0
-    # whether the queries read the state after their own token, and not the one before it
+    # whether queries read the state after their own token, or the one before it
     late: bool = True
-    # whether `erase` looks into the state before the decay of its own token
+    # whether `erase` reads the state before the decay of its own token
     early_erase: bool = False
-    # C, the tokens of a chunk; None is what is fast for the widths at hand
+    # C, the tokens of a chunk; None chooses a fast one
     chunk: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The tensors of a recurrence by token; those that it does not have are None."""
+    """The tensors of a recurrence by token; None for those that it does not have."""
 
     q: Tensor
     k: Tensor
@@ -64,82 +64,82 @@ class Inputs:
     g: Tensor | None = None
     beta: Tensor | None = None
     erase: Tensor | None = None
-    # how much of the writing of their own token the queries see besides the state before it [H, K]
+    # the weight of their own token that queries see beside the state before it [H, K]
     bonus: Tensor | None = None
 
 
 def chunk_scan(inputs: Inputs, state: Tensor | None, rule: Rule) -> tuple[Tensor, Tensor]:
-    """The outputs [B, T, H, V] and the last state of a recurrence."""
+    """Return the outputs [B, T, H, V] and the last state of a recurrence."""
     if state is None:
         shape = inputs.v.shape
         state = inputs.v.new_zeros(shape[0], shape[2], inputs.k.shape[-1], shape[3])
-    given = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.erase, inputs.bonus, state)
-    o, last = _ChunkScan.apply(rule, *given)  # type: ignore[no-untyped-call]
+    tensors = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.erase, inputs.bonus, state)
+    o, last = _ChunkScan.apply(rule, *tensors)  # type: ignore[no-untyped-call]
     return o, last
 
 
-Given = tuple[Tensor | None, ...]
+Tensors = tuple[Tensor | None, ...]
 T = TypeVar("T")
 
 
 class _ChunkScan(torch.autograd.Function):
-    """On a CPU the heads are shared out among threads: nothing goes from one to another."""
+    """The scan and its gradient; on a CPU the heads, which are independent, are divided between threads."""
 
     @staticmethod
-    def forward(ctx: Any, rule: Rule, *given: Tensor | None) -> tuple[Tensor, Tensor]:
-        v, parts = given[2], _parts(given)
+    def forward(ctx: Any, rule: Rule, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        v, parts = tensors[2], _parts(tensors)
         assert v is not None
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
         def work(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
             own = _heads(o, 2, number, parts)
-            inputs = _heads_of_all(given, number, parts)
+            inputs = _heads_of_all(tensors, number, parts)
             return _Chunks(rule, inputs, chunk=_chunk_of(rule, inputs)).forward(own)
 
-        found = _done(work, parts, v.device)
-        ctx.rule, ctx.parts, ctx.kept = rule, parts, len(found[0][1])
-        ctx.save_for_backward(*given, *(tensor for _, kept in found for tensor in kept))
-        lasts = [last for last, _ in found]
+        results = _run(work, parts, v.device)
+        ctx.rule, ctx.parts, ctx.count_per_part = rule, parts, len(results[0][1])
+        ctx.save_for_backward(*tensors, *(tensor for _, saved in results for tensor in saved))
+        lasts = [last for last, _ in results]
         return o, lasts[0] if parts == 1 else torch.cat(lasts, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor, by_last: Tensor) -> tuple[Any, ...]:
         count = len(HEAD_AXES)
-        given, kept, each = ctx.saved_tensors[:count], ctx.saved_tensors[count:], ctx.kept
-        found = [None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
+        tensors, saved, each = ctx.saved_tensors[:count], ctx.saved_tensors[count:], ctx.count_per_part
+        gradients = [None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in tensors]
 
         def work(number: int) -> None:
-            own = _heads_of_all(given, number, ctx.parts)
+            own = _heads_of_all(tensors, number, ctx.parts)
             by = _heads(by_output, 2, number, ctx.parts), _heads(by_last, 1, number, ctx.parts)
-            mine = kept[number * each : (number + 1) * each]
-            _backward_in_groups(ctx.rule, own, mine, by, _heads_of_all(found, number, ctx.parts))
+            mine = saved[number * each : (number + 1) * each]
+            _backward_in_groups(ctx.rule, own, mine, by, _heads_of_all(gradients, number, ctx.parts))
 
-        _done(work, ctx.parts, by_output.device)
-        return None, *found
+        _run(work, ctx.parts, by_output.device)
+        return None, *gradients
 
 
-def _backward_in_groups(rule: Rule, given: Given, kept: Given, by: tuple[Tensor, Tensor], into: Given) -> None:
-    """The gradient, some chunks at a time from the end: what is made anew for it is small beside what is kept."""
-    chunk = _chunk_of(rule, given)
+def _backward_in_groups(rule: Rule, tensors: Tensors, saved: Tensors, by: tuple[Tensor, Tensor], into: Tensors) -> None:
+    """Compute the gradient some chunks at a time, from the end, so that what is computed again stays small."""
+    chunk = _chunk_of(rule, tensors)
     output, last = by
     bonus, first = into[6:]
     if bonus is not None:
         bonus.zero_()
-    for start, end in reversed(_groups(given, chunk)):
+    for start, end in reversed(_groups(tensors, chunk)):
         tokens = slice(start * chunk, end * chunk)
         part, into_part = (
-            (*(None if x is None else x[:, tokens] for x in all_[:6]), *all_[6:]) for all_ in (given, into)
+            (*(None if x is None else x[:, tokens] for x in all_[:6]), *all_[6:]) for all_ in (tensors, into)
         )
         chunks = _Chunks(rule, part, chunk=chunk, keep=True)
-        last = chunks.backward(tuple(x[start:end] for x in kept if x is not None), output[:, tokens], last, into_part)
+        last = chunks.backward(tuple(x[start:end] for x in saved if x is not None), output[:, tokens], last, into_part)
     assert first is not None
     first.copy_(last)
 
 
-def _chunk_of(rule: Rule, given: Given) -> int:
-    """Tokens of a chunk, not many more than there are; where channels decay, a power of 2."""
-    q, g = given[0], given[3]
+def _chunk_of(rule: Rule, tensors: Tensors) -> int:
+    """Return the tokens of a chunk, not many more than there are; a power of 2 where every channel has a decay."""
+    q, g = tensors[0], tensors[3]
     assert q is not None
     time = q.shape[1]
     if g is not None and g.ndim == q.ndim:
@@ -147,18 +147,18 @@ def _chunk_of(rule: Rule, given: Given) -> int:
     return min(rule.chunk or CHUNK, time)
 
 
-def _groups(given: Given, chunk: int) -> list[tuple[int, int]]:
-    """The chunks whose gradient is made at a time, from one to another."""
-    q = given[0]
+def _groups(tensors: Tensors, chunk: int) -> list[tuple[int, int]]:
+    """Return the first and last chunk of every group whose gradient is computed together."""
+    q = tensors[0]
     assert q is not None
     count, each = -(-q.shape[1] // chunk), q[:, :chunk].numel()
     size = max(1, min(max(-(-count // GROUPS), SMALL_GROUP // each), count))
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _parts(given: Given) -> int:
-    """Into how many parts the heads go: one for each core, where the work of each is worth a thread."""
-    q, state = given[0], given[-1]
+def _parts(tensors: Tensors) -> int:
+    """Return the number of parts of the heads: one for each core if there is enough work for a thread."""
+    q, state = tensors[0], tensors[-1]
     assert q is not None
     assert state is not None
     if state.device.type != "cpu":
@@ -167,8 +167,8 @@ def _parts(given: Given) -> int:
     return parts if q.shape[1] * state[:, :, :, 0].numel() >= parts * WORTH_A_THREAD else 1
 
 
-def _done(work: Callable[[int], T], parts: int, device: torch.device) -> list[T]:
-    """On a CPU each part by a thread that computes alone, also where there is but one."""
+def _run(work: Callable[[int], T], parts: int, device: torch.device) -> list[T]:
+    """Compute every part, on a CPU in a thread of its own, even if there is only one."""
     with torch.autocast(device.type, enabled=False):
         return parallel_map(work, range(parts)) if device.type == "cpu" else [work(0)]
 
@@ -177,50 +177,47 @@ def _heads(x: Tensor, axis: int, number: int, parts: int) -> Tensor:
     return x.tensor_split(parts, axis)[number]
 
 
-def _heads_of_all(given: Sequence[Tensor | None], number: int, parts: int) -> Given:
-    """The inputs and the state of some heads, as views."""
-    axes = zip(given, HEAD_AXES, strict=True)
+def _heads_of_all(tensors: Sequence[Tensor | None], number: int, parts: int) -> Tensors:
+    """Return the inputs and the state of some heads, as views."""
+    axes = zip(tensors, HEAD_AXES, strict=True)
     return tuple(None if x is None else _heads(x, axis, number, parts) for x, axis in axes)
 
 
 class _Chunks:
-    """The inputs of a recurrence in chunks, and what their decays make of them; `keep`: for a backward pass."""
+    """The inputs of a recurrence in chunks, with their decays applied; `keep` what a backward pass needs."""
 
-    def __init__(self, rule: Rule, given: Given, *, chunk: int, keep: bool = False) -> None:
-        q, k, v, g, beta, erase, bonus, state = given
+    def __init__(self, rule: Rule, tensors: Tensors, *, chunk: int, keep: bool = False) -> None:
+        q, k, v, g, beta, erase, bonus, state = tensors
         assert q is not None
         assert k is not None
         assert v is not None
         assert state is not None
         self.rule, self.state, self.chunk = rule, state, chunk
-        self.v, self.by_keys = self._split(v), erase is None
-        keys = self._split(k).flatten(0, 1)
-        self.beta = None if beta is None else self._split(beta.unsqueeze(-1))
+        self.v, self.by_keys = in_chunks(v, chunk), erase is None
+        keys = in_chunks(k, chunk).flatten(0, 1)
+        self.beta = None if beta is None else in_chunks(beta.unsqueeze(-1), chunk)
         readers = self._readers(q, None if beta is None else (k if erase is None else erase))
         self.decay: HeadDecay | ChannelDecay
         if g is not None and g.ndim == k.ndim:
             seen = None if bonus is None else bonus.repeat(len(keys) // len(bonus), 1)
-            decay = self._split(g).flatten(0, 1)
+            decay = in_chunks(g, chunk).flatten(0, 1)
             self.decay = ChannelDecay(readers, keys, decay, late=rule.late, bonus=seen, keep=keep)
         else:
-            decays = None if g is None else self._split(g.unsqueeze(-1)).flatten(0, 1)
+            decays = None if g is None else in_chunks(g.unsqueeze(-1), chunk).flatten(0, 1)
             self.decay = HeadDecay(readers, keys, decays, early=rule.early_erase)
 
-    def _split(self, x: Tensor) -> Tensor:
-        return in_chunks(x, self.chunk)
-
     def _readers(self, q: Tensor, erase: Tensor | None) -> Tensor:
-        """[N B H, R, C, K]."""
+        """Return the readers [N B H, R, C, K]."""
         views = [chunk_views(x, self.chunk) for x in (q, erase) if x is not None]
         chunks, batch, heads = views[0].shape[:3]
-        found = q.new_empty(chunks, batch, heads, len(views), *views[0].shape[3:])
-        torch.mul(views[0], self.rule.scale, out=found[:, :, :, 0])
+        readers = q.new_empty(chunks, batch, heads, len(views), *views[0].shape[3:])
+        torch.mul(views[0], self.rule.scale, out=readers[:, :, :, 0])
         for place, view in enumerate(views[1:], 1):
-            found[:, :, :, place] = view
-        return found.flatten(0, 2)
+            readers[:, :, :, place] = view
+        return readers.flatten(0, 2)
 
     def _by_chunk(self, x: Tensor) -> Tensor:
-        """[N B H, ...] to [N, B H, ...]."""
+        """Return [N B H, ...] as [N, B H, ...]."""
         return x.unflatten(0, (len(self.v), -1))
 
     def _fades(self) -> list[Tensor | None]:
@@ -228,12 +225,12 @@ class _Chunks:
         return [None] * len(self.v) if fade is None else list(self._by_chunk(fade))
 
     def forward(self, into: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The last state and what a backward pass needs; the outputs are put into a tensor by token."""
-        o, last, kept = self._added() if self.beta is None else self._erasing()
+        """Write the outputs by token; return the last state and what a backward pass needs."""
+        o, last, saved = self._add() if self.beta is None else self._erase()
         put_in_time(into, o)
-        return last.view(self.state.shape), kept
+        return last.view(self.state.shape), saved
 
-    def _added(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def _add(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         decayed, v = self.decay.decayed, self.v.flatten(0, 1)
         first = self.state.flatten(0, 1)
         states = v.new_empty(len(self.v) + 1, *first.shape)
@@ -245,7 +242,7 @@ class _Chunks:
         o = torch.bmm(decayed.scores[:, 0], v).baddbmm_(decayed.readers[:, 0], states[:-1].flatten(0, 1))
         return self._by_chunk(o), carried.clone(), (states,)
 
-    def _erasing(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def _erase(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         assert self.beta is not None
         decayed, v, first = self.decay.decayed, self.v, self.state.flatten(0, 1)
         beta = self.beta.flatten(0, 1)
@@ -263,25 +260,25 @@ class _Chunks:
         o.baddbmm_(decayed.readers[:, 0], states[:-1].flatten(0, 1))
         return self._by_chunk(o), carried.clone(), (states, update, self._by_chunk(inverse))
 
-    def backward(self, kept: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor, into: Given) -> Tensor:
-        """The gradient by the first state; the others are put into tensors of their shapes, that by the bonus added."""
-        output, last = self._split(by_output).flatten(0, 1), by_last.flatten(0, 1)
+    def backward(self, saved: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor, into: Tensors) -> Tensor:
+        """Return the gradient of the first state; write the others by token, and add that of the bonus."""
+        output, last = in_chunks(by_output, self.chunk).flatten(0, 1), by_last.flatten(0, 1)
         if self.beta is None:
-            gradient, (v, beta, first) = self._added_backward(kept[0], output, last)
+            gradient, (v, beta, first) = self._add_backward(saved[0], output, last)
         else:
-            gradient, (v, beta, first) = self._erasing_backward(kept, output, last)
+            gradient, (v, beta, first) = self._erase_backward(saved, output, last)
         readers, keys, g, bonus = self.decay.backward(gradient)
         erase = None
         if self.by_keys and self.beta is not None:
             keys = keys + readers[:, 1]
         elif self.beta is not None:
             erase = readers[:, 1]
-        found = (readers[:, 0] * self.rule.scale, keys, v, g, beta, erase)
-        for whole, x in zip(into[:6], found, strict=True):
-            if whole is not None and x is not None:
-                put_in_time(whole if whole.ndim == 4 else whole.unsqueeze(-1), self._by_chunk(x))
+        gradients = (readers[:, 0] * self.rule.scale, keys, v, g, beta, erase)
+        for target, x in zip(into[:6], gradients, strict=True):
+            if target is not None and x is not None:
+                put_in_time(target if target.ndim == 4 else target.unsqueeze(-1), self._by_chunk(x))
         if bonus is not None and into[6] is not None:
-            # head by head, so that how many there are does not change the order of a sum
+            # head by head, so that the order of a sum does not depend on the number of heads
             for own, parts in zip(into[6], bonus.unflatten(0, (-1, len(into[6]))).unbind(1), strict=True):
                 own.add_(parts.contiguous().sum(0))
         return first.view(self.state.shape)
@@ -290,10 +287,10 @@ class _Chunks:
         fade = self.decay.decayed.fade
         if fade is None:
             return None
-        found = (states * later).sum(-1, keepdim=True)
-        return found if fade.shape[1] > 1 else found.sum(1, keepdim=True)
+        gradient = (states * later).sum(-1, keepdim=True)
+        return gradient if fade.shape[1] > 1 else gradient.sum(1, keepdim=True)
 
-    def _added_backward(
+    def _add_backward(
         self, states: Tensor, output: Tensor, last: Tensor
     ) -> tuple[DecayedGradient, tuple[Tensor, Tensor | None, Tensor]]:
         decayed, v = self.decay.decayed, self.v.flatten(0, 1)
@@ -312,11 +309,11 @@ class _Chunks:
         )
         return gradient, (by_v, None, last)
 
-    def _erasing_backward(
-        self, kept: tuple[Tensor, ...], output: Tensor, last: Tensor
+    def _erase_backward(
+        self, saved: tuple[Tensor, ...], output: Tensor, last: Tensor
     ) -> tuple[DecayedGradient, tuple[Tensor, Tensor | None, Tensor]]:
         assert self.beta is not None
-        decayed, (states, update, inverse) = self.decay.decayed, (x.flatten(0, 1) for x in kept)
+        decayed, (states, update, inverse) = self.decay.decayed, (x.flatten(0, 1) for x in saved)
         read = self._by_chunk(product(decayed.readers[:, 0].mT, output))
         used = self._by_chunk(product(decayed.scores[:, 0].mT, output))
         transposed = inverse.mT.contiguous(), decayed.readers[:, 1].mT.contiguous()
@@ -325,21 +322,21 @@ class _Chunks:
         after, solved = [], []
         for keys, inverted, eraser, new, part, beta, fade in reversed(chunks):
             after.append(last)
-            # by beta (v - P S_0), the right side of the system
+            # the gradient of beta (v - P S_0), the right side of the system
             solved.append(torch.bmm(inverted, torch.baddbmm(part, keys, last)))
-            kept_on = new + last if fade is None else torch.addcmul(new, last, fade)
-            last = torch.baddbmm(kept_on, eraser, beta * solved[-1], alpha=-1)
+            carried = new + last if fade is None else torch.addcmul(new, last, fade)
+            last = torch.baddbmm(carried, eraser, beta * solved[-1], alpha=-1)
         later, right = torch.stack(after[::-1]).flatten(0, 1), torch.stack(solved[::-1]).flatten(0, 1)
         beta = self.beta.flatten(0, 1)
         by_v = beta * right
         both = torch.cat([output, -by_v], 1)
         scores = product(both, update.mT)
-        wanted = self.v.flatten(0, 1) - torch.bmm(decayed.readers[:, 1], states)
-        wanted = torch.baddbmm(wanted, decayed.scores[:, 1], update, alpha=-1)
+        residual = self.v.flatten(0, 1) - torch.bmm(decayed.readers[:, 1], states)
+        residual = torch.baddbmm(residual, decayed.scores[:, 1], update, alpha=-1)
         gradient = DecayedGradient(
             scores=scores.unflatten(1, (2, -1)),
             readers=product(both, states.mT).unflatten(1, (2, -1)),
             keys=product(update, later.mT),
             fade=self._by_fade(states, later),
         )
-        return gradient, (by_v, (right * wanted).sum(-1, keepdim=True), last)
+        return gradient, (by_v, (right * residual).sum(-1, keepdim=True), last)

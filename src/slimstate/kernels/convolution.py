@@ -16,25 +16,19 @@ from slimstate.kernels.patches import Backend, Patch
 
 
 def short_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool | None = False,
-    activation: str | None = None,
-    backend: str | None = None,
-    cu_seqlens: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Causal depthwise convolution of [B, T, D] by [D, W]; states [N, D, W] are the last W inputs."""
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool | None = False, activation: str | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Convolve [B, T, D] with causal filters [D, W]; states [N, D, W] are the last W inputs."""
+    cu_seqlens = options.get("cu_seqlens")
     packing = None if cu_seqlens is None else Packing(cu_seqlens)
     inputs = x if packing is None else packing.pad(x)
     batch, time, _channels = inputs.shape
     taps = weight.shape[-1]
     past = inputs.new_zeros(batch, taps, inputs.shape[-1]) if initial_state is None else initial_state.mT.to(inputs)
-    whole = torch.cat([past, inputs], dim=1)
-    kernel, shifted = wide(weight), wide(whole)
+    padded = torch.cat([past, inputs], dim=1)
+    kernel, shifted = wide(weight), wide(padded)
     y = shifted[:, 1 : time + 1] * kernel[:, 0]
     for tap in range(1, taps):
         y = torch.addcmul(y, shifted[:, tap + 1 : tap + 1 + time], kernel[:, tap])
@@ -46,18 +40,14 @@ def short_convolution(
         return y, None
     lengths = torch.full((batch,), time, device=x.device) if packing is None else packing.lengths
     last = lengths.view(-1, 1, 1) + torch.arange(taps, device=x.device).view(1, -1, 1)
-    return y, whole.gather(1, last.expand(-1, -1, whole.shape[-1])).mT.contiguous()
+    return y, padded.gather(1, last.expand(-1, -1, padded.shape[-1])).mT.contiguous()
 
 
 def convolution_step(
-    x: Tensor,
-    cache: Tensor,
-    residual: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    x: Tensor, cache: Tensor, residual: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None,
     activation: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One token for each of N sequences; the cache [N, D, W] is updated in place."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Convolve one token of each of N sequences; the cache [N, D, W] is updated in place."""
     assert weight is not None
     rolled = torch.cat([cache[..., 1:], x.reshape(cache.shape[0], -1, 1).to(cache.dtype)], dim=-1)
     cache.copy_(rolled)

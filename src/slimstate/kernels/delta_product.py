@@ -1,7 +1,7 @@
-"""The gated delta product: n updates of the delta rule for each token, then one reading.
+"""The gated delta product: n updates of the delta rule for each token, then one output.
 
 k, v and beta are n times as long as q and g. The state decays before the first update of a token and is read after the
-last: it is the delta rule on n times as many steps, where most have no decay and no query.
+last: this is the delta rule on n times as many steps, of which most have no decay and no query.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slimstate.kernels.patches import Patch, needs_torch_gated_rule, too_precise
 
 
 def spread(x: Tensor, updates: int, place: int) -> Tensor:
-    """[B, T, ...] to [B, n T, ...], with zeros at all updates of a token but one."""
+    """Spread [B, T, ...] to [B, n T, ...], with zeros at all updates of a token but one."""
     steps = x.new_zeros(*x.shape[:2], updates, *x.shape[2:])
     steps[:, :, place] = x
     return steps.flatten(1, 2)
@@ -26,7 +26,7 @@ def spread(x: Tensor, updates: int, place: int) -> Tensor:
 def delta_product(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, num_householder: int, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """As fla's layers call it, with n = `num_householder`."""
+    """Compute it as fla's layers call it, with n = `num_householder`."""
     known = CallOptions.read(options)
     if known.cu_seqlens is not None:
         known = replace(known, cu_seqlens=known.cu_seqlens * num_householder)
@@ -36,7 +36,7 @@ def delta_product(
 
 
 def beyond_triton(*args: Any, g: Tensor | None = None, **kwargs: Any) -> bool:
-    """fla takes half precision only, and is without a backward where the gated rule is, unless there is no gate."""
+    """Return whether fla's kernel cannot run: in float32, or for a backward pass where that of the gated rule fails."""
     return too_precise_for_triton(*args, **kwargs) or (g is not None and needs_torch_gated_rule(*args, g=g, **kwargs))
 
 

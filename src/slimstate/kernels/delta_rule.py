@@ -1,12 +1,13 @@
-"""The delta rule, gated or not, in plain PyTorch: the recurrence to read, and the chunked form to run.
+"""The delta rule, gated or not, in PyTorch: the recurrence to read, and the chunked form to run.
 
 B batch, T time, H query/key heads, G value heads (a multiple of H), K key dim, V value dim.
-q, k [B, T, H, K]; v [B, T, G, V]; beta, g [B, T, G], g the logarithm of the decay; state [B, G, K, V].
+q, k [B, T, H, K]; v [B, T, G, V]; beta [B, T, G]; g, the logarithm of the decay, [B, T, G], for every channel
+[B, T, G, K], or None; state [B, G, K, V].
 
     S_t = e^{g_t} S_{t-1} + k_t u_t',   u_t = beta_t (v_t - e^{g_t} S_{t-1}' k_t),   o_t = scale S_t' q_t
 
-With `erase` p [B, T, H, K] it is u_t = beta_t (v_t - S_{t-1}' p_t): what is erased is looked up by another vector, or
-by none, and in the state before its decay.
+With `erase` p [B, T, H, K] it is u_t = beta_t (v_t - S_{t-1}' p_t): what to erase is looked up by another vector, and
+in the state before its decay.
 """
 
 from __future__ import annotations
@@ -18,27 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
-from slimstate.kernels.fla_calls import CallOptions, before_first, call, per_value_head, wide
+from slimstate.kernels.fla_calls import CallOptions, before_first, call, fade, per_value_head, wide
 from slimstate.kernels.patches import Backend, Patch, needs_torch_gated_rule, too_precise_for_triton
 
 
 def recurrence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    g: Tensor | None = None,
-    *,
-    scale: float,
-    state: Tensor | None = None,
-    erase: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One token after the other, as the definition says."""
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None,
+    *, scale: float, state: Tensor | None = None, erase: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute one token after the other, as in the definition."""
     q, k, by = (per_value_head(x, v) for x in (q, k, k if erase is None else erase))
     state = before_first(k, v) if state is None else state
     outputs = []
     for t in range(q.shape[1]):
-        before, state = state, state if g is None else state * g[:, t].exp()[..., None, None]
+        before, state = state, fade(state, g, t)
         recalled = torch.einsum("bhkv,bhk->bhv", state if erase is None else before, by[:, t])
         update = beta[:, t].unsqueeze(-1) * (v[:, t] - recalled)
         state = state + k[:, t].unsqueeze(-1) * update.unsqueeze(-2)
@@ -47,44 +41,27 @@ def recurrence(
 
 
 def chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    g: Tensor | None = None,
-    *,
-    scale: float,
-    state: Tensor | None = None,
-    erase: Tensor | None = None,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The same function, C tokens at a time: the updates of a chunk solve a unit triangular system."""
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None,
+    *, state: Tensor | None = None, erase: Tensor | None = None, **rule: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute the same function C tokens at a time: the updates of a chunk solve a unit triangular system."""
     q, k = per_value_head(q, v), per_value_head(k, v)
     by = None if erase is None else per_value_head(erase, v)
-    rule = Rule(scale=scale, early_erase=erase is not None, chunk=chunk)
-    return chunk_scan(Inputs(q=q, k=k, v=v, g=g, beta=beta, erase=by), state, rule)
+    inputs = Inputs(q=q, k=k, v=v, g=g, beta=beta, erase=by)
+    return chunk_scan(inputs, state, Rule(early_erase=erase is not None, **rule))
 
 
 def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    g: Tensor | None = None,
-    *,
-    scale: float,
-    state: Tensor | None = None,
-    erase: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Whichever form is faster for this length."""
-    form = recurrence if q.shape[1] == 1 else chunked
-    return form(q, k, v, beta, g, scale=scale, state=state, erase=erase)
+    """Compute it in the form that is faster for this length."""
+    return (recurrence if q.shape[1] == 1 else chunked)(q, k, v, beta, g, **options)
 
 
 def plain_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The rule without a decay, as fla's layers call it."""
+    """Compute the rule without a decay, as fla's layers call it."""
     beta = torch.ones_like(q[..., 0]) if beta is None else beta
     return call(delta_rule, CallOptions.read(options), q=q, k=k, v=v, beta=beta)
 
@@ -92,7 +69,7 @@ def plain_delta_rule(
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The rule with a decay, as fla's layers call it."""
+    """Compute the rule with a decay, as fla's layers call it."""
     known = CallOptions.read(options)
     return call(delta_rule, known, q=q, k=k, v=v, beta=known.strength(beta), g=_decay(g, known))
 
@@ -100,12 +77,12 @@ def gated_delta_rule(
 def stock_gated_delta_rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = 64, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The rule with a decay, as the layers of transformers call it; their `chunk_size` is for GPUs."""
+    """Compute the rule with a decay, as the layers of transformers call it; their `chunk_size` is for GPUs."""
     return call(delta_rule, CallOptions.read(options), q=query, k=key, v=value, beta=beta, g=g)
 
 
 def _decay(g: Tensor | None, options: CallOptions) -> Tensor | None:
-    """The logarithm of the decay, where the layer leaves it to the kernel to make."""
+    """Return the logarithm of the decay, which some layers leave to the kernel to compute."""
     if not options.use_gate_in_kernel:
         return g
     assert g is not None
@@ -118,10 +95,7 @@ PATCHES = (
     Patch("fla.layers.delta_net.chunk_delta_rule", plain_delta_rule, too_precise_for_triton),
     Patch("fla.layers.delta_net.fused_recurrent_delta_rule", plain_delta_rule),
     Backend(
-        "fla.ops.gated_delta_rule.chunk_gated_delta_rule",
-        gated_delta_rule,
-        needs_torch_gated_rule,
-        operation="gated_delta_rule",
+        "fla.ops.gated_delta_rule.chunk_gated_delta_rule", gated_delta_rule, needs_torch_gated_rule, "gated_delta_rule"
     ),
     Patch("fla.layers.gated_deltanet.fused_recurrent_gated_delta_rule", gated_delta_rule),
     Patch("fla.layers.gated_deltaproduct.fused_recurrent_gated_delta_rule", gated_delta_rule),

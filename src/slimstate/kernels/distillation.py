@@ -1,11 +1,11 @@
-"""Cross entropy plus distillation, a few tokens at a time: no tensor of all tokens by the vocabulary ever exists.
+"""Cross entropy plus distillation, a few tokens at a time: no tensor of all tokens by the vocabulary is ever allocated.
 
 The loss of a token with logits z, target y and the teacher's distribution p at temperature T is
 
     -log softmax(z)_y + weight T^2 KL(p || softmax(z / T)),
 
-averaged over tokens. The gradient by the hidden states is taken chunk by chunk in the forward pass; only it is kept.
-On a GPU one kernel goes over the logits of a chunk (`distillation_triton`).
+averaged over tokens. The gradient of the hidden states is computed chunk by chunk in the forward pass, and only that is
+stored. On a GPU one kernel processes the logits of a chunk (`distillation_triton`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-LOGITS_AT_ONCE = 2**24  # elements of one chunk of logits; about ten tensors of that size are alive together
+LOGITS_AT_ONCE = 2**24  # elements of a chunk of logits; about ten tensors of that size exist at once
 
 
 class TeacherDistribution(Protocol):
-    """How likely a teacher finds what may come after each of N tokens."""
+    """The distribution of a teacher for the next token after each of N tokens."""
 
     def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
-        """The sum of KL(teacher || student) at the temperature over the tokens `rows`, of student logits [n, V]."""
+        """Return the sum of KL(teacher || student) over the tokens `rows`, for student logits [n, V]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullDistribution:
-    """A teacher's hidden states [N, D] and its output head [V, D]: its logits are made when they are looked at."""
+    """A teacher's hidden states [N, D] and its output head [V, D]; logits are computed when they are needed."""
 
     hidden: Tensor
     head: Tensor
@@ -40,7 +40,7 @@ class FullDistribution:
         return self.hidden[rows] @ self.head.mT
 
     def log_probs(self, rows: slice, temperature: float) -> Tensor:
-        """Of all tokens [n, V] at the temperature."""
+        """Return the log probabilities of all tokens [n, V] at the temperature."""
         return self.logits(rows).float().div_(temperature).log_softmax(-1)
 
     def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
@@ -50,9 +50,9 @@ class FullDistribution:
 
 @dataclass(frozen=True, kw_only=True)
 class TopDistribution:
-    """The log probabilities [N, k] of a teacher's k best tokens `ids` [N, k], at the temperature they were taken at.
+    """The log probabilities [N, k] of a teacher's k best tokens `ids` [N, k], at a fixed temperature.
 
-    All other tokens (k < V) count as one, with the probability that is left: a lower bound of the whole divergence.
+    All other tokens (k < V) count as one with the remaining probability: a lower bound of the full divergence.
     """
 
     ids: Tensor
@@ -61,28 +61,22 @@ class TopDistribution:
     def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
         theirs, ids = self.log_probs[rows].float(), self.ids[rows].long()
         ours = (logits / temperature).log_softmax(-1)
-        # summed, not 1 minus the best: a student may be all but sure of them and must still learn of the others
+        # summed, not 1 minus the best: a student that is almost sure of them must still learn from the others
         rest = ours.scatter(-1, ids, -math.inf).logsumexp(-1)
         best = F.kl_div(ours.gather(-1, ids), theirs, reduction="sum", log_target=True)
         return best + F.kl_div(rest, log_rest(theirs), reduction="sum", log_target=True)
 
 
 def log_rest(log_probs: Tensor) -> Tensor:
-    """The logarithm of what `log_probs` [N, k] leave of a probability of 1."""
+    """Return the logarithm of the probability that `log_probs` [N, k] leave."""
     return torch.log1p(-log_probs.exp().sum(-1).clamp(max=1 - 1e-6))
 
 
 def distilled_loss(
-    hidden: Tensor,
-    head: Tensor,
-    targets: Tensor,
-    teacher: TeacherDistribution | None = None,
-    *,
-    temperature: float = 2.0,
-    weight: float = 1.0,
-    logits_at_once: int = LOGITS_AT_ONCE,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean loss over N tokens, and its two parts for the record: cross entropy, and T^2 KL before its weight.
+    hidden: Tensor, head: Tensor, targets: Tensor, teacher: TeacherDistribution | None = None,
+    *, temperature: float = 2.0, weight: float = 1.0, logits_at_once: int = LOGITS_AT_ONCE,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the mean loss over N tokens, and its parts: cross entropy, and T^2 KL without its weight.
 
     hidden [N, D] and head [V, D] of the student, targets [N].
     """
@@ -94,7 +88,7 @@ def distilled_loss(
 def _in_pytorch(
     logits: Tensor, targets: Tensor, teacher: TeacherDistribution | None, rows: slice, temperature: float, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums of both parts over the tokens `rows` of student logits [n, V], and the gradient of the loss by those."""
+    """Return the sums of both parts over the tokens `rows`, and the gradient of the student logits [n, V]."""
     with torch.enable_grad():
         variable = logits.float().requires_grad_()
         cross_entropy = F.cross_entropy(variable, targets[rows], reduction="sum")
@@ -109,7 +103,7 @@ def _in_pytorch(
 def _in_one_kernel(
     logits: Tensor, targets: Tensor, teacher: FullDistribution | None, rows: slice, temperature: float, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same; the gradient takes the place of the logits."""
+    """Return the same; the gradient overwrites the logits."""
     from slimstate.kernels.distillation_triton import losses_
 
     theirs = None if teacher is None else teacher.logits(rows)
@@ -120,21 +114,15 @@ def _in_one_kernel(
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head: Tensor,
-        targets: Tensor,
-        teacher: TeacherDistribution | None,
-        temperature: float,
-        weight: float,
-        chunk: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[:2]
+        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, teacher: TeacherDistribution | None,
+        temperature: float, weight: float, chunk: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        needs_grad = ctx.needs_input_grad[:2]
         kind = hidden.device.type
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
         weights = head.detach().to(compute)
-        by_hidden = torch.empty_like(hidden) if wanted[0] else None
-        by_head = torch.zeros_like(head, dtype=torch.float32) if wanted[1] else None
+        by_hidden = torch.empty_like(hidden) if needs_grad[0] else None
+        by_head = torch.zeros_like(head, dtype=torch.float32) if needs_grad[1] else None
         sums = torch.zeros(2, device=hidden.device)
         has_kernel = hidden.is_cuda and (teacher is None or isinstance(teacher, FullDistribution))
         losses: Any = _in_one_kernel if has_kernel else _in_pytorch
@@ -156,7 +144,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *outer: Any) -> tuple[Tensor | None, ...]:
-        share = outer[0] / ctx.tokens  # 1 for a sum, where half precision would lose small gradients of a mean
+        share = outer[0] / ctx.tokens  # the gradients above are of a sum: half precision would lose those of a mean
         by_hidden = None if ctx.by_hidden is None else ctx.by_hidden * share
         by_head = None if ctx.by_head is None else (ctx.by_head * share).to(ctx.head_dtype)
         return by_hidden, by_head, *[None] * 5

@@ -1,6 +1,6 @@
-"""Cross entropy and distillation of many tokens in one Triton kernel: logits in, their gradient out, in the same place.
+"""Cross entropy and distillation in one Triton kernel, which overwrites the logits by their gradient.
 
-A chunk of logits is read twice and written once, where the same formula in PyTorch goes over it some thirty times.
+A chunk of logits is read twice and written once; the same formula in PyTorch passes over it some thirty times.
 Importing this module imports triton.
 """
 
@@ -16,18 +16,10 @@ BLOCK = 4096
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _losses(  # type: ignore[no-untyped-def]
-    logits,
-    teacher,
-    targets,
-    cross_entropies,
-    divergences,
-    vocabulary,
-    beta,
-    weight,
-    HAS_TEACHER: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program for each token. `beta` is 1 / T; `weight` that of the divergence's gradient by the logits.
+    logits, teacher, targets, cross_entropies, divergences, vocabulary, beta, weight,
+    HAS_TEACHER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Run once for each token. `beta` is 1 / T; `weight` that of the divergence in the gradient of the logits.
 
     Triton evaluates annotations, so there are none but its own.
     """
@@ -73,23 +65,15 @@ def _losses(  # type: ignore[no-untyped-def]
 def losses_(
     logits: Tensor, teacher: Tensor | None, targets: Tensor, *, temperature: float, weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy and KL(teacher || student) at the temperature, of each of n tokens, from logits [n, V].
+    """Return cross entropy and KL(teacher || student) of each of n tokens from logits [n, V].
 
     `logits` is overwritten by the gradient of cross entropy + weight T^2 KL.
     """
     assert all(tensor.is_contiguous() for tensor in (logits, teacher) if tensor is not None)
     count, vocabulary = logits.shape
-    found = torch.empty(2, count, dtype=torch.float32, device=logits.device)
+    losses = torch.empty(2, count, dtype=torch.float32, device=logits.device)
     _losses[(count,)](
-        logits,
-        logits if teacher is None else teacher,
-        targets,
-        found[0],
-        found[1],
-        vocabulary,
-        1 / temperature,
-        weight * temperature,
-        HAS_TEACHER=teacher is not None,
-        BLOCK=BLOCK,
-    )
-    return found[0], found[1]
+        logits, logits if teacher is None else teacher, targets, losses[0], losses[1], vocabulary, 1 / temperature,
+        weight * temperature, HAS_TEACHER=teacher is not None, BLOCK=BLOCK,
+    )  # fmt: skip
+    return losses[0], losses[1]

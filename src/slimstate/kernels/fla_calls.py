@@ -1,7 +1,7 @@
-"""How the layers of flash-linear-attention call a recurrence: packed sequences, norms inside, half precision outside.
+"""Call a recurrence as the layers of fla do: with packed sequences, norms inside, and half precision outside.
 
 A recurrence is a function of tensors by token, a `scale` and a `state`, which returns outputs and the last state.
-`call` gives it what fla's layers pass on; the module of the recurrence has the functions that these layers look for.
+`call` turns the arguments of fla's layers into its own; each module of a recurrence has functions for these layers.
 B batch, T time, H key heads, G value heads, K key dim, V value dim; states [B, G, K, V].
 """
 
@@ -15,53 +15,53 @@ import torch
 from torch import Tensor
 
 Recurrence = Callable[..., tuple[Tensor, Tensor]]
-NORMALISED = ("q", "k", "erase")
+NORMALISED = ("q", "k", "erase")  # inputs that may be divided by their lengths
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """What fla's layers pass to a recurrence besides its tensors, by the names that fla has for it."""
+    """The options that fla's layers pass to a recurrence, under the names that fla has for them."""
 
     # the factor of the queries; None is K^-0.5
     scale: float | None = None
-    # the state to begin with; linear attention has a pair there
+    # the state to start from; a pair for linear attention
     initial_state: Any = None
-    # whether the state at the end is given out
+    # whether the last state is returned
     output_final_state: bool = False
-    # whether states are [B, G, V, K] outside
+    # whether states are passed as [B, G, V, K]
     state_v_first: bool = False
-    # where N sequences that lie end to end in a batch of one begin and end: [0, 7, 20]
+    # where N sequences, packed end to end in a batch of one, start and end: [0, 7, 20]
     cu_seqlens: Tensor | None = None
     # whether queries and keys are divided by their lengths
     use_qk_l2norm_in_kernel: bool = False
-    # whether the update strength beta comes without its sigmoid
+    # whether the sigmoid of the update strength beta is still to be applied
     use_beta_sigmoid_in_kernel: bool = False
-    # whether beta goes up to 2 with that sigmoid
+    # whether beta is up to 2 with that sigmoid
     allow_neg_eigval: bool = False
-    # whether the decay g is to be made from what is given as g, a rate and a bias
+    # whether the decay is to be computed from g, a rate and a bias
     use_gate_in_kernel: bool = False
     # the logarithm of that rate
     A_log: Tensor | None = None
     # that bias
     dt_bias: Tensor | None = None
-    # the strongest decay, where it is bounded: -5.0
+    # the strongest decay, if it is bounded: -5.0
     lower_bound: float | None = None
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> CallOptions:
-        """The options of a call; others say how a kernel works on a GPU, and nothing of what it computes."""
+        """Return the options of a call that say what to compute, without those of the kernel on a GPU."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in options.items() if name in known})
 
     def strength(self, beta: Tensor) -> Tensor:
-        """The strength of an update, where the layer leaves its sigmoid to the kernel."""
+        """Return the strength of an update, whose sigmoid some layers leave to the kernel."""
         if not self.use_beta_sigmoid_in_kernel:
             return beta
         return wide(beta).sigmoid() * (2 if self.allow_neg_eigval else 1)
 
 
 class Packing:
-    """Sequences end to end [1, total, ...] and the same as a padded batch [N, longest, ...]."""
+    """Convert sequences packed end to end [1, total, ...] to a padded batch [N, longest, ...] and back."""
 
     def __init__(self, cu_seqlens: Tensor) -> None:
         starts, self.lengths = cu_seqlens[:-1], cu_seqlens.diff()
@@ -78,29 +78,36 @@ class Packing:
 
 
 def wide(x: Tensor) -> Tensor:
-    """Half precision in float32, as the kernels compute inside."""
+    """Return half precision as float32, in which the kernels compute."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each vector divided by its length, as the kernels do it."""
+    """Divide each vector by its length, as the kernels do."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def per_value_head(x: Tensor, v: Tensor) -> Tensor:
-    """Queries or keys repeated for the value heads that share them."""
+    """Repeat queries or keys for the value heads that share them."""
     return x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) if x.shape[2] != v.shape[2] else x
 
 
 def before_first(k: Tensor, v: Tensor) -> Tensor:
-    """The state before the first token."""
+    """Return the state before the first token."""
     return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
 
 
-def call(recurrence: Recurrence, options: CallOptions, **tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The outputs of a recurrence, and its last state where that is asked for.
+def fade(state: Tensor, g: Tensor | None, t: int) -> Tensor:
+    """Return the state [B, G, K, V] after the decay of token t; g is [B, T, G], [B, T, G, K] or None."""
+    if g is None:
+        return state
+    return state * g[:, t].exp().view(*state.shape[:2], -1, 1)
 
-    `tensors` are its arguments by token, q, k and v among them; those that are None it is called without.
+
+def call(recurrence: Recurrence, options: CallOptions, **tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs of a recurrence, and its last state if the options say so.
+
+    `tensors` are its arguments by token, among them q, k and v; those that are None are left out.
     """
     inputs = {name: wide(x) for name, x in tensors.items() if x is not None}
     if options.use_qk_l2norm_in_kernel:

@@ -1,4 +1,4 @@
-"""What fla's models have around their mixers: norms, activations and gated MLPs, losses."""
+"""The modules around the mixers of fla's models: norms, activations, gated MLPs and losses."""
 
 from __future__ import annotations
 
@@ -13,61 +13,52 @@ from slimstate.kernels.fla_calls import wide
 from slimstate.kernels.patches import Backend, Patch, in_place_of
 
 ACTIVATIONS = "fla.modules.activations.ops"
+LOSS_OPTIONS = ("ignore_index", "reduction", "label_smoothing")
+
+
+def _norm(
+    norm: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor | None = None, prenorm: bool = False,
+    residual_in_fp32: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """Apply a norm to x plus the residual; `prenorm` also returns that sum."""
+    total = wide(x) if residual is None else wide(x) + residual
+    y = norm(total).to(x.dtype)
+    return (y, total if residual_in_fp32 else total.to(x.dtype)) if prenorm else y
+
+
+def _rms(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    y = F.rms_norm(x, x.shape[-1:], None if weight is None else weight.to(x), eps)
+    return y if bias is None else y + bias
 
 
 def rms_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None = None,
-    eps: float = 1e-5,
-    prenorm: bool = False,
-    residual_in_fp32: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    total = wide(x) if residual is None else wide(x) + residual
-    y = F.rms_norm(total, x.shape[-1:], None if weight is None else weight.to(total), eps)
-    y = (y if bias is None else y + bias).to(x.dtype)
-    return (y, total if residual_in_fp32 else total.to(x.dtype)) if prenorm else y
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5,
+    prenorm: bool = False, residual_in_fp32: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    return _norm(lambda total: _rms(total, weight, bias, eps), x, residual, prenorm, residual_in_fp32)
 
 
 def rms_norm_gated(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    activation: str = "swish",
-    residual: Tensor | None = None,
-    prenorm: bool = False,
-    residual_in_fp32: bool = False,
-    eps: float = 1e-6,
-) -> Tensor | tuple[Tensor, Tensor]:
-    total = wide(x) if residual is None else wide(x) + residual
-    y = rms_norm(total, weight, bias, eps=eps)
-    assert isinstance(y, Tensor)
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str = "swish", eps: float = 1e-6,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     gate = wide(g).sigmoid() if activation == "sigmoid" else F.silu(wide(g))
-    y = (y * gate).to(x.dtype)
-    return (y, total if residual_in_fp32 else total.to(x.dtype)) if prenorm else y
+    return _norm(lambda total: _rms(total, weight, bias, eps) * gate, x, **options)
 
 
 def group_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None = None,
-    eps: float = 1e-5,
-    prenorm: bool = False,
-    residual_in_fp32: bool = False,
-    is_rms_norm: bool = False,
-    num_groups: int = 1,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The norm of each group of channels; of one group it is a layer norm."""
-    total = wide(x) if residual is None else wide(x) + residual
-    groups = total.unflatten(-1, (num_groups, -1))
-    norm = F.rms_norm if is_rms_norm else F.layer_norm
-    y = norm(groups, groups.shape[-1:], eps=eps).flatten(-2)
-    y = y if weight is None else y * weight
-    y = (y if bias is None else y + bias).to(x.dtype)
-    return (y, total if residual_in_fp32 else total.to(x.dtype)) if prenorm else y
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5,
+    *, is_rms_norm: bool = False, num_groups: int = 1, **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """Normalise each group of channels; with one group this is a layer norm."""
+
+    def norm(total: Tensor) -> Tensor:
+        groups = total.unflatten(-1, (num_groups, -1))
+        y = (F.rms_norm if is_rms_norm else F.layer_norm)(groups, groups.shape[-1:], eps=eps).flatten(-2)
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias
+
+    return _norm(norm, x, residual, **options)
 
 
 def swiglu(x: Tensor, y: Tensor) -> Tensor:
@@ -93,7 +84,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def both_ways(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """An activation and its backward pass, as fla calls them."""
+    """Return an activation and its backward pass, as fla calls them."""
 
     def forward(x: Tensor, **_: Any) -> Tensor:
         return activation(x)
@@ -116,40 +107,23 @@ def squared_relu_backward(g: Tensor, x: Tensor) -> Tensor:
 
 
 def cross_entropy(criterion: Any, logits: Tensor, target: Tensor) -> Tensor:
-    """The forward of fla's FusedCrossEntropyLoss, for the options its language models use."""
+    """Compute the forward of fla's FusedCrossEntropyLoss, for the options that its language models use."""
     if criterion.lse_square_scale or criterion.return_z_loss or criterion.process_group is not None:
         raise NotImplementedError("z-loss and sharded vocabularies need fla's Triton kernels")
     logits = wide(logits) * criterion.logit_scale
     if criterion.logit_softcapping is not None:
         logits = criterion.logit_softcapping * torch.tanh(logits / criterion.logit_softcapping)
-    return F.cross_entropy(
-        logits,
-        target,
-        ignore_index=criterion.ignore_index,
-        reduction=criterion.reduction,
-        label_smoothing=criterion.label_smoothing,
-    )
+    return F.cross_entropy(logits, target, **{name: getattr(criterion, name) for name in LOSS_OPTIONS})
 
 
 def linear_cross_entropy(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    logit_scale: float = 1.0,
-    reduction: str = "mean",
-    use_l2warp: bool = False,
-    l2_penalty_factor: float = 1e-4,
-    **_: Any,
-) -> Tensor:
+    x: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None = None, *, logit_scale: float = 1.0,
+    use_l2warp: bool = False, l2_penalty_factor: float = 1e-4, **options: Any,
+) -> Tensor:  # fmt: skip
     from fla.modules.l2warp import l2_warp
 
     logits = wide(F.linear(x, weight, bias)) * logit_scale
-    loss = F.cross_entropy(
-        logits, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-    )
+    loss = F.cross_entropy(logits, target, **{name: options[name] for name in LOSS_OPTIONS if name in options})
     return l2_warp(loss, logits.unsqueeze(0), l2_penalty_factor) if use_l2warp else loss
 
 

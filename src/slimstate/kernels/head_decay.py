@@ -1,7 +1,8 @@
-"""Decays of a whole head, or none, within chunks: products of queries and keys times a matrix of decays.
+"""Apply one decay per head, or none, within chunks: products of queries and keys times a matrix of decays.
 
-M chunks of C tokens, R readers (the queries, and what looks up what is erased), K key dim. Decays are logarithms g
-[M, C, 1], cumulated b; from the writing at s to a reading at t it is e^{b_t - b_s}, an exponent that is never positive.
+M chunks of C tokens, R readers (the queries, and the vectors that look up what to erase), K key dim. Decays are
+logarithms g [M, C, 1] with the cumulative sum b; from a write at s to a read at t the decay is e^{b_t - b_s}, whose
+exponent is never positive.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from slimstate.kernels.chunks import lower, product, sum_to_end
 
 @dataclass(frozen=True, kw_only=True)
 class Decayed:
-    """What the scan of chunks takes: everything inside a chunk, and what leads into and out of it."""
+    """What the scan of chunks needs: the scores inside a chunk, and what reads and changes the state between chunks."""
 
-    # what each reader gets of each token of its chunk [M, R, C, C]: 0 above the diagonal, and on it for erasing
+    # the weight of each token of its chunk for each reader [M, R, C, C]: 0 above the diagonal, and on it for erasing
     scores: Tensor
-    # the readers as they see the state before the chunk [M, R, C, K]
+    # the readers of the state before the chunk [M, R, C, K]
     readers: Tensor
-    # the keys as the state after the chunk has them [M, C, K]
+    # the keys at the end of the chunk [M, C, K]
     keys: Tensor
-    # what is left of the state before the chunk at its end [M, 1 or K, 1]; None is all
+    # the decay of the state over the chunk [M, 1 or K, 1]; None is no decay
     fade: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecayedGradient:
-    """The gradient of a loss by each of those."""
+    """The gradient of each field of `Decayed`."""
 
     scores: Tensor
     readers: Tensor
@@ -39,10 +40,10 @@ class DecayedGradient:
 
 
 class HeadDecay:
-    """One decay for all channels; with `early` the second reader sees the state before the decay of its own token."""
+    """One decay for all channels; with `early` the second reader reads the state before the decay of its own token."""
 
     def __init__(self, readers: Tensor, keys: Tensor, g: Tensor | None, *, early: bool = False) -> None:
-        self.given, self.keys, self.g = readers, keys, g
+        self.inputs, self.keys, self.g = readers, keys, g
         size = keys.shape[-2]
         products = product(readers.flatten(1, 2), keys.mT).view(*readers.shape[:3], size)
         masks = [lower(size, -place, keys.device) for place in range(readers.shape[1])]
@@ -50,7 +51,7 @@ class HeadDecay:
             self.between = torch.stack(masks).to(keys.dtype)
             self.decayed = Decayed(scores=products * self.between, readers=readers, keys=keys, fade=None)
             return
-        # differences of large sums: a token of e^-50 would leave few digits for those after it in float32
+        # differences of large sums: in float32 a decay of e^-50 would leave few digits for the tokens after it
         total = g.double().cumsum(-2)
         seen = [total, total - g if early else total][: readers.shape[1]]
         between = [
@@ -65,21 +66,21 @@ class HeadDecay:
         )
 
     def backward(self, by: DecayedGradient) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        """The gradient by readers, keys, g and a bonus, which there is none of."""
+        """Return the gradient of the readers, the keys and g; there is no bonus."""
         inside = (by.scores * self.between).flatten(1, 2)
-        readers = product(inside, self.keys).view_as(self.given)
-        keys = product(inside.mT, self.given.flatten(1, 2))
+        readers = product(inside, self.keys).view_as(self.inputs)
+        keys = product(inside.mT, self.inputs.flatten(1, 2))
         if self.g is None:
             return readers + by.readers, keys + by.keys, None, None
         assert by.fade is not None
         assert self.decayed.fade is not None
         gained, lost = by.readers * self.begun, by.keys * self.left
-        # a token's own weight has no decay: what its row and its column sum would cancel is left out
+        # the weight of a token for itself has no decay: its terms in the row and column sums would cancel
         weights = (by.scores * self.decayed.scores).tril(-1)
-        read = weights.sum(-1, keepdim=True) + (gained * self.given).sum(-1, keepdim=True)
-        kept = (lost * self.keys).sum(-1, keepdim=True)
-        end = kept.sum(-2, keepdim=True) + by.fade * self.decayed.fade
-        at_once = read.sum(1) - weights.sum((1, 2)).unsqueeze(-1) - kept
+        read = weights.sum(-1, keepdim=True) + (gained * self.inputs).sum(-1, keepdim=True)
+        stored = (lost * self.keys).sum(-1, keepdim=True)
+        end = stored.sum(-2, keepdim=True) + by.fade * self.decayed.fade
+        at_once = read.sum(1) - weights.sum((1, 2)).unsqueeze(-1) - stored
         g = sum_to_end(at_once) + end
         if self.early:
             g = g - read[:, 1]

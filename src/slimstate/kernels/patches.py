@@ -1,9 +1,9 @@
-"""Functions that run in place of a library's own, where those cannot: on a CPU, or with numbers they do not take.
+"""Replace functions of fla and transformers where they cannot run: on a CPU, or in a dtype they do not support.
 
-Every module of this package lists what it has for fla as PATCHES = (...), and for transformers, by the name that a
-function has in all of its modules, as IN_TRANSFORMERS = {...}. Both are found here by themselves: a new recurrence is a
-module and nothing else. Each patch stands aside for CUDA tensors that fla's own kernels take, so a
-model on a GPU is not touched, unless `in_pytorch` asks for it. The model classes stay those of the libraries.
+Every module of this package lists its functions for fla as PATCHES = (...), and those for transformers, by the name
+that a function has in all of its modules, as IN_TRANSFORMERS = {...}. They are collected here, so that a new recurrence
+is one module. A patch leaves CUDA tensors that fla's own kernels support to those, unless `in_pytorch` is open. The
+model classes stay those of the libraries.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch import Tensor
 from slimstate.core.layout import HookPoint
 from slimstate.system.plugins import listed_values, modules_of
 
-_IN_PYTORCH = ContextVar("in PyTorch, wherever the tensors are", default=False)
+_IN_PYTORCH = ContextVar("in PyTorch on any device", default=False)
 
 
 @contextmanager
 def in_pytorch() -> Iterator[None]:
-    """While open, patches run for all arguments: compiled kernels do not show a state between two tokens."""
+    """Run patches for all arguments while this is open: compiled kernels do not expose the state between tokens."""
     before = _IN_PYTORCH.set(True)
     try:
         yield
@@ -37,13 +37,12 @@ def in_pytorch() -> Iterator[None]:
         _IN_PYTORCH.reset(before)
 
 
-def tensors(values: Iterable[Any]) -> Iterable[Tensor]:
-    return (value for value in values if isinstance(value, Tensor))
+def tensors_in(*args: Any, **kwargs: Any) -> Iterator[Tensor]:
+    return (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
 
 def on_cpu(*args: Any, **kwargs: Any) -> bool:
-    first = next(iter(tensors((*args, *kwargs.values()))))
-    return first.device.type == "cpu"
+    return next(tensors_in(*args, **kwargs)).device.type == "cpu"
 
 
 def always(*_: Any, **__: Any) -> bool:
@@ -51,16 +50,14 @@ def always(*_: Any, **__: Any) -> bool:
 
 
 def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
-    """fla's chunked delta rule takes half precision only."""
-    return on_cpu(*args, **kwargs) or next(iter(tensors((*args, *kwargs.values())))).dtype in (
-        torch.float32,
-        torch.float64,
-    )
+    """Return whether fla's chunked delta rule cannot run, which supports half precision only."""
+    first = next(tensors_in(*args, **kwargs))
+    return first.device.type == "cpu" or first.dtype in (torch.float32, torch.float64)
 
 
 @functools.cache
 def gated_backward_refused() -> bool:
-    """fla refuses the gated backward on Hopper with Triton 3.4 up to 3.7.0, whose gradients are wrong there."""
+    """Return whether fla refuses the gated backward: on Hopper with Triton 3.4 to 3.7.0, whose gradients are wrong."""
     if importlib.util.find_spec("fla") is None:
         return False
     from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
@@ -69,53 +66,54 @@ def gated_backward_refused() -> bool:
 
 
 def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
+    """Return whether fla's gated delta rule cannot run: on a CPU, or for a backward pass that it refuses."""
     if on_cpu(*args, **kwargs):
         return True
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors((*args, *kwargs.values())))
-    return differentiated and gated_backward_refused()
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(*args, **kwargs))
+    return needs_grad and gated_backward_refused()
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A function that runs in place of another one, with its arguments, when these make it so."""
+    """A function that replaces another one for some arguments."""
 
-    # where the other one is looked up when it is called: "fla.layers.kda.chunk_kda"
+    # where the original is looked up when it is called: "fla.layers.kda.chunk_kda"
     place: str
-    # what runs there instead
+    # the replacement
     version: Callable[..., Any]
-    # for which arguments it does; the other one runs for all else
+    # for which arguments it runs; the original runs for all others
     when: Callable[..., bool] = on_cpu
 
     @property
     def owner(self) -> Any:
-        """The module, or the class, that has the other function."""
+        """The module or class that has the original."""
         return pkgutil.resolve_name(self.place.rpartition(".")[0])
 
     @property
     def name(self) -> str:
-        """The name of the other function there."""
+        """The name of the original there."""
         return self.place.rpartition(".")[2]
 
     def runs(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether this version does, with these arguments."""
+        """Return whether the replacement runs for these arguments."""
         return _IN_PYTORCH.get() or self.when(*args, **kwargs)
 
     def install(self) -> None:
-        original = getattr(self.owner, self.name, None)  # None where what it comes from is not installed
+        original = getattr(self.owner, self.name, None)  # None if its package is not installed
 
         @functools.wraps(self.version)
-        def routed(*args: Any, **kwargs: Any) -> Any:
-            chosen = self.version if original is None or self.runs(*args, **kwargs) else original
-            return chosen(*args, **kwargs)
+        def route(*args: Any, **kwargs: Any) -> Any:
+            function = self.version if original is None or self.runs(*args, **kwargs) else original
+            return function(*args, **kwargs)
 
-        setattr(self.owner, self.name, routed)
+        setattr(self.owner, self.name, route)
 
 
 @dataclass(frozen=True)
 class Backend(Patch):
-    """One that fla itself chooses, from its registry of backends: of a whole differentiable function."""
+    """A patch of a differentiable function that fla itself chooses, from its registry of backends."""
 
-    # the name under which fla registers its backends, where that is not the function itself: "gated_delta_rule"
+    # the name under which fla registers backends, if that is not the function itself: "gated_delta_rule"
     operation: str | None = None
 
     def install(self) -> None:
@@ -136,7 +134,7 @@ class Backend(Patch):
 def in_place_of(
     module: str, names: Iterable[str], version: Callable[..., Any], when: Callable[..., bool] = on_cpu
 ) -> tuple[Patch, ...]:
-    """One function for several of a module."""
+    """Replace several functions of a module by one."""
     return tuple(Patch(f"{module}.{name}", version, when) for name in names)
 
 
@@ -149,7 +147,7 @@ def patches() -> tuple[Patch, ...]:
 
 
 def in_transformers() -> dict[str, Callable[..., Any]]:
-    """All that this package has for transformers, by the names of the functions there."""
+    """Return everything that this package has for transformers, by the names of the functions there."""
     return {
         name: version
         for module in modules_of(PACKAGE)
@@ -159,24 +157,24 @@ def in_transformers() -> dict[str, Callable[..., Any]]:
 
 @functools.cache
 def install() -> None:
-    """Make fla's models run wherever PyTorch runs. Once a process; a second call does nothing."""
+    """Make fla's models run wherever PyTorch runs; a second call does nothing."""
     for patch in patches():
         patch.install()
 
 
 @functools.cache
 def use_reference(hook: HookPoint) -> None:
-    """Make the functions of a transformers module run where compiled ones cannot: our form, or their own in PyTorch.
+    """Replace compiled kernels in a transformers module by our functions, or by their own in PyTorch.
 
-    Transformers chooses compiled kernels when it is imported, by what is installed and not by where the tensors are.
-    Once a process.
+    Transformers chooses compiled kernels when it is imported, by what is installed and not by the device of tensors.
+    A second call does nothing.
     """
     module, ours = importlib.import_module(hook.module), in_transformers()
     step = () if hook.step_operator is None else (hook.step_operator,)
     for name in (*hook.operators, *step, *hook.gpu_kernels):
-        chosen = getattr(module, name)
-        version = ours.get(name, inspect.unwrap(chosen))
-        if version is not chosen:
+        current = getattr(module, name)
+        version = ours.get(name, inspect.unwrap(current))
+        if version is not current:
             when = needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu
             Patch(f"{hook.module}.{name}", version, when).install()
     for name in hook.fused_layers:

@@ -23,7 +23,7 @@ from slimstate.kernels.patches import Patch, in_place_of
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, bonus: Tensor, scale: float, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One token after the other, as the definition says; q is r and `bonus` is u."""
+    """Compute one token after the other, as in the definition; q is r and `bonus` is u."""
     state = before_first(k, v) if state is None else state
     decay, outputs = w.exp().unsqueeze(-1), []
     for t in range(q.shape[1]):
@@ -34,28 +34,20 @@ def recurrence(
 
 
 def chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    *,
-    bonus: Tensor,
-    scale: float,
-    state: Tensor | None = None,
-    chunk: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, bonus: Tensor, state: Tensor | None = None, **rule: Any
 ) -> tuple[Tensor, Tensor]:
-    """The same function, C tokens at a time; of the newest one the state that is read has nothing but the bonus."""
-    return chunk_scan(Inputs(q=q, k=k, v=v, g=w, bonus=bonus), state, Rule(scale=scale, late=False, chunk=chunk))
+    """Compute the same function C tokens at a time; queries read the state before their token, and the bonus."""
+    return chunk_scan(Inputs(q=q, k=k, v=v, g=w, bonus=bonus), state, Rule(late=False, **rule))
 
 
 def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """As fla's layers call it."""
+    """Compute it as fla's layers call it."""
     form = recurrence if r.shape[1] == 1 else chunked
     return call(partial(form, bonus=wide(u)), CallOptions.read(options), q=r, k=k, v=v, w=w)
 
 
 def token_shift(x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-    """What the token before has more than a token [B, T, D]; before the first one stands a zero."""
+    """Return the difference of each token [B, T, D] to the one before it; before the first there is a zero."""
     packing = None if cu_seqlens is None else Packing(cu_seqlens)
     inputs = x if packing is None else packing.pad(x)
     delta = F.pad(inputs, (0, 0, 1, 0))[:, :-1] - inputs
