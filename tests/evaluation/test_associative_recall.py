@@ -1,4 +1,4 @@
-"""Associative recall: sequences hold what is asked; a perfect memory finds it, the blind do not."""
+"""Associative recall: sequences contain the answers; a perfect memory finds them, a blind model does not."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import pytest
 import torch
 
 import tiny
+from slimstate.data.documents import Reading
 from slimstate.evaluation.associative_recall import (
     CANDIDATES,
-    QUESTIONS,
+    MAX_QUESTIONS,
+    Story,
     associative_recall,
     draw_vocabulary,
-    make_probe,
 )
 from slimstate.models.load import Runtime
 from slimstate.system.errors import DataError
 
 
 class Memory(torch.nn.Module):
-    """A model that says what followed the same token the last time, or, blind, always the same token."""
+    """A model that predicts what followed the same token the last time or, if blind, always the same token."""
 
     def __init__(self, blind: bool = False) -> None:
         super().__init__()
@@ -46,37 +47,36 @@ def runtime(blind: bool = False) -> Runtime:
 
 @pytest.fixture(scope="module")
 def spaces(tmp_path_factory):
-    """Text of one letter only, so that it gives nothing away."""
+    """Text of one letter only, which has no answers."""
     path = tmp_path_factory.mktemp("text") / "spaces.txt"
     path.write_text("~" * 5000)
     return str(path)
 
 
-def test_a_memory_answers_and_the_blind_guess(spaces):
-    found = associative_recall(runtime(), spaces, pairs=(2, 8), length=256)
-    assert [point.accuracy for point in found.points] == [1, 1]
-    assert [point.exact for point in found.points] == [1, 1]
-    assert found.mean == 1
-    guessed = associative_recall(runtime(blind=True), spaces, pairs=(8,), length=256, sequences=64)
-    point = guessed.points[0]
-    assert abs(point.accuracy - 1 / found.candidates) < 5 * (1 / 64 / point.questions) ** 0.5
+def test_a_memory_answers_and_a_blind_model_guesses(spaces):
+    recall = associative_recall(runtime(), spaces, pairs=(2, 8), length=256)
+    assert [point.accuracy for point in recall.points] == [1, 1]
+    assert [point.exact for point in recall.points] == [1, 1]
+    assert recall.mean == 1
+    guesses = associative_recall(runtime(blind=True), spaces, pairs=(8,), length=256, sequences=64)
+    point = guesses.points[0]
+    assert abs(point.accuracy - 1 / recall.candidates) < 5 * (1 / 64 / point.questions) ** 0.5
     assert point.questions == 64 * 8
 
 
 @pytest.mark.parametrize("pairs", [1, 5, 20])
-def test_every_question_was_answered_in_the_text(pairs, spaces):
+def test_every_answer_is_in_the_text(pairs, spaces):
     tokenizer, generator = tiny.tokenizer(), torch.Generator().manual_seed(3)
     keys, values = draw_vocabulary(tokenizer, pairs, generator)
     assert not set(keys.tolist()) & set(values.tolist())
-    filler = torch.full((600,), tokenizer("~")["input_ids"][0])
-    probe = make_probe(tokenizer, filler, keys, values, pairs, 3, 400, generator)
+    probe = Story.read(tokenizer, Reading(spaces), keys, values, 400).probe(pairs, 3, generator)
     assert probe.tokens.shape == (3, 400)
-    assert probe.positions.shape == probe.answers.shape == (3, min(pairs, QUESTIONS))
+    assert probe.positions.shape == probe.answers.shape == (3, min(pairs, MAX_QUESTIONS))
     for tokens, positions, answers in zip(probe.tokens, probe.positions, probe.answers, strict=True):
         for position, answer in zip(positions.tolist(), answers.tolist(), strict=True):
             assert int(tokens[position + 1]) == answer
             earlier = (tokens[:position] == tokens[position]).nonzero().flatten()
-            assert len(earlier) == 1  # said once, long before
+            assert len(earlier) == 1  # once, long before
             assert int(tokens[earlier[0] + 1]) == answer
 
 
@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_questions(spaces):
     assert first == second != other
 
 
-def test_words_are_names_where_the_tokenizer_has_them():
+def test_words_are_names_if_the_tokenizer_has_enough():
     class Names:
         """Every odd token is a name."""
 
@@ -107,9 +107,9 @@ def test_words_are_names_where_the_tokenizer_has_them():
     assert all(number % 2 for number in (*keys.tolist(), *values.tolist()))
 
 
-def test_too_many_pairs_or_too_little_text_is_said(spaces, tmp_path):
+def test_too_many_pairs_or_too_little_text_is_refused(spaces, tmp_path):
     with pytest.raises(DataError, match="30 pairs need"):
         associative_recall(runtime(), spaces, pairs=(30,), length=128)
     (tmp_path / "short.txt").write_text("short")
-    with pytest.raises(DataError, match="associative recall over 256 needs as many"):
+    with pytest.raises(DataError, match="associative recall needs at least 256"):
         associative_recall(runtime(), str(tmp_path / "short.txt"), pairs=(2,), length=256)

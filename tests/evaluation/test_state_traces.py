@@ -1,4 +1,4 @@
-"""Traces of states: the stock cache at the same token, the plain recurrence, and nothing that grows with the text."""
+"""Traces of states agree with the stock cache at the same token, and their memory does not grow with the text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from slimstate.core.effective_rank import condition_number, effective_rank, rank
 from slimstate.evaluation.state_traces import EDGES, SEGMENT, FinalUtilisation, state_spectrum, trace_states
 from slimstate.models.hooks import masked, observed
 from slimstate.models.load import Runtime
-from slimstate.system.errors import DataError, ModelError
+from slimstate.system.errors import ModelError, PlanError
 
 CASES = [
-    "delta_net-plain",
-    "delta_net-sum-norm",
-    "delta_net-hybrid",
-    "gated_deltanet-plain",
+    "delta_net-plain", "delta_net-sum-norm", "delta_net-hybrid", "gated_deltanet-plain",
     "gated_deltanet-grouped-values",
-]
+]  # fmt: skip
 
 
-def made(name: str) -> tuple[Runtime, tuple]:
+def build(name: str) -> tuple[Runtime, tuple]:
+    """Return a tiny model and its mixers."""
     model = tiny.build(tiny.VARIANTS[name])
     runtime = Runtime(
         model=model, tokenizer=None, device=torch.device("cpu"), dtype=torch.float32, kernels="PyTorch on the CPU"
@@ -33,14 +31,14 @@ def made(name: str) -> tuple[Runtime, tuple]:
 
 
 def stock_state(model: torch.nn.Module, ids: torch.Tensor, layer: int) -> torch.Tensor:
-    """The state that the stock class caches after these tokens, [B, G, K, V] or its transpose."""
+    """Return the state that the stock class caches after these tokens, [B, G, K, V] or its transpose."""
     with torch.inference_mode():
         return model(input_ids=ids, use_cache=True).past_key_values[layer]["recurrent_state"]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_trace_sees_the_states_of_the_stock_cache(name):
-    runtime, mixers = made(name)
+    runtime, mixers = build(name)
     ids = tiny.token_ids(2, 40)
     trace = trace_states(runtime, mixers, ids, every=8, skip=16, readings=2)
     assert trace.times == (8, 16, 24, 32, 40)
@@ -59,8 +57,8 @@ def test_a_trace_sees_the_states_of_the_stock_cache(name):
     assert len(trace.sampled["holds"]) == 2 * 2 * len(mixers) * mixers[0].value_heads
 
 
-def test_segments_and_strides_do_not_change_what_is_seen():
-    runtime, mixers = made("gated_deltanet-plain")
+def test_segments_and_strides_do_not_change_a_trace():
+    runtime, mixers = build("gated_deltanet-plain")
     ids = tiny.token_ids(1, SEGMENT + 100)
     fine = trace_states(runtime, mixers, ids, every=4, skip=0)
     coarse = trace_states(runtime, mixers, ids, every=48, skip=0)
@@ -69,7 +67,7 @@ def test_segments_and_strides_do_not_change_what_is_seen():
 
 
 def test_observing_a_model_leaves_its_output_alone():
-    runtime, mixers = made("gated_deltanet-grouped-values")
+    runtime, mixers = build("gated_deltanet-grouped-values")
     ids, seen = tiny.token_ids(2, 50), []
     with torch.inference_mode():
         before = runtime.model(input_ids=ids).logits
@@ -90,7 +88,7 @@ def test_the_spectrum_of_a_state_is_that_of_its_singular_values():
 def test_utilisation_under_a_mask_is_that_of_the_smaller_state():
     from slimstate.core.selection import Selection
 
-    runtime, mixers = made("delta_net-plain")
+    runtime, mixers = build("delta_net-plain")
     keep = torch.arange(0, 24, 3).expand(2, -1)
     dropped = [channel for channel in range(24) if channel % 3]
     selections = {mixer.layer: Selection(keep=keep) for mixer in mixers}
@@ -109,9 +107,9 @@ def test_utilisation_under_a_mask_is_that_of_the_smaller_state():
 
 def test_memory_does_not_grow_with_the_text(monkeypatch):
     """The tensors alive while states are summed up are as large for eight segments as for two."""
-    runtime, mixers = made("delta_net-plain")
+    runtime, mixers = build("delta_net-plain")
     sizes = []
-    gc.freeze()  # what is there before is not looked at
+    gc.freeze()  # older tensors do not count
 
     def weigh(state):
         alive = {x.data_ptr(): x.numel() * x.element_size() for x in gc.get_objects() if type(x) is torch.Tensor}
@@ -130,12 +128,12 @@ def test_memory_does_not_grow_with_the_text(monkeypatch):
     gc.unfreeze()
 
 
-def test_bad_requests_and_bad_states_are_named():
-    runtime, mixers = made("delta_net-plain")
+def test_bad_options_and_bad_states_are_refused():
+    runtime, mixers = build("delta_net-plain")
     ids = tiny.token_ids(1, 40)
-    with pytest.raises(DataError, match="stride must lie between 1 and the length"):
+    with pytest.raises(PlanError, match="`every` must be at least 1"):
         trace_states(runtime, mixers, ids, every=0)
-    with pytest.raises(DataError, match="end within the first 128"):
+    with pytest.raises(PlanError, match="`skip` must be at least 0 and less than the 40 tokens"):
         trace_states(runtime, mixers, ids, every=8)
     with torch.no_grad():
         runtime.model.model.layers[1].attn.v_proj.weight[0, 0] = torch.nan
@@ -148,7 +146,7 @@ def test_bad_requests_and_bad_states_are_named():
 
 
 def test_condition_numbers_of_full_states_are_finite():
-    runtime, mixers = made("delta_net-plain")
+    runtime, mixers = build("delta_net-plain")
     ids = tiny.token_ids(1, 200)
     trace = trace_states(runtime, mixers, ids, every=8, skip=0)
     values = singular_values(stock_state(runtime.model, ids, 0))

@@ -1,32 +1,25 @@
-"""Tasks in a sweep: what lm-eval finds for a masked model is what it finds for the cut one."""
+"""Tasks in a sweep: lm-eval's result for a masked model is that for the cut one."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slimstate.evaluation.evaluate import EvalOptions
 
 import slimstate
 from places import ROOT
-from slimstate.evaluation import sweep as sweeps
-from slimstate.evaluation.sweep import SweepOptions
-from slimstate.evaluation.sweep import sweep as verb
-from slimstate.evaluation.sweep_grid import SweepGrid
 from slimstate.records.sweep import SweepRecord
-from slimstate.system.errors import DataError
+from slimstate.system.errors import DataError, PlanError
 
 pytest.importorskip("lm_eval")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unrendered")]
 
 MODEL, TEXT = ROOT / "demo" / "model", ROOT / "demo" / "evaluation.txt"
-GRID = SweepGrid(methods=("l1",), key_dims=(45,))
 
 
 def write_pages(folder: Path, count: int = 2) -> Path:
-    """Pages of the demo's own text, one of them longer than the model's context."""
+    """Write pages of the demo's text, one of them longer than the model's context."""
     folder.mkdir(exist_ok=True)
     lines = TEXT.read_text(encoding="utf-8").replace("\r\n", "\n").split("\n")
     pages = ["\n".join(lines[start : start + size]) for start, size in ((0, 60), (60, 6), (66, 4))[:count]]
@@ -35,35 +28,35 @@ def write_pages(folder: Path, count: int = 2) -> Path:
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory) -> SweepOptions:
+def options(tmp_path_factory) -> dict[str, object]:
     data = write_pages(tmp_path_factory.mktemp("task-data"))
-    return SweepOptions(text_length=128, max_tokens=256, tasks="wikitext", task_data=data, keep_norm_eps=True)
+    cut = {"methods": ["l1"], "key_dims": [45], "keep_norm_eps": True}
+    return {"text": TEXT, "text_length": 128, "max_tokens": 256, "tasks": "wikitext", "task_data": data, **cut}
 
 
 @pytest.fixture(scope="module")
 def swept(options, tmp_path_factory) -> tuple[Path, SweepRecord]:
     folder = tmp_path_factory.mktemp("sweep") / "out"
-    return folder, verb(MODEL, folder, text=TEXT, grid=GRID, options=options)
+    return folder, slimstate.sweep(MODEL, folder, **options)
 
 
 def word_perplexity(scores) -> float:
     return scores.tasks["wikitext"].metrics["word_perplexity"]
 
 
-def test_wikitext_of_a_candidate_is_that_of_the_cut(swept, options, tmp_path):
-    """Which is what lm-eval's own command finds for a folder: `test_lm_eval.py` asks it."""
+def test_a_candidate_has_the_wikitext_perplexity_of_the_cut(swept, options, tmp_path):
+    """`test_lm_eval.py` compares it with lm-eval's own command."""
     _, record = swept
     (row,) = record.rows
-    cut = tmp_path / "cut"
-    slimstate.prune(MODEL, cut, method="l1", key_dim=45, keep_norm_eps=True)
-    ours = slimstate.evaluate(cut, tasks="wikitext", options=EvalOptions(task_data=options.task_data))
-    assert word_perplexity(row.lm_eval) == pytest.approx(word_perplexity(ours.lm_eval), rel=1e-3)
+    slimstate.prune(MODEL, tmp_path / "cut", method="l1", key_dim=45, keep_norm_eps=True)
+    cut = slimstate.evaluate(tmp_path / "cut", tasks="wikitext", task_data=options["task_data"])
+    assert word_perplexity(row.lm_eval) == pytest.approx(word_perplexity(cut.lm_eval), rel=1e-3)
     assert row.lm_eval.tasks["wikitext"].samples == 2
 
 
-def test_the_uncut_model_is_given_the_tasks_too(swept, options):
+def test_the_uncut_model_runs_the_tasks_too(swept, options):
     _, record = swept
-    alone = slimstate.evaluate(MODEL, tasks="wikitext", options=EvalOptions(task_data=options.task_data))
+    alone = slimstate.evaluate(MODEL, tasks="wikitext", task_data=options["task_data"])
     assert record.uncut.lm_eval.tasks == alone.lm_eval.tasks
     assert word_perplexity(record.uncut.lm_eval) < word_perplexity(record.rows[0].lm_eval)
 
@@ -72,38 +65,36 @@ def test_a_sweep_with_tasks_is_read_again_and_shown(swept):
     folder, record = swept
     assert SweepRecord.read(folder / "sweep.json") == record
     assert "--tasks wikitext --task-data" in record.command
-    shown = f"{word_perplexity(record.rows[0].lm_eval):.2f}"
+    number = f"{word_perplexity(record.rows[0].lm_eval):.2f}"
     for name in ("sweep.md", "sweep.tex"):
-        assert shown in (folder / name).read_text()
+        assert number in (folder / name).read_text()
     assert "wikitext word_perplexity" in (folder / "sweep.csv").read_text().splitlines()[0]
 
 
-def test_a_sweep_goes_on_with_the_same_tasks_and_no_others(swept, options, tmp_path, monkeypatch):
-    """Also where the same files lie elsewhere; rows without tasks or of fewer documents are no such rows."""
+def test_a_sweep_continues_with_the_same_tasks_and_no_others(swept, options, tmp_path, monkeypatch):
+    """Also where the same files lie elsewhere; not without tasks or with other documents."""
     folder, record = swept
+    monkeypatch.setattr("slimstate.models.load.load", None)  # all rows are there
     copy = write_pages(tmp_path / "copy")
-
-    def again(changed: SweepOptions) -> SweepRecord:
-        return verb(MODEL, folder, text=TEXT, grid=GRID, options=changed)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sweeps, "load", None)  # all rows are there
-        assert again(replace(options, task_data=copy)).rows == record.rows
-    for changed, words in (
-        (replace(options, tasks=None, task_data=None), "another tasks"),
-        (replace(options, limit=1), "another limit"),
-        (replace(options, task_data=write_pages(tmp_path / "more", 3)), "another tasks"),
+    assert slimstate.sweep(MODEL, folder, **{**options, "task_data": copy}).rows == record.rows
+    for changes, settings in (
+        ({"tasks": (), "task_data": None}, "tasks"),
+        ({"limit": 1}, "limit"),
+        ({"task_data": write_pages(tmp_path / "more", 3)}, "tasks"),
     ):
-        with pytest.raises(DataError, match=f"is a sweep with {words}"):
-            again(changed)
+        with pytest.raises(DataError, match=f"is a sweep with another {settings}"):
+            slimstate.sweep(MODEL, folder, **{**options, **changes})
 
 
-def test_tasks_that_cannot_be_had_are_said_before_the_model_is_loaded(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeps, "load", None)
-    asked = {"text": TEXT, "grid": GRID}
-    with pytest.raises(DataError, match="no task 'wikitxt'"):
-        verb(MODEL, tmp_path / "out", **asked, options=replace(options, tasks="wikitxt"))
-    with pytest.raises(DataError, match="no data for task piqa"):
-        verb(MODEL, tmp_path / "out", **asked, options=replace(options, tasks="piqa"))
-    with pytest.raises(DataError, match="`limit` 0"):
-        replace(options, limit=0)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": "wikitxt"}, "unknown task 'wikitxt'"),
+        ({"tasks": "piqa"}, "no data for task piqa"),
+        ({"limit": 0}, "`limit` must be at least 1"),
+    ],
+)
+def test_impossible_tasks_are_refused_before_the_model_is_loaded(changes, message, options, tmp_path, monkeypatch):
+    monkeypatch.setattr("slimstate.models.load.load", None)
+    with pytest.raises((DataError, PlanError), match=message):
+        slimstate.sweep(MODEL, tmp_path / "out", **{**options, **changes})

@@ -1,8 +1,8 @@
-"""Associative recall, the known weak spot of a small state, measured with no download.
+"""Associative recall, the known weakness of a small state, measured without any download.
 
-Names of two words, a key and a value, stand here and there in real text; at its end the first words come again, and
-the model has to say the second. Both are single tokens paired by a seed, so only the state can know the answers. Small
-language models do this with names, which text repeats, and hardly with other words.
+Names of two words, a key and a value, stand at random places of real text; at its end the keys come again, and the
+model has to predict the values. Both are single tokens that a seed pairs, so only the state can know the answers. Small
+language models can do this with names, which text repeats, and hardly with other words.
 """
 
 from __future__ import annotations
@@ -25,21 +25,12 @@ from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
 
 PAIRS = (2, 4, 8, 16, 32)
-CANDIDATES = 64  # values to choose among; chance is one in so many
-QUESTIONS = 16  # asked at the end of a sequence, at most
-AT_LEAST = 64  # questions for each number of pairs
-SEQUENCES_AT_ONCE = {"cpu": 1, "cuda": 16}
+CANDIDATES = 64  # values to choose among
+MAX_QUESTIONS = 16  # at the end of a sequence
+MIN_QUESTIONS = 64  # for each number of pairs
+BATCH = {"cpu": 1, "cuda": 16}  # sequences
 NAME = re.compile(" [A-Z][a-z]{2,}")
 BEFORE, AFTER = "\n", " ."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """Sequences [n, T] with the positions [n, Q] after which an answer [n, Q] is due."""
-
-    tokens: Tensor
-    positions: Tensor
-    answers: Tensor
 
 
 def associative_recall(
@@ -53,38 +44,31 @@ def associative_recall(
     max_tokens: int | None = None,
     reporter: Reporter = SILENT,
 ) -> AssociativeRecall:
-    """The share of questions answered, by the number of pairs to remember; the model reads `max_tokens` at most.
+    """Return the share of correct answers by the number of pairs to remember; `accuracy` is among the candidates.
 
-    But every number of pairs is asked in one sequence at least. `accuracy` takes the likeliest of the candidate values,
-    `exact` the likeliest of all tokens.
+    `exact` is among all tokens. The model reads at most `max_tokens`, but one sequence for every number of pairs.
     """
     generator = torch.Generator().manual_seed(seed)
     keys, values = draw_vocabulary(runtime.tokenizer, max(pairs), generator)
-    filler = _filler(runtime.tokenizer, Reading.of(text), length)
+    story = Story.read(runtime.tokenizer, Reading.of(text), keys, values, length)
     points, digest = [], hashlib.sha256()
-    most = None if max_tokens is None else max(1, max_tokens // (length * len(pairs)))
+    limit = None if max_tokens is None else max(1, max_tokens // (length * len(pairs)))
     for count in reporter.track(pairs, "associative recall", len(pairs)):
-        enough = max(sequences, -(-AT_LEAST // min(count, QUESTIONS)))
-        enough = enough if most is None else min(enough, most)
-        probe = make_probe(runtime.tokenizer, filler, keys, values, count, enough, length, generator)
+        size = max(sequences, -(-MIN_QUESTIONS // min(count, MAX_QUESTIONS)))
+        probe = story.probe(count, size if limit is None else min(size, limit), generator)
         digest.update(probe.tokens.numpy().tobytes())
         chosen, likeliest = _answers(runtime, probe, values)
-        right, exact = (chosen == probe.answers).double(), (likeliest == probe.answers).double()
-        share = float(right.mean())
+        correct, exact = (chosen == probe.answers).double(), (likeliest == probe.answers).double()
+        share, questions = float(correct.mean()), correct.numel()
+        stderr = math.sqrt(share * (1 - share) / questions)
         points.append(
-            RecallPoint(
-                pairs=count,
-                accuracy=share,
-                stderr=math.sqrt(share * (1 - share) / right.numel()),
-                exact=float(exact.mean()),
-                questions=right.numel(),
-            )
+            RecallPoint(pairs=count, accuracy=share, stderr=stderr, exact=float(exact.mean()), questions=questions)
         )
     return AssociativeRecall(
         points=tuple(points),
         mean=sum(point.accuracy for point in points) / len(points),
         candidates=len(values),
-        sequences=sequences if most is None else min(sequences, most),
+        sequences=sequences if limit is None else min(sequences, limit),
         length=length,
         seed=seed,
         digest=f"sha256:{digest.hexdigest()}",
@@ -92,9 +76,9 @@ def associative_recall(
 
 
 def draw_vocabulary(tokenizer: Any, pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens to be keys and tokens to be values: capitalised words where the tokenizer has enough of them."""
-    taken = {*tokenizer.all_special_ids, *_ids(tokenizer, BEFORE).tolist(), *_ids(tokenizer, AFTER).tolist()}
-    usable = [number for number in range(len(tokenizer)) if number not in taken]
+    """Draw tokens for keys and tokens for values: capitalised words where the tokenizer has enough of them."""
+    excluded = {*tokenizer.all_special_ids, *_ids(tokenizer, BEFORE).tolist(), *_ids(tokenizer, AFTER).tolist()}
+    usable = [number for number in range(len(tokenizer)) if number not in excluded]
     texts = tokenizer.batch_decode([[number] for number in usable])
     names = [number for number, text in zip(usable, texts, strict=True) if NAME.fullmatch(text)]
     pool = names if len(names) >= pairs + CANDIDATES else usable
@@ -109,65 +93,77 @@ def _ids(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
 
-def _filler(tokenizer: Any, text: Reading, length: int) -> Tensor:
-    """The first tokens of the text, enough for every sequence to start elsewhere in them."""
-    tokens = torch.cat(list(windows(tokenizer, text, length, max_windows=64))).long()
-    if len(tokens) < length:
-        raise DataError(f"{text.source} has {len(tokens)} tokens; associative recall over {length} needs as many")
-    return tokens
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Sequences [n, T], and the positions [n, Q] after which an answer [n, Q] is due."""
+
+    tokens: Tensor
+    positions: Tensor
+    answers: Tensor
 
 
-def make_probe(
-    tokenizer: Any,
-    filler: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    pairs: int,
-    sequences: int,
-    length: int,
-    generator: torch.Generator,
-) -> Probe:
-    """Sequences of equal length: text with `pairs` sentences in random places, then questions with their answers."""
-    before, after = _ids(tokenizer, BEFORE), _ids(tokenizer, AFTER)
-    sentence = len(before) + len(after) + 2
-    questions = min(pairs, QUESTIONS)
-    rest = length - (pairs + questions) * sentence
-    if rest < pairs + 1:
-        raise DataError(f"{pairs} pairs need {(pairs + questions) * sentence} of {length} tokens: too many")
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """What sequences of `length` tokens are made of: text around the pairs, keys, values, marks around a pair."""
 
-    def say(key: Tensor, value: Tensor) -> Tensor:
-        return torch.cat([before, key.view(1), value.view(1), after])
+    filler: Tensor
+    keys: Tensor
+    values: Tensor
+    before: Tensor
+    after: Tensor
+    length: int
 
-    tokens, positions, answers = [], [], []
-    for _ in range(sequences):
-        start = int(torch.randint(len(filler) - rest + 1, (1,), generator=generator))
-        around = filler[start : start + rest]
-        said = _draw(keys[~torch.isin(keys, around)], pairs, generator)
-        meant = _draw(values, pairs, generator)
-        places = _draw(torch.arange(1, rest), pairs, generator).sort().values
-        chunks = around.tensor_split(places.tolist())
-        story = [chunks[0]]
-        for chunk, key, value in zip(chunks[1:], said, meant, strict=True):
-            story += [say(key, value), chunk]
-        asked = _draw(torch.arange(pairs), questions, generator)
-        story += [say(said[number], meant[number]) for number in asked.tolist()]
-        tokens.append(torch.cat(story))
-        positions.append(length - questions * sentence + torch.arange(questions) * sentence + len(before))
-        answers.append(meant[asked])
-    return Probe(tokens=torch.stack(tokens), positions=torch.stack(positions), answers=torch.stack(answers))
+    @classmethod
+    def read(cls, tokenizer: Any, text: Reading, keys: Tensor, values: Tensor, length: int) -> Story:
+        """Read the first tokens of the text, enough for every sequence to start elsewhere in them."""
+        filler = torch.cat(list(windows(tokenizer, text, length, max_windows=64))).long()
+        if len(filler) < length:
+            raise DataError(f"{text.source} has {len(filler)} tokens; associative recall needs at least {length}")
+        marks = {"before": _ids(tokenizer, BEFORE), "after": _ids(tokenizer, AFTER)}
+        return cls(filler=filler, keys=keys, values=values, length=length, **marks)
+
+    def probe(self, pairs: int, sequences: int, generator: torch.Generator) -> Probe:
+        """Return sequences of equal length: text with pairs at random places, then questions with their answers."""
+        questions, sentence = min(pairs, MAX_QUESTIONS), len(self.before) + len(self.after) + 2
+        rest = self.length - (pairs + questions) * sentence
+        if rest < pairs + 1:
+            needed = (pairs + questions) * sentence + pairs + 1
+            raise DataError(f"{pairs} pairs need {needed} tokens, more than the length {self.length}")
+        tokens, answers = [], []
+        for _ in range(sequences):
+            start = int(torch.randint(len(self.filler) - rest + 1, (1,), generator=generator))
+            text = self.filler[start : start + rest]
+            keys = _draw(self.keys[~torch.isin(self.keys, text)], pairs, generator)
+            values = _draw(self.values, pairs, generator)
+            places = _draw(torch.arange(1, rest), pairs, generator).sort().values
+            first, *chunks = text.tensor_split(places.tolist())
+            parts = [first]
+            for chunk, key, value in zip(chunks, keys, values, strict=True):
+                parts += [self._sentence(key, value), chunk]
+            order = _draw(torch.arange(pairs), questions, generator)
+            parts += [self._sentence(keys[number], values[number]) for number in order.tolist()]
+            tokens.append(torch.cat(parts))
+            answers.append(values[order])
+        positions = self.length - questions * sentence + torch.arange(questions) * sentence + len(self.before)
+        return Probe(
+            tokens=torch.stack(tokens), positions=positions.expand(sequences, -1), answers=torch.stack(answers)
+        )
+
+    def _sentence(self, key: Tensor, value: Tensor) -> Tensor:
+        return torch.cat([self.before, key.view(1), value.view(1), self.after])
 
 
 def _draw(pool: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """So many of the pool, each once, in random order."""
+    """Draw members of the pool, each once, in random order."""
     if len(pool) < count:
-        raise DataError(f"{count} pairs need as many words that the text around them has not; there are {len(pool)}")
+        raise DataError(f"{count} pairs need as many words that are not in the text around them; there are {len(pool)}")
     return pool[torch.randperm(len(pool), generator=generator)[:count]]
 
 
 def _answers(runtime: Runtime, probe: Probe, values: Tensor) -> tuple[Tensor, Tensor]:
-    """What the model says, out of the candidates and out of all tokens."""
+    """Return the likeliest of the candidates, and of all tokens, at the positions of a probe."""
     chosen, likeliest = [], []
-    size = SEQUENCES_AT_ONCE[runtime.device.type]
+    size = BATCH[runtime.device.type]
     for tokens, positions in zip(probe.tokens.split(size), probe.positions.split(size), strict=True):
         with torch.inference_mode():
             logits = runtime.model(input_ids=tokens.to(runtime.device), use_cache=False).logits

@@ -72,7 +72,7 @@ class Measurement:
             perplexity=perplexity_of(nats),
             nats_per_token=nats,
             nats_per_byte=size.nats_per_byte(nats),
-            **vars(size.predicted(nats)),
+            **vars(size.scores(nats)),
         )
 
 

@@ -1,15 +1,14 @@
-"""What the states of a model do as it reads: their spectra, how much of them is used, and the paper's bounds on them.
+"""Trace the states of a model as it reads: their spectra, how much of them is used, and the paper's bounds.
 
-The text is read in segments, each from the cache that the one before it left, and a state is summed up as soon as it
-is seen: memory does not grow with the length of the text. L layers, G value heads, N sampled times, K key dim,
-V value dim, d = min(K, V).
+The text is read in segments, each from the cache of the one before it, and a state is reduced to statistics as soon as
+it is seen: memory does not grow with the length of the text. L layers, G value heads, N times, K key dim, V value dim,
+d = min(K, V).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +24,13 @@ from slimstate.system.errors import ModelError
 from slimstate.system.progress import SILENT, Reporter
 
 SEGMENT = 256  # tokens that go through the model together
-FLOAT32 = torch.finfo(torch.float32).eps  # the precision of a state, whatever the model's is
-EDGES = torch.linspace(-8, 3, 111, dtype=torch.float64)  # of the histograms, in log10 of a singular value
+EPSILON = torch.finfo(torch.float32).eps  # precision of a state, whatever that of the model is
+EDGES = torch.linspace(-8, 3, 111, dtype=torch.float64)  # of histograms, in log10 of a singular value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The states of one model over one text, by layer and head. `sampled` has one entry per reading and head.
+    """The states of one model over one text, by layer and head; `sampled` has one entry per reading and head.
 
     times [N]; utilisation, kappa [L, G, N]; histogram [L, G, bins] counts singular values by their log10 between
     EDGES, spectrum [L, G, d] is the mean of their log10 in descending order, both over the tokens after `skip`.
@@ -49,11 +48,11 @@ class Trace:
 
 
 def state_spectrum(state: Tensor) -> Tensor:
-    """Singular values [..., d], descending, of float32 states [..., K, V].
+    """Return the singular values [..., d], descending, of float32 states [..., K, V].
 
-    By the eigenvalues of the smaller Gram matrix in float64, which keeps what of a float32 state is more than rounding
-    and takes half the time of a singular value decomposition. On the CPU, a share for each thread: batches of small
-    matrices are solved one after the other, and no faster on a GPU.
+    They come from the eigenvalues of the smaller Gram matrix in float64, which are as precise as a float32 state and
+    take half the time of a singular value decomposition. They are computed on the CPU, a share in each thread: batches
+    of small matrices are solved one after the other, and no faster on a GPU.
     """
     wide = state.double()
     gram = (wide @ wide.mT if state.shape[-2] <= state.shape[-1] else wide.mT @ wide).cpu()
@@ -70,33 +69,33 @@ def _check_finite(values: Tensor, mixer: Mixer, what: str) -> None:
 
 
 @dataclass
-class _Layer:
-    """Running results of one mixer."""
+class _LayerStatistics:
+    """Running statistics of one mixer."""
 
     mixer: Mixer
     skip: int
-    waiting: list[tuple[int, Tensor]] = field(default_factory=list)
+    pending: list[tuple[int, Tensor]] = field(default_factory=list)
     utilisation: list[Tensor] = field(default_factory=list)
     kappa: list[Tensor] = field(default_factory=list)
     histogram: Tensor | None = None
     logarithms: Tensor | None = None
-    counted: int = 0
+    count: int = 0
     key_gram: Tensor | None = None
     sampled: list[dict[str, Tensor]] = field(default_factory=list)
 
     def reduce(self) -> None:
-        """Sum up the states that wait, all at once, and let them go."""
-        if not self.waiting:
+        """Add the pending states to the statistics, all at once, and release them."""
+        if not self.pending:
             return
-        states = torch.stack([state for _, state in self.waiting])
+        states = torch.stack([state for _, state in self.pending])
         _check_finite(states, self.mixer, "the state")
         values = state_spectrum(states)  # [n, B, G, d]
         self.utilisation.append(rank_utilisation(values).mean(1))
-        self.kappa.append(condition_number(values, FLOAT32 / values.shape[-1]).log10().mean(1))
-        late = [number for number, (time, _) in enumerate(self.waiting) if time > self.skip]
+        self.kappa.append(condition_number(values, EPSILON / values.shape[-1]).log10().mean(1))
+        late = [number for number, (time, _) in enumerate(self.pending) if time > self.skip]
         if late:
             self._count(values[late])
-        self.waiting.clear()
+        self.pending.clear()
 
     def _count(self, values: Tensor) -> None:
         logarithms = values.clamp_min(10.0 ** float(EDGES[0])).log10()
@@ -106,16 +105,16 @@ class _Layer:
         self.histogram = counts if self.histogram is None else self.histogram + counts
         total = by_head.sum(1)
         self.logarithms = total if self.logarithms is None else self.logarithms + total
-        self.counted += by_head.shape[1]
+        self.count += by_head.shape[1]
 
     def add_keys(self, keys: Tensor) -> None:
-        """keys [B, t, H, K]"""
+        """Add keys [B, t, H, K] to their Gram matrix."""
         by_head = keys.double().transpose(1, 2)
         gram = by_head.mT @ by_head
         self.key_gram = gram if self.key_gram is None else self.key_gram + gram
 
     def test_bounds(self, reading: StateReading, time: int, generator: torch.Generator) -> None:
-        """Read the state with its own query and random noise, and keep what the theory says beside it."""
+        """Read the state with its own query and random noise, and store the result beside the bounds of the theory."""
         assert self.key_gram is not None
         state = reading.state.mT.double().cpu()
         _check_finite(state, self.mixer, "the state")
@@ -124,7 +123,7 @@ class _Layer:
         query = reading.queries[:, -1].double().cpu().repeat_interleave(groups, dim=1)
         noise = torch.randn(query.shape, generator=generator, dtype=torch.float64)
         memory = Memory.of(state)
-        found = {
+        sample = {
             "time": torch.full(query.shape[:-1], float(time)),
             "layer": torch.full(query.shape[:-1], float(self.mixer.layer)),
             "head": torch.arange(state.shape[1]).expand(query.shape[:-1]),
@@ -139,16 +138,16 @@ class _Layer:
             "expected": memory.expected_bounds(query),
         }
         for name, pair in bounds.items():
-            found |= {f"{name}_lower": pair.lower, f"{name}_upper": pair.upper}
-        amplification, expected = found["amplification"], found["expected"]
-        found["holds"] = (
+            sample |= {f"{name}_lower": pair.lower, f"{name}_upper": pair.upper}
+        amplification, expected = sample["amplification"], sample["expected"]
+        sample["holds"] = (
             bounds["amplification"].hold(amplification)
             & bounds["expected"].hold(expected)
             & memory.condition_bounds().hold(amplification)
             & memory.expected_condition_bounds().hold(expected)
-            & ~(found["key_bound"] > found["effective_rank"] * (1 + 1e-6))
+            & ~(sample["key_bound"] > sample["effective_rank"] * (1 + 1e-6))
         )
-        self.sampled.append({name: value.flatten().double() for name, value in found.items()})
+        self.sampled.append({name: value.flatten().double() for name, value in sample.items()})
 
 
 def trace_states(
@@ -162,56 +161,56 @@ def trace_states(
     seed: int = 0,
     reporter: Reporter = SILENT,
 ) -> Trace:
-    """Follow the states of a model through tokens [B, T], looking at them after each `every` tokens.
+    """Follow the states of a model through tokens [B, T], and look at them after each `every` tokens.
 
     At `readings` of those times, spread evenly, each state is also read with its own query and noise drawn by `seed`.
     """
     length = tokens.shape[1]
     check_times(length, every, skip)
     times = tuple(range(every, length + 1, every))
-    chosen = {times[-1 - number * len(times) // readings] for number in range(readings)}
-    layers = {mixer.layer: _Layer(mixer, skip) for mixer in mixers}
+    reading_times = {times[-1 - number * len(times) // readings] for number in range(readings)}
+    layers = {mixer.layer: _LayerStatistics(mixer, skip) for mixer in mixers}
     generator = torch.Generator().manual_seed(seed)
     segment = max(every, SEGMENT // every * every)
     offset = 0
 
     def see(reading: StateReading) -> None:
         layer, time = layers[reading.mixer.layer], offset + reading.time
-        if chosen:
+        if reading_times:
             layer.add_keys(reading.keys)
         if reading.time % every == 0:
-            layer.waiting.append((time, reading.state.float()))
-        if len(layer.waiting) == segment // every:
+            layer.pending.append((time, reading.state.float()))
+        if len(layer.pending) == segment // every:
             layer.reduce()
-        if time in chosen:
+        if time in reading_times:
             layer.test_bounds(reading, time, generator)
 
-    read = partial(runtime.model.base_model, use_cache=True)
     cache: Any = None
+    cache_name = mixers[0].hook.cache
     with torch.inference_mode(), observed(runtime.model, mixers, see, every):
         for ids in reporter.track(tokens.split(segment, dim=1), "following the states", -(-length // segment)):
-            done = read(input_ids=ids.to(runtime.device, torch.long), **{mixers[0].hook.cache: cache})
-            cache = getattr(done, mixers[0].hook.cache)
+            inputs = {"input_ids": ids.to(runtime.device, torch.long), cache_name: cache}
+            cache = getattr(runtime.model.base_model(use_cache=True, **inputs), cache_name)
             offset += ids.shape[1]
         for layer in layers.values():
             layer.reduce()
-    return _joined(list(layers.values()), times, skip)
+    return _join(list(layers.values()), times, skip)
 
 
-def _joined(layers: list[_Layer], times: tuple[int, ...], skip: int) -> Trace:
-    def stacked(name: str) -> Tensor:
+def _join(layers: list[_LayerStatistics], times: tuple[int, ...], skip: int) -> Trace:
+    def stack(name: str) -> Tensor:
         return torch.stack([torch.cat(getattr(layer, name)).mT for layer in layers])
 
     sampled = [entry for layer in layers for entry in layer.sampled]
     names = sampled[0].keys() if sampled else ()
-    logarithms = [layer.logarithms / layer.counted for layer in layers if layer.logarithms is not None]
+    logarithms = [layer.logarithms / layer.count for layer in layers if layer.logarithms is not None]
     return Trace(
         layers=tuple(layer.mixer.layer for layer in layers),
         times=times,
         skip=skip,
         capacity=logarithms[0].shape[-1],
-        utilisation=stacked("utilisation"),
-        kappa=10 ** stacked("kappa"),
+        utilisation=stack("utilisation"),
+        kappa=10 ** stack("kappa"),
         histogram=torch.stack([layer.histogram for layer in layers if layer.histogram is not None]),
         spectrum=torch.stack(logarithms),
         sampled={name: torch.cat([entry[name] for entry in sampled]) for name in names},
@@ -219,7 +218,7 @@ def _joined(layers: list[_Layer], times: tuple[int, ...], skip: int) -> Trace:
 
 
 class FinalUtilisation:
-    """Mean rank utilisation of the states that the first `windows` sequences of a run end in."""
+    """Mean rank utilisation of the last states of the first `windows` sequences of a run."""
 
     def __init__(self, key_dim: int, windows: int) -> None:
         self.key_dim, self.windows = key_dim, windows

@@ -161,7 +161,7 @@ class SweepStudy:
             nats_per_token=nats,
             rank_utilisation=states.mean,
             lm_eval=tasks,
-            **vars(self.size.predicted(nats)),
+            **vars(self.size.scores(nats)),
         )
 
 

@@ -54,7 +54,7 @@ def measure(
 def in_all_units(nats: Nats, tokens: Tokens) -> Measurements:
     """Return the nats with perplexities, bits per byte, and the shares of the gaps that were closed."""
     known, size = nats.known(), tokens.size
-    units = {name: size.predicted(value) for name, value in known.items()}
+    units = {name: size.scores(value) for name, value in known.items()}
     return Measurements(
         text=tokens.measured_on,
         tokens=size.tokens,

@@ -35,7 +35,7 @@ class Tokens:
         """Return the tokens of a training that is measured on windows of its own text."""
         windows = corpus.held_out_windows
         return cls(
-            corpus=corpus, held_out=windows, size=TextSize.of(tokenizer, windows, apart=True),
+            corpus=corpus, held_out=windows, size=TextSize.of(tokenizer, windows, contiguous=False),
             measured_on=f"windows of {corpus.source} that were not trained on",
         )  # fmt: skip
 

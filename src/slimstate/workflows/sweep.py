@@ -229,7 +229,7 @@ def _study(
 
     tokenizer, measures, run = load_tokenizer(checkpoint.folder), config.measures, config.run
     sources, text = find_sources(measures), Reading(config.text, config.calibration.documents)
-    measured = evaluation_windows(tokenizer, text, config.text_length, measures.max_tokens, named="text_length")
+    measured = evaluation_windows(tokenizer, text, config.text_length, measures.max_tokens, option="text_length")
     reconstruction = None
     if config.reconstruct is not None:
         reconstruction = config.reconstruct.settings(run.place.type, _training_windows(config, tokenizer))
