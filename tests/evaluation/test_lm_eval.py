@@ -1,4 +1,4 @@
-"""Benchmarks against numbers found by hand, and against lm-eval's own command in a process of its own."""
+"""Tasks against numbers computed by hand, and against lm-eval's own command in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from transformers import PreTrainedTokenizerFast
 import tiny
 from launching import Program
 from slimstate.evaluation import lm_eval, task_sources
-from slimstate.evaluation.lm_eval import run_tasks
+from slimstate.evaluation.options import TaskOptions
 from slimstate.evaluation.recall_tasks import prompts
-from slimstate.evaluation.task_sources import PAPER, RECALL, resolve
+from slimstate.evaluation.task_sources import PAPER, RECALL, resolve_tasks
 from slimstate.models.load import Runtime, load
 from slimstate.records import schema
 from slimstate.records.evaluation import LmEval, TaskScores
-from slimstate.system.errors import DataError, SlimstateError
-from slimstate.system.progress import Reporter
+from slimstate.system.errors import DataError, PlanError, SlimstateError
+from slimstate.system.progress import SILENT, Reporter
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.slow  # lm-eval itself takes seconds to load
 
-# lm-eval's command on a stock folder, once for each list of arguments; it also tells the names that lm-eval's own index
-# knows, which takes ten seconds and is therefore done once
+# lm-eval's command on a stock folder, once for each list of arguments; it also writes the names in lm-eval's own index,
+# which takes ten seconds and is therefore done once
 DRIVER = """
 import json, pathlib, sys
 import slimstate.evaluation.lm_eval
@@ -44,11 +44,11 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import TaskManager
 index = TaskManager.__init__
 names = pathlib.Path(sys.argv[2])
-def told(self, *arguments, **options):
+def index_once(self, *arguments, **options):
     index(self, *arguments, **options, include_defaults=not names.exists())
     if not names.exists():
         names.write_text(json.dumps(self.all_subtasks))
-TaskManager.__init__ = told
+TaskManager.__init__ = index_once
 for arguments in json.loads(sys.argv[1]):
     sys.argv[1:] = arguments
     cli_evaluate()
@@ -60,12 +60,12 @@ QUESTIONS = [
 LISTED = [{"context": "Ada made it. Who made it?", "question": "Who made it?", "answers": ["Ada", "Countess"]}]
 KEYED = [{"text": "Device: a pump. Maker: Acme.\nmaker:", "key": "maker", "value": "Acme"}]
 NUMBERS = " ".join(f"n{number:04}" for number in range(1000))  # of 5999 characters
-ASKED = ". Who made it?"
-ROOM = 2048 - len(ASKED)  # for the document, at one token per character
+QUESTION = ". Who made it?"
+ROOM = 2048 - len(QUESTION)  # for the document, at one token per character
 LONG = {"context": f"{NUMBERS[:2999]} Adalbert {NUMBERS[3000:]}", "question": "Who made it?"}
-CUT = {
-    "recall_nq": f"{LONG['context'][3000 - ROOM // 2 : 3000 + ROOM // 2].strip()}{ASKED}",
-    "recall_drop": f"{NUMBERS[:ROOM].strip()}{ASKED}",
+TRUNCATED = {
+    "recall_nq": f"{LONG['context'][3000 - ROOM // 2 : 3000 + ROOM // 2].strip()}{QUESTION}",
+    "recall_drop": f"{NUMBERS[:ROOM].strip()}{QUESTION}",
 }
 DOCUMENTS: dict[str, list[dict[str, Any]]] = {
     "wikitext": [{"page": tiny.text(700)}, {"page": tiny.text(90, seed=1)}],
@@ -73,22 +73,13 @@ DOCUMENTS: dict[str, list[dict[str, Any]]] = {
     "arc_easy": [{**row, "answerKey": key} for row, key in zip(QUESTIONS, "ABCABC", strict=True)],
     "arc_challenge": [{**row, "answerKey": key} for row, key in zip(QUESTIONS, "CABCAB", strict=True)],
     "hellaswag": [
-        {
-            "ctx_a": "A head reads.",
-            "ctx_b": "it",
-            "activity_label": "Reading",
-            "endings": ["on", "a key", "b", "it all"],
-        }
-        | {"label": label}
+        {"ctx_a": "A head reads.", "ctx_b": "it", "activity_label": "Reading", "label": label}
+        | {"endings": ["on", "a key", "b", "it all"]}
         for label in "0123"
     ],
     "winogrande": [
-        {
-            "sentence": "The key left the box as _ was full.",
-            "option1": "the key",
-            "option2": "the box",
-            "answer": answer,
-        }
+        {"sentence": "The key left the box as _ was full.", "answer": answer}
+        | {"option1": "the key", "option2": "the box"}
         for answer in "12"
     ],
     "piqa": [{"goal": "Open a jar", "sol1": "turn the lid", "sol2": "wait", "label": label} for label in (0, 1, 1)],
@@ -102,13 +93,19 @@ DOCUMENTS: dict[str, list[dict[str, Any]]] = {
 
 
 class Lines(Reporter):
-    """Keeps what is said."""
+    """Collects lines."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def say(self, line: str) -> None:
-        self.said.append(line)
+        self.lines.append(line)
+
+
+def run_tasks(runtime: Runtime, tasks: Sequence[str], data: Path | None = None, **options: Any) -> LmEval:
+    """Run tasks with local data."""
+    reporter = options.pop("reporter", SILENT)
+    return lm_eval.run_tasks(runtime, TaskOptions(tasks=tasks, task_data=data, **options), reporter=reporter)
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -124,12 +121,12 @@ def runtime(folders) -> Runtime:
 
 @pytest.fixture(scope="module")
 def data(runtime, tmp_path_factory) -> Path:
-    """The long documents have a second answer: what the model writes after the prompt that was cut by hand."""
+    """The long documents have a second answer: what the model writes after the prompt that is truncated by hand."""
     folder = tmp_path_factory.mktemp("task-data")
     for name, rows in DOCUMENTS.items():
         write(folder / f"{name}.jsonl", rows)
-    for name, text in CUT.items():
-        answer = written(runtime, tokens(runtime, text), length=8)[1:].swapcase()
+    for name, text in TRUNCATED.items():
+        answer = generate(runtime, tokens(runtime, text), length=8)[1:].swapcase()
         assert len(answer) > 4
         write(folder / f"{name}.jsonl", [*DOCUMENTS[name], {**LONG, "answers": ["Adalbert", answer]}])
     return folder
@@ -137,22 +134,22 @@ def data(runtime, tmp_path_factory) -> Path:
 
 @contextmanager
 def watched(runtime: Runtime) -> Iterator[list[str]]:
-    """The prompts that the model gets, of which some may be padded."""
+    """Collect the prompts that the model reads, of which some may be padded."""
     seen: list[str] = []
     generate = runtime.model.generate
 
-    def generate_and_tell(*, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
+    def generate_and_collect(*, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
         seen.extend(runtime.tokenizer.batch_decode(input_ids))
         return generate(input_ids=input_ids, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.model, "generate", generate_and_tell)
+        patch.setattr(runtime.model, "generate", generate_and_collect)
         yield seen
 
 
 @pytest.fixture(scope="module")
 def run(runtime, data) -> tuple[LmEval, list[str]]:
-    """All tasks: the record, and the prompts of the recall tasks."""
+    """Run all tasks: the record, and the prompts of the recall tasks."""
     with watched(runtime) as seen:
         return run_tasks(runtime, ("paper", "recall"), data=data), seen
 
@@ -163,7 +160,7 @@ def record(run) -> LmEval:
 
 
 def log_likelihood(runtime: Runtime, context: list[int], target: list[int]) -> float:
-    """Of the target after the context, from one forward pass."""
+    """Return that of the target after the context, from one forward pass."""
     ids = torch.tensor([context + target])
     with torch.inference_mode():
         scores = runtime.model(input_ids=ids[:, :-1]).logits[0, -len(target) :].double().log_softmax(-1)
@@ -174,7 +171,7 @@ def tokens(runtime: Runtime, text: str) -> list[int]:
     return list(runtime.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def test_multiple_choice_picks_what_the_model_finds_likeliest(runtime, record):
+def test_multiple_choice_picks_the_likeliest(runtime, record):
     hits, normal_hits = [], []
     for row in DOCUMENTS["arc_easy"]:
         context = tokens(runtime, f"Question: {row['question']}\nAnswer:")
@@ -184,21 +181,18 @@ def test_multiple_choice_picks_what_the_model_finds_likeliest(runtime, record):
         gold = "ABC".index(row["answerKey"])
         hits.append(scores.index(max(scores)) == gold)
         normal_hits.append(normal.index(max(normal)) == gold)
-    found = record.tasks["arc_easy"]
+    task = record.tasks["arc_easy"]
     share = sum(hits) / 6
-    assert found.metrics == {"acc": share, "acc_norm": sum(normal_hits) / 6}
+    assert task.metrics == {"acc": share, "acc_norm": sum(normal_hits) / 6}
     assert 0 < share < 1
-    assert found.stderr["acc"] == pytest.approx(math.sqrt(share * (1 - share) / 5))
-    assert found.higher_is_better == {"acc": True, "acc_norm": True}
-    assert found.samples == 6
+    assert task.stderr["acc"] == pytest.approx(math.sqrt(share * (1 - share) / 5))
+    assert task.higher_is_better == {"acc": True, "acc_norm": True}
+    assert task.samples == 6
 
 
 @pytest.mark.parametrize("window", [256, 96])
 def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(window, runtime, record, data):
-    """Windows of 256 tokens, the model's context; each token once, the last window filled up with what came before.
-
-    Or of as many as were asked for.
-    """
+    """Windows have 256 tokens, the model's context, or `max_length`; each token counts once, and the last window is full."""
     total, words = 0.0, 0
     if window != 256:
         record = run_tasks(runtime, ["wikitext"], data=data, max_length=window)
@@ -214,26 +208,21 @@ def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(window, ru
     assert record.tasks["wikitext"].higher_is_better["word_perplexity"] is False
 
 
-def written(runtime: Runtime, ids: list[int], length: int = 48) -> str:
-    """The line that the model writes after a prompt: alone, without padding, and without a recurrent state."""
-    prompt = torch.tensor([ids])
-    options = {
-        "max_new_tokens": length,
-        "do_sample": False,
-        "use_cache": False,
-        "pad_token_id": runtime.tokenizer.pad_token_id,
-    }
+def generate(runtime: Runtime, ids: list[int], length: int = 48) -> str:
+    """Return the line that the model writes after a prompt: alone, without padding and without a recurrent state."""
+    prompt, pad = torch.tensor([ids]), runtime.tokenizer.pad_token_id
+    options = {"max_new_tokens": length, "do_sample": False, "use_cache": False, "pad_token_id": pad}
     whole = runtime.model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **options)
     return runtime.tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True).split("\n")[0]
 
 
-def test_a_long_document_is_cut_around_the_answer_or_to_its_beginning(run):
-    """Half of the documents of these two tasks are long; the model writes the second answer if the cut is right."""
-    found, seen = run
-    assert sorted(text for text in seen if len(text) > 1000) == sorted(CUT.values())
-    assert {len(text) for text in CUT.values()} == {2047}  # a space at the end of the document makes way
-    for name in CUT:
-        assert found.tasks[name].metrics == {"contains": 0.5}
+def test_a_long_document_is_truncated_around_the_answer_or_to_its_beginning(run):
+    """Half of the documents of these two tasks are long; the model writes the second answer if that is right."""
+    record, seen = run
+    assert sorted(text for text in seen if len(text) > 1000) == sorted(TRUNCATED.values())
+    assert {len(text) for text in TRUNCATED.values()} == {2047}  # without a space at the end of the document
+    for name in TRUNCATED:
+        assert record.tasks[name].metrics == {"contains": 0.5}
 
 
 def merging() -> PreTrainedTokenizerFast:
@@ -248,7 +237,7 @@ def merging() -> PreTrainedTokenizerFast:
 
 
 def recall_task(name: str, path: Path, **metadata: Any) -> Any:
-    """As lm-eval makes it, with local documents."""
+    """Return a task as lm-eval loads it, with local documents."""
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(task_sources.RECALL_FOLDER), include_defaults=False, metadata=metadata)
@@ -269,7 +258,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("tokenizer", [tiny.tokenizer, merging])
 @pytest.mark.parametrize("name", RECALL)
-def test_the_question_and_the_answer_outlive_the_cut(name, tokenizer, tmp_path):
+def test_the_question_and_the_answer_are_never_truncated(name, tokenizer, tmp_path):
     """The answer may lie anywhere, except in the tasks that keep the beginning."""
     body = NUMBERS.replace("7", "é漢")
     places = [0, 6, len(body) // 2, len(body) - 6, len(body)]
@@ -277,9 +266,9 @@ def test_the_question_and_the_answer_outlive_the_cut(name, tokenizer, tmp_path):
     short = "n0001 Ångström n0002"
     path = write(tmp_path / "rows.jsonl", [SHAPES[name](text, "ångström") for text in (*bodies, short)])
     task = recall_task(name, path, tokenizer=tokenizer())
-    *cut, untouched = [task.doc_to_text(document) for document in task.eval_docs]
+    *windows, untouched = [task.doc_to_text(document) for document in task.eval_docs]
     assert untouched == f"{short}. Maker:"
-    for text, whole in zip(cut, bodies, strict=True):
+    for text, whole in zip(windows, bodies, strict=True):
         assert 2030 < len(tokenizer()(text)["input_ids"]) <= 2048
         window = text.removesuffix(". Maker:").removesuffix(" Maker:")
         assert window != text
@@ -289,11 +278,11 @@ def test_the_question_and_the_answer_outlive_the_cut(name, tokenizer, tmp_path):
         else:
             assert "Ångström" in window
     if name not in ("recall_drop", "recall_triviaqa"):
-        halves = [len(tokenizer()(half)["input_ids"]) for half in cut[2].split("Ångström")]
+        halves = [len(tokenizer()(half)["input_ids"]) for half in windows[2].split("Ångström")]
         assert abs(halves[0] - halves[1]) < 40
 
 
-def test_the_window_lies_where_key_or_value_comes_first_and_at_the_end_without_both(tmp_path):
+def test_the_window_lies_around_the_key_or_value_that_comes_first_or_at_the_end(tmp_path):
     rows = [
         {"text": NUMBERS.replace("n0300", "Maker").replace("n0900", "Acme"), "key": "maker", "value": "acme"},
         {"text": NUMBERS.replace("n0300", "Acme").replace("n0900", "Maker"), "key": "maker", "value": "acme"},
@@ -320,19 +309,19 @@ def test_no_window_exceeds_its_limit_wherever_its_edges_fall():
         assert "Ada" in text
 
 
-def test_the_limit_is_exact_and_a_question_is_never_cut(tmp_path):
+def test_the_limit_is_exact_and_a_question_is_never_truncated(tmp_path):
     letters = NUMBERS.replace(" ", "-")
     fits, exceeds = letters[:ROOM], letters[: ROOM + 1]
     rows = [{"context": text, "question": "Who made it?", "answers": ["Ada"]} for text in (fits, exceeds)]
     rows.append({"context": "Ada did", "question": NUMBERS, "answers": ["Ada"]})
     path = write(tmp_path / "rows.jsonl", rows)
     texts = list(map(recall_task("recall_drop", path, tokenizer=tiny.tokenizer()).doc_to_text, rows))
-    assert texts == [fits + ASKED, fits + ASKED, f". {NUMBERS}"]
+    assert texts == [fits + QUESTION, fits + QUESTION, f". {NUMBERS}"]
     uncut = recall_task("recall_drop", path)
-    assert uncut.doc_to_text(rows[1]) == exceeds + ASKED
+    assert uncut.doc_to_text(rows[1]) == exceeds + QUESTION
 
 
-def test_what_is_too_long_for_the_task_still_does_not_reach_the_model(runtime, tmp_path):
+def test_a_question_that_is_too_long_is_truncated_for_the_model(runtime, tmp_path):
     write(tmp_path / "recall_drop.jsonl", [{"context": "Ada did", "question": NUMBERS, "answers": ["Ada"]}])
     with watched(runtime) as seen:
         run_tasks(runtime, ["recall_drop"], data=tmp_path)
@@ -340,22 +329,22 @@ def test_what_is_too_long_for_the_task_still_does_not_reach_the_model(runtime, t
 
 
 @pytest.mark.parametrize("name", RECALL)
-def test_documents_with_an_answer_of_one_character_are_left_out_where_it_is_looked_for(name, tmp_path):
+def test_documents_with_an_answer_of_one_character_are_left_out_where_it_is_searched_for(name, tmp_path):
     rows = [SHAPES[name]("Ada is 7", answer) for answer in ("7", "Ada", "", "is")]
     if name in ("recall_fda", "recall_swde"):
         rows.append({**rows[1], "key": "k"})
     if name == "recall_nq":
         rows.append({**rows[1], "answers": []})
     task = recall_task(name, write(tmp_path / "rows.jsonl", rows))
-    kept = (0, 1, 2, 3) if name in ("recall_drop", "recall_triviaqa") else (1, 3)
-    assert list(task.eval_docs) == [rows[row] for row in kept]
-    assert task.rows == kept
+    rows_left = (0, 1, 2, 3) if name in ("recall_drop", "recall_triviaqa") else (1, 3)
+    assert list(task.eval_docs) == [rows[row] for row in rows_left]
+    assert task.rows == rows_left
 
 
 def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tmp_path, monkeypatch):
     monkeypatch.setitem(lm_eval.BATCH, "cpu", 3)
     bodies = [tiny.text(length, seed=length).replace("\n", " ").strip() for length in (300, 30, 90)]
-    answers = [written(runtime, tokens(runtime, f"{body}. Name:"))[:12] for body in bodies]
+    answers = [generate(runtime, tokens(runtime, f"{body}. Name:"))[:12] for body in bodies]
     rows = [{"text": body, "key": "name", "value": answer} for body, answer in zip(bodies, answers, strict=True)]
     write(tmp_path / "recall_fda.jsonl", rows)
     assert run_tasks(runtime, ["recall_fda"], data=tmp_path).tasks["recall_fda"].metrics == {"contains": 1.0}
@@ -364,7 +353,7 @@ def test_documents_of_unequal_length_may_share_a_batch(runtime, data, record, tm
         assert together[name].metrics == pytest.approx(record.tasks[name].metrics, rel=1e-4)
 
 
-def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_path):
+def test_the_command_of_lm_eval_returns_the_same(folders, data, run, tmp_path):
     """The recall tasks apart, as their `max_length` would change word perplexity."""
     record, seen = run
     for name in DOCUMENTS:
@@ -398,20 +387,20 @@ def test_lm_eval_in_a_process_of_its_own_finds_the_same(folders, data, run, tmp_
 
 def test_the_averages_are_the_papers_and_need_all_their_tasks(record):
     normalised = {"arc_easy", "arc_challenge", "hellaswag", "piqa"}
-    made_up = {
+    scores = {
         name: TaskScores(metrics={"acc": 2.0**n, "acc_norm": 3.0**n, "word_perplexity": 5.0, "contains": 7.0**n})
         for n, name in enumerate([*PAPER, *RECALL])
     }
-    means = lm_eval.averages(made_up)
+    means = lm_eval.averages(scores)
     assert means["zero_shot"] == sum(3.0**n if name in normalised else 2.0**n for n, name in enumerate(PAPER) if n) / 6
     assert means["recall"] == sum(7.0**n for n in range(7, 13)) / 6
-    assert lm_eval.averages({name: made_up[name] for name in PAPER[:-1]}) == {}
+    assert lm_eval.averages({name: scores[name] for name in PAPER[:-1]}) == {}
     unknown = TaskScores(metrics={"acc": None, "acc_norm": None})
-    assert lm_eval.averages({**{name: made_up[name] for name in PAPER}, "piqa": unknown}) == {}
+    assert lm_eval.averages({**{name: scores[name] for name in PAPER}, "piqa": unknown}) == {}
     assert record.averages == lm_eval.averages(record.tasks)
 
 
-def test_the_record_is_strict_json_and_says_what_was_read(record, data):
+def test_the_record_is_strict_json_and_names_its_data(record, data):
     assert schema.read(LmEval, json.loads(json.dumps(schema.written(record), allow_nan=False))) == record
     assert list(record.tasks) == [*PAPER, *RECALL]
     assert record.tasks["piqa"].data.path == str(data / "piqa.jsonl")
@@ -423,7 +412,7 @@ def test_a_run_is_silent_repeatable_and_limited(runtime, data, record, capfd, ca
     again = run_tasks(runtime, ["piqa", "recall_swde", "hellaswag"], data=data, reporter=lines)
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
-    assert len(lines.said) == 1
+    assert len(lines.lines) == 1
     assert again.tasks == {name: record.tasks[name] for name in ("piqa", "recall_swde", "hellaswag")}
     assert run_tasks(runtime, ["piqa"], data=data, limit=2).tasks["piqa"].samples == 2
 
@@ -453,10 +442,10 @@ def test_parquet_and_a_folder_of_splits_are_the_same_documents(runtime, record, 
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(DOCUMENTS["piqa"]), tmp_path / "piqa.parquet")
     write(tmp_path / "arc_easy" / "test.jsonl", DOCUMENTS["arc_easy"])
     write(tmp_path / "arc_easy" / "train.jsonl", DOCUMENTS["arc_easy"][:1])
-    found = run_tasks(runtime, ["piqa", "arc_easy"], data=tmp_path).tasks
+    tasks = run_tasks(runtime, ["piqa", "arc_easy"], data=tmp_path).tasks
     for name in ("piqa", "arc_easy"):
-        assert found[name].metrics == record.tasks[name].metrics
-    (source,) = task_sources.sources(["arc_easy"], tmp_path)
+        assert tasks[name].metrics == record.tasks[name].metrics
+    (source,) = task_sources.find_sources(TaskOptions(tasks=("arc_easy",), task_data=tmp_path))
     assert {split: path.name for split, path in source.files.items()} == {
         "test": "test.jsonl", "train": "train.jsonl", "validation": "test.jsonl",
     }  # fmt: skip
@@ -484,25 +473,25 @@ def test_any_answer_in_any_case_counts_and_none_does_not():
 
 
 def test_names_are_suites_tasks_and_lists_of_both():
-    assert resolve("paper") == PAPER
-    assert resolve(["recall", "piqa, recall_nq"]) == (*RECALL, "piqa")
-    assert resolve("boolq") == ("boolq",)
+    assert resolve_tasks("paper") == PAPER
+    assert resolve_tasks(["recall", "piqa, recall_nq"]) == (*RECALL, "piqa")
+    assert resolve_tasks("boolq") == ("boolq",)
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("arc_easi", "no task 'arc_easi' (groups of tasks are not taken); nearest: arc_easy"),
+        ("arc_easi", "unknown task 'arc_easi' (groups of tasks are not supported); nearest: arc_easy"),
         ("piqa,papre", "nearest: paper"),
         ("qqqqqqqqqqqqqqqq", "`lm_eval ls subtasks` lists them"),
         (" , ", "no task is named"),
     ],
 )
 def test_an_unknown_task_is_refused_with_the_nearest_names(names, message):
-    with pytest.raises(DataError) as refused:
-        resolve(names)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
+    with pytest.raises(DataError) as error:
+        resolve_tasks(names)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 RECALL_ROWS = '{"text": "a b", "value": "a"}\n{"text": "a b", "value": "a b"}\n{"text": null, "value": "a b"}'
@@ -527,14 +516,14 @@ def test_bad_task_data_gets_one_line(case, runtime, tmp_path):
         (tmp_path / file).write_text(content or "")
         if content is None:
             write(tmp_path / file, [DOCUMENTS[name][0], {**DOCUMENTS[name][0], "answer": "first"}])
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as error:
         run_tasks(runtime, [name], data=tmp_path)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_other_bad_requests_get_one_line(runtime, data, tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="`limit` 0: at least 1"):
+def test_other_bad_options_get_one_line(runtime, data, tmp_path, monkeypatch):
+    with pytest.raises(PlanError, match="`limit` must be at least 1"):
         run_tasks(runtime, ["piqa"], data=data, limit=0)
     with pytest.raises(DataError, match="no folder"):
         run_tasks(runtime, ["piqa"], data=tmp_path / "nowhere")
@@ -544,4 +533,4 @@ def test_other_bad_requests_get_one_line(runtime, data, tmp_path, monkeypatch):
         run_tasks(runtime, ["piqa"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SlimstateError, match=r"pip install 'slimstate\[eval\]'"):
-        resolve("paper")
+        resolve_tasks("paper")

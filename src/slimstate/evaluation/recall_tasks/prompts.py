@@ -1,6 +1,6 @@
-"""Prompts and scores of the recall tasks: the document first, the question last, and is the answer in the text?
+"""Prompts and scores of the recall tasks: the document first, the question last, and whether the text has the answer.
 
-A prompt comes as two strings, so that the document can be cut and the question cannot; joined they are the whole.
+A prompt is two strings, document and question, so that the document can be truncated and the question cannot.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*")
 
 
 def fda(document: Document) -> tuple[str, str]:
-    body = _before(document["text"], document["key"] + ":")
-    return _ask(body.strip("\n"), _as_heading(document["key"]))
+    body = _without(document["text"], document["key"] + ":")
+    return _join(body.strip("\n"), _as_heading(document["key"]))
 
 
 def swde(document: Document) -> tuple[str, str]:
-    body = _before(document["text"].split(SUMMARY)[0], document["key"] + ":")
-    return _ask(body.strip(), _as_heading(document["key"]))
+    body = _without(document["text"].split(SUMMARY)[0], document["key"] + ":")
+    return _join(body.strip(), _as_heading(document["key"]))
 
 
 def squad(document: Document) -> tuple[str, str]:
-    """The text ends with a statement that breaks off where the answer belongs; it is the question."""
+    """Return the last statement of the text as the question; it breaks off where the answer belongs."""
     text = document["text"].strip()
     start = max((end.start() for end in SENTENCE_END.finditer(text)), default=0)
     return text[:start], text[start:]
 
 
 def question(document: Document) -> tuple[str, str]:
-    return _question_on(document["context"].strip(), document["question"].strip())
+    return _with_question(document["context"].strip(), document["question"].strip())
 
 
 def triviaqa(document: Document) -> tuple[str, str]:
-    return _question_on(MARKS.sub("", document["context"].strip()), document["question"].strip())
+    return _with_question(MARKS.sub("", document["context"].strip()), document["question"].strip())
 
 
 def score_value(document: Document, results: Sequence[str]) -> dict[str, int]:
@@ -49,24 +49,24 @@ def score_answers(document: Document, results: Sequence[str]) -> dict[str, int]:
 
 
 def contains(text: str, answers: Iterable[str]) -> int:
-    """1 if any of the answers occurs in the text, in whatever case."""
+    """Return 1 if any of the answers occurs in the text, in upper or lower case."""
     return int(any(answer and re.search(re.escape(answer), text, re.IGNORECASE) for answer in answers))
 
 
-def _question_on(context: str, asked: str) -> tuple[str, str]:
-    return _ask(_before(context, asked).strip(), asked)
+def _with_question(context: str, question: str) -> tuple[str, str]:
+    return _join(_without(context, question).strip(), question)
 
 
-def _ask(body: str, asked: str) -> tuple[str, str]:
-    return body.strip("."), f". {asked}"
+def _join(body: str, question: str) -> tuple[str, str]:
+    return body.strip("."), f". {question}"
 
 
 def _as_heading(key: str) -> str:
     return f"{key[:1].upper()}{key[1:]}:"
 
 
-def _before(text: str, asked: str) -> str:
-    """The text without the question, where it already ends with it."""
-    while asked and text.lower().endswith(asked.lower()):
-        text = text[: -len(asked)]
+def _without(text: str, question: str) -> str:
+    """Return the text without the question at its end."""
+    while question and text.lower().endswith(question.lower()):
+        text = text[: -len(question)]
     return text
