@@ -192,7 +192,7 @@ def test_multiple_choice_picks_the_likeliest(runtime, record):
 
 @pytest.mark.parametrize("window", [256, 96])
 def test_word_perplexity_comes_from_the_log_likelihood_of_whole_pages(window, runtime, record, data):
-    """Windows have 256 tokens, the model's context, or `max_length`; each token counts once, and the last window is full."""
+    """Windows have 256 tokens, the model's context, or `max_length`; each token counts once, and all are full."""
     total, words = 0.0, 0
     if window != 256:
         record = run_tasks(runtime, ["wikitext"], data=data, max_length=window)
@@ -401,7 +401,7 @@ def test_the_averages_are_the_papers_and_need_all_their_tasks(record):
 
 
 def test_the_record_is_strict_json_and_names_its_data(record, data):
-    assert schema.read(LmEval, json.loads(json.dumps(schema.written(record), allow_nan=False))) == record
+    assert schema.from_json(LmEval, json.loads(json.dumps(schema.to_json(record), allow_nan=False))) == record
     assert list(record.tasks) == [*PAPER, *RECALL]
     assert record.tasks["piqa"].data.path == str(data / "piqa.jsonl")
     assert (record.seed, record.limit) == (0, None)

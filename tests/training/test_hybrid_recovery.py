@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+import training_calls
 from torch import nn
+from training_calls import Listener
 
 import slimstate
 import tiny
-import training_calls
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import write_checkpoint
@@ -19,7 +20,6 @@ from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
 from slimstate.training.adaptation import ALL_LINEAR, Adaptation, trainable
 from slimstate.training.options import RecoverOptions, rate_for
-from training_calls import Listener
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import training_calls
 from torch.nn.utils import parametrize
 
 import slimstate
 import tiny
-import training_calls
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 class RecallTask(ConfigurableTask):  # type: ignore[misc]
     """A task whose `doc_to_text` returns two strings, the document and the question, which `prompt` joins.
 
-    `metadata.answer_fields` of the task file names the fields to search for in the document: the window lies around the first
-    match, and documents where one of them is too short are left out. Without it the beginning is kept.
+    `metadata.answer_fields` of the task file names the fields to search for in the document: the window lies around the
+    first match, and documents where one of them is too short are left out. Without it the beginning is kept.
     """
 
     prompt_tokens = MAX_PROMPT
@@ -36,9 +36,7 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
         self._tokenizer = _tokenizer(metadata)
         self._answer_fields: tuple[str, ...] = tuple(metadata.get("answer_fields", ()))
         if self._tokenizer is None:
-            log.warning(
-                "%s: no tokenizer= or pretrained= in the model's arguments: nothing is truncated", config["task"]
-            )
+            log.warning("%s: no tokenizer= or pretrained= in model_args: nothing is truncated", config["task"])
         if not isinstance(metadata.get("tokenizer"), str):
             metadata.pop("tokenizer", None)  # lm-eval writes metadata into its results
         rest = {key: value for key, value in config.items() if key != "class"}
