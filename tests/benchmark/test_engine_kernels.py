@@ -218,7 +218,8 @@ def test_an_unknown_shape_is_refused():
 
 def interpret(engine: str) -> dict[tuple[str, int], dict[str, object]]:
     """Run an engine's kernels in Triton's interpreter on a CPU; return the rows by kernel and key dim."""
-    words = [sys.executable, ROOT / "tests" / "interpret_engine.py", f"{engine}={WHEELS[engine]}"]
+    script = ROOT / "benchmarks" / "engine_kernels" / "interpret.py"
+    words = [sys.executable, script, f"{engine}={WHEELS[engine]}"]
     process = subprocess.run(words, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     return {(row["kernel"], row["key_dim"]): row for row in json.loads(process.stdout)["rows"]}

@@ -47,7 +47,7 @@ def test_every_rule_is_about_known_families_and_names_its_evidence():
         assert rule.engine in TITLES
         assert rule.version
         assert set(rule.model_types) <= FAMILIES.keys()
-        assert rule.source.startswith(("slimstate ", "python tests/")) == (rule.checked == "run")
+        assert rule.source.startswith(("slimstate ", "python benchmarks/")) == (rule.checked == "run")
 
 
 def model(model_type: str, **changes: object) -> dict[str, object]:

@@ -1,15 +1,22 @@
 """Compare an engine's kernels, in Triton's interpreter on a CPU, with our recurrences. Runs in a fresh process.
 
-    python tests/interpret_engine.py vllm=PATH [KEY_DIM ...]
-    python tests/interpret_engine.py sglang=PATH > docs/records/sglang-kernels.json
+    python benchmarks/engine_kernels/interpret.py vllm=PATH [KEY_DIM ...]
+    python benchmarks/engine_kernels/interpret.py sglang=PATH > docs/records/sglang-kernels.json
 
 PATH contains the engine, unpacked from a wheel. Prints a record as JSON, with the reason where a kernel does not run.
 """
 
-from interpreting import loop_range  # noqa: I001  before anything that imports Triton
+# ruff: noqa: E402, I001 - the interpreter must be prepared before anything imports Triton
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from interpreting import loop_range
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -19,16 +26,12 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpreterBuilder
 
-import sglang_projections
-from places import ROOT
-from slimstate.records.base import versions
-from slimstate.records.benchmark import KernelSettings, KernelShape
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
+from engine_kernels import sglang_projections
 from engine_kernels.loading import EngineKernels
 from engine_kernels.sglang_kernels import SglangKernels
-
 from kernels import inputs_for, largest_difference, load_kernels
+from slimstate.records.base import versions
+from slimstate.records.benchmark import KernelSettings, KernelShape
 
 KEY_DIMS = (128, 96, 77, 64, 48, 32, 16)
 
@@ -98,7 +101,7 @@ def main() -> None:
         for name, difference in cases(kernels)
         for key_dim in (map(int, key_dims) if key_dims else KEY_DIMS)
     ]
-    command = " ".join(["python tests/interpret_engine.py", f"{engine}=PATH", *key_dims])
+    command = " ".join(["python benchmarks/engine_kernels/interpret.py", f"{engine}=PATH", *key_dims])
     facts = {"command": command, "engine": engine, "version": kernels.version, "versions": versions()}
     print(json.dumps({**facts, "rows": rows}, indent=1))
 
