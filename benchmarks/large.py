@@ -23,7 +23,7 @@ from slimstate.benchmark.random_models import random_model
 from slimstate.models.compact_weights import CompactWeight
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.walk import Layer, Walk
-from slimstate.records.reconstruction import LayerErrors
+from slimstate.records.training import LayerErrors
 
 TEXT = Path(__file__).parent.parent / "demo" / "calibration.txt"
 QWEN3_NEXT = {

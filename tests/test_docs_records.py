@@ -9,7 +9,7 @@ import pytest
 from command import run
 from places import ROOT
 from slimstate.records.benchmark import KernelRecord
-from slimstate.records.sweep import SweepRecord
+from slimstate.records.evaluation import SweepRecord
 
 RECORDS = ROOT / "docs" / "records"
 SWEEPS = sorted(set(RECORDS.glob("sweep-*.json")) - set(RECORDS.glob("*-dtypes.json")))

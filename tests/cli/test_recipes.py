@@ -16,8 +16,7 @@ from places import ROOT
 from slimstate.cli.app import COMMANDS, find_command
 from slimstate.families import family_of
 from slimstate.models.stock import stock_model
-from slimstate.records.provenance import command_line
-from slimstate.records.recipe import RecipeRecord
+from slimstate.records.provenance import RecipeRecord, command_line
 from slimstate.system.errors import DataError, OutputError, PlanError, SlimstateError
 from slimstate.training.initial_model import read_config
 from slimstate.workflows.run import PROGRESS, SCALES, Config, Recipe, run_recipe

@@ -25,7 +25,7 @@ from slimstate.evaluation.sweep_grid import Grid
 from slimstate.evaluation.sweep_results import recommend
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
-from slimstate.records.sweep import Row, SweepRecord, SweepSettings, Uncut
+from slimstate.records.evaluation import Row, SweepRecord, SweepSettings, Uncut
 from slimstate.report.tables import PER_WORD
 from slimstate.system.errors import DataError, PlanError
 from slimstate.workflows.sweep import command_for

@@ -9,7 +9,7 @@ import pytest
 
 import slimstate
 from places import ROOT
-from slimstate.records.sweep import SweepRecord
+from slimstate.records.evaluation import SweepRecord
 from slimstate.system.errors import DataError, PlanError
 
 pytest.importorskip("lm_eval")

@@ -16,8 +16,8 @@ from places import ROOT
 from slimstate.core.file_names import PLAN
 from slimstate.evaluation.perplexity import MAX_NATS, TextSize, evaluation_windows, perplexity_of
 from slimstate.models.load import load_tokenizer
+from slimstate.records.evaluation import SweepRecord
 from slimstate.records.schema import MAX_NUMBER
-from slimstate.records.sweep import SweepRecord
 
 NAME = tiny.PLAIN[0]
 TOKENIZER = load_tokenizer(ROOT / "demo" / "model")

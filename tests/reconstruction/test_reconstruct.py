@@ -22,7 +22,7 @@ from slimstate.families import FAMILIES as FAMILIES_BY_TYPE
 from slimstate.reconstruction import fit, walk
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.plan import Plan
-from slimstate.records.reconstruction import RECONSTRUCTION, ReconstructionRecord
+from slimstate.records.training import RECONSTRUCTION, ReconstructionRecord
 from slimstate.system.errors import SlimstateError
 
 # without families whose language model is that of another family

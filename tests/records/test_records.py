@@ -14,8 +14,7 @@ import torch
 import slimstate
 from places import ROOT, TESTS
 from slimstate.core.file_names import PLAN
-from slimstate.records.folder import read_records
-from slimstate.records.ownership import check_drawn, check_record
+from slimstate.records.folder import check_drawn, check_record, read_records
 from slimstate.records.parts import Origin
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config

@@ -12,11 +12,10 @@ import pytest
 
 from places import TESTS
 from slimstate.records.base import Record
-from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.evaluation import EvaluationRecord, SweepRecord
 from slimstate.records.plan import Plan
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, ValidationError, Value, Whole, from_json
 from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.records.sweep import SweepRecord
 from slimstate.records.training import RecoveryRecord, TrainingRecord
 from slimstate.system.errors import MAX_LINE, PlanError
 

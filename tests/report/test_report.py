@@ -20,11 +20,10 @@ pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install '
 from sample_records import FILES, FOLDER, PLAN_FILE, Record, all_records, large_trace, sample, write
 
 from slimstate.core.file_names import PLAN
+from slimstate.records.evaluation import SweepRecord
 from slimstate.records.numbers import fixed
-from slimstate.records.reconstruction import RECONSTRUCTION
 from slimstate.records.states import TraceRecord
-from slimstate.records.sweep import SweepRecord
-from slimstate.records.training import RECOVERY
+from slimstate.records.training import RECONSTRUCTION, RECOVERY
 from slimstate.report import plots, tables, unique_records, write_report
 from slimstate.report.cuts import runs, strip_path
 from slimstate.report.heat import Scale

@@ -20,7 +20,7 @@ from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.options import RunOptions
 from slimstate.records.schema import from_json
-from slimstate.records.verification import VerificationRecord
+from slimstate.records.serving import VerificationRecord
 from slimstate.serving.options import ComparisonOptions, EngineOptions
 from slimstate.serving.verification.engine_call import PROGRAM, Scores
 from slimstate.serving.verification.verify import Comparison, read_windows

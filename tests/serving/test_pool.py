@@ -11,7 +11,7 @@ import pytest
 from command import run
 from places import ROOT
 from slimstate.families import FAMILIES, family_of
-from slimstate.records.pool import PoolRecord
+from slimstate.records.serving import PoolRecord
 from slimstate.serving.options import PoolOptions
 from slimstate.serving.pool import count_sequences, group_size
 from slimstate.system.errors import ModelError, PlanError

@@ -14,7 +14,7 @@ import slimstate
 from command import run
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.load import load
-from slimstate.records.verification import Differences, Outcome, VerificationRecord
+from slimstate.records.serving import Differences, Outcome, VerificationRecord
 from slimstate.report import write_report
 from slimstate.serving.options import ComparisonOptions, EngineOptions
 from slimstate.serving.verification import engine_process

@@ -14,7 +14,7 @@ from launching import launch, options
 from slimstate.core.evidence import EvidenceFile
 from slimstate.models.devices import pick_device
 from slimstate.records.cut import CutRecord
-from slimstate.records.sweep import SweepRecord
+from slimstate.records.evaluation import SweepRecord
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 

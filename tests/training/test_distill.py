@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 import slimstate
 from slimstate import CutOptions, ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.records.reconstruction import RECONSTRUCTION, ReconstructionRecord
-from slimstate.records.training import RECOVERY
+from slimstate.records.training import RECONSTRUCTION, RECOVERY, ReconstructionRecord
 from slimstate.system.errors import OutputError, PlanError
 from slimstate.training import distill, session
 

@@ -15,7 +15,7 @@ from slimstate.cli.app import COMMANDS
 from slimstate.cli.commands import WorkflowCommand
 from slimstate.core.file_names import CONFIG
 from slimstate.records.provenance import INPUTS, command_line
-from slimstate.records.reconstruction import RECONSTRUCTION
+from slimstate.records.training import RECONSTRUCTION
 from tiny_shapes import write_shape
 
 NAME = "delta_net-plain"

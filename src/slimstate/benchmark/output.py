@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slimstate.benchmark.tables import as_latex, as_markdown
 from slimstate.records.benchmark import BenchRecord
-from slimstate.records.ownership import check_drawn, check_record
+from slimstate.records.folder import check_drawn, check_record
 from slimstate.system.atomic import check_place, staged_files, write_text
 
 

@@ -18,8 +18,7 @@ from slimstate.families.contract import Config
 from slimstate.records.cut import CutRecord
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
-from slimstate.records.reconstruction import ReconstructionRecord
-from slimstate.records.training import RecoveryRecord, TrainingRecord
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainingRecord
 
 MARKUP = re.compile(r"[\\`*\[\]<>]|(?<!\w)_|_(?!\w)")
 STAGES = {

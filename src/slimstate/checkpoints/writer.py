@@ -20,9 +20,8 @@ from slimstate.checkpoints.card_header import with_original
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
 from slimstate.checkpoints.safetensors_io import Change, Rewriting
 from slimstate.core.file_names import CONFIG
-from slimstate.records.ownership import check_model_folder
-from slimstate.records.reconstruction import RECONSTRUCTION
-from slimstate.records.training import RECOVERY, TRAINING
+from slimstate.records.folder import check_model_folder
+from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING
 from slimstate.system import atomic, threads
 from slimstate.system.errors import ModelError, OutputError
 from slimstate.system.input_files import files_inside, open_regular

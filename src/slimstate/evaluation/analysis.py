@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.state_traces import EDGES, Trace
-from slimstate.records.display import Displayable
+from slimstate.records.base import Displayable
 from slimstate.records.states import Bounds, ByHead, FiltersRecord, Histogram, Numbers, TraceRecord
 from slimstate.system.json_files import plain
 

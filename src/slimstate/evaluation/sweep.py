@@ -28,9 +28,8 @@ from slimstate.models.load import Runtime
 from slimstate.models.state_rounding import rounded_states
 from slimstate.pruning.budget import stored_bytes
 from slimstate.records.base import versions
-from slimstate.records.evaluation import LmEval
+from slimstate.records.evaluation import UNCUT, LmEval, Row, SweepRecord, SweepSettings, Uncut
 from slimstate.records.parts import TextScores
-from slimstate.records.sweep import UNCUT, Row, SweepRecord, SweepSettings, Uncut
 from slimstate.system.progress import Reporter
 
 STATE_WINDOWS = 2  # whose last states give the utilisation

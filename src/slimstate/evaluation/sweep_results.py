@@ -8,10 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from slimstate.core.state_dtype import SERVED
-from slimstate.records.evaluation import TaskData
+from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord, SweepSettings, TaskData
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError
-from slimstate.records.sweep import UNCUT, Recommendation, Row, SweepRecord, SweepSettings
 from slimstate.system.errors import DataError
 from slimstate.system.json_files import read_json
 

@@ -23,7 +23,7 @@ from slimstate.pruning.budget import state_bytes
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import config_file
-from slimstate.records.speed import CutSpeed
+from slimstate.records.serving import CutSpeed
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
 from slimstate.system.json_files import JsonObject

@@ -18,7 +18,7 @@ from slimstate.pruning.options import Budget
 from slimstate.records.cut import BudgetChoice, InspectionRecord, KeyDimOption, Serving
 from slimstate.records.parts import Cut
 from slimstate.records.schema import from_json
-from slimstate.records.speed import WidthSpeeds
+from slimstate.records.serving import WidthSpeeds
 from slimstate.system.paths import expand_home
 
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them

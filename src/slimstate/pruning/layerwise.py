@@ -26,7 +26,7 @@ from slimstate.pruning.cut import CardNotes, cut_config, cut_documents, describe
 from slimstate.pruning.planning import SelectionJob, cases, certify, plan_of
 from slimstate.records.cut import CutRecord
 from slimstate.records.plan import Plan, choice_from_json, choice_to_json
-from slimstate.records.reconstruction import ReconstructionRecord
+from slimstate.records.training import ReconstructionRecord
 from slimstate.selectors import Selector, choose
 from slimstate.system import distributed
 from slimstate.system.json_files import JsonObject, read_json, write_json

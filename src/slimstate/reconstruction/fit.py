@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slimstate.reconstruction.steps import Errors, local_windows, steps_of
-from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
+from slimstate.records.training import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 
 WARM_UP = 10  # steps

@@ -12,7 +12,7 @@ from slimstate.system.options import Options
 if TYPE_CHECKING:
     from slimstate.data.documents import Reading
     from slimstate.data.text import Windows
-    from slimstate.records.reconstruction import ReconstructionSettings
+    from slimstate.records.training import ReconstructionSettings
 
 MIN_WINDOWS = 10  # of a text without `samples`; one of them is held out
 HELD_OUT = 0.1  # share of the windows that are never trained on
@@ -48,7 +48,7 @@ class ReconstructOptions(Options):
 
     def settings(self, device: str, windows: Windows) -> ReconstructionSettings:
         """Return the settings of a run, including what the device and the text decide."""
-        from slimstate.records.reconstruction import ReconstructionSettings
+        from slimstate.records.training import ReconstructionSettings
 
         return ReconstructionSettings(
             steps=STEPS[device] if self.steps is None else self.steps,

@@ -32,9 +32,8 @@ from slimstate.reconstruction.walk import CutModel, Walk, Watch
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
 from slimstate.records.provenance import config_file
-from slimstate.records.reconstruction import LayerErrors, ReconstructionRecord, ReconstructionSettings
 from slimstate.records.schema import from_json, to_json
-from slimstate.records.training import Teacher
+from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings, Teacher
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import Reporter

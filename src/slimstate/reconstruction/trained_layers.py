@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slimstate.records.reconstruction import LayerErrors
 from slimstate.records.schema import from_json, to_json
+from slimstate.records.training import LayerErrors
 from slimstate.system.atomic import staged_file, writing
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.run_folders import RunFolder

@@ -32,7 +32,7 @@ from slimstate.reconstruction.parts import trained_places
 from slimstate.reconstruction.states import HiddenStates, MemoryLimits
 from slimstate.reconstruction.steps import local_windows
 from slimstate.reconstruction.trained_layers import TrainedLayers
-from slimstate.records.reconstruction import LayerErrors, ReconstructionSettings
+from slimstate.records.training import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, quoted
 from slimstate.system.progress import Reporter

@@ -10,9 +10,9 @@ from slimstate.core.selection import Selection
 from slimstate.records.base import Record
 from slimstate.records.parts import Cut, Text
 from slimstate.records.plan import Plan
-from slimstate.records.reconstruction import ReconstructionRecord
 from slimstate.records.schema import IN_MEMORY, Value
-from slimstate.records.speed import CutSpeed, WidthSpeeds
+from slimstate.records.serving import CutSpeed, WidthSpeeds
+from slimstate.records.training import ReconstructionRecord
 
 
 class StateBytes(Value):

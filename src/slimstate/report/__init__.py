@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slimstate.records.display import Displayable
+from slimstate.records.base import Displayable
 from slimstate.records.folder import RecordFile, Records, read_records
-from slimstate.records.reconstruction import RECONSTRUCTION
-from slimstate.records.training import RECOVERY
+from slimstate.records.training import RECONSTRUCTION, RECOVERY
 from slimstate.system.atomic import check_place, write_text, writing
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.progress import SILENT, Reporter

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from slimstate.records import numbers
 from slimstate.records.folder import Records
-from slimstate.records.verification import MEASURE
+from slimstate.records.serving import MEASURE
 from slimstate.report import plots
 from slimstate.report.cuts import cut_section
 from slimstate.report.evaluation import evaluation_section

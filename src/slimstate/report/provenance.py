@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slimstate.core.stock_class import FLA, StockClass
 from slimstate.records.base import Record
-from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.evaluation import EvaluationRecord, SweepRecord
 from slimstate.records.folder import RecordFile, Records
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
-from slimstate.records.reconstruction import ReconstructionRecord
+from slimstate.records.serving import VerificationRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.records.sweep import SweepRecord
-from slimstate.records.training import RecoveryRecord
-from slimstate.records.verification import VerificationRecord
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord
 
 if TYPE_CHECKING:
     from slimstate.records.plan import Plan

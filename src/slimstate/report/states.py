@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from slimstate.records.evaluation import Row, SweepRecord, Uncut
 from slimstate.records.folder import RecordFile
 from slimstate.records.numbers import brief, fixed, magnitude
 from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.report.drawing import drawing, figure_id
 from slimstate.report.heat import Scale, heat_map
 from slimstate.report.plots import states as state_plots

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.evaluation import EvaluationRecord, Row, SweepRecord
 from slimstate.records.folder import Records
 from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
 from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.records.sweep import Row, SweepRecord
 from slimstate.report import plots
 from slimstate.report.provenance import Provenance
 from slimstate.report.states import Traces, comparable, mean_utilisation, trace_of

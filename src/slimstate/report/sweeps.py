@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from slimstate.records.evaluation import Row, SweepRecord, Uncut
 from slimstate.records.folder import RecordFile
 from slimstate.records.numbers import fixed, mebibytes, percent, perplexity, signed
-from slimstate.records.sweep import Row, SweepRecord, Uncut
 from slimstate.report import plots, tables
 from slimstate.report.drawing import drawing, figure_id
 

@@ -15,8 +15,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from slimstate.records.evaluation import UNCUT, UNINFORMED, Row, SweepRecord, Uncut
 from slimstate.records.numbers import UNKNOWN, fixed, magnitude, perplexity
-from slimstate.records.sweep import UNCUT, UNINFORMED, Row, SweepRecord, Uncut
 from slimstate.system.atomic import write_text
 
 NAMES = {

@@ -7,8 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from slimstate.records.folder import RecordFile
-from slimstate.records.reconstruction import ReconstructionRecord
-from slimstate.records.training import RecoveryRecord, RecoverySettings
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord, RecoverySettings
 from slimstate.report.drawing import drawing
 from slimstate.report.plots.results import layer_errors, loss_curves
 

@@ -15,7 +15,7 @@ from slimstate.checkpoints.reader import open_headers, read_config
 from slimstate.core.state_dtype import TYPES
 from slimstate.families import family_of
 from slimstate.families.contract import Caches, Config
-from slimstate.records.pool import Pages, PoolRecord, PoolRow, Share
+from slimstate.records.serving import Pages, PoolRecord, PoolRow, Share
 from slimstate.serving.options import PoolOptions
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.paths import expand_home

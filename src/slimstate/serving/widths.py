@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from slimstate.core.layout import Mixer
 from slimstate.records.benchmark import KernelRecord, MixerRecord
-from slimstate.records.speed import CutSpeed, Speedup, WidthSpeeds
+from slimstate.records.serving import CutSpeed, Speedup, WidthSpeeds
 
 CURVES = files("slimstate.serving") / "curves"
 USES = {"decode": "decoding", "prefill": "prefill"}  # of an engine's kernels

@@ -21,8 +21,13 @@ from slimstate.families.contract import Config
 from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.reconstruction.options import held_out_count
 from slimstate.records.provenance import config_file
-from slimstate.records.reconstruction import RECONSTRUCTION, DistillationResult, ReconstructionRecord
-from slimstate.records.training import RECOVERY, RecoveryRecord
+from slimstate.records.training import (
+    RECONSTRUCTION,
+    RECOVERY,
+    DistillationResult,
+    ReconstructionRecord,
+    RecoveryRecord,
+)
 from slimstate.system import distributed
 from slimstate.system.atomic import publish, write_text
 from slimstate.system.json_files import read_json, write_json

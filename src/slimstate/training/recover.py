@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slimstate.checkpoints.model_card import recovery_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.stock import stock_model
-from slimstate.records.display import Displayable
+from slimstate.records.base import Displayable
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import RecoveryRecord, RecoverySettings
 from slimstate.system.atomic import check_place

@@ -32,7 +32,7 @@ from slimstate.models.prepare import describe_kernels
 from slimstate.models.speed import EFFICIENCY, WITH_GRADIENT, measure_speed
 from slimstate.models.stock import as_published
 from slimstate.records.base import versions
-from slimstate.records.ownership import check_model_folder
+from slimstate.records.folder import check_model_folder
 from slimstate.records.parts import Text
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import from_json, to_json

@@ -132,7 +132,7 @@ def _analyze(
 
 def _check_files(folder: Path, names: Sequence[str]) -> None:
     """Refuse a folder that has files of others by the names that ours will have."""
-    from slimstate.records.ownership import check_drawn, check_record
+    from slimstate.records.folder import check_drawn, check_record
     from slimstate.system.atomic import check_kind
 
     for kind in ("trace", "filters", "plan"):

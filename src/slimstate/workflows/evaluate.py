@@ -86,7 +86,7 @@ def evaluate(
     from slimstate.evaluation.measure import compare
     from slimstate.records.base import versions
     from slimstate.records.evaluation import EvaluationRecord
-    from slimstate.records.ownership import check_record
+    from slimstate.records.folder import check_record
     from slimstate.records.provenance import run_config
     from slimstate.system.atomic import check_place
 

@@ -13,7 +13,7 @@ from slimstate.workflows.inputs import Inputs, Model
 
 if TYPE_CHECKING:
     from slimstate.records.cut import InspectionRecord
-    from slimstate.records.pool import PoolRecord
+    from slimstate.records.serving import PoolRecord
 
 
 @dataclass(frozen=True, kw_only=True)

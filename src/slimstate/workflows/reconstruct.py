@@ -18,7 +18,7 @@ from slimstate.system.options import once
 from slimstate.workflows.inputs import Inputs, Model, Progress
 
 if TYPE_CHECKING:
-    from slimstate.records.reconstruction import ReconstructionRecord
+    from slimstate.records.training import ReconstructionRecord
 
 
 @dataclass(frozen=True, kw_only=True)

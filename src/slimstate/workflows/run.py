@@ -39,8 +39,7 @@ from typing import Any
 
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import versions
-from slimstate.records.provenance import command_line
-from slimstate.records.recipe import RecipeRecord, StepResult
+from slimstate.records.provenance import RecipeRecord, StepResult, command_line
 from slimstate.system import bundled, distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, OutputError, PlanError, quoted

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from slimstate.evaluation.sweep_grid import Candidate
     from slimstate.models.load import Runtime
     from slimstate.pruning.planning import SelectionJob
-    from slimstate.records.evaluation import Measure
+    from slimstate.records.evaluation import Measure, Row, SweepRecord
     from slimstate.records.plan import Plan
-    from slimstate.records.sweep import Row, SweepRecord
     from slimstate.system.progress import Reporter
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
@@ -112,7 +111,7 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
     from slimstate.checkpoints.reader import Checkpoint
     from slimstate.evaluation.sweep_grid import grid_of
     from slimstate.evaluation.sweep_results import recommend
-    from slimstate.records.ownership import check_drawn
+    from slimstate.records.folder import check_drawn
     from slimstate.records.provenance import run_config
     from slimstate.report.plots import draw_sweep
     from slimstate.system import distributed
@@ -152,8 +151,8 @@ def _describe_progress(folder: Path) -> str | None:
 
 def command_for(row: Row, source: str | PathLike[str], folder: Path, config: SweepConfig) -> str:
     """Return the command that makes the cut of a row, or that serves the uncut model with other states."""
+    from slimstate.records.evaluation import UNCUT
     from slimstate.records.provenance import command_line, run_config
-    from slimstate.records.sweep import UNCUT
     from slimstate.workflows.prune import PruneConfig
 
     if row.method == UNCUT:
@@ -224,8 +223,8 @@ def _study(
     from slimstate.evaluation.sweep import SweepStudy
     from slimstate.evaluation.task_sources import find_sources
     from slimstate.models.load import load_tokenizer
+    from slimstate.records.evaluation import SweepSettings
     from slimstate.records.parts import Text
-    from slimstate.records.sweep import SweepSettings
 
     tokenizer, measures, run = load_tokenizer(checkpoint.folder), config.measures, config.run
     sources, text = find_sources(measures), Reading(config.text, config.calibration.documents)
@@ -287,7 +286,7 @@ class _Cuts:
         from slimstate.evaluation.sweep import CandidateModel
         from slimstate.models.hooks import masked
         from slimstate.models.load import load
-        from slimstate.records.reconstruction import RECONSTRUCTION
+        from slimstate.records.training import RECONSTRUCTION
 
         job = self._job(candidate)
         plan = job.choose(self.evidence)

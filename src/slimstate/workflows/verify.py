@@ -13,7 +13,7 @@ from slimstate.system.errors import PlanError
 from slimstate.workflows.inputs import Progress, reporter_for
 
 if TYPE_CHECKING:
-    from slimstate.records.verification import VerificationRecord
+    from slimstate.records.serving import VerificationRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def verify(
     from slimstate.records.parts import Text
     from slimstate.records.provenance import run_config
     from slimstate.records.schema import from_json
-    from slimstate.records.verification import VerificationRecord
+    from slimstate.records.serving import VerificationRecord
     from slimstate.serving.verification.verify import Comparison, read_windows
 
     start = time.perf_counter()

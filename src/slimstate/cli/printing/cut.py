@@ -17,8 +17,8 @@ from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
 
 if TYPE_CHECKING:
     from slimstate.records.cut import CutRecord, EstimateRecord, InspectionRecord
-    from slimstate.records.pool import PoolRecord
-    from slimstate.records.reconstruction import ReconstructionRecord
+    from slimstate.records.serving import PoolRecord
+    from slimstate.records.training import ReconstructionRecord
 
 KIB, MIB = 2**10, 2**20
 
@@ -50,7 +50,7 @@ def show_inspection(record: InspectionRecord | PoolRecord) -> None:
     """Print the state of a model and the key dims worth choosing, or what fits into the memory of an engine."""
     from rich.table import Table
 
-    from slimstate.records.pool import PoolRecord
+    from slimstate.records.serving import PoolRecord
     from slimstate.serving.engines import rules_of
 
     if isinstance(record, PoolRecord):

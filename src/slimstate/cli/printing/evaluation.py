@@ -14,9 +14,8 @@ from slimstate.workflows.verify import VerifyConfig, verify
 
 if TYPE_CHECKING:
     from slimstate.evaluation.analysis import Analysis
-    from slimstate.records.evaluation import EvaluationRecord, Measure
-    from slimstate.records.sweep import Row, SweepRecord, Uncut
-    from slimstate.records.verification import VerificationRecord
+    from slimstate.records.evaluation import EvaluationRecord, Measure, Row, SweepRecord, Uncut
+    from slimstate.records.serving import VerificationRecord
     from slimstate.report import WrittenReport
 
 EXIT_CODES = {"agrees": 0, "differs": 1, "refuses": 2}  # of a verification

@@ -9,10 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from slimstate.records.evaluation import Result
-from slimstate.records.reconstruction import ReconstructionRecord
-from slimstate.records.sweep import UNCUT, Row, SweepRecord, Uncut
-from slimstate.records.training import RecoveryRecord
+from slimstate.records.evaluation import UNCUT, Result, Row, SweepRecord, Uncut
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord
 from slimstate.report.plots import style
 from slimstate.report.plots.style import INK, MUTED, new_figure, save, series, styled
 from slimstate.report.tables import Metric, perplexity_metric, write_tables

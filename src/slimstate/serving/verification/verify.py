@@ -21,7 +21,7 @@ from slimstate.data.text import Windows, windows
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
-from slimstate.records.verification import Differences, Outcome, Verdict
+from slimstate.records.serving import Differences, Outcome, Verdict
 from slimstate.serving.engines import ServedModel, rules_for
 from slimstate.serving.options import ComparisonOptions, EngineOptions
 from slimstate.serving.verification.engine_call import Refusal, Scores, convert_to_gguf, run_engine

@@ -1,12 +1,100 @@
-"""Verifications: what an engine computes, compared with transformers."""
+"""Serving: how much faster narrower layers are, how many sequences fit, and whether an engine computes the same."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin, Text
-from slimstate.records.schema import Count, Positive, Value
+from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
+
+
+class TimedLayer(Value):
+    """Where and how a layer was timed, and advice on the key dim."""
+
+    device: str
+    kernels: str
+    source: str
+    advice: str
+
+
+class Speedup(Value):
+    key_dim: int
+    speedup: float
+
+
+class WidthSpeeds(TimedLayer):
+    """The speedup at each key dim that was timed below the width."""
+
+    speedups: tuple[Speedup, ...]
+
+
+class CutSpeed(TimedLayer):
+    """The speedup of a cut."""
+
+    speedup: float
+
+
+class Pages(Value):
+    """Bytes of a layer on one GPU: a state, its convolution, and a token of softmax attention.
+
+    `block` tokens of softmax attention make a page, which also holds a state with its convolution; None for engines
+    that store them apart.
+    """
+
+    state: Count
+    convolution: Count
+    token: Count
+    block: Whole | None = None
+    page: Count | None = None
+
+    @property
+    def padding(self) -> int | None:
+        """Bytes of a page beyond the state it holds."""
+        return None if self.page is None else self.page - self.state - self.convolution
+
+
+class Share(Value):
+    """Bytes of one sequence on one GPU: its states in all layers, and its keys and values."""
+
+    states: Count
+    attention: Count
+
+    @property
+    def total(self) -> int:
+        return self.states + self.attention
+
+
+class PoolRow(Value):
+    """The number of sequences at a key dim that run at once and, with prefix caching, that stay in the cache."""
+
+    key_dim: Whole
+    pages: Pages
+    share: Share
+    sequences: float
+    cached: float | None = None
+    gain: float | None = None  # times the sequences of the uncut model
+    limit: str | None = None  # what runs out first, states or attention, where they are apart
+
+
+class PoolRecord(Record):
+    KIND = "pool"
+
+    model: str
+    model_type: str
+    engine: str
+    memory_bytes: Whole
+    context: Whole
+    prefix_caching: bool
+    tensor_parallel: Whole
+    state_dtype: str
+    kv_dtype: str
+    speculative_tokens: Count
+    linear_layers: Whole
+    softmax_layers: Count
+    key_dim: Whole
+    rows: Annotated[tuple[PoolRow, ...], NON_EMPTY]
+
 
 Verdict = Literal["agrees", "differs", "refuses"]
 MEASURE = "largest difference of a token's log-probability from transformers', in standard deviations of the logits"
