@@ -1,4 +1,4 @@
-"""What is special about production hybrids: fused rows, grouped heads, nested configs, traps of their libraries."""
+"""Production hybrids: fused rows, grouped heads, nested configs, and traps of their libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORME
 
 
 def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor) -> torch.Tensor:
-    """Queries or keys [B, T, H, D] of a mixer's input, from the tensors in its files: projection, filter, SiLU."""
+    """Compute queries or keys [B, T, H, D] of a mixer's input from its files: projection, filter, SiLU."""
 
     def rows(parameter: str, start: int, stride: int | None) -> torch.Tensor:
         tensor = checkpoint.read(f"{mixer.place_in_files}.{parameter}").float()
@@ -65,13 +65,13 @@ def test_calibration_sees_queries_and_keys_as_they_enter_the_state(name, folders
         for role in ("query", "key"):
             x = activations(checkpoint, mixer, role, inputs[mixer.layer]).double()
             expected = torch.einsum("bthi,bthj->hij", x, x)
-            found = getattr(evidence[mixer.layer], f"{role}_gram")
-            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+            gram = getattr(evidence[mixer.layer], f"{role}_gram")
+            torch.testing.assert_close(gram, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", PLAIN_HYBRIDS)
 def test_the_gradient_of_a_channel_is_what_its_rows_do_to_the_loss(name, folders):
-    """Whatever rows of whatever tensor they are: the loss changes by what the evidence says."""
+    """Wherever its rows lie: a small change of them changes the loss by as much as the evidence says."""
     checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
     ids = tiny.token_ids(1, 40)
     evidence = calibrate(runtime, checkpoint.mixers, ids, frozenset({"gradient"}))
@@ -82,10 +82,8 @@ def test_the_gradient_of_a_channel_is_what_its_rows_do_to_the_loss(name, folders
             logits = runtime.model(input_ids=ids, use_cache=False).logits[0, :-1].double()
         return float(F.cross_entropy(logits, ids[0, 1:], reduction="sum"))
 
-    for slot, gradient in (
-        (mixer.query, evidence[mixer.layer].query_gradient),
-        (mixer.key, evidence[mixer.layer].key_gradient),
-    ):
+    sums = evidence[mixer.layer]
+    for slot, gradient in ((mixer.query, sums.query_gradient), (mixer.key, sums.key_gradient)):
         assert gradient is not None
         head, channel = divmod(int(gradient.norm(dim=-1).argmax()), mixer.axis.width)
         slope = gradient[head, channel]
@@ -113,7 +111,7 @@ def test_a_cut_model_generates_with_a_cache_what_it_predicts_without(name, folde
     assert torch.equal(predicted[:, 19:-1], tokens[:, 20:])
 
 
-def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(folders):
+def test_vision_towers_experts_and_softmax_layers_are_not_cut(folders):
     for name in PLAIN_HYBRIDS:
         for mixer in Checkpoint.open(folders[name]).mixers:
             for slot in mixer.axis.slots:
@@ -126,30 +124,20 @@ def test_vision_towers_experts_and_softmax_layers_are_not_among_the_cut_tensors(
     "name", ["qwen3_next-plain", "olmo_hybrid-plain", "mamba2-plain", "nemotron_h-plain", "comba-plain"]
 )
 def test_hybrids_are_swept_and_analyzed(name, folders, text_file, tmp_path):
-    """A swept candidate is a masked model that is also observed; it costs what the cut model costs."""
+    """A candidate of a sweep is a masked model, and measures as the cut model does."""
     swept = slimstate.sweep(
-        folders[name],
-        tmp_path / "sweep",
-        text=text_file,
-        data=text_file,
-        samples=2,
-        length=64,
-        methods=["l1"],
-        compressions=[0.4],
-        text_length=64,
-        max_tokens=512,
-        device="cpu",
-    )
+        folders[name], tmp_path / "sweep", text=text_file, data=text_file, samples=2, length=64, methods=["l1"],
+        compressions=[0.4], text_length=64, max_tokens=512, device="cpu",
+    )  # fmt: skip
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", compression=0.4)
     measured = slimstate.evaluate(tmp_path / "cut", text_file, length=64, max_tokens=512, device="cpu")
     (row,) = (row for row in swept.rows if row.method == "l1")
     assert measured.perplexity == pytest.approx(row.perplexity, rel=1e-3)
     assert 0 < row.rank_utilisation <= 1
-    (found,) = slimstate.analyze(
-        [folders[name]], text_file, tmp_path / "traces", length=96, every=16, skip=16, device="cpu"
-    ).models
-    assert 0 < found.utilisation <= 1
-    assert found.violations == 0
+    options = {"length": 96, "every": 16, "skip": 16, "device": "cpu"}
+    (analyzed,) = slimstate.analyze([folders[name]], text_file, tmp_path / "traces", **options).models
+    assert 0 < analyzed.utilisation <= 1
+    assert analyzed.violations == 0
 
 
 WITHOUT_FLA = """
@@ -157,8 +145,7 @@ import sys
 sys.modules["fla"] = None
 import slimstate
 for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
-    calibration = slimstate.Calibration(data=sys.argv[1], samples=2, length=64)
-    slimstate.prune(model, out, method="grad", key_dim=8, calibration=calibration)
+    slimstate.prune(model, out, method="grad", key_dim=8, data=sys.argv[1], samples=2, length=64)
 """
 
 
@@ -167,11 +154,11 @@ def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     """Transformers then has other kernels to choose from; on a CPU it must make no difference."""
     names = ("qwen3_next-plain", "mamba2-plain")
     places = [str(place) for name in names for place in (folders[name], tmp_path / name)]
-    program, said = tmp_path / "program.py", tmp_path / "said"
+    program, errors = tmp_path / "program.py", tmp_path / "errors"
     program.write_text(WITHOUT_FLA)
-    assert Program(program, text_file, *places, err=said, fla=False).wait() == 0, said.read_text()
+    assert Program(program, text_file, *places, err=errors, fla=False).wait() == 0, errors.read_text()
     for name in names:
-        options = {"data": str(text_file), "samples": 2, "length": 64, "device": "cpu"}
+        options = {"data": text_file, "samples": 2, "length": 64, "device": "cpu"}
         slimstate.prune(folders[name], tmp_path / f"{name}-with", method="grad", key_dim=8, **options)
         plans = [Plan.read(tmp_path / place / PLAN) for place in (name, f"{name}-with")]
         for layer, selection in plans[0].selections.items():
@@ -205,7 +192,7 @@ def test_quantised_models_are_refused_with_the_way_out(method, nested, folders, 
     ("bamba", {"num_hidden_layers": 4, "attn_layer_indices": [2]}, [0, 1, 3]),
     ("granitemoehybrid", {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2}, [0]),
 ])  # fmt: skip
-def test_old_and_short_ways_to_name_layers_are_read_as_the_stock_class_reads_them(name, config, layers):
+def test_old_and_short_lists_of_layers_are_read_as_the_stock_class_reads_them(name, config, layers):
     from slimstate.models.stock import stock_class
 
     family = FAMILIES[name]

@@ -1,6 +1,6 @@
-"""The classes of damage. Each makes a folder with damaged input, and the command that meets it there.
+"""The classes of damage. Each builds a folder with damaged input, and the command that reads it there.
 
-A case's folder holds the source under its own name, `work` for what is written, and `outside`, which nobody may touch.
+The folder of a case holds the source under its own name, `work` for outputs, and `outside`, which must not be touched.
 Commands run in the folder, so that all paths are relative.
 """
 
@@ -30,70 +30,42 @@ CALIBRATED = ("--method", "drrqr", "--data", "text/plain.txt", *CALIBRATION)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A command, and where the model that it may write would come from."""
+    """A command, its output, and the model that a written model is compared with.
+
+    With `keeps`, outputs that were finished before an error stay.
+    """
 
     words: tuple[str, ...]
     out: str | None = OUT
     model: str | None = None
-    keeps: bool = False  # what was finished before an error stays
+    keeps: bool = False
 
-    def outs(self, well: bool) -> frozenset[str]:
-        """Where something may have been written, relative to the folder, if all went well or not."""
-        asked = {value for flag, value in pairwise(self.words) if flag in ("--out", "--evidence")}
-        named = {os.path.normpath(path) for path in (asked if self.keeps else {self.out or ""}) if path}
-        return frozenset(named) if well or self.keeps else frozenset()
+    def outputs(self, succeeded: bool) -> frozenset[str]:
+        """Return the paths, relative to the folder, where the command may have written."""
+        flagged = {value for flag, value in pairwise(self.words) if flag in ("--out", "--evidence")}
+        paths = flagged if self.keeps else {self.out or ""}
+        normal = {os.path.normpath(path) for path in paths if path}
+        return frozenset(normal) if succeeded or self.keeps else frozenset()
 
 
-def prune(random: Random, model: str = "model", *more: str) -> Case:
-    method = more or random.choice((("--method", "l1"), ("--method", "random"), CALIBRATED))
+def prune(random: Random, model: str = "model", *options: str) -> Case:
+    method = options or random.choice((("--method", "l1"), ("--method", "random"), CALIBRATED))
     words = ("prune", model, "--out", OUT, "--key-dim", random.choice(("8", "8", "4", "12")), *method)
     return Case(words=words, model=model)
 
 
-def any_verb(random: Random) -> Case:
-    """A verb that reads a model; mostly the one that writes one."""
+def any_command(random: Random) -> Case:
+    """Return a command that reads a model; mostly prune, which writes one."""
+    text, steps = ("--text", "text/plain.txt"), ("--steps", "1", "--length", "64", "--batch-size", "1")
+    swept = ("--text-length", "64", "--max-tokens", "256", "--out", OUT, "--methods", "l1,random", "--key-dims", "8")
     others = (
         Case(words=("inspect", "model"), out=None),
-        Case(words=("eval", "model", "--text", "text/plain.txt", "--length", "64", "--max-tokens", "256"), out=None),
+        Case(words=("eval", "model", *text, "--length", "64", "--max-tokens", "256"), out=None),
         Case(words=("prune", "model", "--method", "l1", "--compression", "0.5", "--dry-run"), out=None),
         Case(words=("prune", "model", "--key-dim", "8", "--plan-only"), out=None),
-        Case(words=("analyze", "model", "--text", "text/plain.txt", "--length", "64", "--skip", "16", "--out", OUT)),
-        Case(
-            words=(
-                "sweep",
-                "model",
-                "--text",
-                "text/plain.txt",
-                "--text-length",
-                "64",
-                "--max-tokens",
-                "256",
-                "--out",
-                OUT,
-                "--methods",
-                "l1,random",
-                "--key-dims",
-                "8",
-            )
-        ),
-        Case(
-            words=(
-                "train",
-                "model/config.json",
-                "--data",
-                "text/plain.txt",
-                "--tokenizer",
-                "model",
-                "--steps",
-                "1",
-                "--length",
-                "64",
-                "--batch-size",
-                "1",
-                "--out",
-                OUT,
-            )
-        ),
+        Case(words=("analyze", "model", *text, "--length", "64", "--skip", "16", "--out", OUT)),
+        Case(words=("sweep", "model", *text, *swept)),
+        Case(words=("train", "model/config.json", "--data", text[1], "--tokenizer", "model", *steps, "--out", OUT)),
     )
     return prune(random) if random.random() < 0.7 else random.choice(others)
 
@@ -119,41 +91,20 @@ def config(random: Random, seeds: Path, here: Path) -> Case:
         path.write_text(json.dumps(data))
     else:
         rewrite(model / "config.json", changed_json, random)
-    return any_verb(random)
+    return any_command(random)
 
 
 NAMES = (
-    "dtype",
-    "torch_dtype",
-    "attn_implementation",
-    "_attn_implementation",
-    "experts_implementation",
-    "auto_map",
-    "quantization_config",
-    "configuration_files",
-    "transformers_weights",
-    "norm_eps",
-    "rms_norm_eps",
-    "slimstate",
-    "num_hidden_layers",
-    "num_heads",
-    "vocab_size",
-    "fusion_config",
-    "per_layer_config",
-    "attn",
-    "layer_types",
-    "text_config",
-    "tie_word_embeddings",
-    "tokenizer_class",
-    "id2label",
-    "rope_parameters",
-    "kernel_config",
-)
+    "dtype", "torch_dtype", "attn_implementation", "_attn_implementation", "experts_implementation", "auto_map",
+    "quantization_config", "configuration_files", "transformers_weights", "norm_eps", "rms_norm_eps", "slimstate",
+    "num_hidden_layers", "num_heads", "vocab_size", "fusion_config", "per_layer_config", "attn", "layer_types",
+    "text_config", "tie_word_embeddings", "tokenizer_class", "id2label", "rope_parameters", "kernel_config",
+)  # fmt: skip
 
 
 def header(random: Random, seeds: Path, here: Path) -> Case:
     rewrite(shard(random, with_model(random, seeds, here)), changed_header, random)
-    return any_verb(random)
+    return any_command(random)
 
 
 def index(random: Random, seeds: Path, here: Path) -> Case:
@@ -161,55 +112,29 @@ def index(random: Random, seeds: Path, here: Path) -> Case:
     path = model / INDEX
     if random.random() < 0.4:
         rewrite(path, changed_json, random)
-        return any_verb(random)
+        return any_command(random)
     data = json.loads(path.read_text())
     names = sorted(set(data["weight_map"].values()))
     old = random.choice(names)
-    new = random.choice(
-        (
-            "../outside/other.safetensors",
-            str(here / "outside" / "other.safetensors"),
-            f"./{old}",
-            f"x/../{old}",
-            "",
-            ".",
-            f"../model/{old}",
-            "config.json",
-            f"{old}\x00",
-            "sub/" + old,
-            "~/x",
-            names[0],
-            f"{old}/",
-            "link.safetensors",
-        )
-    )
+    new = random.choice((
+        "../outside/other.safetensors", str(here / "outside" / "other.safetensors"), f"./{old}", f"x/../{old}", "", ".",
+        f"../model/{old}", "config.json", f"{old}\x00", "sub/" + old, "~/x", names[0], f"{old}/", "link.safetensors",
+    ))  # fmt: skip
     data["weight_map"] = {name: new if file == old else file for name, file in data["weight_map"].items()}
     path.write_text(json.dumps(data))
     if random.random() < 0.5:
         shutil.copyfile(model / old, here / "outside" / "other.safetensors")
         (model / "link.safetensors").symlink_to(here / "outside" / "other.safetensors")
-    return any_verb(random)
+    return any_command(random)
 
 
 def files(random: Random, seeds: Path, here: Path) -> Case:
-    """Links, special files, and files that have no business beside a model."""
+    """Links, special files, and files that do not belong beside a model."""
     model = with_model(random, seeds, here)
-    target = model / random.choice(
-        (
-            "vocab.txt",
-            "notes/x",
-            "generation_config.json",
-            "tokenizer.json",
-            "merges.txt",
-            "adapter_config.json",
-            "x.py",
-            "config.json",
-            "special_tokens_map.json",
-            "chat_template.jinja",
-            "added_tokens.json",
-            "model.safetensors",
-        )
-    )
+    target = model / random.choice((
+        "vocab.txt", "notes/x", "generation_config.json", "tokenizer.json", "merges.txt", "adapter_config.json", "x.py",
+        "config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json", "model.safetensors",
+    ))  # fmt: skip
     target.unlink(missing_ok=True)
     kind = random.randrange(5)
     if kind == 0:
@@ -222,7 +147,7 @@ def files(random: Random, seeds: Path, here: Path) -> Case:
         target.mkdir()
     else:
         target.write_bytes(random.choice((b"", b"{}", b"[]", b"null", b"\xff\xfe", b"{" * 5000, random.randbytes(100))))
-    return any_verb(random)
+    return any_command(random)
 
 
 def plan(random: Random, seeds: Path, here: Path) -> Case:
@@ -254,24 +179,17 @@ def evidence(random: Random, seeds: Path, here: Path) -> Case:
 
 
 def spoil(random: Random, tensors: dict[str, torch.Tensor], name: str) -> None:
-    """One tensor with other values, of another shape or dtype, or gone."""
+    """Change the values, the shape or the dtype of one tensor, or remove it."""
     tensor = tensors[name]
     flat = tensor.flatten().clone()
     noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(random.randrange(10**6)))
     at = random.randrange(len(flat))
     flat[at] = random.choice((torch.nan, torch.inf, -torch.inf, 1e30, -1.0))
-    choices = (
-        flat.view(tensor.shape),
-        torch.zeros_like(tensor),
-        noise.to(tensor.dtype),
-        -tensor,
-        tensor * 1e30,
-        tensor[:1].clone(),
-        tensor.flatten(),
-        tensor.to(random.choice((torch.float16, torch.int64, torch.float64, torch.bool))),
-        None,
-    )
-    chosen = random.choice(choices)
+    dtype = random.choice((torch.float16, torch.int64, torch.float64, torch.bool))
+    chosen = random.choice((
+        flat.view(tensor.shape), torch.zeros_like(tensor), noise.to(tensor.dtype), -tensor, tensor * 1e30,
+        tensor[:1].clone(), tensor.flatten(), tensor.to(dtype), None,
+    ))  # fmt: skip
     if chosen is None:
         del tensors[name]
     else:
@@ -286,7 +204,7 @@ def weights(random: Random, seeds: Path, here: Path) -> Case:
         tensors = load_file(path)
         spoil(random, tensors, random.choice(sorted(tensors)))
         save_file(tensors, path, {"format": "pt"})
-    return any_verb(random)
+    return any_command(random)
 
 
 def records(random: Random, seeds: Path, here: Path) -> Case:
@@ -342,29 +260,12 @@ def recipe(random: Random, seeds: Path, here: Path) -> Case:
     if random.random() < 0.3:
         data = changed_bytes(random, content.encode())
     else:
-        new = random.choice(
-            (
-                "{out.x}",
-                "each = 5",
-                'run = ""',
-                'run = "run recipe.toml"',
-                "{",
-                "}",
-                "{0}",
-                "{*models}",
-                "{model!r}",
-                "[]",
-                '"',
-                "only = 5",
-                "steps = 3",
-                "title = 1",
-                "{out[x]}",
-                "{model:>9999999999}",
-                "[[steps]]\n",
-                "= {}",
-                "\x00",
-            )
-        )
+        new = random.choice((
+            "{out.x}", "each = 5", 'command = ""', 'command = "run"', "{", "}", "{0}", "{models}", "{model!r}", "[]",
+            '"', "only = 5", "steps = 3", "title = 1", "{out[x]}", "{model:>9999999999}", "[[steps]]\n", "= {}",
+            "\x00", "key_dim = 1979-05-27", "out = 5", "model = []", "options = 5", 'options = "{key_dims}"',
+            "inf", "-1", "1e999", '"\\u0000"',
+        ))  # fmt: skip
         lines = content.split("\n")
         at = random.randrange(len(lines))
         cut = random.randrange(len(lines[at]) + 1)
@@ -373,6 +274,17 @@ def recipe(random: Random, seeds: Path, here: Path) -> Case:
     (here / "recipe.toml").write_bytes(data)
     more = random.choice((("--dry-run",), ("--small",), (), ("--set", "models=model"), ("--set", "key_dims=x")))
     return Case(words=("run", "recipe.toml", "--out", OUT, *more), keeps=True)
+
+
+def provenance(random: Random, seeds: Path, here: Path) -> Case:
+    """The config beside a result, which `run` repeats."""
+    shutil.copytree(seeds / MODELS[0], here / "model")
+    path = here / "result" / "slimstate_config.json"
+    shutil.copytree(seeds / random.choice(("cut", "random")), path.parent)
+    values = {name: value for name, value in json.loads(path.read_text()).items() if name != "evidence"}
+    path.write_text(json.dumps(values | {"model": "model", "data": "text/plain.txt"}))
+    rewrite(path, changed_json, random)
+    return Case(words=("run", "result", "--out", OUT), model="model")
 
 
 def arguments(random: Random, seeds: Path, here: Path) -> Case:
@@ -386,33 +298,13 @@ def arguments(random: Random, seeds: Path, here: Path) -> Case:
     )
     words = list(random.choice(valid))
     flags = (
-        "--force",
-        "--json",
-        "--compression",
-        "--seed",
-        "--dtype",
-        "--device",
-        "--documents",
-        "--score",
-        "--rrqr-f",
-        "--max-memory",
-        "--device-map",
-        "--evidence",
-        "--apply",
-        "--plan-only",
-        "--dry-run",
-        "--tasks",
-        "--out",
-    )
+        "--force", "--json", "--compression", "--seed", "--dtype", "--device", "--documents", "--score", "--rrqr-f",
+        "--max-memory", "--device-map", "--evidence", "--apply", "--plan-only", "--dry-run", "--tasks", "--out",
+        "--reconstruct", "--distill", "--reconstruct-steps", "--state-mb", "--engine",
+    )  # fmt: skip
     values = [str(value) for value in STRANGE if isinstance(value, (str, int, float)) and "\x00" not in str(value)]
-    values = [value.encode("utf-8", "replace").decode() for value in values] + [
-        "work/out/x/y",
-        "./",
-        "work",
-        "-",
-        "--",
-        "text",
-    ]
+    values = [value.encode("utf-8", "replace").decode() for value in values]
+    values += ["work/out/x/y", "./", "work", "-", "--", "text"]
     for _ in range(random.choice((1, 1, 2, 3))):
         at = random.randrange(1, len(words) + 1)
         kind = random.randrange(4)
@@ -428,6 +320,8 @@ def arguments(random: Random, seeds: Path, here: Path) -> Case:
 
 
 CLASSES: dict[str, Callable[[Random, Path, Path], Case]] = {
-    made.__name__: made
-    for made in (config, header, index, files, plan, evidence, records, text, recipe, tokenizer, weights, arguments)
-}
+    build.__name__: build
+    for build in (
+        config, header, index, files, plan, evidence, records, text, recipe, tokenizer, weights, arguments, provenance,
+    )
+}  # fmt: skip

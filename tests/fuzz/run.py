@@ -28,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 import torch  # noqa: E402
 
 from fuzz.classes import CLASSES, Case  # noqa: E402
-from fuzz.subjects import make  # noqa: E402
+from fuzz.subjects import build  # noqa: E402
 from fuzz.verdicts import SECONDS, Ended, complaint, inventory, misfit, touched  # noqa: E402
 from slimstate import cli  # noqa: E402
 from slimstate.models.prepare import prepare_fla  # noqa: E402
@@ -117,7 +117,7 @@ def judged(running: Running, code: int, processor: float, late: bool) -> tuple[s
     said = running.folder.with_suffix(".stderr")
     errors = said.read_text(errors="replace")
     ended = Ended(code=code, wall=time.monotonic() - running.began, processor=processor, errors=errors, timed_out=late)
-    wrong = complaint(ended) or touched(running.before, inventory(running.folder), running.case.outs(code == 0))
+    wrong = complaint(ended) or touched(running.before, inventory(running.folder), running.case.outputs(code == 0))
     out = running.folder / (running.case.out or "")
     if wrong is None and code == 0 and running.case.model is not None and (out / "config.json").exists():
         wrong = _differs(running.folder / running.case.model, out)
@@ -159,7 +159,7 @@ def main() -> int:
         root = given.keep or Path(scratch)
         root.mkdir(exist_ok=True)
         seeds = root / "subjects"
-        process = forked(lambda: make(seeds), root / "subjects.stderr")
+        process = forked(lambda: build(seeds), root / "subjects.stderr")
         if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
             print((root / "subjects.stderr").read_text())
             return 1

@@ -1,4 +1,4 @@
-"""What the fuzzer damages: small models, and all else that slimstate reads. Made once, copied for every case."""
+"""The inputs that the fuzzer damages: small models, and all other files that slimstate reads."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ key_dims = [8]
 [small]
 key_dims = [4]
 [[steps]]
-run = "prune {model} --method l1 --key-dim {key_dim} --out {out}/{model:name}-{key_dim}"
+command = "prune"
 each = {model = "models", key_dim = "key_dims"}
 only = "paper"
+model = "{model}"
+method = "l1"
+key_dim = "{key_dim}"
+out = "{out}/{model:name}-{key_dim}"
 [[steps]]
-run = "inspect model"
+command = "inspect"
+model = "model"
 """
 
 
-def make(root: Path) -> None:
-    """All subjects as folders of `root`."""
+def build(root: Path) -> None:
+    """Write all inputs below `root`; a case copies what it needs."""
     text = tiny.text(20_000)
     for name in MODELS:
         sharded = {"delta_net-plain": "60KB", "qwen3_next-plain": "200KB"}

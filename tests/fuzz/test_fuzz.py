@@ -42,12 +42,12 @@ def test_what_is_touched_outside_of_the_output_is_told(tmp_path):
     (tmp_path / "work" / "out").mkdir(parents=True)
     (tmp_path / "work" / "out" / "config.json").write_text("{}")
     case = Case(words=("prune", "model"), out="work/out")
-    assert touched(before, inventory(tmp_path), case.outs(True)) is None
-    assert touched(before, inventory(tmp_path), case.outs(False)) == "left: work"
+    assert touched(before, inventory(tmp_path), case.outputs(True)) is None
+    assert touched(before, inventory(tmp_path), case.outputs(False)) == "left: work"
     (tmp_path / "source").write_text("y")
-    assert touched(before, inventory(tmp_path), case.outs(True)) == "changed: source"
+    assert touched(before, inventory(tmp_path), case.outputs(True)) == "changed: source"
     (tmp_path / "source").unlink()
-    assert touched(before, inventory(tmp_path), case.outs(True)) == "gone: source"
+    assert touched(before, inventory(tmp_path), case.outputs(True)) == "gone: source"
 
 
 @pytest.mark.slow
