@@ -143,6 +143,7 @@ def test_groups_are_accepted_as_values_and_options_override_a_config():
         ({"size": True}, "`size` must be a whole number, got True"),
         ({"size": 0}, "`size` must be at least 1, got 0"),
         ({"size": 101}, "`size` must be at most 100, got 101"),
+        ({"steps": 10**30}, "`steps` must be at most 9007199254740992, got 1000"),
         ({"rate": 0}, "`rate` must be more than 0, got 0"),
         ({"rate": float("nan")}, "`rate` must be finite, got nan"),
         ({"rate": 1}, "`rate` must be less than 1, got 1"),

@@ -390,6 +390,7 @@ def test_bad_requests_are_refused(recipe, tmp_path, capsys, monkeypatch):
     for words, line in (
         (("run", recipe, "--set", "modles=x"), f"{recipe} has no value modles; there are models, key_dims, methods"),
         (("run", recipe, "--set", "models"), "--set needs NAME=VALUE, got models"),
+        (("run", recipe, "--set", "key_dims=1,x"), "--set key_dims: it must be a number, got x"),
         (("run", recipe, "--set", "more=x"), "--set more: it is a table of options; change the recipe"),
         (("run", "pre-rft", "--set", "cuts=none"), "--set cuts=none: there is no none; there are published, corrected"),
     ):

@@ -39,6 +39,7 @@ from slimstate.system.errors import PlanError, SlimstateError, quoted
 
 C = TypeVar("C", bound="Options")
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+MAX_INTEGER = 2**53  # larger numbers overflow in the libraries below, and no option means them
 LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
@@ -147,6 +148,8 @@ class Option:
             raise self._error(TYPE_NAMES.get(kind, f"a {kind.__name__}"), value)
         if kind is float and not math.isfinite(value):
             raise self._error("finite", value)
+        if kind is int and abs(value) > MAX_INTEGER:
+            raise self._error(f"at most {MAX_INTEGER}", value)
         return value
 
     def _error(self, expected: str, value: object) -> PlanError:

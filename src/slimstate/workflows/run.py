@@ -192,7 +192,7 @@ def _parse_change(name: str, text: str, values: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
         raise PlanError(f"--set {name}: it is a table of options; change the recipe")
     if not isinstance(value, list):
-        return type(value)(text) if isinstance(value, (int, float)) and not isinstance(value, bool) else text
+        return _parse_number(name, text, type(value)) if type(value) in (int, float) else text
     tables = [member for member in value if isinstance(member, Mapping)]
     texts = [(entry, table) for table in tables for entry in table.values() if isinstance(entry, str)]
     by_name = {**{Path(entry).name: table for entry, table in texts}, **dict(texts)}
@@ -201,7 +201,14 @@ def _parse_change(name: str, text: str, values: Mapping[str, Any]) -> Any:
     only_in_tables = {key for table in tables for key in table} - values.keys()
     if len(only_in_tables) > 1 and (unknown := [part for part in parts if part not in by_name]):
         raise PlanError(f"--set {name}={text}: there is no {unknown[0]}; there are {', '.join(dict(texts))}")
-    return [int(part) if numbers else by_name.get(part, part) for part in parts]
+    return [_parse_number(name, part, int) if numbers else by_name.get(part, part) for part in parts]
+
+
+def _parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | float:
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise PlanError(f"--set {name}: it must be a number, got {quoted(text)}") from error
 
 
 class _Names(Formatter):
