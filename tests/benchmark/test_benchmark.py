@@ -18,9 +18,9 @@ from slimstate import bench_calibrate, bench_decode, bench_mixer, bench_model
 from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.compilation import compile_ahead
 from slimstate.benchmark.compiling_process import run_once
-from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, random_model, resized, width_of
+from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, random_model, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
-from slimstate.benchmark.timing import copy_bandwidth, time_work
+from slimstate.benchmark.timing import time_work
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import family_of
 from slimstate.models.load import load
@@ -67,11 +67,8 @@ def test_only_the_rounds_after_the_warm_up_are_timed():
     low, high = row.quartiles
     assert min(timing.seconds) <= low <= row.time <= high <= max(timing.seconds)
     assert (row.rounds, row.peak_bytes, row.key_dim) == (5, None, 8)
-
-
-def test_one_round_has_no_spread():
-    timing = time_work(lambda: None, CPU, rounds=1)
-    assert timing.quartiles == (timing.median, timing.median)
+    single = time_work(lambda: None, CPU, rounds=1)
+    assert single.quartiles == (single.median, single.median)
 
 
 def test_ratios_are_to_the_widest_key_dim_that_was_measured():
@@ -92,10 +89,6 @@ def test_a_graph_is_compared_with_a_graph():
 
     rows = with_ratios([row(64, 6.0, 6.0, False), row(32, 1.0, 3.0, True), row(16, 2.0, 2.0, False)])
     assert [row.speedup for row in rows] == [1.0, 2.0, 3.0]
-
-
-def test_copying_has_a_bandwidth():
-    assert copy_bandwidth(CPU) > 1e6
 
 
 @pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet", "kda", "gla", "rwkv6", "gated_deltaproduct"])
@@ -225,11 +218,10 @@ def test_random_weights_are_the_same_every_time():
     assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
 
 
-PUBLISHED = sorted(RECORDS.glob("bench-*.json"))
 KINDS = {"mixer": MixerRecord, "model": ModelRecord, "decode": DecodeRecord, "calibrate": CalibrationRecord}
 
 
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("bench-*.json")), ids=lambda path: path.stem)
 def test_published_records_are_read_whole(path):
     """Every number is read under its name; rows that failed are rows."""
     data = json.loads(path.read_text())
@@ -241,20 +233,12 @@ def test_published_records_are_read_whole(path):
     settings = data.pop("settings")
     assert {key: again["settings"][key] for key in settings} == settings
     assert {key: again[key] for key in data} == data
-    assert type(record).from_json(again) == record
     assert as_markdown(record).count("out of memory") == sum(row.error is not None for row in record.rows)
 
 
-def test_every_benchmark_has_a_published_record():
-    assert {json.loads(path.read_text())["bench"] for path in PUBLISHED} == KINDS.keys()
-
-
-def test_a_record_of_another_benchmark_is_refused():
-    with pytest.raises(SlimstateError, match="bench: invalid enum value"):
+def test_broken_records_are_refused(tmp_path):
+    with pytest.raises(SlimstateError, match="bench"):
         ModelRecord.read(RECORDS / "bench-mixer.json")
-
-
-def test_a_row_with_neither_a_time_nor_an_error_is_refused(tmp_path):
     data = json.loads((RECORDS / "bench-mixer.json").read_text())
     del data["rows"][1]["seconds"]
     (tmp_path / "bench.json").write_text(json.dumps(data))
@@ -371,11 +355,6 @@ def test_bad_options_are_one_line(arguments, complaint, capsys, monkeypatch):
     assert code == 2
     assert last.startswith("slimstate: ")
     assert complaint in last
-
-
-def test_a_key_dim_above_the_width_is_refused():
-    with pytest.raises(SlimstateError, match="between 1 and 8"):
-        resized(mixer_config("delta_net", 8, SMALL), 9)
 
 
 def test_calibration_leaves_the_model_unchanged(folders):
