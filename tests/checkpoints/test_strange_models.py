@@ -323,7 +323,7 @@ def test_a_large_norm_epsilon_is_said_and_a_larger_one_refused(folders, tmp_path
     change_json(model / "config.json", lambda data: data.update(norm_eps=2e-4))
     assert "not exact, because the other norms share an epsilon that is now 0.0006" in cut(model, None).correction
     change_json(model / "config.json", lambda data: data.update(norm_eps=1e-5))
-    assert cut(model, None).correction.endswith("so that cutting is zeroing")
+    assert cut(model, None).correction.endswith("so that cutting equals zeroing")
 
 
 def test_values_that_fail_only_when_a_model_runs_are_refused(folders, tmp_path):
@@ -331,9 +331,9 @@ def test_values_that_fail_only_when_a_model_runs_are_refused(folders, tmp_path):
     change_json(model / "config.json", lambda data: data.pop("num_experts_per_tok"))
     refused(model, "num_experts_per_tok 10 must be at most the 4 experts")
     change_json(model / "config.json", lambda data: data.update(num_experts_per_tok=2, rms_norm_eps="little"))
-    refused(model, "rms_norm_eps is little, which is no number")
+    refused(model, "rms_norm_eps must be a number, got little")
     change_json(model / "config.json", lambda data: data.update(rms_norm_eps=1e-6, pad_token_id=True))
-    refused(model, "pad_token_id is True, which is no token")
+    refused(model, "pad_token_id is True, which is not a token")
     change_json(model / "config.json", lambda data: data.update(pad_token_id=None, eos_token_id=[1, 2]))
     cut(model, None)
 
@@ -354,7 +354,7 @@ def test_plain_names_are_left_as_they_are():
     for text in (
         "models/delta_net-1.3b",
         "a cut (0.5)",
-        "norm_eps times 2: makes up for it, so that cutting is zeroing",
+        "norm_eps times 2: compensates it, so that cutting equals zeroing",
     ):
         assert prose(text) == text
         assert code(text) == f"`{text}`"

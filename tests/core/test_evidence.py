@@ -64,20 +64,20 @@ def spoiled(value: float, at: tuple[int, ...] = (1, 2, 3)) -> torch.Tensor:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "nan": ({"key_gram": spoiled(torch.nan)}, "key_gram of layer 1 holds NaN"),
-    "infinity": ({"query_gram": spoiled(torch.inf)}, "query_gram of layer 1 holds NaN"),
-    "zero": ({"key_gram": torch.zeros(2, 6, 6, dtype=torch.float64)}, "is zero, though it sums up 64 tokens"),
+    "nan": ({"key_gram": spoiled(torch.nan)}, "key_gram of layer 1 has NaN"),
+    "infinity": ({"query_gram": spoiled(torch.inf)}, "query_gram of layer 1 has NaN"),
+    "zero": ({"key_gram": torch.zeros(2, 6, 6, dtype=torch.float64)}, "is zero, but is a sum over 64 tokens"),
     "random": ({"key_gram": torch.randn(2, 6, 6, dtype=torch.float64)}, "not symmetric"),
-    "negative": ({"key_gram": spoiled(-1.0, (0, 1, 1))}, "not symmetric with a diagonal of sums of squares"),
+    "negative": ({"key_gram": spoiled(-1.0, (0, 1, 1))}, "not symmetric with a non-negative diagonal"),
     "indefinite": (
         {"key_gram": torch.eye(6, dtype=torch.float64).flip(0).expand(2, 6, 6) + 1},
         "positive semi-definite",
     ),
-    "count": ({"key_moments": evidence().key_moments * 2}, "counts other tokens than the 64"),  # type: ignore[operator]
-    "shape": ({"key_gram": torch.ones(2, 5, 5, dtype=torch.float64)}, r"is \[2, 5, 5\] .* needs \[2, 6, 6\]"),
-    "dtype": ({"key_gram": torch.ones(2, 6, 6)}, "torch.float32, and the model needs"),
-    "squares": ({"input_square": -torch.ones(12, dtype=torch.float64)}, "sum of squares below zero"),
-    "kinds": ({"key_gram": None}, "more of some layers than of others"),
+    "count": ({"key_moments": evidence().key_moments * 2}, "does not count the 64 tokens"),  # type: ignore[operator]
+    "shape": ({"key_gram": torch.ones(2, 5, 5, dtype=torch.float64)}, r"is \[2, 5, 5\] .* must be \[2, 6, 6\]"),
+    "dtype": ({"key_gram": torch.ones(2, 6, 6)}, "torch.float32, but must be"),
+    "squares": ({"input_square": -torch.ones(12, dtype=torch.float64)}, "negative sum of squares"),
+    "kinds": ({"key_gram": None}, "more evidence of some layers than of others"),
 }
 
 
@@ -90,7 +90,7 @@ def test_what_no_calibration_gives_is_refused(kind, tmp_path):
 
 def test_a_missing_layer_is_named(tmp_path):
     file = EvidenceFile(model="m", calibration=CALIBRATION, evidence={1: evidence()})
-    with pytest.raises(DataError, match=r"is of layers \[1\], the model has \[0, 1\]"):
+    with pytest.raises(DataError, match=r"has evidence of layers \[1\], the model has \[0, 1\]"):
         file.check_fits(tmp_path, MIXERS)
 
 

@@ -1,6 +1,6 @@
-"""What calibration sums up for each mixer, in memory and as a file.
+"""The sums of a calibration for each mixer, in memory and as a file.
 
-The file is safetensors, with the fingerprint of the model and of the tokens it was collected on.
+The file is safetensors, with the fingerprint of the model and of the calibration tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slimstate.system.errors import DataError, OutputError, quoted, reason_of
 from slimstate.system.input_files import open_regular
 from slimstate.system.json_files import JsonObject, parse_json
 
-# what a method may ask for; weights are read, the rest collected
+# what a method may need; weights are read, everything else is collected
 Need = Literal["weight", "gram", "moments", "input", "gradient", "weighted"]
 NEEDS: tuple[str, ...] = get_args(Need)
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -32,11 +32,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "gradient": ("query_gradient", "key_gradient"),
     "weighted": ("query_weighted", "key_weighted"),
 }
-BACKWARD: frozenset[str] = frozenset({"gradient", "weighted"})  # what takes the gradient of the whole model
+BACKWARD: frozenset[str] = frozenset({"gradient", "weighted"})  # what needs a backward pass through the model
 KNOWN = frozenset(name for names in FIELDS.values() for name in names)
 FORMAT = "1"
-ROUNDING = 1e-6  # of the largest entry: sums of many tokens, on a GPU too, are far closer to what they should be
-MOST_TOKENS = 2**53
+ROUNDING = 1e-6  # of the largest entry; sums of many tokens are far more precise, also on a GPU
+MAX_TOKENS = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class Evidence:
     """Sums over calibration tokens for one mixer. Sums merge: across batches, processes and machines.
 
     query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. query_moments, key_moments
-    [H, D + 1, D + 1]: the same of activations divided by their length, with a one behind each: the last row is their
-    sum, and its last entry their number. input_square [input size]: sum of squares of the mixer's input.
-    query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed language-model loss by the
-    projection weights. query_weighted, key_weighted [H, D, D]: query_gram and key_gram, where every token of a head
-    counts as much as the squared length of the gradient of that loss by its activations. What a method does not
-    need is None.
+    [H, D + 1, D + 1]: the same of activations divided by their length, with a one appended to each: the last row is
+    their sum, and its last entry their number. input_square [input size]: sum of squares of the mixer's input.
+    query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed language-model loss with respect to
+    the projection weights. query_weighted, key_weighted [H, D, D]: query_gram and key_gram with every token of a head
+    weighted by the squared length of the gradient of that loss with respect to its activations. What a method does
+    not need is None.
     """
 
     tokens: int
@@ -70,7 +70,7 @@ class Evidence:
                 yield item.name, value
 
     def merged(self, other: Evidence) -> Evidence:
-        """The evidence of both sets of tokens."""
+        """Return the evidence of both sets of tokens."""
         mine, theirs = dict(self.tensors()), dict(other.tensors())
         if mine.keys() != theirs.keys():
             raise DataError(f"evidence of different kinds: {sorted(mine)} and {sorted(theirs)}")
@@ -78,7 +78,7 @@ class Evidence:
         return Evidence(tokens=self.tokens + other.tokens, **sums)
 
     def extended(self, other: Evidence) -> Evidence:
-        """This evidence with what `other` adds to it, both from the same tokens."""
+        """Return this evidence with additional sums of `other`, both from the same tokens."""
         if self.tokens != other.tokens:
             raise DataError(f"evidence of {self.tokens} and {other.tokens} tokens cannot be joined")
         return Evidence(tokens=self.tokens, **{**dict(self.tensors()), **dict(other.tensors())})
@@ -86,23 +86,23 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceFile:
-    """The evidence of every mixer by layer, and the model and the tokens it is of."""
+    """The evidence of every mixer by layer, with the model and the tokens that it was collected on."""
 
     model: str
     calibration: Mapping[str, Any]
     evidence: Mapping[int, Evidence]
 
     def missing(self, needs: frozenset[Need]) -> frozenset[Need]:
-        """What of `needs` was not collected."""
-        held = {name for entry in self.evidence.values() for name, _ in entry.tensors()}
-        return frozenset(need for need in needs if need in FIELDS and not set(FIELDS[need]) <= held)
+        """Return those of `needs` that were not collected."""
+        collected = {name for entry in self.evidence.values() for name, _ in entry.tensors()}
+        return frozenset(need for need in needs if need in FIELDS and not set(FIELDS[need]) <= collected)
 
     def extended(self, other: EvidenceFile) -> EvidenceFile:
         joined = {layer: entry.extended(other.evidence[layer]) for layer, entry in self.evidence.items()}
         return EvidenceFile(model=self.model, calibration=self.calibration, evidence=joined)
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
+        """Write the file, complete or not at all."""
         tensors = {
             f"{layer}.{name}": tensor.contiguous()
             for layer, entry in self.evidence.items()
@@ -126,12 +126,12 @@ class EvidenceFile:
                 metadata = file.metadata() or {}
                 if metadata.get("slimstate_evidence") != FORMAT:
                     raise DataError(f"{quoted(path)} is not a slimstate evidence file")
-                about = _about(parse_json(metadata["about"], f"{quoted(path)}: `about`", DataError))
+                about = _check_about(parse_json(metadata["about"], f"{quoted(path)}: `about`", DataError))
                 layers: dict[int, dict[str, Tensor]] = {}
-                for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                for key in file.keys():  # noqa: SIM118 - safe_open is not a mapping
                     layer, _, name = key.partition(".")
                     if name not in KNOWN:
-                        raise ValueError(f"{quoted(key)} is no evidence of a layer")
+                        raise ValueError(f"{quoted(key)} is not evidence of a layer")
                     layers.setdefault(int(layer), {})[name] = file.get_tensor(key)
             if not layers:
                 raise ValueError("it has no layers")
@@ -141,79 +141,74 @@ class EvidenceFile:
         return cls(model=about["model"], calibration=about["calibration"], evidence=evidence)
 
     def check_fits(self, path: Path, mixers: Sequence[Mixer]) -> None:
-        """Refuse evidence that no calibration of such a model can give, and say what is wrong with it."""
+        """Refuse evidence that no calibration of a model with these mixers can give."""
         layers = [mixer.layer for mixer in mixers]
         if sorted(self.evidence) != layers:
-            raise DataError(
-                f"{quoted(path)} is of layers {quoted(sorted(self.evidence))}, the model has {quoted(layers)}"
-            )
+            own = quoted(sorted(self.evidence))
+            raise DataError(f"{quoted(path)} has evidence of layers {own}, the model has {quoted(layers)}")
         kinds = {frozenset(name for name, _ in entry.tensors()) for entry in self.evidence.values()}
         if len(kinds) > 1:
-            raise DataError(f"{quoted(path)} holds more of some layers than of others: collect it again")
+            raise DataError(f"{quoted(path)} has more evidence of some layers than of others: collect it again")
         for mixer in mixers:
             for name, tensor in self.evidence[mixer.layer].tensors():
-                if (words := unfit(name, tensor, mixer, self.evidence[mixer.layer].tokens)) is not None:
-                    raise DataError(f"{quoted(path)}: {name} of layer {mixer.layer} {words}")
+                if (problem := find_problem(name, tensor, mixer, self.evidence[mixer.layer].tokens)) is not None:
+                    raise DataError(f"{quoted(path)}: {name} of layer {mixer.layer} {problem}")
 
     def check(self, path: Path, model: str, digest: str | None) -> None:
-        """Refuse evidence of another model, or of other tokens where the tokens were given again."""
+        """Refuse evidence of another model, or of other tokens than those with this digest."""
         if self.model != model:
-            seen, here = self.model[:19], model[:19]
-            raise DataError(
-                f"{quoted(path)} is evidence of another model ({quoted(seen)}…, this one is {here}…): collect it again"
-            )
+            models = f"{quoted(self.model[:19])}…, this one is {model[:19]}…"
+            raise DataError(f"{quoted(path)} is evidence of another model ({models}): collect it again")
         if digest is not None and self.calibration["digest"] != digest:
             other = quoted(self.calibration["data"])
-            raise DataError(
-                f"{quoted(path)} was collected on other tokens ({other}): collect it again or leave out `calibration`"
-            )
+            raise DataError(f"{quoted(path)} is of other tokens ({other}): collect it again or leave out `data`")
 
 
-def _about(found: JsonObject) -> JsonObject:
-    """What an evidence file says of itself, with everything that is asked for later."""
-    calibration = found["calibration"]
-    texts = (found["model"], calibration["data"], calibration["digest"])
-    counts = (found["tokens"], calibration["samples"], calibration["length"])
+def _check_about(about: JsonObject) -> JsonObject:
+    """Return the description of an evidence file if it has everything that is needed later."""
+    calibration = about["calibration"]
+    texts = (about["model"], calibration["data"], calibration["digest"])
+    counts = (about["tokens"], calibration["samples"], calibration["length"])
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("it does not say of which model and text it is")
-    if not all(type(count) is int and 0 < count < MOST_TOKENS for count in counts):
-        raise ValueError("it does not say of how many tokens it is")
+        raise ValueError("it does not name its model and text")
+    if not all(type(count) is int and 0 < count < MAX_TOKENS for count in counts):
+        raise ValueError("it does not say how many tokens it was collected on")
     if counts[0] != counts[1] * counts[2]:
-        raise ValueError(f"it is of {counts[0]} tokens, and of {counts[1]} windows of {counts[2]}")
-    return found
+        raise ValueError(f"it has {counts[0]} tokens, but {counts[1]} windows of {counts[2]}")
+    return about
 
 
-def unfit(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | None:
-    """Why a tensor cannot be what calibration sums up for this mixer, in words."""
+def find_problem(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | None:
+    """Return why a tensor cannot be a sum of a calibration of this mixer, or None if it can."""
     wide = name in FIELDS["gram"] + FIELDS["moments"] + FIELDS["weighted"]
     side = mixer.axis.width + (name in FIELDS["moments"])
     gradient = mixer.axis.heads, mixer.axis.width, None
     shape = (mixer.axis.heads, side, side) if wide else gradient if name in FIELDS["gradient"] else (mixer.input_size,)
     pairs = zip(shape, tensor.shape, strict=False)
-    fits = len(shape) == tensor.ndim and all(want in (None, size) for want, size in pairs)
+    fits = len(shape) == tensor.ndim and all(expected in (None, size) for expected, size in pairs)
     dtype = torch.float32 if name in FIELDS["gradient"] else torch.float64
     if not fits or tensor.dtype != dtype:
-        wanted = [size or "…" for size in shape]
-        return f"is {list(tensor.shape)} of {tensor.dtype}, and the model needs {wanted} of {dtype}"
+        expected = [size or "…" for size in shape]
+        return f"is {list(tensor.shape)} of {tensor.dtype}, but must be {expected} of {dtype}"
     if not bool(tensor.isfinite().all()):
-        return "holds NaN or infinite numbers"
+        return "has NaN or infinite numbers"
     if not bool(tensor.any()):
-        return f"is zero, though it sums up {tokens:,} tokens"
+        return f"is zero, but is a sum over {tokens:,} tokens"
     if name == "input_square" and bool((tensor < 0).any()):
-        return "has a sum of squares below zero"
-    return _unfit_gram(tensor, tokens if name in FIELDS["moments"] else None) if wide else None
+        return "has a negative sum of squares"
+    return _find_gram_problem(tensor, tokens if name in FIELDS["moments"] else None) if wide else None
 
 
-def _unfit_gram(gram: Tensor, tokens: int | None) -> str | None:
-    """A sum of outer products is symmetric and positive semi-definite, to rounding; moments end with a count."""
+def _find_gram_problem(gram: Tensor, tokens: int | None) -> str | None:
+    """Check that a sum of outer products is symmetric and positive semi-definite; moments end with a count."""
     diagonal = gram.diagonal(dim1=1, dim2=2)
     scale = diagonal.abs().amax(1).clamp_min(torch.finfo(gram.dtype).tiny).view(-1, 1, 1)
     unit = gram / scale
     if bool((diagonal < 0).any()) or bool(((unit - unit.mT).abs() > ROUNDING).any()):
-        return "is not symmetric with a diagonal of sums of squares"
+        return "is not symmetric with a non-negative diagonal"
     if tokens is not None and not bool(((gram[:, -1, -1] - tokens).abs() <= ROUNDING * tokens).all()):
-        return f"counts other tokens than the {tokens:,} of the file"
+        return f"does not count the {tokens:,} tokens of the file"
     ridge = ROUNDING * torch.eye(gram.shape[1], dtype=gram.dtype)
     if bool(torch.linalg.cholesky_ex(unit + ridge).info.any()):
-        return "is not positive semi-definite, as sums of outer products are"
+        return "is not positive semi-definite"
     return None

@@ -1,4 +1,4 @@
-"""Where the key channels of a model live: slots in parameters, axes of channels, mixers, and the calls they make.
+"""Where the key channels of a model are: slots in parameters, axes of channels, mixers, and the functions they call.
 
 A mixer is one linear-attention layer. Its axis is the key/query channel axis: H heads of D channels (the width),
 of which K (the key dim) are kept. A slot says which rows of a parameter belong to which channel.
@@ -15,48 +15,48 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Rows of one parameter that hold the channels of an axis.
+    """Rows of one parameter that belong to the channels of an axis.
 
     The row of (head h, channel c) is `start + h * head_stride + c`, and again `copy_stride` rows further on for every
     copy. The simplest slot is Slot(parameter="q_proj.weight"): head after head, D rows each.
     """
 
-    # the parameter, as the files name it below the mixer: "k_proj.weight"
+    # the parameter, by its name in the files below the mixer: "k_proj.weight"
     parameter: str
-    # the dimension that the rows lie along: 0, those of a weight [rows, inputs]
+    # the dimension of the rows: 0 in a weight [rows, inputs]
     dim: int = 0
     # the first row: 2048 for the keys of an "in_proj_qkv.weight" with rows [q 2048 | k 2048 | v]
     start: int = 0
-    # rows from a head to the next: D where heads lie side by side, as None says; 768 where each has its
+    # rows from a head to the next: None is D, for adjacent heads; 768 if each head has its rows
     # [q 128 | k 128 | v 256 | z 256] together
     head_stride: int | None = None
-    # how often the whole pattern stands there: 2 where two query heads share the channels of a key head
+    # how often the pattern is repeated: 2 if two query heads share the channels of a key head
     copies: int = 1
-    # rows from a copy to the next: D where copies lie within a head, H * D where they lie behind all heads
+    # rows from a copy to the next: D if copies are within a head, H * D if they are after all heads
     copy_stride: int = 0
-    # whether rows act on their channel alone, as the taps of a depthwise convolution "k_conv1d.weight" do; other rows
-    # make their channel, and rotate with it
+    # whether rows act on their own channel only, as the taps of a depthwise convolution "k_conv1d.weight"; other rows
+    # compute their channel, and rotate with it
     depthwise: bool = False
-    # whether a cut multiplies the rows it keeps by sqrt(K / D), to make up for the new query scale: those of queries
-    # that nothing but linear maps separates from the state, "q_proj.weight" of linear attention
+    # whether a cut multiplies the remaining rows by sqrt(K / D) to correct the query scale: rows of queries with only
+    # linear maps between them and the state, "q_proj.weight" of linear attention
     absorbs_query_scale: bool = False
-    # whether heads and channels are two dimensions, the first ones: the "bonus" [H, D] of RWKV-6
+    # whether heads and channels are the first two dimensions: the "bonus" [H, D] of RWKV-6
     by_head: bool = False
 
     def rows_in(self, shape: Sequence[int]) -> int:
-        """How many rows a parameter of this shape has."""
+        """Return the number of rows of a parameter of this shape."""
         return shape[0] * shape[1] if self.by_head else shape[self.dim]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """H heads of D channels, and every place in the parameters where a channel lives."""
+    """H heads of D channels, and every slot of the parameters where they are."""
 
     # H: 16
     heads: int
     # D, channels of a head before the cut: 128
     width: int
-    # where they live: rows of q_proj.weight, of k_proj.weight, of their convolutions
+    # where they are: rows of q_proj.weight, of k_proj.weight, of their convolutions
     slots: tuple[Slot, ...]
 
     def __post_init__(self) -> None:
@@ -66,14 +66,14 @@ class Axis:
             raise ValueError("an axis without slots: nothing would be cut")
 
     def rows(self, slot: Slot, channels: Tensor) -> Tensor:
-        """The rows of `slot` that hold `channels` [H, n], as [copies, H, n]."""
+        """Return the rows of `slot` for `channels` [H, n], as [copies, H, n]."""
         stride = self.width if slot.head_stride is None else slot.head_stride
         heads = torch.arange(self.heads).view(1, -1, 1) * stride
         copies = torch.arange(slot.copies).view(-1, 1, 1) * slot.copy_stride
         return slot.start + copies + heads + channels.unsqueeze(0)
 
     def end(self, slot: Slot) -> int:
-        """The row behind the last of `slot`: as many it needs at least."""
+        """Return the row after the last of `slot`, the least number of rows that its parameter needs."""
         stride = self.width if slot.head_stride is None else slot.head_stride
         return slot.start + (slot.copies - 1) * slot.copy_stride + (self.heads - 1) * stride + self.width
 
@@ -83,64 +83,64 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class HookPoint:
-    """Where the queries and keys of a mixer can be seen as they enter the state: after convolution and activation.
+    """Where the queries and keys of a mixer can be read as they enter the state, after convolution and activation.
 
-    That is the call of a function, the operator, with queries and keys [B, T, H, D], or with as many copies of each
-    head as there are value heads.
+    That is the call of a function, the operator, with queries and keys [B, T, H, D], or with a copy of each head for
+    every value head.
     """
 
-    # where the layer looks its functions up: "fla.layers.delta_net"
+    # the module in which the layer looks up its functions: "fla.layers.delta_net"
     module: str
-    # those that it calls with queries and keys: ("chunk_delta_rule", "fused_recurrent_delta_rule")
+    # the functions that it calls with queries and keys: ("chunk_delta_rule", "fused_recurrent_delta_rule")
     operators: tuple[str, ...]
     # the argument with the queries: "q", "query", "C"
     query: str = "q"
     # the argument with the keys: "k", "key", "B"
     key: str = "k"
-    # other arguments that have the channels of the keys: ("p",), by which Comba erases
+    # other arguments with the channels of the keys: ("p",), by which Comba erases
     key_like: tuple[str, ...] = ()
     # all other arguments with a time axis: values, decays, update strengths
     per_token: tuple[str, ...] = ("v", "g", "beta")
-    # the operator for one token without a time axis, where it is another: "mamba2_selective_state_update"
+    # the operator for one token without a time axis, if it is another one: "mamba2_selective_state_update"
     step_operator: str | None = None
-    # what the layer calls with the queries and then with the keys where it normalises them itself: "sum_norm"
+    # the function that the layer calls with the queries and then with the keys if it normalises them: "sum_norm"
     normaliser: str | None = None
-    # the argument with the state to begin with
+    # the argument with the initial state
     initial_state: str = "initial_state"
-    # the argument that asks for the state at the end
+    # the argument that requests the final state
     final_state: str = "output_final_state"
-    # whether that state is [B, H, V, K], as Mamba-2 has it, and not [B, H, K, V]
+    # whether that state is [B, H, V, K], as in Mamba-2, and not [B, H, K, V]
     value_first: bool = False
     # whether operators multiply queries by D^-0.5: not those of Mamba-2 and RWKV-6
     scales_queries: bool = True
-    # whether operators return (output, state or None) also where no state is asked for: those of Mamba-2 do not
+    # whether operators always return (output, state or None): those of Mamba-2 do not
     returns_pair: bool = True
     # other functions of the module that may be compiled for GPUs only: ("causal_conv1d_fn", "causal_conv1d_update")
     gpu_kernels: tuple[str, ...] = ()
-    # functions that do a whole layer and read the weights of linear maps past their adapters, never called while
-    # slimstate runs a model: ("mamba2_split_conv1d_scan_combined",)
+    # functions that compute a whole layer and ignore adapters of its linear maps, never called while slimstate runs
+    # a model: ("mamba2_split_conv1d_scan_combined",)
     fused_layers: tuple[str, ...] = ()
-    # what the model calls its cache, as an argument and in its output: "past_key_values", "cache_params"
+    # the name of the cache, as an argument and in the output: "past_key_values", "cache_params"
     cache: str = "past_key_values"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer:
-    """One linear-attention layer: its channel axis, the two projections that are scored, and the shape of its state."""
+    """One linear-attention layer: its channel axis, its query and key projections, and the shape of its state."""
 
     # the number of the layer in the model: 0
     layer: int
-    # its place in the running model: "model.layers.0.attn"
+    # its path in the running model: "model.layers.0.attn"
     path: str
     # its heads, their channels, and every slot that a cut changes
     axis: Axis
-    # the rows that make the queries, one of the slots: Slot(parameter="q_proj.weight")
+    # the rows that compute the queries, one of the slots: Slot(parameter="q_proj.weight")
     query: Slot
-    # the rows that make the keys: Slot(parameter="k_proj.weight")
+    # the rows that compute the keys: Slot(parameter="k_proj.weight")
     key: Slot
-    # the functions in which queries and keys are seen
+    # the functions in which queries and keys can be read
     hook: HookPoint
-    # how many inputs the projections have, the hidden size: 2048
+    # inputs of the projections, the hidden size: 2048
     input_size: int
     # heads of the state, a multiple of the key heads: 32
     value_heads: int
@@ -151,13 +151,13 @@ class Mixer:
     filters: tuple[tuple[str, Axis], ...] = ()
     # the names of all its linear maps, for adapters: ("q_proj", "k_proj", "v_proj", "o_proj")
     projections: tuple[str, ...] = ()
-    # what stands between the projections and the state and does not commute with a rotation of the channels:
-    # ("the activation silu",). () where nothing does, so that a rotated cut is exact; None where the channels cannot be
-    # rotated at all, as where each has a gate of its own
+    # what lies between the projections and the state and does not commute with a rotation of the channels:
+    # ("the activation silu",). () if there is nothing, so that a rotated cut is exact; None if the channels cannot be
+    # rotated at all, because each has its own gate
     noncommuting: tuple[str, ...] | None = None
-    # which channels have one filter by training: those of a "head", "all" of them, or None where each has its own
+    # which channels share a filter by training: those of a "head", "all" of them, or None
     sharing: str | None = None
-    # its place in the files, where that is another: "model.language_model.layers.0.linear_attn"
+    # its path in the files, if that is another: "model.language_model.layers.0.linear_attn"
     stored_path: str | None = None
     # parameters that the running model joins from parts in the files, along the first dimension:
     # (("conv1d.weight", ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")),)
@@ -166,9 +166,9 @@ class Mixer:
     @property
     def convolutions(self) -> tuple[str, ...]:
         """The names of the convolution modules of the running model."""
-        whole = {part: name for name, parts in self.joined for part in parts}
+        joined = {part: name for name, parts in self.joined for part in parts}
         parameters = (axis.slots[0].parameter for _, axis in self.filters)
-        return tuple(dict.fromkeys(whole.get(name, name).rpartition(".")[0] for name in parameters))
+        return tuple(dict.fromkeys(joined.get(name, name).rpartition(".")[0] for name in parameters))
 
     @property
     def state_elements(self) -> int:
@@ -179,15 +179,15 @@ class Mixer:
         return self.path if self.stored_path is None else self.stored_path
 
     def name_of(self, slot: Slot) -> str:
-        """The tensor of a slot in the files."""
+        """Return the tensor of a slot in the files."""
         return f"{self.place_in_files}.{slot.parameter}"
 
     def running_name_of(self, slot: Slot) -> str:
-        """The parameter of a slot in the running model; of the projections, which are never joined."""
+        """Return the parameter of a slot in the running model, for projections, which are never joined."""
         return f"{self.path}.{slot.parameter}"
 
     def stored_parts(self, name: str) -> tuple[str, ...]:
-        """The tensors in the files that make up a parameter of the running model; none where it is not the mixer's."""
+        """Return the tensors in the files that make up a parameter of the running model, if it is of this mixer."""
         if not name.startswith(f"{self.path}."):
             return ()
         parameter = name.removeprefix(f"{self.path}.")
@@ -195,6 +195,6 @@ class Mixer:
         return tuple(f"{self.place_in_files}.{part}" for part in parts)
 
     def by_channel(self, slot: Slot, weight: Tensor) -> Tensor:
-        """A projection, or its gradient, as [H, D, copies * input size]."""
+        """Return a projection, or its gradient, as [H, D, copies * input size]."""
         rows = self.axis.all_rows(slot).permute(1, 2, 0)
         return weight.index_select(slot.dim, rows.flatten().to(weight.device)).view(*rows.shape[:2], -1)

@@ -1,10 +1,10 @@
-"""Comba of flash-linear-attention: a gated delta rule that erases by a vector p made of the key, channel by channel."""
+"""Comba of flash-linear-attention: a gated delta rule that erases by a vector p, the key scaled by channel."""
 
 from __future__ import annotations
 
 from slimstate.core.layout import HookPoint
 from slimstate.families.contract import Config, Sizes
-from slimstate.families.fla_layout import ByHeadDim, Layer
+from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer
 
 
 def layer(known: Config, sizes: Sizes) -> Layer:
@@ -18,15 +18,6 @@ FAMILIES = (
     ByHeadDim(
         model_type="comba",
         layer=layer,
-        defaults={
-            "hidden_size": 2048,
-            "num_heads": 6,
-            "num_v_heads": None,
-            "head_dim": 256,
-            "expand_v": 2.0,
-            "num_hidden_layers": 21,
-            "use_output_gate": True,
-            "norm_eps": 1e-6,
-        },
+        defaults={**DEFAULTS, "num_v_heads": None, "use_output_gate": True},
     ),
 )

@@ -1,7 +1,7 @@
-"""What a config may ask for, by value. A config comes from a stranger, and the libraries do what it says.
+"""Check the values of an untrusted config, which the libraries would follow.
 
-Some of its fields name code: an attention implementation such as `owner/kernel` is fetched from the hub and run. Others
-name files that are read in place of those that were looked at, or numbers that keep a library busy for hours.
+Some fields name code: an attention implementation such as `owner/kernel` is downloaded from the hub and run. Others
+name files to read in place of those that were checked, or sizes that keep a library busy for hours.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ NAMED = {
     "torch_dtype": DTYPES,
 }
 REFUSED = {
-    "configuration_files": "another config would be read in place of this one",
-    "transformers_weights": "it would say which weights are read",
-    "kernel_config": "it asks for code from the hub",
-    "use_kernels": "it asks for code from the hub",
-    "allow_all_kernels": "it asks for code from the hub",
-    "fusion_config": "it asks for other layers than those of the stock class",
+    "configuration_files": "another config would be read instead",
+    "transformers_weights": "other weights would be read instead",
+    "kernel_config": "it loads code from the hub",
+    "use_kernels": "it loads code from the hub",
+    "allow_all_kernels": "it loads code from the hub",
+    "fusion_config": "it replaces the layers of the stock class",
     "per_layer_config": "its layers differ in size",
 }
-MOST_LAYERS, MOST_LABELS, MOST_MEMBERS, LARGEST = 1024, 2**16, 2**17, 2**40
-LARGEST_EPSILON = 1.0
+MAX_LAYERS, MAX_LABELS, MAX_ITEMS, MAX_SIZE = 1024, 2**16, 2**17, 2**40
+MAX_EPSILON = 1.0
 
 
 def check_values(config: Config) -> None:
-    """Refuse a config that asks for what no checkpoint has to ask for, wherever in it that stands."""
+    """Refuse a config with values that no checkpoint needs, at any depth."""
     for name, value in _fields(config):
-        if (words := _objection(name, value)) is not None:
-            raise ModelError(f"config.json: {quoted(name)} {words}")
+        if (problem := _problem(name, value)) is not None:
+            raise ModelError(f"config.json: {quoted(name)} {problem}")
 
 
 def _fields(tree: Any) -> Iterator[tuple[str, Any]]:
@@ -54,45 +54,45 @@ def _fields(tree: Any) -> Iterator[tuple[str, Any]]:
             yield from _fields(value)
 
 
-def _objection(name: str, value: Any) -> str | None:
-    """What is wrong with a field, in words; `_x` and `_x_internal` are `x` as libraries keep it."""
+def _problem(name: str, value: Any) -> str | None:
+    """Return what is wrong with a field, or None; libraries store `x` as `_x` or `_x_internal`, too."""
     bare = name.removeprefix("_").removesuffix("_internal").removesuffix("_autoset")
     if bare in REFUSED and value is not None:
-        return f"is not for a checkpoint to set: {REFUSED[bare]}"
+        return f"must not be set by a checkpoint: {REFUSED[bare]}"
     if bare in NAMED:
-        return _name_objection(NAMED[bare], value)
-    if isinstance(value, (str, list, Mapping)) and len(value) > MOST_MEMBERS:
-        return f"has {len(value):,} members"
+        return _name_problem(NAMED[bare], value)
+    if isinstance(value, (str, list, Mapping)) and len(value) > MAX_ITEMS:
+        return f"has {len(value):,} items"
     if name.endswith("_token_id") and not _names_tokens(value):
-        return f"is {quoted(value)}, which is no token"
-    return _number_objection(name, value)
+        return f"is {quoted(value)}, which is not a token"
+    return _number_problem(name, value)
 
 
 def _names_tokens(value: Any) -> bool:
-    """A token, several of them, or none; true and false are numbers too, and no class loads with them."""
-    each = value if isinstance(value, list) else [value]
-    return value is None or all(isinstance(one, int) and not isinstance(one, bool) for one in each)
+    """Return whether this is a token, a list of them, or None; bool is an int, but no class loads with it."""
+    items = value if isinstance(value, list) else [value]
+    return value is None or all(isinstance(item, int) and not isinstance(item, bool) for item in items)
 
 
-def _name_objection(known: tuple[str, ...], value: Any) -> str | None:
-    """One of the known names, or one for each part of the model."""
-    for each in value.values() if isinstance(value, Mapping) else (value,):
-        if each is not None and not isinstance(each, bool) and str(each).removeprefix("torch.") not in known:
-            return f"asks for {quoted(each)}; there are {', '.join(known)}"
+def _name_problem(known: tuple[str, ...], value: Any) -> str | None:
+    """Require one of the known names, or one for each part of the model."""
+    for name in value.values() if isinstance(value, Mapping) else (value,):
+        if name is not None and not isinstance(name, bool) and str(name).removeprefix("torch.") not in known:
+            return f"names {quoted(name)}; there are {', '.join(known)}"
     return None
 
 
-def _number_objection(name: str, value: Any) -> str | None:
-    if isinstance(value, list) and name.endswith(("layers", "layer_types", "block_type")) and len(value) > MOST_LAYERS:
-        return f"lists {len(value):,} layers; {MOST_LAYERS:,} can be meant"
+def _number_problem(name: str, value: Any) -> str | None:
+    if isinstance(value, list) and name.endswith(("layers", "layer_types", "block_type")) and len(value) > MAX_LAYERS:
+        return f"must have at most {MAX_LAYERS:,} layers, got {len(value):,}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        counted = name.endswith(("_eps", "epsilon")) and value is not None
-        return f"is {quoted(value)}, which is no number" if counted else None
-    if isinstance(value, int) and abs(value) > LARGEST:
-        return f"is {quoted(value)}, which is beyond all sizes"
-    most = MOST_LAYERS if name.endswith("layers") or name == "depth" else MOST_LABELS if name == "num_labels" else None
-    if most is not None and value > most:
-        return f"is {quoted(value)}; {most:,} can be meant"
-    if name.endswith(("_eps", "epsilon")) and not (math.isfinite(value) and 0 <= value < LARGEST_EPSILON):
-        return f"is {quoted(value)}, which is not an epsilon between 0 and {LARGEST_EPSILON:g}"
+        needs_number = name.endswith(("_eps", "epsilon")) and value is not None
+        return f"must be a number, got {quoted(value)}" if needs_number else None
+    if isinstance(value, int) and abs(value) > MAX_SIZE:
+        return f"must be at most {MAX_SIZE:,}, got {quoted(value)}"
+    limit = MAX_LAYERS if name.endswith("layers") or name == "depth" else MAX_LABELS if name == "num_labels" else None
+    if limit is not None and value > limit:
+        return f"must be at most {limit:,}, got {quoted(value)}"
+    if name.endswith(("_eps", "epsilon")) and not (math.isfinite(value) and 0 <= value < MAX_EPSILON):
+        return f"must be between 0 and {MAX_EPSILON:g}, got {quoted(value)}"
     return None

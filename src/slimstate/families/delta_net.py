@@ -20,9 +20,9 @@ def layer(known: Config, sizes: Sizes) -> Layer:
 
 
 def _noncommuting(activation: str, norm: str) -> tuple[str, ...]:
-    """A length is the same in every basis, a sum of channels is not."""
-    found = () if activation == "identity" else (f"the activation {activation}",)
-    return found if norm == "l2" else (*found, f"the norm {norm}")
+    """Return what does not commute with a rotation: a length is the same in every basis, a sum of channels is not."""
+    activations = () if activation == "identity" else (f"the activation {activation}",)
+    return activations if norm == "l2" else (*activations, f"the norm {norm}")
 
 
 FAMILIES = (

@@ -1,8 +1,8 @@
-"""What the families of flash-linear-attention share: rows by head, optional convolutions, softmax layers by index.
+"""What the families of fla share: rows by head, optional convolutions, softmax layers by index.
 
 Some configs store the key width as a ratio to the hidden size (`expand_k`), others as `head_dim` with the value width
-as a ratio to it (`expand_v`): two classes of families. A family is a value of one of them, whose `layer` is a function
-of the config and the sizes.
+as a ratio to it (`expand_v`): two classes. A family is an instance of one of them, whose `layer` is a function of the
+config and the sizes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from slimstate.system.errors import ModelError
 
 SHARINGS = ("head", "all")
 SHARED_FILTERS = "shared_filters"
+DEFAULTS: Config = {  # of Gated DeltaNet and its relatives
+    "hidden_size": 2048, "num_heads": 6, "head_dim": 256, "expand_v": 2.0, "num_hidden_layers": 21, "norm_eps": 1e-6,
+}  # fmt: skip
 QUERY, KEY = Slot(parameter="q_proj.weight"), Slot(parameter="k_proj.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What a family says of its layers: what they call, their linear maps, and the rows that lie otherwise."""
+    """The layers of a family: what they call, their linear maps, and rows that are not in the usual places."""
 
     # the functions that the layer calls with its queries and keys
     hook: HookPoint
-    # the names of its linear maps, those that end in `_proj` without that: "qkvo", or ("q", "k", "f_proj.0", ...)
+    # the names of its linear maps, without an ending `_proj`: "qkvo", or ("q", "k", "f_proj.0", ...)
     projections: str | tuple[str, ...]
     # the rows that make the queries
     query: Slot = QUERY
@@ -44,35 +47,33 @@ class Layer:
     key: Slot = KEY
     # rows with key channels besides projections and convolutions: those of gates
     gates: tuple[Slot, ...] = ()
-    # heads that the convolution of the values filters, where these are not the value heads
+    # heads that the convolution of the values filters, if these are not the value heads
     convolved_value_heads: int | None = None
-    # whether queries, keys and values can pass a convolution; a config then says by `use_short_conv` whether they do
+    # whether there can be a convolution of queries, keys and values; `use_short_conv` in a config turns it off
     convolved: bool = True
     # its activations and norms that do not commute with a rotation of queries and keys; None: it cannot be rotated
     noncommuting: tuple[str, ...] | None = None
-    # what makes up for the query scale; all norms of most models have one epsilon, that behind the state among them
+    # what corrects the query scale; most models have one epsilon for all norms, also for that after the state
     correction: Correction = NORM_EPS
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlaFamily(Family):
-    """A family of fla; `layer` gets a config with its defaults, and the sizes that are in it."""
+    """A family of fla; `layer` gets a config with its defaults and the sizes in it."""
 
     layer: Callable[[Config, Sizes], Layer]
     library: Library = "fla"
 
     @abstractmethod
     def sizes(self, known: Config) -> Sizes:
-        """The sizes of a layer, from a config with its defaults."""
+        """Return the sizes of a layer from a config with its defaults."""
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
         known = self.known(config)
         sizes, layers = self.sizes(known), int(known["num_hidden_layers"])
         if min(layers, sizes.heads, sizes.width, sizes.value_heads, sizes.value_dim) < 1:
-            raise ModelError(
-                f"config.json describes {layers} layers of {sizes.heads} heads with key dim {sizes.width},"
-                f" value dim {sizes.value_dim}"
-            )
+            sizes_text = f"{layers} layers of {sizes.heads} heads, key dim {sizes.width}, value dim {sizes.value_dim}"
+            raise ModelError(f"config.json: all sizes must be positive, got {sizes_text}")
         softmax = self.softmax_layers(config)
         first = _mixer(known, sizes, self.layer(known, sizes))
         return tuple(
@@ -82,7 +83,7 @@ class FlaFamily(Family):
         )
 
     def softmax_layers(self, config: Config) -> frozenset[int]:
-        """Layers that the config gives to softmax attention; they have no state to cut."""
+        """Return the layers with softmax attention, which have no state to cut."""
         attention = config.get("attn")
         if attention is None:
             return frozenset()
@@ -90,14 +91,14 @@ class FlaFamily(Family):
         return frozenset(int(layer) for spec in specs for layer in spec["layers"])
 
     def cached_per_token(self, config: Config) -> int | None:
-        """Of every entry under `attn`: its layers, and its own heads of a width that the hidden size gives."""
+        """Sum over the entries under `attn`, each with its layers and heads."""
         attention = config.get("attn") or ()
         specs = [attention] if isinstance(attention, Mapping) else attention
-        hidden, found = int(self.known(config)["hidden_size"]), 0
+        hidden, total = int(self.known(config)["hidden_size"]), 0
         for spec in specs:
             heads = int(spec["num_heads"])
-            found += 2 * len(spec["layers"]) * int(spec.get("num_kv_heads") or heads) * (hidden // heads)
-        return found
+            total += 2 * len(spec["layers"]) * int(spec.get("num_kv_heads") or heads) * (hidden // heads)
+        return total
 
     def correction(self, config: Config) -> Correction:
         known = self.known(config)
@@ -108,23 +109,23 @@ class FlaFamily(Family):
         return None if field is None else float(self.known(config)[field])
 
     def known(self, config: Config) -> Config:
-        """The config with its defaults."""
+        """Return the config with its defaults."""
         return {**self.defaults, **config}
 
     def optional(self, known: Config, name: str) -> int | None:
-        """A size that only some families have in their configs, and some configs."""
+        """Return a size that only some families and some configs have."""
         value = known[name] if name in self.defaults else None
         return None if value is None else int(value)
 
     def new_epsilon(self, config: Config, key_dim: int) -> Config:
-        """The norm epsilon that makes up for the query scale, where there is one."""
+        """Return the norm epsilon that corrects the query scale, if there is one."""
         known = self.known(config)
         return corrected_epsilon(self.correction(config), known, self.sizes(known).width, key_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByHeadDim(FlaFamily):
-    """The key width is `head_dim`, the value width a ratio to it, and value heads may share a key head."""
+    """Families whose key width is `head_dim` and value width a ratio to it; value heads may share a key head."""
 
     def sizes(self, known: Config) -> Sizes:
         heads, value_heads = int(known["num_heads"]), self.optional(known, "num_v_heads")
@@ -137,7 +138,7 @@ class ByHeadDim(FlaFamily):
         )
 
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """Another `head_dim`, and the value width it had."""
+        """Return the config with another `head_dim` and the same value width."""
         value_dim = self.sizes(self.known(config)).value_dim
         epsilon = self.new_epsilon(config, key_dim) if corrected else {}
         return {**config, "head_dim": key_dim, "expand_v": ratio_for(value_dim, key_dim), **epsilon}
@@ -145,7 +146,7 @@ class ByHeadDim(FlaFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class ByExpansion(FlaFamily):
-    """The widths are ratios to the hidden size, and query heads may share a key head."""
+    """Families whose widths are ratios to the hidden size; query heads may share a key head."""
 
     def sizes(self, known: Config) -> Sizes:
         heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
@@ -159,7 +160,7 @@ class ByExpansion(FlaFamily):
         )
 
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """Another `expand_k`, exact to the last bit."""
+        """Return the config with another `expand_k`, which gives the key dim exactly."""
         known = self.known(config)
         epsilon = self.new_epsilon(config, key_dim) if corrected else {}
         ratio = ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))
@@ -167,7 +168,7 @@ class ByExpansion(FlaFamily):
 
 
 def _mixer(known: Config, sizes: Sizes, layer: Layer) -> Mixer:
-    """The mixer of layer 0; the others differ in their place alone."""
+    """Return the mixer of layer 0; the others differ only in their path."""
     convolved = layer.convolved and bool(known.get("use_short_conv", True))
     shared = sharing(known) if convolved else None
     filters_apart = ("filters of one channel each",) * (convolved and shared is None)
@@ -190,26 +191,23 @@ def _mixer(known: Config, sizes: Sizes, layer: Layer) -> Mixer:
 
 
 def sharing(known: Config) -> str | None:
-    """Which channels have one convolution filter by training: those of a `head`, `all`, or None where each has its own.
+    """Return which channels share a convolution filter by training: those of a `head`, `all`, or None.
 
-    The stock class has no such option: the filters are stored for every channel, and slimstate's own entry in the
-    config remembers that they are equal.
+    The stock class has no such option: the filters are stored for every channel, and slimstate's entry in the config
+    says that they are equal.
     """
-    found = (known.get("slimstate") or {}).get(SHARED_FILTERS)
-    if found is not None and found not in SHARINGS:
-        raise ModelError(f"config.json: {SHARED_FILTERS} {found!r}; there are {', '.join(SHARINGS)}")
-    return found
+    shared = (known.get("slimstate") or {}).get(SHARED_FILTERS)
+    if shared is not None and shared not in SHARINGS:
+        raise ModelError(f"config.json: unknown {SHARED_FILTERS} {shared!r}; there are {', '.join(SHARINGS)}")
+    return shared
 
 
 def _convolution_slots(known: Config, layer: Layer) -> tuple[Slot, ...]:
-    """A convolution has its rows where the projection before it has them."""
+    """Return the slots of convolutions, whose rows are where those of the projections are."""
     parameters = ["weight"] + ["bias"] * bool(known.get("conv_bias", False))
     return tuple(
         replace(
-            slot,
-            parameter=f"{letter}_conv1d.{parameter}",
-            absorbs_query_scale=False,
-            depthwise=parameter == "weight",
+            slot, parameter=f"{letter}_conv1d.{parameter}", absorbs_query_scale=False, depthwise=parameter == "weight"
         )
         for letter, slot in (("q", layer.query), ("k", layer.key))
         for parameter in parameters
@@ -226,18 +224,18 @@ def _filters(sizes: Sizes, layer: Layer) -> tuple[tuple[str, Axis], ...]:
 
 
 def per_group(parameter: str, width: int, copies: int) -> Slot:
-    """Rows of several heads that share the channels of one: they lie next to each other."""
+    """Return the slot of adjacent heads that share the channels of one."""
     return Slot(parameter=parameter, head_stride=copies * width, copies=copies, copy_stride=width)
 
 
 def grouped_queries(sizes: Sizes, correction: Correction) -> Slot:
-    """The query rows where several query heads share a key head; they take a folded query scale."""
+    """Return the query rows if several query heads share a key head; they absorb a folded query scale."""
     slot = per_group("q_proj.weight", sizes.width, sizes.value_heads // sizes.heads)
     return replace(slot, absorbs_query_scale=correction.folded)
 
 
 def per_head(hidden: int, ratio: float, heads: int, name: str) -> int:
-    """The channels per head where the config has their total as a ratio to the hidden size."""
+    """Return the channels per head from their total as a ratio to the hidden size."""
     total = round(hidden * ratio)
     if heads < 1 or total % heads:
         raise ModelError(f"config.json: {name} {ratio} of hidden size {hidden} is not a multiple of {heads} heads")
@@ -245,7 +243,7 @@ def per_head(hidden: int, ratio: float, heads: int, name: str) -> int:
 
 
 def ratio_for(numerator: int, denominator: int) -> float:
-    """The float r whose product with `denominator` gives `numerator`, truncated or rounded."""
+    """Return the float r whose product with `denominator` is `numerator`, truncated or rounded."""
     ratio = numerator / denominator
     if int(denominator * ratio) < numerator:
         ratio = math.nextafter(ratio, math.inf)  # 49 * (64 / 49) truncates to 63

@@ -1,7 +1,7 @@
-"""What the hybrids of transformers with Gated DeltaNet layers share: config fields, layer types, the operators.
+"""What the hybrids of transformers with Gated DeltaNet layers share: config fields, layer types, operators.
 
-Their configs say `linear_key_head_dim` and the like, at the top or, in a vision-language model, under `text_config`.
-H key heads of D channels, G value heads of V. A family adds where the rows lie, as a `Layout`.
+Their configs have `linear_key_head_dim` etc. at the top or, in a vision-language model, under `text_config`. H key
+heads of D channels, G value heads of V. A family adds a `Layout`: where the rows are.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ DEFAULTS: Config = {
     "linear_value_head_dim": 128,
     "rms_norm_eps": 1e-6,
 }
-TAPS = 4  # of the convolution, where a config does not say
-EVERY = 4  # without `layer_types`, each fourth layer is softmax attention
+TAPS = 4  # of the convolution, by default
+EVERY = 4  # without `layer_types`, every fourth layer is softmax attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where the rows of a layer lie."""
+    """Where the rows of a layer are."""
 
     # the rows that make the queries
     query: Slot
@@ -49,18 +49,18 @@ class Layout:
     key: Slot
     # all other rows with key channels: those of convolutions
     others: tuple[Slot, ...]
-    # the convolutions by what they filter, as a `Mixer` has them
+    # the convolutions by what they filter, as in a `Mixer`
     filters: tuple[tuple[str, Axis], ...]
     # the names of the linear maps: ("in_proj_qkv", "out_proj")
     projections: tuple[str, ...]
-    # what the running model joins from parts in the files, as a `Mixer` has it
+    # what the running model joins from parts in the files, as in a `Mixer`
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    # what makes up for the query scale
+    # what corrects the query scale
     correction: Correction = RMS_NORM_EPS
 
 
 def fused_filters(sizes: Sizes) -> tuple[tuple[str, Axis], ...]:
-    """One convolution over [q | k | v], head by head."""
+    """Return the filters of one convolution over [q | k | v], head by head."""
     return (
         ("query", filter_axis("conv1d.weight", sizes.heads, sizes.width)),
         ("key", filter_axis("conv1d.weight", sizes.heads, sizes.width, start=sizes.keys)),
@@ -72,11 +72,11 @@ def fused_filters(sizes: Sizes) -> tuple[tuple[str, Axis], ...]:
 class GatedDeltaHybrid(Family):
     """A family of hybrids."""
 
-    # the part of transformers that has the classes of its layers: "qwen3_5"
+    # the module of transformers with the classes of its layers: "qwen3_5"
     module: str
-    # where rows lie in a layer of these sizes
+    # where the rows of a layer of these sizes are
     layout: Callable[[Sizes], Layout]
-    # whether its config has that of the language model under `text_config`
+    # whether the config of the language model is under `text_config`
     nested: bool = False
     library: Library = "transformers"
 
@@ -122,10 +122,10 @@ class GatedDeltaHybrid(Family):
         )
 
     def text(self, config: Config) -> Config:
-        """The part of the config that is about the language model, with its defaults."""
+        """Return the config of the language model with its defaults."""
         inner = config.get("text_config") if self.nested else config
         if not isinstance(inner, Mapping):
-            raise ModelError(f"config.json of {self.model_type} has no text_config, which describes its language model")
+            raise ModelError(f"config.json of {self.model_type} has no text_config with its language model")
         return {**self.defaults, **{key: value for key, value in inner.items() if value is not None}}
 
     def sizes(self, config: Config) -> Sizes:
@@ -138,10 +138,8 @@ class GatedDeltaHybrid(Family):
             input_size=int(text["hidden_size"]),
         )
         if min(sizes.heads, sizes.width, sizes.value_dim) < 1 or sizes.value_heads % sizes.heads:
-            raise ModelError(
-                f"config.json describes {sizes.value_heads} value heads for {sizes.heads} key heads"
-                f" of {sizes.width} and {sizes.value_dim} channels"
-            )
+            heads = f"{sizes.value_heads} of {sizes.value_dim} for {sizes.heads} of {sizes.width}"
+            raise ModelError(f"config.json: value heads must be a multiple of key heads, with channels, got {heads}")
         return sizes
 
     def softmax_layers(self, config: Config) -> frozenset[int]:
@@ -172,13 +170,13 @@ class GatedDeltaHybrid(Family):
         return None if field is None else float(self.text(config)[field])
 
     def published(self, config: Config) -> Config:
-        """With the interval of softmax layers, where they stand at one."""
+        """Return also the interval of softmax layers, if it is regular."""
         text = config.get("text_config", {}) if self.nested else config
         fields = {**flat_rope(text), **_interval(layer_types(self.text(config)))}
         return {"text_config": {**fields, **text}} if self.nested else fields
 
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """The key width is one number for the whole model; the value width is named too, since it may be derived."""
+        """Return the config with another key width; the value width is set, too, since it may be derived from it."""
         text, sizes = self.text(config), self.sizes(config)
         epsilon = corrected_epsilon(self.correction(config), text, sizes.width, key_dim) if corrected else {}
         changes = {"linear_key_head_dim": key_dim, "linear_value_head_dim": sizes.value_dim, **epsilon}
@@ -196,7 +194,7 @@ def _interval(kinds: list[str]) -> dict[str, int]:
 
 
 def layer_types(text: Config) -> list[str]:
-    """What each layer is; where the config does not say, softmax attention stands at a fixed interval."""
+    """Return the kind of each layer; by default softmax attention is at a fixed interval."""
     if text.get("layer_types") is not None:
         return list(text["layer_types"])
     interval = int(text.get("full_attention_interval", EVERY))

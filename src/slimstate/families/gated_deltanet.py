@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slimstate.core.layout import HookPoint
 from slimstate.families.contract import Config, Sizes
-from slimstate.families.fla_layout import ByHeadDim, Layer
+from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer
 
 
 def layer(known: Config, sizes: Sizes) -> Layer:
@@ -22,15 +22,6 @@ FAMILIES = (
     ByHeadDim(
         model_type="gated_deltanet",
         layer=layer,
-        defaults={
-            "hidden_size": 2048,
-            "num_heads": 6,
-            "num_v_heads": None,
-            "head_dim": 256,
-            "expand_v": 2.0,
-            "num_hidden_layers": 21,
-            "use_gate": True,
-            "norm_eps": 1e-6,
-        },
+        defaults={**DEFAULTS, "num_v_heads": None, "use_gate": True},
     ),
 )

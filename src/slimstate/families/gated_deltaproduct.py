@@ -1,10 +1,10 @@
-"""Gated DeltaProduct of flash-linear-attention: n keys for every token, whose rows lie by number, head, channel."""
+"""Gated DeltaProduct of flash-linear-attention: n keys for every token, with rows by number, head, channel."""
 
 from __future__ import annotations
 
 from slimstate.core.layout import HookPoint, Slot
 from slimstate.families.contract import Config, Sizes
-from slimstate.families.fla_layout import ByHeadDim, Layer
+from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer
 
 
 def layer(known: Config, sizes: Sizes) -> Layer:
@@ -25,16 +25,6 @@ FAMILIES = (
     ByHeadDim(
         model_type="gated_deltaproduct",
         layer=layer,
-        defaults={
-            "hidden_size": 2048,
-            "num_heads": 6,
-            "head_dim": 256,
-            "expand_v": 2.0,
-            "num_hidden_layers": 21,
-            "num_householder": 1,
-            "use_forget_gate": False,
-            "use_output_gate": True,
-            "norm_eps": 1e-6,
-        },
+        defaults={**DEFAULTS, "num_householder": 1, "use_forget_gate": False, "use_output_gate": True},
     ),
 )

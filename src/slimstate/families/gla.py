@@ -1,7 +1,7 @@
 """Gated linear attention of flash-linear-attention: no delta rule, a decay for every key channel.
 
-Without convolution only linear maps lie before the state, so the query scale is folded into the query weights. Where
-several query heads share a key head they share its channels.
+Without a convolution only linear maps lie before the state, so the query scale is folded into the query weights. Query
+heads that share a key head share its channels.
 """
 
 from __future__ import annotations

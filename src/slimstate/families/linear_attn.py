@@ -1,4 +1,4 @@
-"""Linear attention of flash-linear-attention, where its feature map treats channels one by one: relu, identity, elu."""
+"""Linear attention of flash-linear-attention, if its feature map is elementwise: relu, identity, elu."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slimstate.families.fla_layout import ByExpansion, Layer, grouped_queries
 
 MIXING = ("hedgehog", "t2r", "elementwise_product", "dpfp")  # feature maps that mix the channels of a head
 DEFAULT = "elementwise_product"
-CANCELS = Correction(why="what is read is divided by a sum with the same query scale, so that cutting is zeroing")
+CANCELS = Correction(why="the output is divided by a sum with the same query scale, so that cutting equals zeroing")
 
 
 def layer(known: Config, sizes: Sizes) -> Layer:
@@ -32,7 +32,7 @@ def layer(known: Config, sizes: Sizes) -> Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention(ByExpansion):
-    """Only some of its feature maps can be cut."""
+    """A family of which only some feature maps can be cut."""
 
     def refusal(self, config: Config) -> str | None:
         known = self.known(config)

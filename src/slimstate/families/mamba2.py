@@ -1,8 +1,8 @@
 """Mamba-2, alone and in the hybrids of transformers: B is the key and C the query, one pair for each group of heads.
 
-H heads of P channels in G groups, state size N: the axis has G heads of N channels. Rows lie [z HP | x HP | B GN |
-C GN | dt H] in the projection and [x HP | B GN | C GN] in the convolution. Nothing is normalised or scaled before
-the state, and what a dropped channel would add is an exact zero: a cut is zeroing, to the last bit.
+H heads of P channels in G groups, state size N: the axis has G heads of N channels. Rows are [z HP | x HP | B GN |
+C GN | dt H] in the projection and [x HP | B GN | C GN] in the convolution. Nothing is normalised or scaled before the
+state, and a zeroed channel adds exactly zero: a cut equals zeroing bit for bit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from slimstate.families.contract import (
 )
 from slimstate.system.errors import ModelError
 
-TAPS = 4  # of the convolution, where a config does not say
-LINEAR = ("linear_attention", "mamba", "hybrid")  # names of layers with a state, of today and of older configs
+TAPS = 4  # of the convolution, by default
+LINEAR = ("linear_attention", "mamba", "hybrid")  # names of layers with a state, in new and old configs
 PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """The names that a config has for the sizes."""
+    """The names of the sizes in a config."""
 
     # H: "num_heads"
     heads: str
@@ -44,11 +44,11 @@ class Fields:
     expand: str
     # whether the projection has a bias: "use_bias"
     biased: str
-    # whether the convolution has one: "use_conv_bias"; None where it always has
+    # whether the convolution has one: "use_conv_bias"; None if it always has
     conv_bias: str | None = None
     # taps of the convolution: "conv_kernel"
     taps: str = "mamba_d_conv"
-    # HP itself, where there is a name for it: "mamba_d_ssm"
+    # HP itself, if it has a name: "mamba_d_ssm"
     inner: str | None = None
 
 
@@ -57,25 +57,25 @@ class Mamba2(Family):
     """A family with Mamba-2 layers."""
 
     fields: Fields
-    # the place of a layer: "model.layers.{}.mamba"
+    # the path of a layer: "model.layers.{}.mamba"
     path: str = "model.layers.{}.mamba"
-    # its place in the files, where that is another: "backbone.layers.{}.mixer"
+    # its path in the files, if that is another: "backbone.layers.{}.mixer"
     stored_path: str | None = None
-    # whether softmax attention stands beside the state in every layer
+    # whether every layer has softmax attention beside the state
     softmax_everywhere: bool = False
     # the config field by which logits are multiplied: "lm_head_multiplier"
     logits_multiplier: str | None = None
     # the config field by which logits are divided: "logits_scaling"
     logits_divisor: str | None = None
-    # what engines keep its states in, where its config does not say: "float32"
-    kept_in: str | None = None
-    # what published configs call the kinds of layers, where they have `layer_types`: {"linear_attention": "mamba"}
+    # the dtype of states in engines, if its config has none: "float32"
+    state_dtype: str | None = None
+    # the names of layer types in published configs: {"linear_attention": "mamba"}
     published_kinds: Config = field(default_factory=dict)
-    # what published configs call HP, where one of transformers 5 has no name for it: "intermediate_size"
+    # the name of HP in published configs, if configs of transformers 5 have none: "intermediate_size"
     published_inner: str | None = None
-    # what published configs say where one of transformers 5 says nothing, and means the same
+    # fields of published configs that those of transformers 5 leave out
     published_unset: Config = field(default_factory=dict)
-    # what the model calls its cache
+    # the name of the cache
     cache: str = "past_key_values"
     library: Library = "transformers"
 
@@ -92,8 +92,8 @@ class Mamba2(Family):
         return tuple(
             Mixer(
                 layer=layer,
-                path=self._place(self.path, layer, kind),
-                stored_path=None if self.stored_path is None else self._place(self.stored_path, layer, kind),
+                path=self._path(self.path, layer, kind),
+                stored_path=None if self.stored_path is None else self._path(self.stored_path, layer, kind),
                 axis=axis,
                 query=query,
                 key=key,
@@ -102,26 +102,27 @@ class Mamba2(Family):
                 value_heads=sizes.value_heads,
                 value_dim=sizes.value_dim,
                 filters=_filters(sizes),
-                projections=("in_proj",),  # fused kernels read the weight of out_proj past an adapter; PEFT refuses it
+                projections=("in_proj",),  # fused kernels would ignore an adapter of out_proj; PEFT refuses it
             )
             for layer, kind in enumerate(self.layers(config))
             if kind in LINEAR
         )
 
     def sizes(self, config: Config) -> Sizes:
-        """The groups are the key heads, and each has a state of N channels."""
+        """Return the sizes, with the groups as key heads of N channels."""
         known, names = {**self.defaults, **config}, self.fields
         heads, groups, width = (int(known[name]) for name in (names.heads, names.groups, names.state))
         head_dim = self.head_dim(known)
         if min(heads, groups, width, head_dim) < 1 or heads % groups:
-            raise ModelError(f"config.json describes {heads} heads of {head_dim} in {groups} groups, state {width}")
+            sizes = f"{heads} heads of {head_dim}, {groups} groups, state {width}"
+            raise ModelError(f"config.json: heads must be a multiple of groups, and all sizes positive, got {sizes}")
         return Sizes(
             heads=groups, width=width, value_heads=heads, value_dim=head_dim, input_size=int(known["hidden_size"])
         )
 
     @staticmethod
-    def _place(pattern: str, layer: int, kind: str) -> str:
-        """A hybrid layer wraps its Mamba-2 layer in a decoder of its own."""
+    def _path(pattern: str, layer: int, kind: str) -> str:
+        """Return the path of a layer; a hybrid layer wraps its Mamba-2 layer in a decoder."""
         path = pattern.format(layer)
         return path.replace(".mamba", ".mamba_decoder.mamba") if kind == "hybrid" else path
 
@@ -145,15 +146,15 @@ class Mamba2(Family):
         )
 
     def head_dim(self, known: Config) -> int:
-        given = known.get(self.fields.head_dim)
-        if given not in (None, "auto"):
-            return int(given)
+        head_dim = known.get(self.fields.head_dim)
+        if head_dim not in (None, "auto"):
+            return int(head_dim)
         inner = None if self.fields.inner is None else known.get(self.fields.inner)
-        whole = int(known[self.fields.expand] * known["hidden_size"]) if inner is None else int(inner)
-        return whole // int(known[self.fields.heads])
+        total = int(known[self.fields.expand] * known["hidden_size"]) if inner is None else int(inner)
+        return total // int(known[self.fields.heads])
 
     def layers(self, config: Config) -> list[str]:
-        """What each layer is."""
+        """Return the kind of each layer."""
         known = {**self.defaults, **config}
         if known.get("hybrid_override_pattern"):
             return [PATTERN[letter] for letter in known["hybrid_override_pattern"]]
@@ -165,20 +166,20 @@ class Mamba2(Family):
         return ["full_attention" if layer in softmax else "linear_attention" for layer in layers]
 
     def softmax_layers(self, config: Config) -> frozenset[int]:
-        """Layers of a kind of their own, and those that have softmax attention beside the state."""
+        """Return the layers with softmax attention only, and those with softmax attention beside the state."""
         kinds = ("full_attention", "attention", "hybrid") + LINEAR * self.softmax_everywhere
         return frozenset(layer for layer, kind in enumerate(self.layers(config)) if kind in kinds)
 
     def caches(self, config: Config) -> Caches:
         known, kinds = {**self.defaults, **config}, self.layers(config)
         kv_heads, kv_dim = softmax_sizes(known)
-        named = known.get("mamba_ssm_dtype") or known.get("mamba_ssm_cache_dtype")
+        dtype = known.get("mamba_ssm_dtype") or known.get("mamba_ssm_cache_dtype")
         return Caches(
             sizes=self.sizes(config),
             linear_layers=sum(kind in LINEAR for kind in kinds),
             softmax_layers=len(self.softmax_layers(config)),
             taps=int(known.get(self.fields.taps, TAPS)),
-            state_dtype=named or self.kept_in,
+            state_dtype=dtype or self.state_dtype,
             repeated_keys=True,
             state_on_the_way=True,
             kv_heads=kv_heads,
@@ -194,15 +195,15 @@ class Mamba2(Family):
         return by / below
 
     def published(self, config: Config) -> Config:
-        found = dict(super().published(config))
+        fields = dict(super().published(config))
         if self.published_kinds and config.get("layer_types"):
-            found["layer_types"] = [self.published_kinds.get(kind, kind) for kind in config["layer_types"]]
+            fields["layer_types"] = [self.published_kinds.get(kind, kind) for kind in config["layer_types"]]
         if self.published_inner is not None:
-            found.setdefault(self.published_inner, config.get(self.published_inner) or self.sizes(config).values)
-        return found | {name: value for name, value in self.published_unset.items() if config.get(name) is None}
+            fields.setdefault(self.published_inner, config.get(self.published_inner) or self.sizes(config).values)
+        return fields | {name: value for name, value in self.published_unset.items() if config.get(name) is None}
 
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """The state size is one number for the whole model; nothing else changes."""
+        """Return the config with another state size, which is the same for all layers."""
         return {**config, self.fields.state: key_dim}
 
 
@@ -216,7 +217,7 @@ def _filters(sizes: Sizes) -> tuple[tuple[str, Axis], ...]:
 
 
 def _zamba2_layers() -> list[str]:
-    """The 54 layers of the stock config: softmax attention joins in after 6, 12, ..., 42, 47 and 51 of them."""
+    """Return the kinds of the 54 layers of the stock config, with softmax attention in 6, 12, ..., 42, 47 and 51."""
     hybrid = {*range(6, 43, 6), 47, 51}
     return ["hybrid" if layer in hybrid else "linear_attention" for layer in range(54)]
 
@@ -308,7 +309,7 @@ FAMILIES = (
     ),
     Mamba2(
         model_type="nemotron_h",
-        kept_in="float32",
+        state_dtype="float32",
         path="model.layers.{}.mixer",
         stored_path="backbone.layers.{}.mixer",
         fields=Fields(

@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR: vision-language models around a Qwen3.5, which has a class of its own type."""
+"""MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR: vision-language models around a Qwen3.5, which has a model type of its own."""
 
 from __future__ import annotations
 

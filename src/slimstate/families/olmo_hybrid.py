@@ -1,6 +1,6 @@
-"""OLMo-Hybrid: separate projections; files hold separate convolutions, which the running model joins into one.
+"""OLMo-Hybrid: separate projections, and in the files separate convolutions, which the running model joins.
 
-The norm behind the state has an epsilon of 1e-5 in the code, not in the config: nothing makes up for the query scale.
+The epsilon of the norm after the state is in the code (1e-5), not in the config: the query scale cannot be corrected.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from slimstate.families.contract import Config, Correction, Sizes, filter_axis
 from slimstate.families.gated_delta_hybrid import DEFAULTS, EVERY, GatedDeltaHybrid, Layout
 
 HARD_CODED = Correction(
-    why="cannot be corrected: the epsilon of the norm behind the state is fixed in the stock class (1e-5), so the cut"
-    " is zeroing the channels and taking the query scale of the new key dim"
+    why="cannot be corrected: the epsilon of the norm after the state is fixed in the stock class (1e-5), so the cut"
+    " zeroes the channels and uses the query scale of the new key dim"
 )
 
 
@@ -36,7 +36,7 @@ def separate(sizes: Sizes) -> Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class OlmoHybrid(GatedDeltaHybrid):
-    """Its config may leave out the sizes of the linear layers: then they follow from the others."""
+    """A family whose config may leave out the sizes of linear layers, which then follow from the others."""
 
     def text(self, config: Config) -> Config:
         text = dict(super().text(config))

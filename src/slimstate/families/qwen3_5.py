@@ -1,6 +1,6 @@
 """Qwen3.5, with and without experts, and Qwen4: a projection and a convolution, both with rows [q | k | v].
 
-A vision-language checkpoint keeps the language model's config under `text_config` and its tensors under
+A vision-language checkpoint has the config of the language model under `text_config` and its tensors under
 `model.language_model`; the language model alone has neither.
 """
 

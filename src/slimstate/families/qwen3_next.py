@@ -1,4 +1,4 @@
-"""Qwen3-Next: one projection whose rows lie by key head, [q D][k D][v][z] each; one convolution over [q | k | v]."""
+"""Qwen3-Next: one projection with rows by key head, [q D][k D][v][z] each; one convolution over [q | k | v]."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """RWKV-6 of flash-linear-attention: r is the query, every key channel has a decay w and a bonus u for the newest token.
 
-Queries are not scaled, and channels never meet before the state is read: zero is what a dropped one adds. Projections
-see a mixture of a token and the one before it.
+Queries are not scaled, and channels are not mixed before the state is read: a zeroed channel adds zero. The inputs of
+projections are mixtures of a token and the one before it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from slimstate.core.layout import HookPoint, Slot
 from slimstate.families.contract import Config, Correction, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer
 
-UNSCALED = Correction(why="these layers do not scale queries, whatever the key dim: cutting is zeroing")
+UNSCALED = Correction(why="these layers do not scale queries, whatever the key dim: cutting equals zeroing")
 DECAY = "w_proj.linear.lora.2"
 
 
@@ -24,7 +24,7 @@ def layer(known: Config, sizes: Sizes) -> Layer:
             per_token=("v", "w"),
             scales_queries=False,
         ),
-        # the second map of x_proj is missing: the layer reads its weight past an adapter
+        # without the second map of x_proj: the layer would ignore an adapter of it
         projections=(*maps, "w_proj.linear.lora.0", DECAY, "x_proj.0.linear", "o"),
         query=Slot(parameter="r_proj.linear.weight"),
         key=Slot(parameter="k_proj.linear.weight"),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from slimstate.core.layout import HookPoint, Mixer
 from slimstate.core.selection import Basis, Choice
-from slimstate.core.surgery import kept_channels, rotated
+from slimstate.core.surgery import remaining_channels, rotated
 
 Role = Literal["query", "key", "key-like"]
 Transform = Callable[[Mixer, Role, Tensor], Tensor]
@@ -132,7 +132,7 @@ def masked(
     masks = {}
     for mixer in mixers:
         zeros = torch.zeros(mixer.axis.heads, mixer.axis.width)
-        masks[mixer.layer] = zeros.scatter_(1, kept_channels(selections[mixer.layer]), 1.0)
+        masks[mixer.layer] = zeros.scatter_(1, remaining_channels(selections[mixer.layer]), 1.0)
     key_dim = selections[mixers[0].layer].key_dim
 
     def mask(mixer: Mixer, role: Role, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import check_choice
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
-from slimstate.families.contract import LARGEST_EPSILON
+from slimstate.families.contract import MAX_EPSILON
 from slimstate.models.options import LoadOptions
 from slimstate.pruning.evidence import EvidenceCollector
 from slimstate.pruning.options import Calibration
@@ -108,11 +108,11 @@ def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> floa
     if before is None:
         return None
     after = before * checkpoint.mixers[0].axis.width / key_dim
-    if after > LARGEST_EPSILON:
+    if after > MAX_EPSILON:
         field = checkpoint.family.correction(checkpoint.config).epsilon
         raise PlanError(
             f"{field} {before:g} would become {after:.2g} to make up for the query scale, and all norms share it:"
-            f" it must be at most {LARGEST_EPSILON:g}; keep more channels, or leave it as it is with `keep_norm_eps`"
+            f" it must be at most {MAX_EPSILON:g}; keep more channels, or leave it as it is with `keep_norm_eps`"
         )
     return after
 

@@ -1,4 +1,4 @@
-"""What a selector is given and what it must say about itself."""
+"""The interface of a selector: what it gets, and how it describes itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCORES = ("kq", "k", "q")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """All that is known of the channels of one mixer. Weights are [H, D, input size]."""
+    """What is known about the channels of one mixer. Weights are [H, D, input size]."""
 
     heads: int
     width: int
@@ -27,10 +27,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """How many channels or directions to keep in every head, judged by keys, queries or both.
-
-    `device` is where to work it out.
-    """
+    """How many channels or directions to keep in every head, by keys, queries or both; `device` is where to compute."""
 
     keep: int
     score: str = "kq"
@@ -42,7 +39,7 @@ class Request:
         if self.score not in SCORES:
             raise PlanError(f"unknown score {self.score!r}; there are {', '.join(SCORES)}")
         if not self.f >= 1:
-            raise PlanError(f"f = {self.f}: strong RRQR needs f >= 1")
+            raise PlanError(f"f of strong RRQR must be at least 1, got {self.f}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +47,21 @@ class Selector:
     """A way to choose channels, or with `rotates` directions: a `Basis` instead of a `Selection`.
 
     Parameters:
-        name: what plans, records and `method` call it.
-        summary: a line for lists of methods.
-        needs: what must be collected for it: "weight", "gram", "moments", "input", "gradient",
-            "weighted".
-        choose: a function of the mixers, each a `Case`, and of the `Request`, which gives a choice for every mixer.
-            `best_of` makes one of a function that gives every channel of a mixer a score.
-        options: fields of the request that a plan remembers of it.
-        rotates: whether it keeps directions.
-        order: its place in lists.
+        name: Its name in plans, records and `method`.
+        summary: A line for lists of methods.
+        needs: What must be collected for it: "weight", "gram", "moments", "input", "gradient", "weighted".
+        choose: A function of the mixers, each a `Case`, and the `Request`, which returns a choice for every mixer.
+            `best_of` turns a function that scores every channel of a mixer into one.
+        options: Fields of the request that a plan stores.
+        rotates: Whether it keeps directions.
+        order: Its place in lists.
 
     Examples:
         >>> from slimstate.selectors import best_of
         >>> def loud(case, request):
         ...     return case.evidence.key_gram.diagonal(dim1=-2, dim2=-1)
         >>> loudest = slimstate.Selector(name="loudest", needs={"gram"}, choose=best_of(loud))
-        >>> slimstate.prune(model, "slim", key_dim=64, method=loudest, calibration="text.txt")
+        >>> slimstate.prune(model, "slim", key_dim=64, method=loudest, data="text.txt")
     """
 
     name: str
@@ -87,9 +83,8 @@ class Selector:
 
 
 def scored(score: str, query: Tensor | None, key: Tensor | None) -> list[Tensor]:
-    """The tensors that `score` asks for, out of the query's and the key's."""
-    wanted = {"kq": [query, key], "k": [key], "q": [query]}[score]
-    found = [tensor for tensor in wanted if tensor is not None]
-    if len(found) < len(wanted):
-        raise ValueError("a case without what its selector needs")
-    return found
+    """Return those of the query's and the key's tensors that `score` uses."""
+    tensors = [tensor for name, tensor in (("q", query), ("k", key)) if name in score and tensor is not None]
+    if len(tensors) < len(score):
+        raise ValueError("the case does not have what its selector needs")
+    return tensors

@@ -1,14 +1,14 @@
 """Choose K orthonormal directions per head instead of K channels: principal components, and two controls.
 
 G [H, D, D] is the Gram matrix of the keys, of the queries, or of both, over all calibration tokens: N times their
-uncentred covariance. The K eigenvectors of its largest eigenvalues keep the most of the variance that K directions can
-keep, which the certificate names as the share that is lost. Queries and keys are those that enter the state, behind
-convolution and activation; what a cut rotates are the projections before them.
+uncentred covariance. The K eigenvectors of its largest eigenvalues keep the largest share of the variance; the
+certificate has the share that is lost. Queries and keys are those that enter the state, after convolution and
+activation; a cut rotates the projections before them.
 
-There are two kinds of them. `pca` is by the paper's text, the sum of k k', uncentred, of keys as they leave the
-activation: the text does not say whether they are normalised. `pca-released` is by the paper's released code: keys
-divided by their length, as they enter the delta rule, and centred, the sum of (k - m) (k - m)'. The mean m is used for
-nothing else. Of keys and queries together all rows are pooled, with one mean; the code takes keys, `score` k.
+There are two versions. `pca` follows the paper's text: the sum of k k', uncentred, of keys after the activation; the
+text does not say whether they are normalised. `pca-released` follows the paper's released code: keys divided by their
+length, as they enter the delta rule, and centred, the sum of (k - m) (k - m)'; the mean m is not used otherwise. For
+keys and queries together all rows are pooled, with one mean; the code uses keys, `score` k.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slimstate.selectors.contract import Case, Request, Selector, scored
 
 
 def principal_directions(gram: Tensor, keep: int, *, least: bool = False) -> tuple[Tensor, Tensor]:
-    """The `keep` eigenvectors [H, K, D] of the largest (or least) eigenvalues, and the share of variance lost [H]."""
+    """Return the `keep` eigenvectors [H, K, D] of the largest (or least) eigenvalues, and the variance lost [H]."""
     wide = gram.double()
     values, vectors = torch.linalg.eigh((wide + wide.mT) / 2)
     values, rows = values.clamp_min(0), vectors.mT
@@ -35,24 +35,24 @@ def principal_directions(gram: Tensor, keep: int, *, least: bool = False) -> tup
 
 
 def _with_fixed_signs(rows: Tensor) -> Tensor:
-    """An eigenvector is one up to its sign: here its largest entry is positive."""
+    """Fix the sign of eigenvectors: the largest entry is positive."""
     largest = rows.gather(-1, rows.abs().argmax(-1, keepdim=True))
     return rows * torch.where(largest < 0, -1.0, 1.0)
 
 
 def random_directions(heads: int, keep: int, width: int, generator: torch.Generator) -> Tensor:
-    """Orthonormal rows [H, K, D], all directions alike: the QR of normal numbers with a positive diagonal of R."""
+    """Draw orthonormal rows [H, K, D] uniformly: by QR of normal numbers with a positive diagonal of R."""
     q, r = torch.linalg.qr(torch.randn(heads, width, keep, generator=generator, dtype=torch.float64))
     return (q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)).mT
 
 
 def uncentred(evidence: Evidence, score: str) -> Tensor:
-    """G of the activations as they are."""
+    """Return G of the activations as they are."""
     return torch.stack(scored(score, evidence.query_gram, evidence.key_gram)).sum(0)
 
 
 def centred(evidence: Evidence, score: str) -> Tensor:
-    """G of the normalised activations, less what their mean makes of it: G - s s' / N, of their sum s."""
+    """Return G of the normalised and centred activations: G - s s' / N with their sum s."""
     moments = torch.stack(scored(score, evidence.query_moments, evidence.key_moments)).sum(0)
     total, count = moments[:, -1:, :-1], moments[:, -1:, -1:]
     return moments[:, :-1, :-1] - total.mT @ total / count

@@ -1,21 +1,21 @@
 """Choose the K channels per head that span the rest best: DRRQR, a strong rank-revealing QR of the activations.
 
-Let M [tokens, D] be the activations of one head, S the kept columns, R the others, M_S = Q A and Q'M_R = B, with C
-what of M_R lies outside the span of M_S. Exchanging i of S with j of R multiplies the volume |det A| by
+Let M [tokens, D] be the activations of one head, S the kept columns, R the others, M_S = Q A, Q'M_R = B, and C the
+part of M_R outside the span of M_S. Exchanging i of S with j of R multiplies the volume |det A| by
 
     rho_ij = sqrt( U_ij^2 + (gamma_j / omega_i)^2 ),   U = A^-1 B,  gamma_j = |C e_j|,  1 / omega_i = |e_i' A^-1|.
 
-The start is QR with column pivoting; columns are exchanged until no rho exceeds f. All of it depends on M only through
-its Gram matrix G = M'M, through the table that sweeping G on S makes (symmetric, [D, D], kept columns first):
+The algorithm starts from QR with column pivoting and exchanges columns until no rho exceeds f. It depends on M only
+through its Gram matrix G = M'M, by the table of G swept on S (symmetric, [D, D], kept columns first):
 
     [ -G_SS^-1        U    ]        rho_ij^2 = T_ij^2 - T_ii T_jj
     [    U'      G_RR - B'B ]
 
-An exchange is two principal pivots of that table: O(D^2). N heads go through every step together. The table is made
-afresh from G after every D exchanges and before any result is believed, so rounding cannot pile up.
+An exchange is two principal pivots of that table: O(D^2). N heads are computed in one batch. The table is computed
+again from G after every D exchanges and before a result is returned, so that rounding errors do not accumulate.
 
-`drrqr-weighted` is the same with G = M'WM, where W holds for every token the squared length of the gradient of the loss
-by its activations: directions count where the loss looks at them.
+`drrqr-weighted` is the same with G = M'WM, where W has for every token the squared length of the gradient of the loss
+with respect to its activations: tokens count as much as the loss depends on them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slimstate.selectors.contract import Case, Request, Selector, scored
 
 @dataclass(frozen=True, kw_only=True)
 class Pivoting:
-    """Kept columns [N, K], ascending; the largest rho left and the number of exchanges made, [N]."""
+    """The kept columns [N, K], ascending; the largest remaining rho and the number of exchanges, [N]."""
 
     keep: Tensor
     rho: Tensor
@@ -42,7 +42,7 @@ class Pivoting:
 
 
 def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5) -> Pivoting:
-    """Strong rank-revealing QR of every M with M'M = gram [N, D, D], down to rho <= f."""
+    """Compute a strong rank-revealing QR of every M with M'M = gram [N, D, D], down to rho <= f."""
     count, width, _ = gram.shape
     gram = _conditioned(gram)
     order = pivoted_order(gram, keep)
@@ -54,7 +54,7 @@ def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5) -> Pivoting:
         table, log_volume = _swept(gram[active], order[active], keep)
         worst, _, _ = _best_exchange(table, keep)
         rho[active] = worst
-        # without a larger volume since the last table, what is left above f is rounding
+        # if the volume has not grown since the last table, a rho above f is a rounding error
         unfinished = (worst > f) & (log_volume > volume[active])
         volume[active] = log_volume
         active, table = active[unfinished], table[unfinished]
@@ -63,9 +63,9 @@ def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5) -> Pivoting:
 
 
 def _conditioned(gram: Tensor) -> Tensor:
-    """G scaled to a largest diagonal of one, plus the rounding of its own sum: every head then has full rank.
+    """Scale G to a largest diagonal of one and add its rounding error, so that every head has full rank.
 
-    Dependent and dead columns keep a residual of about that rounding, so they are exchanged out like any other.
+    Dependent and dead columns have a residual of about that error, so they are exchanged like any other.
     """
     gram = gram.double()
     gram = (gram + gram.mT) / 2
@@ -77,9 +77,10 @@ def _conditioned(gram: Tensor) -> Tensor:
 
 
 def pivoted_order(gram: Tensor, keep: int) -> Tensor:
-    """The columns [N, D] with those first that QR with column pivoting takes in `keep` steps.
+    """Return the columns [N, D], first those that QR with column pivoting chooses in `keep` steps.
 
-    Cholesky of G with diagonal pivoting: step t takes the column with the largest residual and needs one new row of R.
+    This is Cholesky of G with diagonal pivoting: a step chooses the column with the largest residual and computes one
+    row of R.
     """
     count, width, _ = gram.shape
     every = torch.arange(count, device=gram.device)
@@ -99,7 +100,7 @@ def pivoted_order(gram: Tensor, keep: int) -> Tensor:
 
 
 def _swept(gram: Tensor, order: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """The table of G swept on the first `keep` columns of `order`, in that order, and log det G_SS."""
+    """Return the table of G swept on the first `keep` columns of `order`, in that order, and log det G_SS."""
     gram = gram.gather(1, order.unsqueeze(-1).expand_as(gram)).gather(2, order.unsqueeze(-2).expand_as(gram))
     factor = torch.linalg.cholesky(gram[:, :keep, :keep])
     identity = torch.eye(keep, dtype=gram.dtype, device=gram.device).expand_as(factor)
@@ -114,7 +115,7 @@ def _swept(gram: Tensor, order: Tensor, keep: int) -> tuple[Tensor, Tensor]:
 
 
 def _best_exchange(table: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest rho of every head [n], and the places of the column that leaves and of the one that enters."""
+    """Return the largest rho of every head [n], and the columns that leave and enter."""
     diagonal = table.diagonal(dim1=-2, dim2=-1)
     lever, slack = -diagonal[:, :keep], diagonal[:, keep:].clamp_min(0.0)
     squares = table[:, :keep, keep:].square().addcmul_(lever.unsqueeze(-1), slack.unsqueeze(-2))
@@ -124,14 +125,15 @@ def _best_exchange(table: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _exchange(table: Tensor, order: Tensor, active: Tensor, swaps: Tensor, keep: int, f: float) -> None:
-    """Exchange columns of the active heads until no rho exceeds f or the table has grown old."""
+    """Exchange columns of the active heads until no rho exceeds f or the table must be computed again."""
     for _ in range(table.shape[-1]):
         if not len(active):
             return
         rho, leaving, entering = _best_exchange(table, keep)
-        go = rho > f
-        if not bool(go.all()):
-            active, table, rho, leaving, entering = active[go], table[go], rho[go], leaving[go], entering[go]
+        above = rho > f
+        if not bool(above.all()):
+            active, table, rho = active[above], table[above], rho[above]
+            leaving, entering = leaving[above], entering[above]
         _pivot(table, leaving, -1.0)
         _pivot(table, entering, 1.0)
         every = torch.arange(len(active), device=table.device)
@@ -139,14 +141,14 @@ def _exchange(table: Tensor, order: Tensor, active: Tensor, swaps: Tensor, keep:
         table[every, :, leaving], table[every, :, entering] = table[every, :, entering], table[every, :, leaving]
         order[active, leaving], order[active, entering] = order[active, entering], order[active, leaving]
         swaps[active] += 1
-        # an exchange this large leaves a table of rounding errors: wait for a fresh one
-        sound = rho < 1e5
-        if not bool(sound.all()):
-            active, table = active[sound], table[sound]
+        # after an exchange this large the table is dominated by rounding errors: compute it again
+        accurate = rho < 1e5
+        if not bool(accurate.all()):
+            active, table = active[accurate], table[accurate]
 
 
 def _pivot(table: Tensor, column: Tensor, sign: float) -> None:
-    """Sweep `column` of every table into (sign 1) or out of (sign -1) the chosen set, in place."""
+    """Sweep `column` of every table into (sign 1) or out of (sign -1) the kept set, in place."""
     every = torch.arange(len(table), device=table.device)
     values = table[every, :, column]
     pivot = values[every, column].unsqueeze(-1)
@@ -155,19 +157,18 @@ def _pivot(table: Tensor, column: Tensor, sign: float) -> None:
     table[every, column, column] = -1 / pivot.squeeze(-1)
 
 
-def _choosing(need: Literal["gram", "weighted"]) -> Callable[[Iterable[Case], Request], list[Selection]]:
-    """Strong RRQR of such matrices of the evidence."""
+def _choose_by(need: Literal["gram", "weighted"]) -> Callable[[Iterable[Case], Request], list[Selection]]:
+    """Return the `choose` of a selector by strong RRQR of these matrices of the evidence."""
 
     def choose(cases: Iterable[Case], request: Request) -> list[Selection]:
-        """All heads of all mixers in one batch."""
         grams, heads = [], []
         for case in cases:
             query, key = (getattr(case.evidence, name, None) for name in FIELDS[need])
             grams.append(torch.stack(scored(request.score, query, key)).sum(0))
             heads.append(case.heads)
         result = strong_rrqr(torch.cat(grams).to(request.device), request.keep, request.f)
-        found = (result.keep.cpu(), result.rho.cpu(), result.swaps.cpu())
-        parts = zip(*(column.split(heads) for column in found), strict=True)
+        columns = (result.keep.cpu(), result.rho.cpu(), result.swaps.cpu())
+        parts = zip(*(column.split(heads) for column in columns), strict=True)
         return [
             Selection(keep=keep, certificate={"rho": rho.tolist(), "swaps": swaps.tolist()})
             for keep, rho, swaps in parts
@@ -181,7 +182,7 @@ SELECTORS = (
         name="drrqr",
         summary="strong rank-revealing QR of keys and queries",
         needs=frozenset({"gram"}),
-        choose=_choosing("gram"),
+        choose=_choose_by("gram"),
         options=("f",),
         order=50,
     ),
@@ -189,7 +190,7 @@ SELECTORS = (
         name="drrqr-weighted",
         summary="the same, with tokens weighted by the gradient of the loss",
         needs=frozenset({"weighted"}),
-        choose=_choosing("weighted"),
+        choose=_choose_by("weighted"),
         options=("f",),
         order=60,
     ),
