@@ -76,8 +76,8 @@ def test_rules_depend_on_the_config():
     assert verdicts("mamba2", 64, "mlx", n_groups=2) == {"agrees"}
     assert verdicts("nemotron_h", 64, "mlx") == {"differs"}
     assert verdicts("nemotron_h", 64, "mlx", time_step_min=1e-9) == {"agrees"}
-    assert verdicts("bamba", 64, "vllm") == {"not there"}
-    assert "not there" not in verdicts("mamba2", 64, "sglang")
+    assert verdicts("bamba", 64, "vllm") == {"not supported"}
+    assert "not supported" not in verdicts("mamba2", 64, "sglang")
 
 
 WIDTHS = tuple(range(112, 0, -16))

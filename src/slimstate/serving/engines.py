@@ -23,9 +23,9 @@ TITLES: Mapping[str, str] = {
 }  # fmt: skip
 Verdict = Literal[
     "agrees", "works", "falls back", "slower", "needs a flag", "doubtful", "not examined", "differs", "refuses",
-    "not there",
+    "not supported",
 ]  # fmt: skip
-FAILURES = ("refuses", "not there", "differs")
+FAILURES = ("refuses", "not supported", "differs")
 SLOWDOWNS = ("slower", "doubtful", *FAILURES)  # on some kind of machine
 TIME_STEP_MIN = 1e-3  # where a config does not set it
 

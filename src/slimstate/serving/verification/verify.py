@@ -88,7 +88,7 @@ class Comparison:
         if engine == "transformers" and checkpoint.family.library == "fla" and self.run.place.type == "cpu":
             return FLA_ON_CPU
         rules = rules_for(ServedModel.at_key_dim(checkpoint.config), engine)
-        return next((rule.what for rule in rules if rule.verdict in ("refuses", "not there")), None)
+        return next((rule.what for rule in rules if rule.verdict in ("refuses", "not supported")), None)
 
     def run_engine(self, checkpoint: Checkpoint) -> Scores | Refusal:
         """Return the scores of the engine; for llama.cpp the model is converted to GGUF first."""
