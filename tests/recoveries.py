@@ -12,6 +12,7 @@ import torch
 import slimstate
 import tiny
 from slimstate.records.training import RECOVERY, RecoveryRecord
+from slimstate.training.adaptation import trainable
 from slimstate.training.trainer import StudentTrainer
 
 NAME, GATED = tiny.PLAIN
@@ -71,6 +72,22 @@ def losses(record: RecoveryRecord) -> list[float]:
 def logits(model: torch.nn.Module) -> torch.Tensor:
     with torch.inference_mode():
         return model(input_ids=tiny.token_ids(), use_cache=False).logits
+
+
+def perturb(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Change all trained parameters at random, and return them."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in trainable(model).values():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return {name: parameter.detach().clone() for name, parameter in trainable(model).items()}
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return the gradients of a loss by the names of the trained parameters."""
+    loss = model(input_ids=tiny.token_ids(2, 40), use_cache=False).logits.float().log_softmax(-1)[..., 0].mean()
+    loss.backward()
+    return {name: parameter.grad for name, parameter in trainable(model).items()}
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -1,7 +1,7 @@
-"""Run in fresh processes, one or several: the commands given, one after another; the last of them is killed.
+"""Run commands one after another, in one process or several; the last of them is killed.
 
-Arguments: where to put results, and JSON with `commands` (lists of words by name), `shard` (a model and its cut one, or
-null) and `die_at` (the step at whose checkpoint the last command is killed, before it is marked as whole).
+Arguments: the folder for results, and JSON with `commands` (lists of words by name), `shard` (a model and its cut, or
+null) and `die_at` (the step at whose checkpoint the last command is killed, before it is marked as complete).
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 import tiny
+from recoveries import perturb
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import main
 from slimstate.models.load import load
 from slimstate.system import distributed
 from slimstate.training import trainer
-from slimstate.training.options import RecoverOptions
+from slimstate.training.adaptation import Adaptation, trainable
+from slimstate.training.options import AdaptationOptions
 from slimstate.training.teacher import LiveTeacher
 
 
 def student(uncut: Path, cut: Path, full: bool) -> trainer.Student:
-    """In the middle of its training: an adapter that has learnt nothing has no gradient to speak of."""
+    """Return a student in the middle of its training; before, its adapters would hardly have gradients."""
     torch.manual_seed(0)
-    adaptation = RecoverOptions(full=full, lora=not full).adaptation(Checkpoint.open(cut))
+    checkpoint = Checkpoint.open(cut)
+    adaptation = Adaptation.of(checkpoint.config, checkpoint.mixers, AdaptationOptions(full=full))
     adapted = adaptation.attach(load(cut, device="cpu").model)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in trainer.trainable(adapted).values():
-            parameter.copy_(parameter + 0.05 * torch.randn(parameter.shape, generator=generator))
+    perturb(adapted)
     teacher = LiveTeacher(runtime=load(uncut, device="cpu"))
     return trainer.Student(adapted, teacher, temperature=3.0, weight=0.5).train()
 
 
 def shard(uncut: Path, cut: Path, root: Path) -> None:
-    """The loss and gradients of two windows in each process, sharded, beside those of all windows unsharded."""
+    """Store the loss and gradients of two windows in each process, sharded, and those of all windows unsharded."""
     distributed.join(torch.device("cpu"))
     ids, places = tiny.token_ids(2 * distributed.count(), 40), torch.arange(2 * distributed.count())
     mine = slice(2 * distributed.rank(), 2 * distributed.rank() + 2)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for full in (False, True):
         whole, sharded = student(uncut, cut, full), student(uncut, cut, full)
         blocks = [part for part in sharded.modules() if type(part).__name__ in sharded._no_split_modules]
@@ -55,15 +55,15 @@ def shard(uncut: Path, cut: Path, root: Path) -> None:
         expected.backward()
         loss.backward()
         mean = distributed.sum_over_all(loss.detach()) / distributed.count()
-        theirs = {name: parameter.grad for name, parameter in trainer.trainable(whole).items()}
-        ours = {name: parameter.grad.full_tensor() for name, parameter in trainer.trainable(sharded).items()}
+        theirs = {name: parameter.grad for name, parameter in trainable(whole).items()}
+        ours = {name: parameter.grad.full_tensor() for name, parameter in trainable(sharded).items()}
         state = {name: tensor.full_tensor() for name, tensor in sharded.state_dict().items()}
-        found["full" if full else "adapters"] = {
+        results["full" if full else "adapters"] = {
             "blocks": len(blocks), "losses": (mean, expected.detach()), "gradients": (ours, theirs),
             "states": (state, whole.state_dict()),
         }  # fmt: skip
     if distributed.is_main():
-        torch.save(found, root / "sharded.pt")
+        torch.save(results, root / "sharded.pt")
 
 
 def die_at(step: int) -> None:
@@ -78,7 +78,7 @@ def die_at(step: int) -> None:
 
 
 def follow(root: Path, name: str, words: list[str]) -> None:
-    """One command; what it says and its exit code go to files named after it and the rank of this process."""
+    """Run a command; its output and exit code go to files named after it and the rank of this process."""
     place = f"{name}.{distributed.rank()}"
     for stream, suffix in ((sys.stdout, "out"), (sys.stderr, "err")):
         stream.flush()
@@ -92,10 +92,10 @@ def follow(root: Path, name: str, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    root, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
-    if wanted["shard"] is not None:
-        shard(*map(Path, wanted["shard"]), root)
-    for number, (name, words) in enumerate(wanted["commands"].items(), start=1):
-        if number == len(wanted["commands"]):
-            die_at(wanted["die_at"])
+    root, request = Path(sys.argv[1]), json.loads(sys.argv[2])
+    if request["shard"] is not None:
+        shard(*map(Path, request["shard"]), root)
+    for number, (name, words) in enumerate(request["commands"].items(), start=1):
+        if number == len(request["commands"]):
+            die_at(request["die_at"])
         follow(root, name, words)

@@ -25,6 +25,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import family_of
 from slimstate.models.load import load
 from slimstate.models.options import RunOptions
+from slimstate.models.shapes import shipped_shapes
 from slimstate.models.stock import stock_model
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.inspect import parameters_after, state_bytes
@@ -41,7 +42,6 @@ from slimstate.records.benchmark import (
 from slimstate.records.schema import from_json, to_json
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
-from slimstate.training.initial_model import shipped_configs
 
 CPU = torch.device("cpu")
 RECORDS = ROOT / "docs" / "records"
@@ -143,7 +143,7 @@ def test_shipped_configs_have_the_sizes_of_the_models_they_are_named_after(name,
     mixers = family_of(config).mixers(config)
     assert (len(mixers), mixers[0].axis.heads, mixers[0].axis.width, mixers[0].value_dim) == sizes
     assert width_of(config) == sizes[2]
-    assert name in shipped_configs()
+    assert name in shipped_shapes()
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from command import run
 from places import ROOT
 from slimstate.cli.app import COMMANDS, find_command
 from slimstate.families import family_of
+from slimstate.models.shapes import read_shape
 from slimstate.models.stock import stock_model
 from slimstate.records.provenance import RecipeRecord, command_line
 from slimstate.system.errors import DataError, OutputError, PlanError, SlimstateError
-from slimstate.training.initial_model import read_config
 from slimstate.workflows.run import PROGRESS, SCALES, Config, Recipe, run_recipe
 from tiny_shapes import write_shape
 
@@ -84,7 +84,7 @@ def test_cuts_are_those_of_the_paper_and_ours_beside_them(name, capsys, monkeypa
 @pytest.mark.parametrize("shape", ["delta_net-370m", "delta_net-1.3b", "gated_deltanet-370m", "gated_deltanet-1.3b"])
 def test_the_stock_class_has_the_key_dims_of_the_paper(shape):
     """Configs hold ratios: the key dims follow from them exactly, and the value dim stays."""
-    config = read_config(shape)
+    config = read_shape(shape)
     family = family_of(config)
     before = family.mixers(config)[0]
     for key_dim in KEY_DIMS[DELTA_NETS[0] if shape.startswith("delta") else GATED[0]]:

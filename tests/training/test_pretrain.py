@@ -1,4 +1,4 @@
-"""A pre-training ends as a plain checkpoint, goes as a loop by hand would, survives a stop, and streams its text."""
+"""A pre-training writes a plain checkpoint, equals a loop written by hand, can be resumed, and streams its text."""
 
 from __future__ import annotations
 
@@ -15,24 +15,18 @@ from transformers import get_scheduler
 import slimstate
 import tiny
 from launching import stock_logits
+from recoveries import losses, stop_at
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.data.documents import Piece, Reading
 from slimstate.families import family_of
 from slimstate.models.load import load, load_tokenizer
+from slimstate.models.shapes import read_shape, shipped_shapes
 from slimstate.models.stock import stock_model
 from slimstate.records.training import TRAINING, TrainingRecord
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
-from slimstate.training import trainer
-from slimstate.training.initial_model import (
-    END_OF_TEXT,
-    InitialModel,
-    learnt_tokenizer,
-    read_config,
-    shipped_configs,
-)
+from slimstate.training.initial_model import END_OF_TEXT, InitialModel, train_tokenizer
 from tiny_shapes import SHAPES, SIZES
-from training_calls import train
 
 pytestmark = pytest.mark.slow
 
@@ -48,16 +42,20 @@ def configs(tmp_path_factory) -> dict[str, Path]:
     return {name: root / f"{name}.json" for name in SHAPES}
 
 
+def train(*args, **options) -> TrainingRecord:
+    return slimstate.train(*args, progress=False, **options)
+
+
 @pytest.fixture(scope="module")
-def made(configs, text_file, tmp_path_factory) -> dict[str, Path]:
-    """Models of both families and with shared filters; a fresh process has left the stock class's logits in each."""
+def models(configs, text_file, tmp_path_factory) -> dict[str, Path]:
+    """Models of both families and with shared filters, with the logits of the stock class in a fresh process."""
     root = tmp_path_factory.mktemp("trained")
     folders = {kind: root / kind for kind in (*KINDS, "further", "cut")}
     for kind in KINDS:
         sharing = kind if kind in ("head", "all") else None
         config = configs.get(kind, configs["delta_net"])
-        train(config, folders[kind], data=str(text_file), shared_filters=sharing, **SHORT)
-    train(folders["head"], folders["further"], data=str(text_file), seed=1, **SHORT)
+        train(config, folders[kind], data=text_file, shared_filters=sharing, **SHORT)
+    train(folders["head"], folders["further"], data=text_file, seed=1, **SHORT)
     slimstate.prune(folders["head"], folders["cut"], method="l1", key_dim=8)
     torch.save(tiny.token_ids(), root / "ids.pt")
     stock_logits(root / "ids.pt", folders.values())
@@ -68,59 +66,55 @@ def record_of(folder: Path) -> TrainingRecord:
     return TrainingRecord.read(folder / TRAINING)
 
 
-def losses(record: TrainingRecord) -> list[float]:
-    return [entry.loss for entry in record.log]
-
-
 @pytest.mark.parametrize("kind", [*KINDS, "further", "cut"])
-def test_the_stock_class_loads_a_trained_model_in_a_fresh_process(kind, made):
-    runtime = load(made[kind], device="cpu")
+def test_the_stock_class_loads_a_trained_model_in_a_fresh_process(kind, models):
+    runtime = load(models[kind], device="cpu")
     with torch.inference_mode():
         here = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
-    torch.testing.assert_close(torch.load(made[kind] / "logits.pt"), here, rtol=1e-5, atol=1e-5)
-    assert not list(made[kind].parent.glob("*.training"))
+    torch.testing.assert_close(torch.load(models[kind] / "logits.pt"), here, rtol=1e-5, atol=1e-5)
+    assert not list(models[kind].parent.glob("*.training"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_record_holds_the_losses_and_what_they_were_worth(kind, made):
-    record = record_of(made[kind])
+def test_the_record_has_the_losses_and_the_measurements(kind, models):
+    record = record_of(models[kind])
     assert record.to_json()["kind"] == "training"
     assert [entry.step for entry in record.log] == [1, 2, 3, 4, 5, 6]
     assert record.measured.nats.after < record.measured.nats.before
     assert record.tokens == 6 * 4 * 32
     assert record.tokens_per_second > 0
-    assert record.parameters == Checkpoint.open(made[kind]).parameters
-    assert f"perplexity {record.measured.perplexity['after']:.2f}" in (made[kind] / "README.md").read_text()
-    (entry,) = json.loads((made[kind] / "config.json").read_text())["slimstate"]["trained"]
+    assert record.parameters == Checkpoint.open(models[kind]).parameters
+    assert f"perplexity {record.measured.perplexity['after']:.2f}" in (models[kind] / "README.md").read_text()
+    (entry,) = json.loads((models[kind] / "config.json").read_text())["slimstate"]["trained"]
     assert entry["corpus"]["digest"] == record.corpus.digest
     assert "lora_rank" not in entry["settings"]
 
 
 @pytest.mark.parametrize("kind", ["head", "all", "further", "cut"])
-def test_shared_filters_are_trained_as_one_and_remembered(kind, made):
+def test_shared_filters_are_trained_as_one_and_remembered(kind, models):
     sharing = "all" if kind == "all" else "head"
-    check_shared(made[kind], sharing)
-    assert json.loads((made[kind] / "config.json").read_text())["slimstate"]["shared_filters"] == sharing
+    check_shared(models[kind], sharing)
+    assert json.loads((models[kind] / "config.json").read_text())["slimstate"]["shared_filters"] == sharing
     if kind != "cut":
-        assert record_of(made[kind]).shared_filters == sharing
-        own = record_of(made["delta_net"]).trained_parameters
-        assert record_of(made[kind]).trained_parameters < own
+        assert record_of(models[kind]).shared_filters == sharing
+        own = record_of(models["delta_net"]).trained_parameters
+        assert record_of(models[kind]).trained_parameters < own
 
 
-def test_training_further_begins_where_the_model_was(made):
-    assert record_of(made["further"]).measured.nats.before == pytest.approx(
-        record_of(made["head"]).measured.nats.after, rel=0.05
+def test_training_further_starts_from_the_weights_of_the_model(models):
+    assert record_of(models["further"]).measured.nats.before == pytest.approx(
+        record_of(models["head"]).measured.nats.after, rel=0.05
     )
-    assert len(json.loads((made["further"] / "config.json").read_text())["slimstate"]["trained"]) == 2
-    assert not (made["cut"] / TRAINING).exists()  # it is of the uncut weights
-    assert "Trained before on 768 tokens" in (made["cut"] / "README.md").read_text()
+    assert len(json.loads((models["further"] / "config.json").read_text())["slimstate"]["trained"]) == 2
+    assert not (models["cut"] / TRAINING).exists()  # it is of the uncut weights
+    assert "Trained before on 768 tokens" in (models["cut"] / "README.md").read_text()
 
 
-def test_training_is_what_a_loop_by_hand_gives(configs, text_file, tmp_path):
+def test_training_equals_a_loop_written_by_hand(configs, text_file, tmp_path):
     """AdamW, a warm-up, a cosine, gradients clipped at one, the windows in the order of the schedule."""
     options = {**SHORT, "weight_decay": 0.1, "warm_up": 0.34}
-    record = train(configs["delta_net"], tmp_path / "out", data=str(text_file), **options)
-    config = read_config(str(configs["delta_net"]))
+    record = train(configs["delta_net"], tmp_path / "out", data=text_file, **options)
+    config = read_shape(str(configs["delta_net"]))
     InitialModel(config=config).write(tmp_path / "start", data=str(text_file), seed=0, dtype="float32")
     tokenizer = load_tokenizer(tmp_path / "start")
     corpus = Corpus.collect(tokenizer, str(text_file), 32, 24, 1, tmp_path)
@@ -133,7 +127,7 @@ def test_training_is_what_a_loop_by_hand_gives(configs, text_file, tmp_path):
         "cosine_with_min_lr", optimizer, num_warmup_steps=2, num_training_steps=6,
         scheduler_specific_kwargs={"min_lr": 1e-3},
     )  # fmt: skip
-    schedule, found = Schedule(corpus, 24, 0), []
+    schedule, expected = Schedule(corpus, 24, 0), []
     for step in range(6):
         ids = torch.stack([schedule[4 * step + n]["input_ids"] for n in range(4)])
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
@@ -143,21 +137,14 @@ def test_training_is_what_a_loop_by_hand_gives(configs, text_file, tmp_path):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        found.append(float(loss))
-    assert losses(record) == pytest.approx(found, rel=1e-4)
+        expected.append(float(loss))
+    assert losses(record) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_stopped_training_goes_on_with_the_same_losses(configs, made, text_file, tmp_path, monkeypatch):
-    options = {"data": str(text_file), "shared_filters": "head", **SHORT}
-    seen = trainer.Watch.on_step_end
-
-    def stop(self, args, state, control, **kwargs):
-        if state.global_step == 5:
-            raise KeyboardInterrupt
-        seen(self, args, state, control, **kwargs)
-
+def test_an_interrupted_training_ends_with_the_same_bytes(configs, models, text_file, tmp_path, monkeypatch):
+    options = {"data": text_file, "shared_filters": "head", **SHORT}
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Watch, "on_step_end", stop)
+        stop_at(patch, 5)
         with pytest.raises(KeyboardInterrupt):
             train(configs["delta_net"], tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -166,8 +153,8 @@ def test_a_stopped_training_goes_on_with_the_same_losses(configs, made, text_fil
     with pytest.raises(PlanError, match=r"started with other settings: shared_filters head, now all"):
         train(configs["delta_net"], tmp_path / "out", **{**options, "shared_filters": "all"}, resume=True)
     record = train(configs["delta_net"], tmp_path / "out", **options, resume=True)
-    assert losses(record) == losses(record_of(made["head"]))
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (made["head"], tmp_path / "out")]
+    assert losses(record) == losses(record_of(models["head"]))
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (models["head"], tmp_path / "out")]
     assert weights[0] == weights[1]
 
 
@@ -180,36 +167,31 @@ def test_text_is_read_as_a_stream(configs, tmp_path, monkeypatch):
             yield Piece(text=tiny.text(4000, seed=number), ends=True)
 
     monkeypatch.setattr(Reading, "pieces", endless)
-    monkeypatch.setattr("slimstate.training.initial_model.ENOUGH_TEXT", 20_000)
+    monkeypatch.setattr("slimstate.training.initial_model.MAX_CHARACTERS", 20_000)
     record = train(configs["delta_net"], tmp_path / "out", data="endless", **SHORT)
     assert record.corpus.windows == 25
     assert record.epochs == 1
 
 
-def test_a_learnt_tokenizer_gives_every_text_back(text_file, tmp_path):
-    words = learnt_tokenizer(str(text_file), 300)
+def test_a_trained_tokenizer_decodes_every_text(text_file, tmp_path):
+    words = train_tokenizer(str(text_file), 300)
     assert len(words) <= 300
     text = "Ein Zustand, 状態 \x00 and a tab\t."
     assert words.decode(words(text)["input_ids"]) == text
     assert words(f"state{END_OF_TEXT}key")["input_ids"].count(words.eos_token_id) == 1
-    with pytest.raises(DataError, match="257 tokens at least"):
-        learnt_tokenizer(str(text_file), 100)
+    with pytest.raises(DataError, match="vocab_size must be at least 257 for a tokenizer of bytes, got 100"):
+        train_tokenizer(str(text_file), 100)
 
 
 SIZE = {
-    "2.7b": (2.4e9, 3e9),
-    "1.3b": (1.1e9, 1.6e9),
-    "370m": (3.5e8, 3.9e8),
-    "30m": (2.7e7, 3.3e7),
-    "31m": (2.7e7, 3.3e7),
-    "9m": (8e6, 1e7),
-    "5m": (4e6, 6e6),
-}
+    "2.7b": (2.4e9, 3e9), "1.3b": (1.1e9, 1.6e9), "370m": (3.5e8, 3.9e8), "31m": (2.7e7, 3.3e7), "30m": (2.7e7, 3.3e7),
+    "9m": (8e6, 1e7), "5m": (4e6, 6e6),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", shipped_configs())
+@pytest.mark.parametrize("name", shipped_shapes())
 def test_a_shipped_shape_is_as_large_as_its_name_says(name):
-    config = read_config(name)
+    config = read_shape(name)
     family, size = name.removesuffix("-wide").split("-")
     assert family_of(config).model_type == family
     model = stock_model({**config, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0})
@@ -223,52 +205,53 @@ def test_a_shipped_shape_is_as_large_as_its_name_says(name):
 def test_a_training_that_cannot_be_prepared_leaves_nothing(configs, text_file, tmp_path):
     for mistake in ({"eval_text": "missing.txt"}, {"data": "missing.txt"}, {"tokenizer": "~nobody-at-all/x"}):
         with pytest.raises((DataError, ModelError), match=r"^no "):
-            train(configs["delta_net"], tmp_path / "new" / "out", **{"data": str(text_file), "steps": 1, **mistake})
+            train(configs["delta_net"], tmp_path / "new" / "out", **{"data": text_file, "steps": 1, **mistake})
         assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_requests_are_refused_in_words(configs, made, text_file, tmp_path):
-    options = {"data": str(text_file), **SHORT}
-    for config, changes, complaint in (
+def test_bad_input_is_refused_in_one_line(configs, models, text_file, tmp_path):
+    options = {"data": text_file, **SHORT}
+    for config, changes, message in (
         ("delta_net-9t", {}, "no config delta_net-9t: give a file, a model folder, or one of delta_net-1.3b"),
-        (configs["delta_net"], {"shared_filters": "layer"}, "there are head, all"),
-        (made["head"], {"shared_filters": "all"}, "leave out `tokenizer` and `shared_filters`"),
-        (configs["delta_net"], {"second_beta": 1.0}, "`second_beta` 1 must be from 0 to less than 1"),
+        (configs["delta_net"], {"shared_filters": "layer"}, "unknown `shared_filters` layer; there are head, all"),
+        (models["head"], {"shared_filters": "all"}, "leave out `tokenizer` and `shared_filters`"),
+        (configs["delta_net"], {"second_beta": 1.0}, "`second_beta` must be less than 1, got 1"),
         (configs["delta_net"], {"tokenizer": "no/such"}, "no tokenizer at no/such"),
+        (configs["delta_net"], {"data": None}, "a training needs text: give it with `data`"),
     ):
-        with pytest.raises((ModelError, PlanError), match=complaint):
+        with pytest.raises((ModelError, PlanError), match=message):
             train(config, tmp_path / "out", **{**options, **changes})
         assert not (tmp_path / "out.training").exists()
     small = tmp_path / "small.json"
     small.write_text(json.dumps({**SIZES, **SHAPES["delta_net"], "vocab_size": 260}))
     with pytest.raises(ModelError, match="the config says vocab_size 260"):
-        train(small, tmp_path / "out", tokenizer=str(made["delta_net"]), **options)
+        train(small, tmp_path / "out", tokenizer=str(models["delta_net"]), **options)
     small.write_text(json.dumps({**SIZES, **SHAPES["delta_net"], "vocab_size": "many"}))
-    with pytest.raises(ModelError, match="vocab_size many is no number of tokens"):
-        train(small, tmp_path / "out", tokenizer=str(made["delta_net"]), **options)
+    with pytest.raises(ModelError, match="vocab_size must be a positive number, got many"):
+        train(small, tmp_path / "out", tokenizer=str(models["delta_net"]), **options)
     with pytest.raises(OutputError, match="exists already"):
-        train(configs["delta_net"], made["head"], **options)
+        train(configs["delta_net"], models["head"], **options)
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
-def test_hybrids_train_too_where_their_files_can_hold_it(kind, text_file, tmp_path):
+def test_hybrids_are_trained_where_their_files_can_store_it(kind, text_file, tmp_path):
     variant = tiny.VARIANTS["qwen3_next-plain"]
     config = {"model_type": "qwen3_next", "hidden_size": 32, "intermediate_size": 48, **variant.options}
     config |= {"vocab_size": 300, "mlp_only_layers": list(range(8)) if kind == "dense" else []}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    given = {**SHORT, "steps": 2, "data": str(text_file), "out": tmp_path / "out"}
+    options = {**SHORT, "steps": 2, "data": text_file, "out": tmp_path / "out"}
     if kind == "dense":
-        record = train(tmp_path / "config.json", **given)
+        record = train(tmp_path / "config.json", **options)
         assert record.tokens == 2 * 4 * 32
         assert load(tmp_path / "out").model.config.model_type == "qwen3_next"
     else:
-        with pytest.raises(PlanError, match=r"experts.*kept in another form.*choose a config"):
-            train(tmp_path / "config.json", **given)
+        with pytest.raises(PlanError, match=r"experts.* cannot be trained.*choose a config"):
+            train(tmp_path / "config.json", **options)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json"]
 
 
 @pytest.mark.parametrize(
-    ("config", "sharing", "complaint"),
+    ("config", "sharing", "message"),
     [
         ({"model_type": "qwen3_next"}, "head", "qwen3_next with this config has no filters to share"),
         ({**SIZES, **SHAPES["delta_net"], "use_short_conv": False}, "all", "delta_net with this config has no filters"),
@@ -277,10 +260,10 @@ def test_hybrids_train_too_where_their_files_can_hold_it(kind, text_file, tmp_pa
         ({"model_type": "qwen3_next", "quantization_config": "fp8"}, None, r"quantised \(fp8\)"),
     ],
 )
-def test_what_cannot_be_trained_as_asked_is_refused_before_anything_is_made(
-    config, sharing, complaint, text_file, tmp_path
+def test_a_config_that_cannot_be_trained_is_refused_before_anything_is_written(
+    config, sharing, message, text_file, tmp_path
 ):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=complaint):
-        train(tmp_path / "config.json", tmp_path / "out", data=str(text_file), shared_filters=sharing, **SHORT)
+    with pytest.raises(ModelError, match=message):
+        train(tmp_path / "config.json", tmp_path / "out", data=text_file, shared_filters=sharing, **SHORT)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

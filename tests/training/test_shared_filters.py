@@ -1,4 +1,4 @@
-"""Shared filters: trained as one, stored for every channel, remembered, cut, and passed by rotations."""
+"""Shared filters are trained as one, stored for every channel, and stay shared in cuts, rotations and recoveries."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import training_calls
 from torch.nn.utils import parametrize
 
 import slimstate
 import tiny
+from recoveries import logits
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES
@@ -20,8 +20,8 @@ from slimstate.models.load import load
 from slimstate.models.stock import stock_model
 from slimstate.records.plan import Plan
 from slimstate.system.errors import ModelError
-from slimstate.training.adaptation import trainable
-from slimstate.training.options import RecoverOptions
+from slimstate.training.adaptation import Adaptation, trainable
+from slimstate.training.options import AdaptationOptions
 from slimstate.training.shared_filters import SharedFilters, expand, share
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ SHORT = {"steps": 3, "length": 32, "batch_size": 4, "lr": 1e-2, "report_to": "no
 
 
 def shared_model(variant: tiny.Variant, folder: Path, sharing: str) -> Path:
-    """A random model whose filters are shared, as training would leave it."""
+    """Save a random model whose filters are shared, as training would leave it."""
     model = tiny.build(variant, slimstate={"shared_filters": sharing})
     share(model, described_mixers(model.config.to_dict()), initial=True)
     expand(model)
@@ -50,7 +50,7 @@ def models(tmp_path_factory) -> dict[tuple[str, str], Path]:
 
 
 def filters(folder: Path):
-    """Every filter as [heads, channels, taps], by layer and role."""
+    """Yield every filter as [heads, channels, taps], by layer and role."""
     checkpoint = Checkpoint.open(folder)
     for mixer in checkpoint.mixers:
         for role, axis in mixer.filters:
@@ -59,14 +59,9 @@ def filters(folder: Path):
 
 
 def check_shared(folder: Path, kind: str) -> None:
-    for place, found in filters(folder):
-        assert torch.equal(found, found[:, :1].expand_as(found)), place
-        assert torch.equal(found, found[:1, :1].expand_as(found)) == (kind == "all"), place
-
-
-def logits(model: torch.nn.Module) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(input_ids=tiny.token_ids(), use_cache=False).logits
+    for place, weight in filters(folder):
+        assert torch.equal(weight, weight[:, :1].expand_as(weight)), place
+        assert torch.equal(weight, weight[:1, :1].expand_as(weight)) == (kind == "all"), place
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,47 +92,47 @@ def test_the_gradient_of_a_shared_filter_is_the_sum_over_its_channels():
 
 
 @pytest.fixture(scope="module")
-def made(models, text_file, tmp_path_factory) -> dict[str, tuple[Path, str]]:
-    """Shared models trained, cut, rotated and recovered."""
-    root = tmp_path_factory.mktemp("made")
-    folders: dict[str, tuple[Path, str]] = {}
+def results(models, text_file, tmp_path_factory) -> dict[str, Path]:
+    """Models with shared filters that were trained, cut, rotated and recovered."""
+    root = tmp_path_factory.mktemp("results")
+    folders: dict[str, Path] = {}
     for kind in KINDS:
         name = tiny.PLAIN[kind == "all"]
         source = models[name, kind]
         out = {step: root / f"{kind}-{step}" for step in ("full", "cut", "rotated", "recovered", "again")}
-        training_calls.recover(source, out["full"], data=str(text_file), full=True, **SHORT)
+        slimstate.recover(source, out["full"], data=text_file, full=True, **SHORT)
         slimstate.prune(source, out["cut"], method="l1", key_dim=8)
         slimstate.prune(source, out["rotated"], method="random-rotation", key_dim=8)
-        training_calls.recover(out["cut"], out["recovered"], data=str(text_file), lora=True, **SHORT)
-        training_calls.recover(out["recovered"], out["again"], data=str(text_file), lora=True, **SHORT)
-        folders |= {f"{kind}-{step}": (folder, kind) for step, folder in out.items()}
+        slimstate.recover(out["cut"], out["recovered"], data=text_file, lora=True, **SHORT)
+        slimstate.recover(out["recovered"], out["again"], data=text_file, lora=True, **SHORT)
+        folders |= {f"{kind}-{step}": folder for step, folder in out.items()}
     return folders
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", ["full", "cut", "rotated", "recovered", "again"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_filters_stay_shared_in_files_as_the_stock_class_has_them(kind, step, made):
-    folder, _ = made[f"{kind}-{step}"]
+def test_filters_stay_shared_in_files_as_the_stock_class_has_them(kind, step, results):
+    folder = results[f"{kind}-{step}"]
     check_shared(folder, kind)
     assert json.loads((folder / "config.json").read_text())["slimstate"]["shared_filters"] == kind
     checkpoint = Checkpoint.open(folder)
-    wanted = {name: list(tensor.shape) for name, tensor in stock_model(checkpoint.config).state_dict().items()}
-    assert {name: list(info.shape) for name, info in checkpoint.tensors.items()} == wanted
+    shapes = {name: list(tensor.shape) for name, tensor in stock_model(checkpoint.config).state_dict().items()}
+    assert {name: list(info.shape) for name, info in checkpoint.tensors.items()} == shapes
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_changes_the_shared_filters(kind, models, made):
+def test_training_changes_the_shared_filters(kind, models, results):
     source = models[tiny.PLAIN[kind == "all"], kind]
-    before, after = dict(filters(source)), dict(filters(made[f"{kind}-full"][0]))
+    before, after = dict(filters(source)), dict(filters(results[f"{kind}-full"]))
     assert all(not torch.equal(before[place], after[place]) for place in before)
-    adapted = RecoverOptions(lora=True).adaptation(Checkpoint.open(source)).attach(load(source, device="cpu").model)
-    whole = [parameter for name, parameter in trainable(adapted).items() if "conv1d" in name]
-    mixer = Checkpoint.open(source).mixers[0]
-    assert {len(parameter) for parameter in whole} == ({mixer.axis.heads} if kind == "head" else {1})
+    mixers = Checkpoint.open(source).mixers
+    adaptation = Adaptation.of(Checkpoint.open(source).config, mixers, AdaptationOptions())
+    adapted = adaptation.attach(load(source, device="cpu").model)
+    sizes = {len(parameter) for name, parameter in trainable(adapted).items() if "conv1d" in name}
+    assert sizes == ({mixers[0].axis.heads} if kind == "head" else {1})
 
 
-def test_filters_that_were_trained_apart_are_not_taken_for_shared(models, tmp_path):
+def test_filters_that_differ_are_not_treated_as_shared(models, tmp_path):
     folder = tiny.save(tiny.build(tiny.VARIANTS[tiny.PLAIN[0]], slimstate={"shared_filters": "head"}), tmp_path / "odd")
     with pytest.raises(ModelError, match="q_conv1d: its channels should share a filter"):
         share(load(folder, device="cpu").model, Checkpoint.open(folder).mixers)

@@ -13,16 +13,16 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import FAMILIES, Config, family_of
 from slimstate.families.contract import Library
 from slimstate.models.load import load
+from slimstate.models.shapes import read_shape
 from slimstate.models.stock import stock_model
 from slimstate.records.benchmark import MixerSettings, Subjects
 from slimstate.system.errors import PlanError
 from slimstate.system.json_files import JsonObject
-from slimstate.training.initial_model import read_config
 
 
 def config_of(model: str) -> JsonObject:
     """Return the config of a model folder, of a config file, or of a shipped config."""
-    return dict(Checkpoint.open(model).config) if Path(model).is_dir() else read_config(model)
+    return dict(Checkpoint.open(model).config) if Path(model).is_dir() else read_shape(model)
 
 
 def library_of(models: Sequence[str]) -> Library:

@@ -93,10 +93,11 @@ def train(
 def _start(name: str, config: TrainConfig) -> Checkpoint | InitialModel:
     """Return the model to train further, or the description of a new one."""
     from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.training.initial_model import InitialModel, read_config
+    from slimstate.models.shapes import read_shape
+    from slimstate.training.initial_model import InitialModel
 
     if not expand_home(name).is_dir():
-        return InitialModel(config=read_config(name), tokenizer=config.tokenizer, shared_filters=config.shared_filters)
+        return InitialModel(config=read_shape(name), tokenizer=config.tokenizer, shared_filters=config.shared_filters)
     if config.tokenizer is not None or config.shared_filters is not None:
         raise PlanError(f"{name} has its tokenizer and its filters: leave out `tokenizer` and `shared_filters`")
     return Checkpoint.open(name)
