@@ -17,10 +17,11 @@ import tiny
 torch.set_num_threads(1)
 # files that take longest, longest first: started last, one of them would keep one process busy and the other waiting
 LONGEST = (
-    "contract", "recover", "processes", "lm_eval", "report", "recipes", "hybrids", "front_page", "fla_kernels",
-    "reconstruct", "distributed", "sweep", "examples", "sweep_tasks", "measuring", "pretrain", "cli", "rotations",
-    "killed_and_shared", "structure", "shared_filters", "hybrid_recovery", "streams", "checkpoint", "offload",
-    "benchmark", "autotune", "fuzz", "distillation",
+    "contract", "processes", "recover_options", "resume", "recovery_training", "recovered_checkpoint",
+    "control", "lm_eval", "report", "recipes", "hybrids", "front_page", "fla_kernels", "reconstruct",
+    "distributed", "sweep", "examples", "sweep_tasks", "measuring", "pretrain", "cli", "rotations",
+    "killed_and_shared", "structure", "shared_filters", "hybrid_recovery", "distill", "streams", "checkpoint",
+    "offload", "benchmark", "autotune", "fuzz", "distillation",
 )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ import slimstate
 import tiny
 from command import run
 from places import TESTS
-from slimstate import recover, train
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.options import RunOptions
 from slimstate.records.schema import from_json
