@@ -17,7 +17,7 @@ from recoveries import ALONE, BRIEF, GATED, NAME, PAPER, PARTS, SHORT, TIED, con
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import name_flags
 from slimstate.records.schema import from_json
-from slimstate.records.training import RecoverySettings
+from slimstate.records.training import TrainSettings
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
 from slimstate.training import options
 from slimstate.training.adaptation import adaptation_of, rate_for, resolve
@@ -86,7 +86,7 @@ def test_explicit_options_override_the_preset(pairs, capsys, monkeypatch):
     assert {name.rpartition(".")[2] for name in paper.targets} == {"q_proj", "k_proj", "v_proj"}
     norms = {"attn_norm", "mlp_norm", "o_norm", "norm", "dt_bias"}
     assert {name.rpartition(".")[2] for name in paper.unfrozen} == norms
-    assert paper.settings == RecoverySettings(
+    assert paper.settings == TrainSettings(
         adaptation=paper.settings.adaptation, steps=2000, batch_size=16, length=2048, lr=1e-4, min_lr=1e-5,
         warm_up=0.05, seed=0, dtype="float32", kd_weight=1.0, temperature=2.0, full=False, mixers=False, lora_rank=16,
         lora_alpha=32, **PAPER,

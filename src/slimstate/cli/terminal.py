@@ -40,10 +40,6 @@ def print_json(record: Mapping[str, object]) -> None:
         print(json.dumps(record, indent=2))
 
 
-def mebibytes(count: float) -> str:
-    return f"{count / 2**20:,.2f} MiB"
-
-
 def printer() -> Console:
     """Return a console for standard output that does not wrap lines."""
     from slimstate.system.console import console

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from slimstate.models.prepare import has_library
 from slimstate.models.stock import as_published, stock_differences
 from slimstate.pruning.budget import state_bytes
 from slimstate.records.cut import CutRecord, Parameters, StateBytes
-from slimstate.records.plan import Plan
+from slimstate.records.plan import CutFacts, Plan
 from slimstate.records.provenance import config_file
-from slimstate.records.serving import CutSpeed
+from slimstate.records.serving import LayerSpeed
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
 from slimstate.system.json_files import JsonObject
@@ -34,7 +34,7 @@ from slimstate.system.progress import SILENT, Reporter
 class CardNotes:
     """What a model card says besides the cut: its effect on speed, and a section that follows from the config."""
 
-    speed: CutSpeed | None
+    speed: LayerSpeed | None
     section: Callable[[Config], str]
 
 
@@ -87,26 +87,18 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
     return config
 
 
-def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed: CutSpeed | None) -> CutRecord:
+def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed: LayerSpeed | None) -> CutRecord:
     """Return the record of a cut that is not written yet."""
     mixers = checkpoint.mixers
     return CutRecord(
         model=checkpoint.source,
-        model_type=plan.model_type,
-        method=plan.method,
-        score=plan.score,
-        width=plan.width,
-        key_dim=plan.key_dim,
+        **{item.name: getattr(plan, item.name) for item in fields(CutFacts)},
         compression=plan.compression,
-        corrected=plan.corrected,
         noncommuting=(mixers[0].noncommuting or ()) if plan.rotates else None,
-        correction=plan.correction,
         state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
         parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),
         speed=speed,
-        calibration=plan.calibration,
         certificate=plan.summary(),
-        versions=plan.versions,
         kernels=kernels,
         out=None,
         seconds=0.0,

@@ -18,7 +18,7 @@ from slimstate.pruning.options import Budget
 from slimstate.records.cut import BudgetChoice, InspectionRecord, KeyDimOption, Serving
 from slimstate.records.parts import Cut
 from slimstate.records.schema import from_json
-from slimstate.records.serving import WidthSpeeds
+from slimstate.records.serving import LayerSpeed
 from slimstate.system.paths import expand_home
 
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them
@@ -63,7 +63,7 @@ def _count(config: Config, key_dim: int) -> int | None:
 
 
 def describe_model(
-    headers: Headers, *, budget: Budget, context: int | None, serving: Serving, speed: WidthSpeeds | None
+    headers: Headers, *, budget: Budget, context: int | None, serving: Serving, speed: LayerSpeed | None
 ) -> InspectionRecord:
     """Return the shape of a model and of its state, the key dims worth choosing, and the one that fits a budget.
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from slimstate.core.selection import Selection
 from slimstate.records.base import Record
-from slimstate.records.parts import Cut, Text
-from slimstate.records.plan import Plan
+from slimstate.records.numbers import format_mib, plural
+from slimstate.records.parts import Cut
+from slimstate.records.plan import CutFacts, Plan
 from slimstate.records.schema import IN_MEMORY, Value
-from slimstate.records.serving import CutSpeed, WidthSpeeds
+from slimstate.records.serving import LayerSpeed
 from slimstate.records.training import ReconstructionRecord
 
 
@@ -27,7 +28,7 @@ class Parameters(Value):
     after: int
 
 
-class CutRecord(Record):
+class CutRecord(Record, CutFacts):
     """What a cut changes; `out` is the folder of the cut model, or None.
 
     `noncommuting` names what does not commute with a rotation of the channels, and is None for a cut by channels.
@@ -38,21 +39,12 @@ class CutRecord(Record):
     KIND = "cut"
 
     model: str
-    model_type: str
-    method: str
-    score: str
-    width: int
-    key_dim: int
     compression: float
-    corrected: bool
     noncommuting: tuple[str, ...] | None
-    correction: str
     state_bytes: StateBytes
     parameters: Parameters
-    speed: CutSpeed | None = None
-    calibration: Text | None
+    speed: LayerSpeed | None = None
     certificate: Mapping[str, float | None]
-    versions: Mapping[str, str]
     kernels: str | None
     out: str | None
     left_out: tuple[str, ...] = ()
@@ -63,8 +55,8 @@ class CutRecord(Record):
 
     def headline(self) -> str:
         lines = [f"{self.method}: key dim {self.width} to {self.key_dim} in every head of {self.model_type}"]
-        sizes = (self.state_bytes.before["fp32"], self.state_bytes.after["fp32"])
-        lines.append(f"state per sequence (fp32): {_mebibytes(sizes[0])} to {_mebibytes(sizes[1])}")
+        before, after = (format_mib(sizes["fp32"]) for sizes in (self.state_bytes.before, self.state_bytes.after))
+        lines.append(f"state per sequence (fp32): {before} to {after}")
         lines.append(f"parameters: {self.parameters.before:,} to {self.parameters.after:,}")
         return "\n".join([*lines, *([self.correction] if self.correction else ())])
 
@@ -92,7 +84,7 @@ class EstimateRecord(Record):
     model: str
     method: str
     key_dim: int
-    speed: CutSpeed | None = None
+    speed: LayerSpeed | None = None
     device: str
     dtype: str
     tokens: int
@@ -163,33 +155,27 @@ class InspectionRecord(Record):
     kv_bytes: int | None
     already_cut: Cut | None
     serving: Serving
-    speed: WidthSpeeds | None
+    speed: LayerSpeed | None
     budget: BudgetChoice | None
     options: tuple[KeyDimOption, ...]
 
     def headline(self) -> str:
-        dims = f"{self.heads} heads, key dim {self.key_dim}, value dim {self.value_dim}"
-        return (
-            f"{self.model}: {self.model_type}{self.parameter_text}\n"
-            f"{self.mixers} linear layers{self.softmax_text}, {dims}\n"
-            f"recurrent state per sequence: {_mebibytes(self.state_bytes['fp32'])} in fp32{self.cache_text}"
-        )
-
-    @property
-    def softmax_text(self) -> str:
-        several = "s" * (self.softmax_layers > 1)
-        return f", {self.softmax_layers} softmax layer{several} left alone" if self.softmax_layers else ""
-
-    @property
-    def parameter_text(self) -> str:
-        return "" if self.parameters is None else f", {self.parameters:,} parameters"
-
-    @property
-    def cache_text(self) -> str:
+        parameters = "" if self.parameters is None else f", {self.parameters:,} parameters"
+        softmax = f", {plural(self.softmax_layers, 'softmax layer')} left alone" if self.softmax_layers else ""
+        shared = f" ({self.value_heads} value heads)" if self.value_heads != self.heads else ""
+        dims = f"{self.heads} heads{shared}, key dim {self.key_dim}, value dim {self.value_dim}"
+        fp32, bf16 = (format_mib(self.state_bytes[dtype]) for dtype in ("fp32", "bf16"))
+        lines = [
+            f"{self.model}: {self.model_type}{parameters}",
+            f"{self.mixers} linear layers{softmax}, {dims}",
+            f"recurrent state per sequence: {fp32} in fp32, {bf16} in bf16",
+        ]
         if self.kv_bytes is None:
-            return "; the config does not say how large the KV cache is"
-        size = f"{_mebibytes(self.kv_bytes)} of KV cache at {self.context:,} tokens (bf16), which stays"
-        return f", and {size}" if self.kv_bytes else ""
+            lines.append("the config does not say how large the KV cache is")
+        elif self.kv_bytes:
+            size = f"{format_mib(self.kv_bytes)} of KV cache at {self.context:,} tokens (bf16), which stays"
+            lines.append(f"for each sequence also {size}")
+        return "\n".join(lines)
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for every recommended key dim."""
@@ -203,7 +189,3 @@ class InspectionRecord(Record):
             }
             for option in self.options
         ]
-
-
-def _mebibytes(count: float) -> str:
-    return f"{count / 2**20:,.2f} MiB"

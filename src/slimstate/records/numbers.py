@@ -27,6 +27,11 @@ def percent(share: float | None, digits: int = 0) -> str:
     return UNKNOWN if share is None else f"{100 * share:.{digits}f}%"
 
 
+def format_mib(count: float) -> str:
+    """Return a number of bytes in MiB with two decimals and the unit."""
+    return f"{count / 2**20:,.2f} MiB"
+
+
 def mebibytes(count: float) -> str:
     """Return a number of bytes in MiB, without the unit."""
     size = count / 2**20

@@ -34,28 +34,33 @@ class SourceModel(Value):
     loader: StockClass | None = None
 
 
-class PlanHeader(Record):
-    """All of a plan but what its layers keep.
+class CutFacts(Value):
+    """What a plan says of its cut, and the record of the cut as well.
 
     `corrected` says that the cut also makes up for the query scale that comes with the key dim, `correction` how, or
-    why not. `calibration` is None where the weights alone decide, or chance. `parent` is the plan of an earlier cut.
+    why not. `calibration` is None where the weights alone decide, or chance.
     """
-
-    KIND = "plan"
 
     model_type: Name
     width: Whole
     key_dim: Whole
     method: Name
     score: Name
-    seed: int
     corrected: bool
-    options: Mapping[str, Any]
-    model: SourceModel
+    correction: str = ""
     calibration: Text | None = None
     versions: Mapping[str, str]
+
+
+class PlanHeader(Record, CutFacts):
+    """All of a plan but what its layers keep; `parent` is the plan of an earlier cut."""
+
+    KIND = "plan"
+
+    seed: int
+    options: Mapping[str, Any]
+    model: SourceModel
     parent: Mapping[str, Any] | None = None
-    correction: str = ""
     folder: str | None = None
 
 

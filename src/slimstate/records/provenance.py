@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from slimstate.records.base import Record
-from slimstate.records.schema import Value
 
 INPUTS = ("model", "models", "shape", "folder", "dir")  # positional; benchmarks take their models as options
 
@@ -52,36 +51,19 @@ def _plain(value: object) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
-class StepResult(Value):
-    """The command line of a step, and how long it took."""
-
-    command: str
-    seconds: float
-
-
 class RecipeRecord(Record):
+    """The progress of a recipe, so that it continues where it was interrupted."""
+
     KIND = "recipe"
 
     recipe: str
     title: str
     scale: str
     versions: Mapping[str, str] = field(default_factory=dict)
-    steps: tuple[StepResult, ...] = ()
+    steps: Mapping[str, float] = field(default_factory=dict)  # the seconds of each step that is done, by command line
     outputs: tuple[str, ...] = ()  # paths that steps have written or begun to write
     out: str
 
     @property
     def seconds(self) -> float:
-        return sum(step.seconds for step in self.steps)
-
-    def has(self, command: str) -> bool:
-        return any(step.command == command for step in self.steps)
-
-    def steps_among(self, commands: Sequence[str]) -> tuple[StepResult, ...]:
-        """Return the steps that are among these commands."""
-        return tuple(step for step in self.steps if step.command in commands)
-
-    def after(self, done: StepResult) -> RecipeRecord:
-        """Return the record with one more step, or with one that was repeated."""
-        others = (step for step in self.steps if step.command != done.command)
-        return replace(self, steps=(*others, done))
+        return sum(self.steps.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from slimstate.records.base import Record
@@ -9,30 +10,14 @@ from slimstate.records.parts import Model, Origin, Text
 from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
 
 
-class TimedLayer(Value):
-    """Where and how a layer was timed, and advice on the key dim."""
+class LayerSpeed(Value):
+    """How much faster a layer is at key dims below its width; where and how it was timed, and advice."""
 
     device: str
     kernels: str
     source: str
     advice: str
-
-
-class Speedup(Value):
-    key_dim: int
-    speedup: float
-
-
-class WidthSpeeds(TimedLayer):
-    """The speedup at each key dim that was timed below the width."""
-
-    speedups: tuple[Speedup, ...]
-
-
-class CutSpeed(TimedLayer):
-    """The speedup of a cut."""
-
-    speedup: float
+    speedups: Mapping[int, float]
 
 
 class Pages(Value):

@@ -78,7 +78,7 @@ class AdaptationSettings(Value):
 
 
 class TrainSettings(Value):
-    """Options of any training."""
+    """Options of a training, None where it does not have them; `top_k` is that of a cached teacher."""
 
     adaptation: AdaptationSettings
     length: Whole
@@ -89,11 +89,6 @@ class TrainSettings(Value):
     warm_up: float | None = None
     seed: int | None = None
     dtype: str | None = None
-
-
-class RecoverySettings(TrainSettings):
-    """Options of a recovery: distillation, and the parts to train; `top_k` is that of a cached teacher."""
-
     kd_weight: float | None = None
     temperature: float | None = None
     full: bool | None = None
@@ -103,11 +98,6 @@ class RecoverySettings(TrainSettings):
     lora_alpha: Count | None = None
     unfreeze: str | None = None
     top_k: Count | None = None
-
-
-class PretrainSettings(TrainSettings):
-    """Options of a pre-training: AdamW's second beta and weight decay."""
-
     second_beta: float | None = None
     weight_decay: float | None = None
 
@@ -160,7 +150,6 @@ class RecoveryRecord(TrainingRunRecord):
     FILE = RECOVERY
     ENTRIES = "recovered"
 
-    settings: RecoverySettings
     control_teaches: bool = False
 
 
@@ -171,7 +160,6 @@ class TrainingRecord(TrainingRunRecord):
     FILE = TRAINING
     ENTRIES = "trained"
 
-    settings: PretrainSettings
     parameters: Count | None = None
     shared_filters: str | None = None
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from slimstate.records.folder import RecordFile
-from slimstate.records.training import ReconstructionRecord, RecoveryRecord, RecoverySettings
+from slimstate.records.training import ReconstructionRecord, RecoveryRecord, TrainSettings
 from slimstate.report.drawing import drawing
 from slimstate.report.plots.results import layer_errors, loss_curves
 
@@ -41,7 +41,7 @@ def recovery_section(files: Sequence[RecordFile[RecoveryRecord]]) -> dict[str, A
     }
 
 
-def trained_parts(settings: RecoverySettings) -> str:
+def trained_parts(settings: TrainSettings) -> str:
     """Return which weights a recovery trained."""
     if settings.adaptation.full:
         return "all weights"

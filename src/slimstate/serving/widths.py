@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from slimstate.core.layout import Mixer
 from slimstate.records.benchmark import KernelRecord, MixerRecord
-from slimstate.records.serving import CutSpeed, Speedup, WidthSpeeds
+from slimstate.records.serving import LayerSpeed
 
 CURVES = files("slimstate.serving") / "curves"
 USES = {"decode": "decoding", "prefill": "prefill"}  # of an engine's kernels
@@ -164,7 +164,7 @@ def known_curves(model_type: str, *key_dims: int, mixer: Mixer | None = None) ->
     return curves
 
 
-def speeds_below(model_type: str, mixer: Mixer) -> WidthSpeeds | None:
+def speeds_below(model_type: str, mixer: Mixer) -> LayerSpeed | None:
     """Return what narrower layers gain; None where that was not measured."""
     width = mixer.axis.width
     curves = {use: curve for use, curve in known_curves(model_type, width, mixer=mixer).items() if curve.below(width)}
@@ -172,11 +172,12 @@ def speeds_below(model_type: str, mixer: Mixer) -> WidthSpeeds | None:
         return None
     first = next(iter(curves.values()))
     advice = {use: curve.summary(width) for use, curve in curves.items()}
-    speedups = tuple(Speedup(key_dim=each, speedup=first.speedup(width, each)) for each in first.below(width))
-    return WidthSpeeds(**_facts(first, advice, width), speedups=speedups)
+    return LayerSpeed(
+        **_facts(first, advice, width), speedups={each: first.speedup(width, each) for each in first.below(width)}
+    )
 
 
-def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> CutSpeed | None:
+def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> LayerSpeed | None:
     """Return what a cut does to the speed of a layer; None where that was not measured."""
     width = mixer.axis.width
     curves = known_curves(model_type, width, key_dim, mixer=mixer) if key_dim < width else {}
@@ -184,7 +185,7 @@ def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> CutSpeed | None
         return None
     first = next(iter(curves.values()))
     advice = {use: curve.advice(width, key_dim) for use, curve in curves.items()}
-    return CutSpeed(**_facts(first, advice, width, key_dim), speedup=first.speedup(width, key_dim))
+    return LayerSpeed(**_facts(first, advice, width, key_dim), speedups={key_dim: first.speedup(width, key_dim)})
 
 
 def _facts(curve: Curve, advice: Mapping[str, str], *key_dims: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from slimstate.data.options import TextOptions, TextSource
 from slimstate.data.rows import as_text_source
 from slimstate.models.options import RunOptions
-from slimstate.records.training import PretrainSettings, RecoverySettings, TrainSettings
+from slimstate.records.training import TrainSettings
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.json_files import JsonObject
@@ -148,7 +148,6 @@ class TrainOptions(Options):
     """Options of any training."""
 
     DEFAULT_STEPS: ClassVar[int] = 4000
-    SETTINGS: ClassVar[type[TrainSettings]] = PretrainSettings
     WAY_OUT: ClassVar[str] = "choose a config without it, such as one whose layers have no experts"
 
     steps: Annotated[int | None, Meta(ge=1)] = None
@@ -220,7 +219,7 @@ class TrainOptions(Options):
         """Return all options that decide the result, by the names that they have in records."""
         if self.run.precision_name == "float16":
             raise PlanError("`dtype` must be bfloat16 or float32: training in float16 loses gradients")
-        names = {item.name for item in fields(self.SETTINGS)}
+        names = {item.name for item in fields(TrainSettings)}
         values = {option.name: option.value_in(self) for option in options_of(type(self)) if option.name in names}
         return {**values, "steps": self.total_steps, "dtype": self.run.precision_name}
 
@@ -242,7 +241,6 @@ class RecoverOptions(TrainOptions):
     """Options of a recovery."""
 
     DEFAULT_STEPS: ClassVar[int] = 2000
-    SETTINGS: ClassVar[type[TrainSettings]] = RecoverySettings
     WAY_OUT: ClassVar[str] = "leave out `full` and `unfreeze`, or choose `lora_targets` without it"
 
     steps: Annotated[int | None, Meta(ge=1)] = None

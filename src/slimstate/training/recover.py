@@ -9,7 +9,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.stock import stock_model
 from slimstate.records.base import Displayable
 from slimstate.records.schema import from_json, to_json
-from slimstate.records.training import RecoveryRecord, RecoverySettings
+from slimstate.records.training import RecoveryRecord, TrainSettings
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
 from slimstate.training.adaptation import adaptation_of
@@ -51,7 +51,7 @@ class Preview(Displayable):
     parameters: int
     steps: int
     tokens: int
-    settings: RecoverySettings
+    settings: TrainSettings
     out: None = None
 
     def headline(self) -> str:
@@ -76,5 +76,5 @@ def describe_recovery(student: Checkpoint, teacher: Checkpoint | None, options: 
         parameters=student.parameters,
         steps=options.total_steps,
         tokens=options.total_tokens,
-        settings=from_json(RecoverySettings, settings),
+        settings=from_json(TrainSettings, settings),
     )

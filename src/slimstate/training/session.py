@@ -36,7 +36,7 @@ from slimstate.records.folder import check_model_folder
 from slimstate.records.parts import Text
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import from_json, to_json
-from slimstate.records.training import LogEntry, Measurements, Teacher, TrainingRunRecord
+from slimstate.records.training import LogEntry, Measurements, Teacher, TrainingRunRecord, TrainSettings
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.progress import SILENT, Reporter
@@ -231,7 +231,7 @@ class Session(Generic[R]):
             kernels=result.kernels,
             seed=self.options.text.seed,
             teacher=None if teacher is None else Teacher(model=teacher.source, fingerprint=teacher.fingerprint),
-            settings=from_json(self.options.SETTINGS, settings),
+            settings=from_json(TrainSettings, settings),
             corpus=from_json(Text, tokens.corpus.describe()),
             tokens=self.options.total_tokens,
             measured=measured,

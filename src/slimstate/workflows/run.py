@@ -39,7 +39,7 @@ from typing import Any
 
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import versions
-from slimstate.records.provenance import RecipeRecord, StepResult, command_line
+from slimstate.records.provenance import RecipeRecord, command_line
 from slimstate.system import bundled, distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, OutputError, PlanError, quoted
@@ -282,7 +282,7 @@ def run_recipe(
         any_ran = False  # a report is written again after whatever it reports on
         for number, (config, line) in enumerate(zip(configs, lines, strict=True), start=1):
             place, target = f"step {number} of {len(configs)}", _output_of(config)
-            if record.has(line) and (target.exists() if target is not None else not any_ran):
+            if line in record.steps and (target.exists() if target is not None else not any_ran):
                 reporter.say(f"{place}, done before: {line}")
                 continue
             reporter.say(f"{place}: {line}")
@@ -293,7 +293,7 @@ def run_recipe(
             started = time.perf_counter()
             execute({**config, **more})
             any_ran = True
-            record = record.after(StepResult(command=line, seconds=time.perf_counter() - started))
+            record = replace(record, steps={**record.steps, line: time.perf_counter() - started})
             distributed.from_main(partial(record.write, folder / PROGRESS))
         return record
 
@@ -323,7 +323,8 @@ def _read_progress(path: Path, lines: Sequence[str]) -> JsonObject:
         record = RecipeRecord.read(path)
     except (DataError, ValueError) as error:
         raise DataError(f"{path} does not say what was done: {error}; remove it to start over") from error
-    return {"steps": record.steps_among(lines), "outputs": record.outputs}
+    steps = {line: seconds for line, seconds in record.steps.items() if line in lines}
+    return {"steps": steps, "outputs": record.outputs}
 
 
 def _output_of(config: Config) -> Path | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slimstate.cli.commands import Command, HubFlags
-from slimstate.cli.terminal import mebibytes, printer
+from slimstate.cli.terminal import printer
+from slimstate.records.numbers import format_mib
 from slimstate.system.errors import MAX_LINE, PlanError, quoted
 from slimstate.system.options import once
 from slimstate.system.progress import Reporter
@@ -56,21 +57,13 @@ def show_inspection(record: InspectionRecord | PoolRecord) -> None:
     if isinstance(record, PoolRecord):
         show_pool(record)
         return
-    console, state = printer(), record.state_bytes
-    shared = f" ({record.value_heads} value heads)" if record.value_heads != record.heads else ""
-    console.print(f"{record.model}: {record.model_type}{record.parameter_text}")
-    dims = f"key dim {record.key_dim}, value dim {record.value_dim}"
-    console.print(f"{record.mixers} linear layers{record.softmax_text}, {record.heads} heads{shared}, {dims}")
-    console.print(
-        f"recurrent state per sequence: {mebibytes(state['fp32'])} in fp32, {mebibytes(state['bf16'])} in bf16"
-    )
-    if record.cache_text:
-        console.print(f"for each sequence{record.cache_text}".replace("sequence, and", "sequence also"))
+    console = printer()
+    console.print(record.headline())
     if (cut := record.already_cut) is not None:
         console.print(f"cut before: key dim {cut.width} to {cut.key_dim} by {cut.method}")
     table = Table("key dim", "compression", "state fp32", "state bf16", "sequences in the same memory", "parameters")
     for option in record.options:
-        sizes = [mebibytes(option.state_bytes[dtype]) for dtype in ("fp32", "bf16")]
+        sizes = [format_mib(option.state_bytes[dtype]) for dtype in ("fp32", "bf16")]
         parameters = "" if option.parameters is None else f"{option.parameters:,}"
         table.add_row(
             str(option.key_dim), f"{option.compression:.3g}", *sizes, f"{option.sequences:.2f}x", parameters
@@ -128,14 +121,10 @@ def show_prune(record: CutRecord | EstimateRecord) -> None:
     if isinstance(record, EstimateRecord):
         _show_estimate(record)
         return
-    console, states, parameters = printer(), record.state_bytes, record.parameters
+    console = printer()
     if record.kernels is None:
         console.print("kernels: none ran")
-    console.print(f"{record.method}: key dim {record.width} to {record.key_dim} in every head of {record.model_type}")
-    console.print(f"state per sequence (fp32): {mebibytes(states.before['fp32'])} to {mebibytes(states.after['fp32'])}")
-    console.print(f"parameters: {parameters.before:,} to {parameters.after:,}")
-    if record.correction:
-        console.print(record.correction)
+    console.print(record.headline())
     for line in _certificate_lines(record.certificate):
         console.print(line)
     if record.left_out:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slimstate.cli.commands import Command
-from slimstate.cli.terminal import mebibytes, printer
+from slimstate.cli.terminal import printer
+from slimstate.records.numbers import format_mib
 from slimstate.workflows.analyze import AnalyzeConfig, analyze
 from slimstate.workflows.evaluate import EvalConfig, evaluate
 from slimstate.workflows.report import report
@@ -31,7 +32,7 @@ def show_evaluation(record: EvaluationRecord) -> None:
     console = printer()
     if record.state_dtype not in (None, "float32"):
         after = "every token" if record.state_every == 1 else f"every {record.state_every} tokens"
-        size = mebibytes(record.state_bytes or 0)
+        size = format_mib(record.state_bytes or 0)
         console.print(f"states in {record.state_dtype}, stored after {after}: {size} per sequence")
     if record.perplexity is not None:
         windows = f"{record.windows} windows of {record.length} tokens"
@@ -84,7 +85,7 @@ def show_sweep(record: SweepRecord) -> None:
         table.add_row(f"{method} ({score})", "\n".join(units), *cells)
     console.print(table, soft_wrap=False)
     values = ", ".join(f"{value} {name}" for name, value in zip(units, _in_units(uncut), strict=True))
-    console.print(f"uncut: {values}; {mebibytes(uncut.state_bytes)} of state per sequence in fp32")
+    console.print(f"uncut: {values}; {format_mib(uncut.state_bytes)} of state per sequence in fp32")
     console.print(f"measured on {uncut.counts}")
     if record.settings.reconstruct is not None:
         console.print("every cut was reconstructed before it was measured")
