@@ -25,10 +25,9 @@ from slimstate.records.numbers import fixed
 from slimstate.records.states import TraceRecord
 from slimstate.records.training import RECONSTRUCTION, RECOVERY
 from slimstate.report import plots, tables, unique_records, write_report
-from slimstate.report.cuts import runs, strip_path
-from slimstate.report.heat import Scale
 from slimstate.report.plots.states import STATES_DRAWN, retrieval
 from slimstate.report.provenance import redirected
+from slimstate.report.sections import Scale, strip_path
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.progress import Reporter
 
@@ -387,16 +386,16 @@ def test_a_report_needs_neither_torch_nor_transformers(tmp_path):
 
 
 def test_strips_cover_the_kept_channels_and_no_other():
-    assert list(runs([7, 0, 1, 4, 6])) == [(0, 2), (4, 1), (6, 2)]
-    assert strip_path([0, 1, 4, 6, 7], 2) == "M0 2h2m2 0h1m1 0h2"
-    assert list(runs([])) == []
+    assert strip_path([7, 0, 1, 4, 6], 2) == "M0 2h2m2 0h1m1 0h2"
+    assert strip_path([3], 2.5) == "M0 2.5m3 0h1"
+    assert strip_path([], 2) == "M0 2"
 
 
 def test_colours_go_from_dark_to_bright_and_stay_within_the_scale():
     scale = Scale(low=1, high=10_000, logarithmic=True)
     assert scale.share(100) == pytest.approx(0.5)
     assert scale.colour(0.001) == scale.colour(1)
-    assert (scale.colour(1)[1], scale.colour(1e9)[1]) == (True, False), "whether a colour is dark"
+    assert (scale.is_dark(1), scale.is_dark(1e9)) == (True, False)
     assert Scale(low=2, high=2).share(2) == 0.5
 
 

@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from slimstate.records import numbers
 from slimstate.records.folder import Records
-from slimstate.records.serving import MEASURE
-from slimstate.report import plots
-from slimstate.report.cuts import cut_section
-from slimstate.report.evaluation import evaluation_section
+from slimstate.report import plots, sections, tables
 from slimstate.report.provenance import merged_versions, provenances, reproduce_section
-from slimstate.report.states import filter_section, state_section
 from slimstate.report.summary import base_models, summary_cards
-from slimstate.report.sweeps import sweep_section
-from slimstate.report.training import reconstruction_section, recovery_section
 
 TEMPLATES = Path(__file__).parent / "templates"
-FILTERS = ("fixed", "perplexity", "signed", "percent", "mebibytes", "magnitude", "plural")
+SECTIONS = (  # template, title, kind of records
+    ("cut", "What was cut", "plan"),
+    ("trade-off", "Trade-off", "sweep"),
+    ("states", "State utilisation", "trace"),
+    ("filters", "Convolution filters", "filters"),
+    ("reconstruction", "Reconstruction", "reconstruction"),
+    ("recovery", "Recovery", "recovery"),
+    ("evaluation", "Evaluation", "evaluation"),
+    ("serving", "Serving", "verification"),
+)
+FILTERS = ("fixed", "perplexity", "signed", "percent", "mebibytes", "magnitude", "brief", "plural")
+PAGE_WIDTH = 0.78  # of the width in print: on a phone a drawing is as wide as the screen, and its text stays readable
+OPENING = Markup('<svg role="{}" aria-label="{}" class="drawing"')
+MARK = Markup('id="{}" class="dot" tabindex="0" role="img" aria-label="{}" data-tip="{}"')
 
 
 def render(records: Records, folder: Path) -> str:
     """Return the page of records that lie in a folder."""
     sources = provenances(records)
-    candidates: tuple[tuple[str, str, Callable[..., dict[str, Any]], Sequence[object]], ...] = (
-        ("cut", "What was cut", cut_section, records.plan),
-        ("trade-off", "Trade-off", sweep_section, records.sweep),
-        ("states", "State utilisation", partial(state_section, sweeps=records.sweep), records.trace),
-        ("filters", "Convolution filters", filter_section, records.filters),
-        ("reconstruction", "Reconstruction", reconstruction_section, records.reconstruction),
-        ("recovery", "Recovery", recovery_section, records.recovery),
-        ("evaluation", "Evaluation", evaluation_section, records.evaluation),
-        ("serving", "Serving", lambda files: {"files": files, "measure": MEASURE}, records.verification),
-    )
-    sections = [(name, title, _body(name, values(files))) for name, title, values, files in candidates if files]
-    reproduce = _body("reproduce", reproduce_section(sources, records, folder))
-    text = _template("page").render(
+    bodies = [
+        (name, title, _fill(name, page=records, files=files, records=[file.record for file in files]))
+        for name, title, kind in SECTIONS
+        if (files := getattr(records, kind))
+    ]
+    text = _fill(
+        "page",
         models=base_models(sources),
         cards=list(summary_cards(records)),
-        sections=[*sections, ("reproduce", "Reproduce", reproduce)],
+        bodies=[*bodies, ("reproduce", "Reproduce", _fill("reproduce", **reproduce_section(sources, records, folder)))],
         sources=sources,
         folder=folder,
         kernels=list(dict.fromkeys(source.kernels for source in sources if source.kernels)),
@@ -55,12 +57,8 @@ def render(records: Records, folder: Path) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")  # a file name may hold what no encoding has
 
 
-def _body(name: str, values: dict[str, Any]) -> Markup:
-    return Markup(_template(name).render(values))
-
-
-def _template(name: str) -> Template:
-    return _environment().get_template(f"{name}.html")
+def _fill(name: str, **values: object) -> Markup:
+    return Markup(_environment().get_template(f"{name}.html").render(values))
 
 
 @cache
@@ -68,7 +66,19 @@ def _environment() -> Environment:
     loader = FileSystemLoader(TEMPLATES)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {name: getattr(numbers, name) for name in FILTERS}
-    environment.filters["model_label"] = plots.label_of
+    environment.filters |= {"model_label": plots.label_of, "mean": fmean, "strip_path": sections.strip_path}
     environment.filters["options"] = lambda command: re.split(r" (?=--)", command)
+    environment.globals |= {"plots": plots, "sections": sections, "tables": tables, "drawing": drawing}
     environment.globals["verbatim"] = lambda name: Markup((TEMPLATES / name).read_text(encoding="utf-8"))
     return environment
+
+
+def drawing(figure: Figure, name: str, label: str, tips: Mapping[str, str]) -> Markup:
+    """Return a figure as SVG whose ids begin with `name`; `tips` are texts for elements, by id without that prefix."""
+    figure.set_figwidth(figure.get_figwidth() * PAGE_WIDTH)
+    text = re.sub(r"<!--.*?-->", "", plots.svg(figure, name), flags=re.DOTALL)
+    text = re.sub(r">\s+<", "><", text).replace(" \n", " ")
+    text = text.replace("<svg", OPENING.format("group" if tips else "img", label), 1)
+    for identifier, tip in tips.items():
+        text = text.replace(f'id="{name}-{identifier}"', MARK.format(f"{name}-{identifier}", tip, tip), 1)
+    return Markup(text)

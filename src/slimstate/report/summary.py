@@ -11,8 +11,7 @@ from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexi
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.report import plots
 from slimstate.report.provenance import Provenance
-from slimstate.report.states import Traces, comparable, mean_utilisation, trace_of
-from slimstate.report.sweeps import saved_share
+from slimstate.report.sections import Traces, comparable, mean_utilisation, saved_share, trace_of
 from slimstate.report.tables import PER_TOKEN, Metric, perplexity_metric
 
 

@@ -118,19 +118,12 @@ def grid_caption(sweep: SweepRecord) -> str:
     return f"Perplexity is per word, as in the paper's WikiText columns{measured}."
 
 
-def has_ablation(sweep: SweepRecord) -> bool:
-    """Return whether channels were scored in more than one way."""
-    return len({row.score for row in _informed(sweep)}) > 1
-
-
 def write_tables(sweep: SweepRecord, folder: Path) -> list[Path]:
     """Write sweep.csv, sweep.md and sweep.tex; with several scores also ablation.md and ablation.tex."""
-    grids = {"sweep": main_grid(sweep)}
-    if has_ablation(sweep):
-        grids["ablation"] = ablation_grid(sweep)
     texts = {"sweep.csv": as_csv(sweep.rows)}
-    for name, grid in grids.items():
-        texts |= {f"{name}.md": as_markdown(grid), f"{name}.tex": as_latex(grid)}
+    for name, grid in (("sweep", main_grid(sweep)), ("ablation", ablation_grid(sweep))):
+        if grid is not None:
+            texts |= {f"{name}.md": as_markdown(grid), f"{name}.tex": as_latex(grid)}
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
@@ -156,17 +149,15 @@ def main_grid(sweep: SweepRecord) -> Grid:
     return _grid(sweep, rows, [(metric.title, metric, scored) for metric in metrics])
 
 
-def ablation_grid(sweep: SweepRecord) -> Grid:
-    """Return perplexity by method and score, a group for each key dim."""
-    metric, rows = perplexity_metric(sweep), _informed(sweep)
+def ablation_grid(sweep: SweepRecord) -> Grid | None:
+    """Return perplexity by method and score, a group for each key dim; None where there is one score at most."""
+    metric = perplexity_metric(sweep)
+    rows = [row for row in sweep.rows if row.method not in (UNCUT, *UNINFORMED)]
+    if len({row.score for row in rows}) < 2:
+        return None
     by_score = {score: [row for row in rows if row.score == score] for score in SCORES}
     unit = metric.title.removesuffix(" ↓")
     return _grid(sweep, rows, [(f"{SCORES[score]}, {unit}", metric, of) for score, of in by_score.items() if of])
-
-
-def _informed(sweep: SweepRecord) -> list[Row]:
-    """Return the rows of methods that look at keys or queries."""
-    return [row for row in sweep.rows if row.method not in (UNCUT, *UNINFORMED)]
 
 
 def _grid(sweep: SweepRecord, rows: Sequence[Row], columns: Sequence[tuple[str, Metric, Sequence[Row]]]) -> Grid:

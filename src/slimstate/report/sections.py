@@ -1,0 +1,163 @@
+"""Compute what the templates of the sections show and no record says itself."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import matplotlib as mpl
+from matplotlib.colors import to_hex
+
+from slimstate.records.evaluation import EvaluationRecord, Measure, Result, Row, SweepRecord, Uncut
+from slimstate.records.folder import RecordFile
+from slimstate.records.numbers import fixed, mebibytes, percent, perplexity, plural, signed
+from slimstate.records.states import TraceRecord
+from slimstate.report.plots import label_of
+
+Traces = Sequence[RecordFile[TraceRecord]]
+SAME = 0.0005  # below this difference two utilisations read the same
+
+
+def strip_path(channels: Iterable[int], y: float) -> str:
+    """Return the channels that a head keeps as a line of SVG, with a dash for each run of neighbours."""
+    path, end = f"M0 {y:g}", 0
+    for _, run in groupby(enumerate(sorted(channels)), lambda pair: pair[1] - pair[0]):
+        (_, start), *others = run
+        path += f"m{start - end} 0" * (start > end) + f"h{len(others) + 1}"
+        end = start + len(others) + 1
+    return path
+
+
+def saved_share(sweep: SweepRecord, row: Row) -> float:
+    """Return the share of the uncut model's state that a row saves."""
+    return 1 - row.state_bytes / sweep.uncut.state_bytes
+
+
+def point_tips(sweep: SweepRecord) -> dict[str, str]:
+    """Return what to show at each point of the figure of a sweep, by the id of the point."""
+    uncut = sweep.uncut
+    size = f"state {mebibytes(uncut.state_bytes)} MiB"
+    tips = {"point-uncut": f"uncut, key dim {uncut.key_dim}\n{perplexities(uncut)}\n{size}"}
+    for place, row in enumerate(sweep.rows):
+        stored = "" if row.state_dtype == "float32" else f", state in {row.state_dtype}"
+        tips[f"point-{place}"] = (
+            f"{row.method} ({row.score}), key dim {row.key_dim}{stored}\n{perplexities(row)}\n"
+            f"{signed(row.nats_over_uncut)} nats per token over uncut\n"
+            f"state {mebibytes(row.state_bytes)} MiB, {percent(saved_share(sweep, row))} less"
+        )
+    return tips
+
+
+def perplexities(result: Row | Uncut) -> str:
+    """Return a perplexity in all units that are known."""
+    per_word = "" if result.word_perplexity is None else f", {perplexity(result.word_perplexity)} per word"
+    per_byte = "" if result.bits_per_byte is None else f", {fixed(result.bits_per_byte, 3)} bits per byte"
+    return f"perplexity {perplexity(result.perplexity)} per token{per_word}{per_byte}"
+
+
+def compared_measures(record: EvaluationRecord) -> list[tuple[Measure, Measure | None, float | None]]:
+    """Return each measure, that of the baseline and the share that is left: the text first, then tasks, then recall."""
+    baseline = {} if record.baseline is None else {measure.name: measure for measure in _measures(record.baseline)}
+    shares = {pair.measure: pair.share for pair in record.compared}
+    ordered = sorted(_measures(record), key=lambda measure: {"text": 0, "recall": 2}.get(measure.group, 1))
+    return [(measure, baseline.get(measure.name), shares.get(measure.name)) for measure in ordered]
+
+
+def _measures(result: Result) -> Iterator[Measure]:
+    yield from result.measures()
+    if (nats := result.nats_per_token) is not None:
+        name = "nats per token"
+        yield Measure(group="text", name=name, label=name, value=nats, more_is_better=False)
+
+
+def recall_tips(results: Sequence[Result]) -> dict[str, str]:
+    """Return what to show at each point of the recall figure, by the id of the point."""
+    tips = {}
+    for number, result in enumerate(results):
+        for place, point in enumerate(result.recall_points):
+            error = f" ± {percent(point.stderr)}" if point.stderr is not None else ""
+            questions = f" of {plural(point.questions, 'question')}" if point.questions else ""
+            accuracy = f"{point.pairs} pairs: {percent(point.accuracy)}{error}{questions}"
+            tips[f"recall-{number}-{place}"] = f"{label_of(result)}\n{accuracy}"
+    return tips
+
+
+def comparable(traces: Traces) -> list[list[TraceRecord]]:
+    """Group traces of the same text through models of the same shape, uncut models first."""
+    groups: dict[object, list[TraceRecord]] = {}
+    for trace in (file.record for file in traces):
+        text = None if trace.text is None else trace.text.digest
+        groups.setdefault((trace.layers, trace.heads, text), []).append(trace)
+    return [sorted(group, key=lambda trace: trace.cut is not None) for group in groups.values()]
+
+
+def mean_utilisation(trace: TraceRecord) -> float:
+    """Return the rank utilisation of a model, a mean over layers and heads."""
+    return statistics.fmean(value for row in trace.utilisation_by_head for value in row)
+
+
+def median_kappa(trace: TraceRecord) -> float | None:
+    """Return the median condition number over layers and heads; None is infinite."""
+    values = (math.inf if value is None else value for row in trace.kappa_by_head for value in row)
+    median = statistics.median_high(values)
+    return None if median == math.inf else median
+
+
+def trace_of(sweep: SweepRecord, row: Row | None, traces: Traces) -> TraceRecord | None:
+    """Return the first trace of the model that a row of a sweep is about, or of the uncut model without a row.
+
+    A model that was trained after the cut is another one.
+    """
+    base = sweep.settings.fingerprint
+
+    def is_same(trace: TraceRecord) -> bool:
+        cut = trace.cut
+        if row is None or cut is None:
+            return row is None and cut is None and trace.fingerprint == base
+        is_cut = (cut.base_fingerprint, cut.method, cut.key_dim) == (base, row.method, row.key_dim)
+        return is_cut and cut.score in (None, row.score) and not (cut.recovered or cut.history)
+
+    return next((file.record for file in traces if base is not None and is_same(file.record)), None)
+
+
+def utilisation_differences(sweeps: Sequence[RecordFile[SweepRecord]], traces: Traces) -> Iterator[str]:
+    """Yield both utilisations of each model for which a sweep has another one than its trace.
+
+    `analyze` looks at all states behind the first tokens, a sweep at those at the end of its windows.
+    """
+    for sweep in (file.record for file in sweeps):
+        for row in (None, *sweep.rows):
+            trace, swept = trace_of(sweep, row, traces), (row or sweep.uncut).rank_utilisation
+            if trace is not None and swept is not None and abs(mean_utilisation(trace) - swept) >= SAME:
+                yield f"{label_of(trace)} {fixed(swept, 3)}, here {fixed(mean_utilisation(trace), 3)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A scale from numbers to colours of viridis, linear or logarithmic."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+    ramp = tuple(to_hex(mpl.colormaps["viridis"](step / 8)) for step in range(9))  # from the lowest to the highest
+
+    def share(self, value: float) -> float:
+        """Return where a value lies between low and high, from 0 to 1."""
+        low, high, value = (math.log(max(x, 1e-12)) if self.logarithmic else x for x in (self.low, self.high, value))
+        return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
+
+    def colour(self, value: float) -> str:
+        return to_hex(mpl.colormaps["viridis"](self.share(value)))
+
+    def is_dark(self, value: float) -> bool:
+        red, green, blue, _ = mpl.colormaps["viridis"](self.share(value))
+        return bool(0.299 * red + 0.587 * green + 0.114 * blue < 0.5)
+
+
+def shared_scale(maps: Sequence[Sequence[Sequence[float | None]]], logarithmic: bool) -> Scale:
+    """Return one scale for several maps, so that their colours can be compared."""
+    known = [value for values in maps for row in values for value in row if value is not None] or [1.0]
+    return Scale(low=min(known) if logarithmic else 0.0, high=max(known), logarithmic=logarithmic)
