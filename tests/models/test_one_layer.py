@@ -31,6 +31,6 @@ def test_layer_after_layer_gives_what_the_whole_model_gives_to_the_last_bit(name
         for number in range(model.layers):
             stored = {name: checkpoint.stored(name) for name in model.stored_names(checkpoint, number)}
             with model.holding(number, model.convert(number, stored)):
-                states = model.run(number, states, embedded)
+                states = model.forward(number, states, embedded)
             assert torch.equal(states, expected[number])
             assert all(weight.is_meta for weight in model.model.parameters())

@@ -11,15 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+BLOCK = tl.constexpr(4096)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _losses(  # type: ignore[no-untyped-def]
-    logits, teacher, targets, cross_entropies, divergences, vocabulary, beta, weight,
-    HAS_TEACHER: tl.constexpr, BLOCK: tl.constexpr,
+    logits, teacher, targets, losses, vocabulary, beta, weight, HAS_TEACHER: tl.constexpr
 ):  # fmt: skip
     """Run once for each token. `beta` is 1 / T; `weight` that of the divergence in the gradient of the logits.
+
+    `losses` [2, n] takes the cross entropies and the divergences.
 
     Triton evaluates annotations, so there are none but its own.
     """
@@ -58,8 +59,8 @@ def _losses(  # type: ignore[no-untyped-def]
             divergence += tl.sum(tl.where(inside, tl.exp(theirs) * (theirs - warm), 0.0), 0)
             gradient += weight * (tl.exp(warm) - tl.exp(theirs))
         tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=inside)
-    tl.store(cross_entropies + row, norm - target_logit)
-    tl.store(divergences + row, divergence)
+    tl.store(losses + row, norm - target_logit)
+    tl.store(losses + tl.num_programs(0) + row, divergence)
 
 
 def losses_(
@@ -73,7 +74,7 @@ def losses_(
     count, vocabulary = logits.shape
     losses = torch.empty(2, count, dtype=torch.float32, device=logits.device)
     _losses[(count,)](
-        logits, logits if teacher is None else teacher, targets, losses[0], losses[1], vocabulary, 1 / temperature,
-        weight * temperature, HAS_TEACHER=teacher is not None, BLOCK=BLOCK,
+        logits, logits if teacher is None else teacher, targets, losses, vocabulary, 1 / temperature,
+        weight * temperature, HAS_TEACHER=teacher is not None,
     )  # fmt: skip
     return losses[0], losses[1]

@@ -168,7 +168,7 @@ class OneLayerModel:
         """Return what enters the first layer, from the output of the embedding."""
         return self._run(-1, None, embedded)
 
-    def run(self, layer: int, states: Tensor, embedded: Tensor) -> Tensor:
+    def forward(self, layer: int, states: Tensor, embedded: Tensor) -> Tensor:
         """Return the output of a layer for the hidden states that enter it."""
         return self._run(layer, states, embedded)
 

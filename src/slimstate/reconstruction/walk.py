@@ -208,12 +208,12 @@ class Walk:
         """Find what to train in a run over one window."""
         piece = torch.tensor([int(self.here[0])])
         with torch.no_grad(), self.computing():
-            return trained_places(self.uncut_model.model, mixer.path, lambda: self.uncut_stream.run(number, piece))
+            return trained_places(self.uncut_model.model, mixer.path, lambda: self.uncut_stream.forward(number, piece))
 
     def _errors(self, number: int, windows: Tensor) -> Iterator[Tensor]:
         for piece in self.pieces(windows):
             with self.computing():
-                output = self.cut_stream.run(number, piece)
+                output = self.cut_stream.forward(number, piece)
             yield (output.float() - self.uncut_stream.states[_local(piece)]).square().sum()
 
     def _trainable(self, places: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
@@ -247,7 +247,7 @@ class Walk:
         added = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self.computing():
             for piece in self.pieces(self.here):
-                before, after = stream.states[_local(piece)], stream.run(number, piece).float()
+                before, after = stream.states[_local(piece)], stream.forward(number, piece).float()
                 added += (after - before).double().square().sum()
                 stream.states[_local(piece)] = after
         return float(distributed.sum_over_all(added)) / self.windows
@@ -261,9 +261,9 @@ class Stream:
     embedding: Embedding
     states: HiddenStates
 
-    def run(self, layer: int, windows: Tensor) -> Tensor:
+    def forward(self, layer: int, windows: Tensor) -> Tensor:
         """Return the output of a layer for these windows."""
-        return self.model.run(layer, self.states[_local(windows)], self.embedding.of_windows(windows))
+        return self.model.forward(layer, self.states[_local(windows)], self.embedding.of_windows(windows))
 
 
 @dataclass(frozen=True, kw_only=True)

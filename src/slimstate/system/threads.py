@@ -55,11 +55,11 @@ def parallel_map(work: Callable[[S], T], parts: Sequence[S]) -> list[T]:
         return [work(parts[0])]
     inference = torch.is_inference_mode_enabled()
 
-    def run(part: S) -> T:
+    def call(part: S) -> T:
         with torch.inference_mode(inference), torch.no_grad():  # threads start in the default mode
             return work(part)
 
-    return list(_shared_pool(len(parts)).map(run, parts))
+    return list(_shared_pool(len(parts)).map(call, parts))
 
 
 _shared_pool = functools.cache(background_pool)
@@ -73,13 +73,13 @@ def start(work: Callable[[], T]) -> Callable[[], T]:
     """
     result: Future[T] = Future()
 
-    def run() -> None:
+    def call() -> None:
         try:
             result.set_result(work())
         except BaseException as error:
             result.set_exception(error)
 
-    Thread(target=run, daemon=True).start()
+    Thread(target=call, daemon=True).start()
     return result.result
 
 
