@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import slimstate
 import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
@@ -142,3 +143,13 @@ def test_evidence_of_different_kinds_does_not_merge(loaded):
     evidence = calibrate(runtime, mixers, TOKENS[:2], frozenset({"gram", "input"}))[0]
     with pytest.raises(DataError, match="different kinds"):
         evidence.merged(replace(evidence, input_square=None))
+
+
+def test_an_evidence_file_with_a_damaged_description_is_refused(folders, text_file, tmp_path):
+    path = tmp_path / "evidence.safetensors"
+    options = {"method": "drrqr", "key_dim": 8, "evidence": path, "progress": False}
+    slimstate.prune(folders[tiny.PLAIN[0]], data=text_file, samples=2, length=32, **options)
+    saved = EvidenceFile.open(path)
+    replace(saved, calibration={**saved.calibration, "seed": "three"}).save(path)
+    with pytest.raises(DataError, match="is not a slimstate evidence file: seed"):
+        slimstate.prune(folders[tiny.PLAIN[0]], **options)

@@ -20,10 +20,12 @@ from slimstate.models.offload import load_with
 from slimstate.models.options import LoadOptions
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.options import LENGTH, Calibration
+from slimstate.records.parts import Text
+from slimstate.records.schema import ValidationError, from_json
 from slimstate.selectors import Selector
 from slimstate.system import distributed, threads
 from slimstate.system.atomic import check_place
-from slimstate.system.errors import DataError, PlanError
+from slimstate.system.errors import DataError, PlanError, quoted
 from slimstate.system.progress import SILENT, Reporter
 
 SHORT_TEXT_WINDOWS = 8  # of a text that is shorter than one window of the default length
@@ -106,6 +108,10 @@ class EvidenceCollector:
         if path is None or not path.exists():
             return None
         saved = EvidenceFile.open(path)
+        try:
+            from_json(Text, saved.calibration)
+        except ValidationError as error:
+            raise DataError(f"{quoted(path)} is not a slimstate evidence file: {error}") from error
         with reporter.waiting("reading the weights for their fingerprint"):
             saved.check(path, checkpoint.fingerprint, None if self.windows is None else self.windows.digest)
         saved.check_fits(path, checkpoint.mixers)
