@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import training_calls
 from test_shared_filters import check_shared
 
 import slimstate
