@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_shared_filters import check_shared
-from training_calls import train
 from transformers import get_scheduler
 
 import slimstate

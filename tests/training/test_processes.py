@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import training_calls
 from test_shared_filters import check_shared
 
 import slimstate

@@ -190,7 +190,7 @@ def _parse_change(name: str, text: str, values: Mapping[str, Any]) -> Any:
     """
     value = values[name]
     if isinstance(value, Mapping):
-        raise PlanError(f"`set` {name}: it is a table of options; change the recipe")
+        raise PlanError(f"--set {name}: it is a table of options; change the recipe")
     if not isinstance(value, list):
         return _parse_number(name, text, type(value)) if type(value) in (int, float) else text
     tables = [member for member in value if isinstance(member, Mapping)]
@@ -200,7 +200,7 @@ def _parse_change(name: str, text: str, values: Mapping[str, Any]) -> Any:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     only_in_tables = {key for table in tables for key in table} - values.keys()
     if len(only_in_tables) > 1 and (unknown := [part for part in parts if part not in by_name]):
-        raise PlanError(f"`set` {name}={text}: there is no {unknown[0]}; there are {', '.join(dict(texts))}")
+        raise PlanError(f"--set {name}={text}: there is no {unknown[0]}; there are {', '.join(dict(texts))}")
     return [_parse_number(name, part, int) if numbers else by_name.get(part, part) for part in parts]
 
 
@@ -208,7 +208,7 @@ def _parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | 
     try:
         return kind(text)
     except ValueError as error:
-        raise PlanError(f"`set` {name}: it must be a number, got {quoted(text)}") from error
+        raise PlanError(f"--set {name}: it must be a number, got {quoted(text)}") from error
 
 
 class _Names(Formatter):
