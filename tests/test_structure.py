@@ -50,7 +50,7 @@ def test_functions_are_short():
 
 
 def test_errors_of_the_library_name_no_flags():
-    """Below the command they name parameters in backquotes, which it turns into flags; `--set` of `run` is no option."""
+    """Below the command they name parameters in backquotes, which it turns into flags, but for `--set` of `run`."""
     for path in BELOW_CLI:
         for error in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Raise)):
             for text, place in texts(error, path):
