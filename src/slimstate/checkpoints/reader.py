@@ -26,9 +26,8 @@ from slimstate.records.plan import MAX_PLAN_BYTES, Plan
 from slimstate.records.schema import ValidationError, from_json
 from slimstate.system import hub
 from slimstate.system.errors import ModelError, SlimstateError, quoted, reason_of
-from slimstate.system.input_files import check_name, files_inside
+from slimstate.system.input_files import check_name, expand_home, files_inside
 from slimstate.system.json_files import JsonObject, read_json
-from slimstate.system.paths import expand_home
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -20,9 +20,8 @@ from typing import IO, Any
 from slimstate.data.rows import Render, Texts, row_text
 from slimstate.system import hub
 from slimstate.system.errors import DataError, quoted, reason_of
-from slimstate.system.input_files import open_regular
+from slimstate.system.input_files import expand_home, open_regular
 from slimstate.system.json_files import is_unicode
-from slimstate.system.paths import expand_home
 
 BLOCK = 2**18  # characters of plain text read at once
 FORMATS = (".txt", ".jsonl", ".parquet")

@@ -11,7 +11,7 @@ from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
 from slimstate.system.errors import DataError, PlanError
-from slimstate.system.paths import expand_home
+from slimstate.system.input_files import expand_home
 
 
 def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> Mapping[str, Any]:

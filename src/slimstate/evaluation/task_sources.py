@@ -19,7 +19,7 @@ from slimstate.evaluation.options import TaskOptions
 from slimstate.records.evaluation import TaskData
 from slimstate.system import hub
 from slimstate.system.errors import DataError, SlimstateError
-from slimstate.system.paths import expand_home
+from slimstate.system.input_files import expand_home
 
 PAPER = ("wikitext", "lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa")
 RECALL = ("recall_drop", "recall_fda", "recall_nq", "recall_squad", "recall_swde", "recall_triviaqa")

@@ -7,8 +7,8 @@ from importlib.resources import files
 
 from slimstate.checkpoints.reader import read_config
 from slimstate.system.errors import ModelError, quoted
+from slimstate.system.input_files import expand_home
 from slimstate.system.json_files import JsonObject
-from slimstate.system.paths import expand_home
 
 FOLDER = files("slimstate.models") / "configs"
 

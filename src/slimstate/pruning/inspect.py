@@ -19,7 +19,7 @@ from slimstate.records.cut import BudgetChoice, InspectionRecord, KeyDimOption, 
 from slimstate.records.parts import Cut
 from slimstate.records.schema import from_json
 from slimstate.records.serving import LayerSpeed
-from slimstate.system.paths import expand_home
+from slimstate.system.input_files import expand_home
 
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them
 KV_BYTES = 2  # of a number in bf16

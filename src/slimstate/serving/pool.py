@@ -18,7 +18,7 @@ from slimstate.families.contract import Caches, Config
 from slimstate.records.serving import Pages, PoolRecord, PoolRow, Share
 from slimstate.serving.options import PoolOptions
 from slimstate.system.errors import ModelError, PlanError
-from slimstate.system.paths import expand_home
+from slimstate.system.input_files import expand_home
 
 GIB = 2**30
 BLOCK_MULTIPLE = 16  # tokens: block sizes of vLLM's attention kernels are multiples of it

@@ -61,6 +61,11 @@ class Identity:
             raise error(f"{quoted(path)}{shorter} changed while it was read: use a model that nobody writes to")
 
 
+def expand_home(name: str | os.PathLike[str]) -> Path:
+    """Return a path with ~ replaced by the home folder; that of an unknown user stays as it is."""
+    return Path(os.path.expanduser(name))
+
+
 def open_regular(path: Path, error: type[SlimstateError]) -> BufferedReader:
     """Open a regular file for reading; refuse a pipe, a device or a folder without waiting for it."""
     try:

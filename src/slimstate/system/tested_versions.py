@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
+import platform
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 
-TESTED = {"torch": (2, 13), "transformers": (5, 22), "flash-linear-attention": (0, 6), "Python": (3, 13)}
+from packaging.version import Version
+
+TESTED = {"torch": "2.13", "transformers": "5.22", "flash-linear-attention": "0.6", "Python": "3.13"}
 
 
 class UntestedVersion(UserWarning):
@@ -18,30 +20,23 @@ class UntestedVersion(UserWarning):
 def warn_about_untested() -> None:
     """Warn once about newer packages; called where models are loaded, which such a change would affect."""
     for name, newest, installed in untested():
-        warnings.warn(
-            f"{name} {installed} is newer than {newest}, the newest that slimstate was tested with; "
-            f"if something fails, try {newest}",
-            UntestedVersion,
-            stacklevel=2,
-        )
+        advice = f"the newest that slimstate was tested with; if something fails, try {newest}"
+        warnings.warn(f"{name} {installed} is newer than {newest}, {advice}", UntestedVersion, stacklevel=2)
 
 
 def untested() -> list[tuple[str, str, str]]:
     """Return the packages that are newer: name, newest tested version, installed version."""
-    installed = {name: _version(name) for name in TESTED}
     return [
-        (name, ".".join(map(str, TESTED[name])), ".".join(map(str, numbers)))
-        for name, numbers in installed.items()
-        if numbers > TESTED[name]
+        (name, newest, here) for name, newest in TESTED.items() if _minor(here := _installed(name)) > _minor(newest)
     ]
 
 
-def _version(package: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, or none where the package is not installed."""
-    if package == "Python":
-        return sys.version_info[:2]
+def _installed(package: str) -> str:
     try:
-        parts = version(package).split("+")[0].split(".")
+        return platform.python_version() if package == "Python" else version(package)
     except PackageNotFoundError:
-        return ()
-    return tuple(int(part) for part in parts[:2] if part.isdigit())
+        return "0"
+
+
+def _minor(text: str) -> tuple[int, ...]:
+    return Version(text).release[:2]

@@ -26,7 +26,7 @@ from slimstate.models.stock import quiet_transformers, stock_class, stock_model
 from slimstate.system import hub
 from slimstate.system.atomic import staged
 from slimstate.system.errors import DataError, ModelError, quoted
-from slimstate.system.paths import expand_home
+from slimstate.system.input_files import expand_home
 from slimstate.training.shared_filters import expand, share
 
 END_OF_TEXT = "<|endoftext|>"

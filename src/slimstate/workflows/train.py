@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from slimstate.system.errors import PlanError
-from slimstate.system.paths import expand_home
+from slimstate.system.input_files import expand_home
 from slimstate.training.options import TrainOptions
 from slimstate.workflows.inputs import Progress, reporter_for
 
