@@ -341,14 +341,14 @@ def test_tables_show_the_rows(measured):
     best = min(joint.values(), key=lambda row: row.word_perplexity)
     for name, mark in (("sweep.md", "**"), ("sweep.tex", r"\textbf{")):
         text = (out / name).read_text()
-        assert f"{mark}{PER_WORD.shown(best.word_perplexity)}" in text
+        assert f"{mark}{PER_WORD.format(best.word_perplexity)}" in text
         assert "Perplexity is per word, as in the paper's WikiText columns: 384 tokens" in text
         cells = cells_of(text)
-        assert cells["DRRQR"][0] == PER_WORD.shown(joint["drrqr"].word_perplexity)
-        assert cells["Baseline"][0] == PER_WORD.shown(record.uncut.word_perplexity)
+        assert cells["DRRQR"][0] == PER_WORD.format(joint["drrqr"].word_perplexity)
+        assert cells["Baseline"][0] == PER_WORD.format(record.uncut.word_perplexity)
     assert (out / "sweep.tex").read_text().count(r"\multicolumn") == 1
     by_keys = next(row for row in record.rows if (row.method, row.score) == ("grad", "k"))
-    expected = [PER_WORD.shown(row.word_perplexity) for row in (joint["grad"], by_keys)]
+    expected = [PER_WORD.format(row.word_perplexity) for row in (joint["grad"], by_keys)]
     assert cells_of((out / "ablation.md").read_text())["Grad"] == expected
     assert "Rand" not in (out / "ablation.tex").read_text()
     assert (out / "pareto.png").stat().st_size > 10_000

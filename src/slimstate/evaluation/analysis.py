@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.evaluation.state_traces import EDGES, Trace
+from slimstate.evaluation.options import TraceOptions
+from slimstate.evaluation.state_traces import EDGES, Trace, trace_states
+from slimstate.models.load import load
+from slimstate.models.options import RunOptions
 from slimstate.records.base import Displayable
 from slimstate.records.states import Bounds, ByHead, FiltersRecord, Histogram, Numbers, TraceRecord
 from slimstate.system.json_files import plain
+from slimstate.system.progress import Reporter
+
+BOUND_TIMES = 4  # times at which the bounds are tested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +59,23 @@ class Analysis(Displayable):
         return [vars(model) for model in self.models]
 
 
-def trace_record(trace: Trace, about: Mapping[str, Any]) -> TraceRecord:
-    """Return a trace as numbers, with means over layers and heads; `about` has the fields of the model and the run."""
+def trace_model(
+    checkpoint: Checkpoint, tokens: Tensor, about: Mapping[str, Any], options: TraceOptions, run: RunOptions,
+    reporter: Reporter,
+) -> TraceRecord:  # fmt: skip
+    """Load a model, follow its states through tokens, and let the model go; `about` has more fields of the record."""
+    with reporter.waiting(f"loading {about['name']}"):
+        runtime = load(checkpoint.folder, device=run.device, dtype=run.dtype)
+    reporter.say(f"{about['name']}: kernels: {runtime.kernels}")
+    trace = trace_states(
+        runtime, checkpoint.mixers, tokens, every=options.every, skip=options.skip, readings=BOUND_TIMES,
+        seed=options.seed, reporter=reporter,
+    )  # fmt: skip
+    return _trace_record(trace, {**about, "kernels": runtime.kernels})
+
+
+def _trace_record(trace: Trace, about: Mapping[str, Any]) -> TraceRecord:
+    """Return a trace as numbers, with means over layers and heads."""
     late = torch.tensor(trace.times) > trace.skip
     mean = trace.utilisation.mean((0, 1))
     sampled = {name: rounded(values, 6) for name, values in trace.sampled.items() if name != "holds"}

@@ -34,16 +34,9 @@ BEFORE, AFTER = "\n", " ."
 
 
 def associative_recall(
-    runtime: Runtime,
-    text: str | Reading,
-    *,
-    pairs: Sequence[int] = PAIRS,
-    sequences: int = 8,
-    length: int = 512,
-    seed: int = 0,
-    max_tokens: int | None = None,
-    reporter: Reporter = SILENT,
-) -> AssociativeRecall:
+    runtime: Runtime, text: str | Reading, *, pairs: Sequence[int] = PAIRS, sequences: int = 8, length: int = 512,
+    seed: int = 0, max_tokens: int | None = None, reporter: Reporter = SILENT,
+) -> AssociativeRecall:  # fmt: skip
     """Return the share of correct answers by the number of pairs to remember; `accuracy` is among the candidates.
 
     `exact` is among all tokens. The model reads at most `max_tokens`, but one sequence for every number of pairs.
@@ -65,14 +58,10 @@ def associative_recall(
             RecallPoint(pairs=count, accuracy=share, stderr=stderr, exact=float(exact.mean()), questions=questions)
         )
     return AssociativeRecall(
-        points=tuple(points),
-        mean=sum(point.accuracy for point in points) / len(points),
-        candidates=len(values),
-        sequences=sequences if limit is None else min(sequences, limit),
-        length=length,
-        seed=seed,
+        points=tuple(points), mean=sum(point.accuracy for point in points) / len(points), candidates=len(values),
+        sequences=sequences if limit is None else min(sequences, limit), length=length, seed=seed,
         digest=f"sha256:{digest.hexdigest()}",
-    )
+    )  # fmt: skip
 
 
 def draw_vocabulary(tokenizer: Any, pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

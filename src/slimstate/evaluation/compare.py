@@ -1,8 +1,9 @@
-"""Several models on the same footing: the same tokens for all, and a name for each."""
+"""Several models on the same footing: a name for each, and the same tokens for all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -14,7 +15,23 @@ from slimstate.system.errors import DataError, PlanError
 from slimstate.system.input_files import expand_home
 
 
-def same_tokenizers(checkpoints: Sequence[Checkpoint]) -> Mapping[str, Any]:
+def open_models(sources: Sequence[str | PathLike[str]]) -> dict[str, Checkpoint]:
+    """Open models and return them by name: the last part of each path or, where two are the same, more of it."""
+    checkpoints = [Checkpoint.open(source) for source in sources]
+    paths = [_parts(checkpoint.source) for checkpoint in checkpoints]
+    for size in range(1, max(map(len, paths)) + 1):
+        names = ["-".join(path[-size:]).replace("/", "-") for path in paths]
+        if len(set(names)) == len(names):
+            return dict(zip(names, checkpoints, strict=True))
+    raise PlanError("the same model is given twice")
+
+
+def _parts(source: str) -> tuple[str, ...]:
+    path = expand_home(source)
+    return path.resolve().parts if path.exists() else tuple(source.split("/"))
+
+
+def same_tokenizers(checkpoints: Iterable[Checkpoint]) -> Mapping[str, Any]:
     """Return the tokenizer of every model by its source; refuse different vocabularies."""
     tokenizers = {checkpoint.source: load_tokenizer(checkpoint.folder) for checkpoint in checkpoints}
     (first, tokenizer), *others = tokenizers.items()
@@ -35,18 +52,3 @@ def shared_windows(tokenizers: Mapping[str, Any], text: Reading, length: int, ma
                 f"{first} and {name} split {text.source} into different tokens: their numbers cannot be compared"
             )
     return windows
-
-
-def distinct_names(sources: Sequence[str]) -> list[str]:
-    """Return the last part of each path; where two are the same, more of it."""
-    paths = [_parts(source) for source in sources]
-    for size in range(1, max(map(len, paths)) + 1):
-        names = ["-".join(part[-size:]).replace("/", "-") for part in paths]
-        if len(set(names)) == len(names):
-            return names
-    raise PlanError("the same model is given twice")
-
-
-def _parts(source: str) -> tuple[str, ...]:
-    path = expand_home(source)
-    return path.resolve().parts if path.exists() else tuple(source.split("/"))

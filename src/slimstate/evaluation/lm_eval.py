@@ -34,15 +34,11 @@ from slimstate.system.progress import SILENT, Reporter
 
 AVERAGES = {
     "zero_shot": {
-        "lambada_openai": "acc",
-        "arc_easy": "acc_norm",
-        "arc_challenge": "acc_norm",
-        "hellaswag": "acc_norm",
-        "winogrande": "acc",
-        "piqa": "acc_norm",
+        "lambada_openai": "acc", "arc_easy": "acc_norm", "arc_challenge": "acc_norm", "hellaswag": "acc_norm",
+        "winogrande": "acc", "piqa": "acc_norm",
     },
     "recall": dict.fromkeys(RECALL, "contains"),
-}
+}  # fmt: skip
 BATCH = {"cpu": 1, "cuda": 8}
 
 

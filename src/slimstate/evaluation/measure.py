@@ -17,7 +17,7 @@ from slimstate.models.load import Runtime, load
 from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
 from slimstate.pruning.budget import stored_bytes
-from slimstate.records.evaluation import EvaluationRecord, MeasurePair, Result
+from slimstate.records.evaluation import MeasurePair, Result
 from slimstate.system.progress import Reporter
 
 
@@ -63,35 +63,19 @@ class Measurement:
         tokens = windows.tokens
         nats, size = mean_nats(runtime, tokens, self.reporter), TextSize.of(runtime.tokenizer, tokens)
         return replace(
-            result,
-            text=windows.source,
-            digest=windows.digest,
-            documents=windows.documents,
-            length=tokens.shape[1],
-            windows=len(tokens),
-            perplexity=perplexity_of(nats),
-            nats_per_token=nats,
-            nats_per_byte=size.nats_per_byte(nats),
-            **vars(size.scores(nats)),
-        )
-
-
-def scores_of(result: Result | EvaluationRecord) -> dict[str, tuple[float, bool]]:
-    """Return every number that can be compared by its name, and whether more of it is better."""
-    return {
-        measure.name: (measure.value, measure.more_is_better)
-        for measure in result.measures()
-        if measure.value is not None and measure.more_is_better is not None
-    }
+            result, text=windows.source, digest=windows.digest, documents=windows.documents, windows=len(tokens),
+            length=tokens.shape[1], perplexity=perplexity_of(nats), nats_per_token=nats,
+            nats_per_byte=size.nats_per_byte(nats), **vars(size.scores(nats)),
+        )  # fmt: skip
 
 
 def compare(result: Result, baseline: Result) -> tuple[MeasurePair, ...]:
     """Return the numbers of both models side by side; a share of 1 is all of the baseline's score."""
-    references = scores_of(baseline)
-    rows = []
-    for name, (value, more_is_better) in scores_of(result).items():
-        reference = references[name][0]
-        above, below = (value, reference) if more_is_better else (reference, value)
-        share = above / below if below else None
-        rows.append(MeasurePair(measure=name, model=value, baseline=reference, share=share))
+    references, rows = {measure.name: measure.value for measure in baseline.measures()}, []
+    for measure in result.measures():
+        value, reference = measure.value, references.get(measure.name)
+        if value is not None and reference is not None and measure.more_is_better is not None:
+            above, below = (value, reference) if measure.more_is_better else (reference, value)
+            share = above / below if below else None
+            rows.append(MeasurePair(measure=measure.name, model=value, baseline=reference, share=share))
     return tuple(rows)

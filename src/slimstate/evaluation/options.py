@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from slimstate.data.options import TextOptions
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
 
@@ -55,6 +56,23 @@ class GridOptions(Options):
 
     def check(self) -> None:
         object.__setattr__(self, "state_dtypes", tuple(map(full_name, self.state_dtypes)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(TextOptions):
+    """States"""
+
+    length: Annotated[int, Meta(ge=2)] = 1024
+    """Tokens to follow the states through."""
+    samples: Annotated[int, Meta(ge=1)] = 1
+    """Texts of that length to average over."""
+    every: Annotated[int, Meta(ge=1)] = 16
+    """Tokens between two looks at the states."""
+    skip: Annotated[int, Meta(ge=0)] = 128
+    """First tokens that spectra and maps leave out."""
+
+    def check(self) -> None:
+        check_times(self.length, self.every, self.skip)
 
 
 def full_name(state_dtype: str) -> str:

@@ -100,10 +100,6 @@ class TextSize:
     def scores(self, nats: float) -> TextScores:
         """Return mean nats per token in other units; a perplexity per word that is too large for a record is None."""
         per_word = nats * self.tokens / self.words
-        return TextScores(
-            word_perplexity=math.exp(per_word) if per_word <= MAX_NATS else None,
-            bits_per_byte=self.nats_per_byte(nats) / math.log(2),
-            tokens=self.tokens,
-            words=self.words,
-            bytes=self.bytes,
-        )
+        word_perplexity = math.exp(per_word) if per_word <= MAX_NATS else None
+        bits_per_byte = self.nats_per_byte(nats) / math.log(2)
+        return TextScores(word_perplexity=word_perplexity, bits_per_byte=bits_per_byte, **vars(self))

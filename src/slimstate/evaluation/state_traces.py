@@ -134,33 +134,20 @@ class _LayerStatistics:
             "expected": memory.expected_error(query),
         }
         bounds = {
-            "amplification": memory.amplification_bounds(query, noise),
-            "expected": memory.expected_bounds(query),
+            "amplification": (memory.amplification_bounds(query, noise), memory.condition_bounds()),
+            "expected": (memory.expected_bounds(query), memory.expected_condition_bounds()),
         }
-        for name, pair in bounds.items():
-            sample |= {f"{name}_lower": pair.lower, f"{name}_upper": pair.upper}
-        amplification, expected = sample["amplification"], sample["expected"]
-        sample["holds"] = (
-            bounds["amplification"].hold(amplification)
-            & bounds["expected"].hold(expected)
-            & memory.condition_bounds().hold(amplification)
-            & memory.expected_condition_bounds().hold(expected)
-            & ~(sample["key_bound"] > sample["effective_rank"] * (1 + 1e-6))
-        )
+        sample["holds"] = ~(sample["key_bound"] > sample["effective_rank"] * (1 + 1e-6))
+        for name, (by_rank, by_condition) in bounds.items():
+            sample["holds"] &= by_rank.hold(sample[name]) & by_condition.hold(sample[name])
+            sample |= {f"{name}_lower": by_rank.lower, f"{name}_upper": by_rank.upper}
         self.sampled.append({name: value.flatten().double() for name, value in sample.items()})
 
 
 def trace_states(
-    runtime: Runtime,
-    mixers: Sequence[Mixer],
-    tokens: Tensor,
-    *,
-    every: int = 16,
-    skip: int = 128,
-    readings: int = 0,
-    seed: int = 0,
-    reporter: Reporter = SILENT,
-) -> Trace:
+    runtime: Runtime, mixers: Sequence[Mixer], tokens: Tensor, *,
+    every: int = 16, skip: int = 128, readings: int = 0, seed: int = 0, reporter: Reporter = SILENT,
+) -> Trace:  # fmt: skip
     """Follow the states of a model through tokens [B, T], and look at them after each `every` tokens.
 
     At `readings` of those times, spread evenly, each state is also read with its own query and noise drawn by `seed`.
@@ -205,16 +192,11 @@ def _join(layers: list[_LayerStatistics], times: tuple[int, ...], skip: int) -> 
     names = sampled[0].keys() if sampled else ()
     logarithms = [layer.logarithms / layer.count for layer in layers if layer.logarithms is not None]
     return Trace(
-        layers=tuple(layer.mixer.layer for layer in layers),
-        times=times,
-        skip=skip,
-        capacity=logarithms[0].shape[-1],
-        utilisation=stack("utilisation"),
-        kappa=10 ** stack("kappa"),
+        layers=tuple(layer.mixer.layer for layer in layers), times=times, skip=skip, capacity=logarithms[0].shape[-1],
+        utilisation=stack("utilisation"), kappa=10 ** stack("kappa"), spectrum=torch.stack(logarithms),
         histogram=torch.stack([layer.histogram for layer in layers if layer.histogram is not None]),
-        spectrum=torch.stack(logarithms),
         sampled={name: torch.cat([entry[name] for entry in sampled]) for name in names},
-    )
+    )  # fmt: skip
 
 
 class FinalUtilisation:

@@ -10,8 +10,9 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
@@ -21,15 +22,16 @@ from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
 from slimstate.evaluation.state_traces import FinalUtilisation
-from slimstate.evaluation.sweep_grid import Candidate, missing_candidates, order_rows
+from slimstate.evaluation.sweep_grid import Candidate, order_rows
+from slimstate.evaluation.task_sources import find_sources
 from slimstate.families import loader_of
 from slimstate.models.hooks import observed
-from slimstate.models.load import Runtime
+from slimstate.models.load import Runtime, load_tokenizer
 from slimstate.models.state_rounding import rounded_states
 from slimstate.pruning.budget import stored_bytes
 from slimstate.records.base import versions
-from slimstate.records.evaluation import UNCUT, LmEval, Row, SweepRecord, SweepSettings, Uncut
-from slimstate.records.parts import TextScores
+from slimstate.records.evaluation import UNCUT, Row, SweepRecord, SweepSettings, Uncut
+from slimstate.records.parts import Text
 from slimstate.system.progress import Reporter
 
 STATE_WINDOWS = 2  # whose last states give the utilisation
@@ -37,26 +39,18 @@ STATE_WINDOWS = 2  # whose last states give the utilisation
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateModel:
-    """A candidate that runs: the uncut model under masks, or a cut; with the condition numbers of its keys."""
+    """A candidate that runs: the uncut model under masks, or a cut.
+
+    The condition numbers are those of the kept keys of every head; None where they are singular.
+    """
 
     runtime: Runtime
     mixers: Sequence[Mixer]
-    condition_numbers: Sequence[float] = ()
+    condition_numbers: Sequence[float | None] = ()
 
 
 OpenCut = Callable[[Candidate], AbstractContextManager[CandidateModel]]
 OnRow = Callable[[Row], None]
-
-
-class _Measures(TextScores):
-    """The measures that the uncut model and the rows share, by the names of the records."""
-
-    key_dim: int
-    state_bytes: int
-    perplexity: float
-    nats_per_token: float
-    rank_utilisation: float
-    lm_eval: LmEval | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,43 +65,50 @@ class SweepStudy:
     settings: SweepSettings
     reporter: Reporter
 
+    @classmethod
+    def prepare(
+        cls, checkpoint: Checkpoint, candidates: tuple[Candidate, ...], windows: Windows, options: MeasureOptions,
+        settings: SweepSettings, reporter: Reporter,
+    ) -> SweepStudy:  # fmt: skip
+        """Find the tasks, read the fingerprint, and complete the settings, which say how cuts are made."""
+        with reporter.waiting("reading the weights for their fingerprint"):
+            fingerprint = checkpoint.fingerprint
+        settings = replace(
+            settings, fingerprint=fingerprint, text=Text(**windows.describe()), limit=options.limit,
+            max_length=options.max_length, state_every=options.state_every,
+            tasks={source.task: source.data for source in find_sources(options)},
+        )  # fmt: skip
+        size = TextSize.of(load_tokenizer(checkpoint.folder), windows.tokens)
+        return cls(
+            checkpoint=checkpoint, candidates=candidates, windows=windows, size=size, options=options,
+            settings=settings, reporter=reporter,
+        )  # fmt: skip
+
     def missing(self, earlier: SweepRecord | None) -> list[Candidate]:
         """Return the candidates that an earlier sweep has not measured."""
-        return missing_candidates(self.candidates, () if earlier is None else earlier.rows)
+        measured = () if earlier is None else {row.key for row in earlier.rows}
+        return [candidate for candidate in self.candidates if candidate.key not in measured]
 
     def record(self, uncut: Uncut, rows: Sequence[Row], kernels: str | None) -> SweepRecord:
         """Return the record of these rows, in the order of the candidates."""
         model_type, mixer = self.checkpoint.family.model_type, self.checkpoint.mixers[0]
         return SweepRecord(
-            model=self.checkpoint.source,
-            model_type=model_type,
-            loader=loader_of(model_type),
-            width=mixer.axis.width,
-            value_dim=mixer.value_dim,
-            settings=self.settings,
-            versions=versions(),
-            seed=self.settings.seed,
-            kernels=kernels,
-            uncut=uncut,
-            rows=order_rows(rows, self.candidates),
-        )
+            model=self.checkpoint.source, model_type=model_type, loader=loader_of(model_type), width=mixer.axis.width,
+            value_dim=mixer.value_dim, settings=self.settings, versions=versions(), seed=self.settings.seed,
+            kernels=kernels, uncut=uncut, rows=order_rows(rows, self.candidates),
+        )  # fmt: skip
 
     def measure(
-        self,
-        runtime: Runtime,
-        open_cut: OpenCut,
-        earlier: SweepRecord | None,
-        path: Path,
-        on_row: Callable[[Row], None],
+        self, runtime: Runtime, open_cut: OpenCut, earlier: SweepRecord | None, path: Path, on_row: OnRow
     ) -> SweepRecord:
         """Measure the missing candidates and write the record to `path` after every row; `on_row` gets all rows."""
         whole = CandidateModel(runtime=runtime, mixers=self.checkpoint.mixers)
+        rows: list[Row] = []
         if earlier is None:
             width = self.checkpoint.mixers[0].axis.width
-            uncut = Uncut(**vars(self._measure(whole, width, UNCUT, StateRounding())))
+            uncut = Uncut(**self._measure(whole, width, UNCUT, StateRounding()))
         else:
-            uncut = earlier.uncut
-        rows = [] if earlier is None else list(order_rows(earlier.rows, self.candidates))
+            uncut, rows = earlier.uncut, list(order_rows(earlier.rows, self.candidates))
         for row in rows:
             on_row(row)
         for row in self._rows(self.missing(earlier), whole, open_cut, uncut):
@@ -134,34 +135,35 @@ class SweepStudy:
         name = " ".join(map(str, candidate.key if several else candidate.key[:3]))
         label = f"row {self.candidates.index(candidate) + 1} of {len(self.candidates)}: {name}"
         measures = self._measure(model, candidate.key_dim, label, rounding)
-        kappas = model.condition_numbers
+        kappas = [math.inf if kappa is None else kappa for kappa in model.condition_numbers]
         return Row(
             method=candidate.method,
             score=candidate.score,
             compression=candidate.compression,
             state_dtype=candidate.state_dtype,
-            **vars(measures),
-            nats_over_uncut=measures.nats_per_token - uncut.nats_per_token,
+            **measures,
+            nats_over_uncut=measures["nats_per_token"] - uncut.nats_per_token,
             kappa=_finite(statistics.median_high(kappas)) if kappas else None,
             kappa_worst=_finite(max(kappas)) if kappas else None,
         )
 
-    def _measure(self, model: CandidateModel, key_dim: int, label: str, rounding: StateRounding) -> _Measures:
-        states, network = FinalUtilisation(key_dim, STATE_WINDOWS), model.runtime.model
+    def _measure(self, model: CandidateModel, key_dim: int, label: str, rounding: StateRounding) -> dict[str, Any]:
+        """Return the measures that the uncut model and the rows share, by the names of the records."""
+        states, network, tasks = FinalUtilisation(key_dim, STATE_WINDOWS), model.runtime.model, None
         with rounded_states(network, model.mixers, rounding):
             with observed(network, model.mixers, states.see):
                 nats = mean_nats(model.runtime, self.windows.tokens, self.reporter, label)
-            has_tasks = bool(self.options.tasks)
-            tasks = run_tasks(model.runtime, self.options, seed=self.settings.seed or 0) if has_tasks else None
-        return _Measures(
-            key_dim=key_dim,
-            state_bytes=stored_bytes(self.checkpoint.mixers, key_dim, rounding),
-            perplexity=perplexity_of(nats),
-            nats_per_token=nats,
-            rank_utilisation=states.mean,
-            lm_eval=tasks,
+            if self.options.tasks:
+                tasks = run_tasks(model.runtime, self.options, seed=self.settings.seed or 0)
+        return {
+            "key_dim": key_dim,
+            "state_bytes": stored_bytes(self.checkpoint.mixers, key_dim, rounding),
+            "perplexity": perplexity_of(nats),
+            "nats_per_token": nats,
+            "rank_utilisation": states.mean,
+            "lm_eval": tasks,
             **vars(self.size.scores(nats)),
-        )
+        }
 
 
 def _finite(value: float) -> float | None:

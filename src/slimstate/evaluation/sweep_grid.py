@@ -98,12 +98,6 @@ class Grid:
         return (needs - {"weight"}) | {"gram"} if has_text else frozenset()
 
 
-def missing_candidates(candidates: Sequence[Candidate], rows: Sequence[Row]) -> list[Candidate]:
-    """Return the candidates without a row."""
-    measured = {row.key for row in rows}
-    return [candidate for candidate in candidates if candidate.key not in measured]
-
-
 def order_rows(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Row, ...]:
     """Return the rows in the order of the candidates, other rows of an earlier sweep last.
 

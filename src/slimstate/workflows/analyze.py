@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Meta
-
-from slimstate.data.options import TextOptions, TextSource
-from slimstate.evaluation.options import check_times
+from slimstate.data.options import TextSource
+from slimstate.evaluation.options import TraceOptions
 from slimstate.models.options import RunOptions
 from slimstate.system.errors import DataError, PlanError
 from slimstate.workflows.inputs import Inputs, Model, Progress, in_memory
 
 if TYPE_CHECKING:
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.data.text import Windows
     from slimstate.evaluation.analysis import Analysis
-    from slimstate.records.states import TraceRecord
     from slimstate.system.progress import Reporter
 
 FIGURES = ("utilisation*", "spectra.*", "spectrum.*", "retrieval-error.*", "filters-*")
-BOUND_TIMES = 4  # times at which the bounds are tested
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeConfig(TextOptions):
+class AnalyzeConfig(TraceOptions):
     """How to follow the states of models"""
 
-    length: Annotated[int, Meta(ge=2)] = 1024
-    """Tokens to follow the states through."""
-    samples: Annotated[int, Meta(ge=1)] = 1
-    """Texts of that length to average over."""
-    every: Annotated[int, Meta(ge=1)] = 16
-    """Tokens between two looks at the states."""
-    skip: Annotated[int, Meta(ge=0)] = 128
-    """First tokens that spectra and maps leave out."""
     head: str | None = None
     """LAYER:HEAD whose spectra are drawn; default: a typical one."""
     run: RunOptions = RunOptions()
-
-    def check(self) -> None:
-        check_times(self.length, self.every, self.skip)
 
 
 def analyze(
@@ -84,10 +67,10 @@ def _analyze(
 ) -> Analysis:
     """Measure all models, then write the records and draw them."""
     from slimstate.checkpoints.identity import identity
-    from slimstate.checkpoints.reader import Checkpoint
+    from slimstate.data.documents import Reading
     from slimstate.data.rows import as_text_source
-    from slimstate.evaluation.analysis import Analysis, StateUse, filters_record
-    from slimstate.evaluation.compare import distinct_names
+    from slimstate.evaluation.analysis import Analysis, StateUse, filters_record, trace_model
+    from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
     from slimstate.records.base import versions
     from slimstate.records.parts import Text
     from slimstate.records.provenance import run_config
@@ -96,23 +79,25 @@ def _analyze(
 
     started = time.perf_counter()
     check_place(folder, folder=True)
-    checkpoints = [Checkpoint.open(source) for source in sources]
-    names = distinct_names([checkpoint.source for checkpoint in checkpoints])
+    checkpoints = open_models(sources)
     if config.head is not None:
-        mixers = checkpoints[0].mixers
+        mixers = next(iter(checkpoints.values())).mixers
         find_head([mixer.layer for mixer in mixers], mixers[0].value_heads, config.head)
-    _check_files(folder, names)
-    text = as_text_source(text)
-    windows = _read_windows(checkpoints, text, config)
+    _check_files(folder, checkpoints)
+    text, tokenizers = as_text_source(text), same_tokenizers(checkpoints.values())
+    windows = shared_windows(tokenizers, Reading(text, config.documents), config.length, config.samples * config.length)
+    if len(windows.tokens) < config.samples:
+        count = f"{len(windows.tokens)} windows of {config.length} tokens"
+        raise DataError(f"{text} has {count}: use fewer `samples` than {config.samples}")
     shared = {
         "text": Text(**windows.describe()), "every": config.every, "skip": config.skip, "seed": config.seed,
         "versions": versions(),
         "config": run_config("analyze", {"models": sources, "text": text, "out": folder}, config.to_values()),
     }  # fmt: skip
     traces, filters, plans = [], [], {}
-    for name, checkpoint in zip(names, checkpoints, strict=True):
+    for name, checkpoint in checkpoints.items():
         about = {**vars(identity(checkpoint, name)), **shared}
-        traces.append(_trace(checkpoint, windows, about, config, reporter))
+        traces.append(trace_model(checkpoint, windows.tokens, about, config, config.run, reporter))
         if checkpoint.plan is not None:
             plans[name] = replace(checkpoint.plan, folder=checkpoint.source)
         if checkpoint.mixers[0].filters:
@@ -130,7 +115,7 @@ def _analyze(
     )
 
 
-def _check_files(folder: Path, names: Sequence[str]) -> None:
+def _check_files(folder: Path, names: Iterable[str]) -> None:
     """Refuse a folder that has files of others by the names that ours will have."""
     from slimstate.records.folder import check_drawn, check_record
     from slimstate.system.atomic import check_kind
@@ -140,33 +125,3 @@ def _check_files(folder: Path, names: Sequence[str]) -> None:
             check_kind(folder / f"{kind}-{name}.json", folder=False)
             check_record(folder / f"{kind}-{name}.json")
     check_drawn(folder, FIGURES, beside="trace-*.json")
-
-
-def _read_windows(checkpoints: Sequence[Checkpoint], text: Any, config: AnalyzeConfig) -> Windows:
-    from slimstate.data.documents import Reading
-    from slimstate.evaluation.compare import same_tokenizers, shared_windows
-
-    reading, max_tokens = Reading(text, config.documents), config.samples * config.length
-    windows = shared_windows(same_tokenizers(checkpoints), reading, config.length, max_tokens)
-    if len(windows.tokens) < config.samples:
-        count = f"{len(windows.tokens)} windows of {config.length} tokens"
-        raise DataError(f"{text} has {count}: use fewer `samples` than {config.samples}")
-    return windows
-
-
-def _trace(
-    checkpoint: Checkpoint, windows: Windows, about: Mapping[str, Any], config: AnalyzeConfig, reporter: Reporter
-) -> TraceRecord:
-    """Load one model, follow its states, and let the model go."""
-    from slimstate.evaluation.analysis import trace_record
-    from slimstate.evaluation.state_traces import trace_states
-    from slimstate.models.load import load
-
-    with reporter.waiting(f"loading {about['name']}"):
-        runtime = load(checkpoint.folder, device=config.run.device, dtype=config.run.dtype)
-    reporter.say(f"{about['name']}: kernels: {runtime.kernels}")
-    trace = trace_states(
-        runtime, checkpoint.mixers, windows.tokens, every=config.every, skip=config.skip, readings=BOUND_TIMES,
-        seed=config.seed, reporter=reporter,
-    )  # fmt: skip
-    return trace_record(trace, {**about, "kernels": runtime.kernels})

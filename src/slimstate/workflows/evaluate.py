@@ -16,13 +16,7 @@ from slimstate.system.errors import PlanError
 from slimstate.workflows.inputs import Inputs, Model, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.data.rows import Texts
-    from slimstate.evaluation.measure import Measurement
     from slimstate.records.evaluation import EvaluationRecord
-    from slimstate.system.progress import Reporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +73,12 @@ def evaluate(
         >>> record = slimstate.evaluate("slim", "demo/evaluation.txt", baseline="demo/model")
         >>> record.perplexity, record.baseline.perplexity
     """
-    from slimstate.checkpoints.reader import Checkpoint
     from slimstate.core.state_dtype import StateRounding
+    from slimstate.data.documents import Reading
     from slimstate.data.rows import as_text_source
-    from slimstate.evaluation.compare import distinct_names
-    from slimstate.evaluation.measure import compare
+    from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
+    from slimstate.evaluation.measure import Measurement, compare
+    from slimstate.evaluation.task_sources import find_sources
     from slimstate.records.base import versions
     from slimstate.records.evaluation import EvaluationRecord
     from slimstate.records.folder import check_record
@@ -92,23 +87,30 @@ def evaluate(
 
     started = time.perf_counter()
     config = EvalConfig.merge(config, options)
+    measures = config.all_measures
     if config.associative and text is None:
         raise PlanError("`associative` hides its names in a text: give `text` too")
-    if text is None and not config.all_measures.tasks:
+    if text is None and not measures.tasks:
         raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
     if out is not None:
         check_place(Path(out), folder=False)
         check_record(Path(out))
-    rounding = StateRounding(dtype=config.state_dtype, every=config.measures.state_every)
+    roundings = (StateRounding(dtype=config.state_dtype, every=measures.state_every), StateRounding())
     source = None if text is None else as_text_source(text)
     with Inputs(progress, tokenizer, model, config.baseline) as inputs:
         models = [inputs.model(each) for each in (model, config.baseline) if each is not None]
-        checkpoints = [Checkpoint.open(each) for each in models]
-        names = distinct_names([checkpoint.source for checkpoint in checkpoints])
-        measurement = _measurement(checkpoints, source, config, inputs.reporter)
+        checkpoints = open_models(models)
+        tokenizers = same_tokenizers(checkpoints.values())
+        find_sources(measures)  # so that missing data is refused before a model is loaded
+        reading = None if source is None else Reading(source, config.documents)
+        windows = None if reading is None else shared_windows(tokenizers, reading, config.length, measures.max_tokens)
+        measurement = Measurement(
+            text=reading, windows=windows, associative=config.associative, options=measures, seed=config.seed,
+            run=config.run, reporter=inputs.reporter,
+        )  # fmt: skip
         results = [
-            measurement.measure(checkpoint, name, stored)
-            for checkpoint, name, stored in zip(checkpoints, names, (rounding, StateRounding()), strict=False)
+            measurement.measure(checkpoint, name, rounding)
+            for (name, checkpoint), rounding in zip(checkpoints.items(), roundings, strict=False)
         ]
     values = replace(config, baseline=models[1] if len(models) > 1 else None).to_values()
     record = EvaluationRecord(
@@ -124,22 +126,3 @@ def evaluate(
         return record
     record.write(Path(out))
     return replace(record, out=str(out))
-
-
-def _measurement(
-    checkpoints: Sequence[Checkpoint], source: str | Texts | None, config: EvalConfig, reporter: Reporter
-) -> Measurement:
-    """Read the text and find the tasks, so that what is missing is refused before a model is loaded."""
-    from slimstate.data.documents import Reading
-    from slimstate.evaluation.compare import same_tokenizers, shared_windows
-    from slimstate.evaluation.measure import Measurement
-    from slimstate.evaluation.task_sources import find_sources
-
-    tokenizers, options = same_tokenizers(checkpoints), config.all_measures
-    find_sources(options)
-    text = None if source is None else Reading(source, config.documents)
-    windows = None if text is None else shared_windows(tokenizers, text, config.length, options.max_tokens)
-    return Measurement(
-        text=text, windows=windows, associative=config.associative, options=options, seed=config.seed, run=config.run,
-        reporter=reporter,
-    )  # fmt: skip

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from slimstate.pruning.cut import CardNotes
     from slimstate.pruning.planning import SelectionJob
     from slimstate.records.cut import CutRecord, EstimateRecord
-    from slimstate.records.plan import Plan
     from slimstate.system.progress import Reporter
 
 
@@ -145,7 +144,7 @@ def estimate(
         raise PlanError("`apply` has its plan and loads no model: there is nothing to estimate")
     with Inputs(progress, tokenizer, model) as inputs:
         checkpoint = _open(inputs.model(model), None if out is None else Path(out), config, inputs.reporter)
-        job = _selection_job(checkpoint, config, inputs.reporter)
+        job = selection_job(checkpoint, config, inputs.reporter)
         speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], job.request.keep)
         return replace(estimate_cut(job), speed=speed)
 
@@ -164,7 +163,7 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         config = replace(config, reconstruct=None, distill=None)
     job = plan = None
     if config.apply is None:
-        job = _selection_job(checkpoint, config, reporter)
+        job = selection_job(checkpoint, config, reporter)
         key_dim = job.request.keep
         if config.reconstruct is not None:
             assert out is not None
@@ -213,7 +212,7 @@ def _reads_text(method: Any) -> bool:
     return selector_named(method).calibrated
 
 
-def _selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> SelectionJob:
+def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> SelectionJob:
     """Refuse what can be refused before a model is loaded, read the text, and announce the cut."""
     from slimstate.pruning.evidence import read_windows
     from slimstate.pruning.layerwise import is_layerwise
@@ -272,47 +271,29 @@ def _reconstructed(
     job: SelectionJob, out: Path, config: PruneConfig, provenance: dict[str, Any], started: float
 ) -> CutRecord:
     """Cut and reconstruct in one walk over the layers; the channels are chosen on the way where the method can."""
-    from slimstate.pruning.layerwise import is_layerwise
+    from slimstate.pruning.layerwise import LayerwiseCut, is_layerwise
+    from slimstate.reconstruction.reconstruct import ReconstructionJob
+    from slimstate.reconstruction.trained_layers import TrainedLayers
 
     assert config.reconstruct is not None
+    request = job.request
     plan = None if is_layerwise(job.selector, config.calibration.evidence) else job.plan()[0]
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
-    run = CutReconstruction(out=out, options=config.reconstruct, force=config.force, provenance=provenance)
-    return run.finish(job, plan, windows, started)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CutReconstruction:
-    """Where and how a cut is made and reconstructed at once; `prune` writes one, `sweep` measures several."""
-
-    out: Path
-    options: ReconstructOptions
-    force: bool
-    provenance: dict[str, Any]
-
-    def finish(self, job: SelectionJob, plan: Plan | None, windows: Windows, started: float) -> CutRecord:
-        """Write the reconstructed cut of a plan, or of channels that are chosen layer by layer."""
-        from slimstate.pruning.layerwise import LayerwiseCut
-        from slimstate.reconstruction.reconstruct import ReconstructionJob
-        from slimstate.reconstruction.trained_layers import TrainedLayers
-
-        request = job.request
-        cut = LayerwiseCut(
-            job=job, folder=TrainedLayers.beside(self.out).path,
-            notes=_card_notes(job.checkpoint, request.keep),
-            choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
-        )  # fmt: skip
-        identity = {
-            "method": job.selector.name, "key_dim": request.keep, "score": request.score, "f": request.f,
-            "corrected": job.corrected, "plan": None if plan is None else plan.to_json(), "data": windows.source,
-        }  # fmt: skip
-        reconstruction = ReconstructionJob(
-            cut=cut, teacher=job.checkpoint, out=self.out, identity=identity, options=self.options, run=job.run,
-            force=self.force, provenance=self.provenance, reporter=job.reporter,
-        )  # fmt: skip
-        record, left_out = reconstruction.finish(windows, started)
-        seconds = time.perf_counter() - started
-        return replace(cut.record(record), out=str(self.out), left_out=tuple(left_out), seconds=seconds)
+    cut = LayerwiseCut(
+        job=job, folder=TrainedLayers.beside(out).path, notes=_card_notes(job.checkpoint, request.keep),
+        choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
+    )  # fmt: skip
+    identity = {
+        "method": job.selector.name, "key_dim": request.keep, "score": request.score, "f": request.f,
+        "corrected": job.corrected, "plan": None if plan is None else plan.to_json(), "data": windows.source,
+    }  # fmt: skip
+    reconstruction = ReconstructionJob(
+        cut=cut, teacher=job.checkpoint, out=out, identity=identity, options=config.reconstruct, run=job.run,
+        force=config.force, provenance=provenance, reporter=job.reporter,
+    )  # fmt: skip
+    record, left_out = reconstruction.finish(windows, started)
+    seconds = time.perf_counter() - started
+    return replace(cut.record(record), out=str(out), left_out=tuple(left_out), seconds=seconds)
 
 
 def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, reporter: Reporter) -> CutRecord:

@@ -5,7 +5,6 @@ config -> SweepStudy -> evidence -> rows -> tables and figure      cuts are mask
 
 from __future__ import annotations
 
-import math
 import shlex
 import shutil
 import time
@@ -21,23 +20,25 @@ from msgspec import Meta
 from slimstate.data.options import TextSource
 from slimstate.data.rows import as_text_source
 from slimstate.evaluation.options import GridOptions, MeasureOptions
-from slimstate.models.options import RunOptions
+from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.pruning.options import Calibration, CalibrationText, CutOptions
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options, prefixed
+from slimstate.system.progress import SILENT
 from slimstate.workflows.inputs import Inputs, Model, Progress
+from slimstate.workflows.prune import PruneConfig, prune, selection_job
 
 if TYPE_CHECKING:
     from slimstate.checkpoints.reader import Checkpoint
     from slimstate.core.evidence import EvidenceFile
+    from slimstate.core.layout import Mixer
     from slimstate.data.text import Windows
-    from slimstate.evaluation.sweep import CandidateModel, SweepStudy
+    from slimstate.evaluation.sweep import CandidateModel
     from slimstate.evaluation.sweep_grid import Candidate
     from slimstate.models.load import Runtime
-    from slimstate.pruning.planning import SelectionJob
-    from slimstate.records.evaluation import Measure, Row, SweepRecord
-    from slimstate.records.plan import Plan
+    from slimstate.records.evaluation import Measure, Row, SweepRecord, SweepSettings
+    from slimstate.selectors import Selector
     from slimstate.system.progress import Reporter
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
@@ -57,7 +58,7 @@ class SweepConfig(Options):
     """Text to predict: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
     text_length: Annotated[int, Meta(ge=2)] = 1024
     """Tokens per window of --text."""
-    max_loss: Annotated[float, Meta(ge=0, le=1000)] = 0.1
+    max_loss: Annotated[float, Meta(ge=0)] = 0.1
     """Nats per token that a recommended cut may cost."""
     reconstruct: ReconstructOptions | None = None
     """Measure every cut after a reconstruction on --data."""
@@ -122,7 +123,7 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
     check_place(folder, folder=True)
     check_drawn(folder, DRAWN, beside=SWEEP)
     with STOP.saying(lambda: _describe_progress(folder)):
-        record = _measure(checkpoint, folder, config, reporter)
+        record = _measure(source, checkpoint, folder, config, reporter)
     covering = replace(config, grid=grid_of(record.rows, record.width))
     record = replace(
         record,
@@ -153,30 +154,41 @@ def command_for(row: Row, source: str | PathLike[str], folder: Path, config: Swe
     """Return the command that makes the cut of a row, or that serves the uncut model with other states."""
     from slimstate.records.evaluation import UNCUT
     from slimstate.records.provenance import command_line, run_config
-    from slimstate.workflows.prune import PruneConfig
 
     if row.method == UNCUT:
         return shlex.join(["vllm", "serve", str(source), f"--{ENGINE_OPTION}", row.state_dtype])
-    values = {"key_dim": row.key_dim, "method": row.method, "score": row.score, "seed": config.calibration.seed}
-    if config.calibration.data is not None:
-        values["evidence"] = folder / EVIDENCE
-    if config.reconstruct is not None:
-        values |= config.calibration.to_values()
-    cut = replace(PruneConfig.from_values(values), cut=config.cut, reconstruct=config.reconstruct)
+    cut = cut_config(row.method, row, folder, config)
     return command_line(run_config("prune", {"model": source, "out": "SLIM"}, cut.to_values()))
 
 
+def cut_config(method: str | Selector, cut: Row | Candidate, folder: Path, config: SweepConfig) -> PruneConfig:
+    """Return the config of `prune` that makes a cut from the evidence in the folder of the sweep."""
+    calibration = _calibration(config, folder)
+    if config.reconstruct is None:  # which alone needs the text again
+        calibration = Calibration(seed=calibration.seed, evidence=calibration.evidence)
+    score: Any = cut.score
+    return PruneConfig(
+        key_dim=cut.key_dim, method=method, score=score, reconstruct=config.reconstruct, calibration=calibration,
+        cut=config.cut, run=LoadOptions(**vars(config.run)),
+    )  # fmt: skip
+
+
 def _calibration(config: SweepConfig, folder: Path) -> Calibration:
-    """Return the calibration with its evidence in the folder of the sweep."""
-    return Calibration(**{**vars(config.calibration), "evidence": folder / EVIDENCE})
+    """Return the calibration with its evidence in the folder of the sweep, where it has a text."""
+    evidence = None if config.calibration.data is None else folder / EVIDENCE
+    return Calibration(**{**vars(config.calibration), "evidence": evidence})
 
 
-def _measure(checkpoint: Checkpoint, folder: Path, config: SweepConfig, reporter: Reporter) -> SweepRecord:
+def _measure(
+    source: str | PathLike[str], checkpoint: Checkpoint, folder: Path, config: SweepConfig, reporter: Reporter
+) -> SweepRecord:
     """Return the rows of an earlier sweep and those that were missing, in the order of the grid."""
+    from slimstate.data.documents import Reading
+    from slimstate.evaluation.perplexity import evaluation_windows
+    from slimstate.evaluation.sweep import SweepStudy
     from slimstate.evaluation.sweep_grid import Grid
     from slimstate.evaluation.sweep_results import read_earlier
     from slimstate.models.load import load, load_tokenizer
-    from slimstate.models.options import LoadOptions
     from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
     from slimstate.pruning.planning import check_rotatable
     from slimstate.system import distributed
@@ -187,8 +199,12 @@ def _measure(checkpoint: Checkpoint, folder: Path, config: SweepConfig, reporter
     for selector in grid.selectors:
         check_rotatable(checkpoint, selector)
     needs, tokenizer = grid.needs(calibration.data is not None), load_tokenizer(checkpoint.folder)
+    text, max_tokens = Reading(config.text, calibration.documents), config.measures.max_tokens
+    measured = evaluation_windows(tokenizer, text, config.text_length, max_tokens, option="text_length")
     windows = None if calibration.data is None else calibration_windows(calibration, tokenizer)
-    study = _study(checkpoint, config, tuple(grid.candidates()), windows, reporter)
+    study = SweepStudy.prepare(
+        checkpoint, tuple(grid.candidates()), measured, config.measures, _settings(config, tokenizer, windows), reporter
+    )
     earlier, count = read_earlier(folder / SWEEP, study.settings), len(study.candidates)
     missing = len(study.missing(earlier))
     if earlier is not None:
@@ -198,12 +214,12 @@ def _measure(checkpoint: Checkpoint, folder: Path, config: SweepConfig, reporter
     with reporter.waiting("loading the model"):
         runtime = load(checkpoint.folder, device=config.run.device, dtype=config.run.dtype)
     reporter.say(f"kernels: {runtime.kernels}")
-    run = LoadOptions(device=config.run.device, dtype=config.run.dtype)
+    run = LoadOptions(**vars(config.run))
     collector = EvidenceCollector(calibration=calibration, windows=windows, run=run, runtime=runtime)
     evidence, _ = collector.collect(checkpoint, needs, reporter)
     cuts = _Cuts(
-        config=config, checkpoint=checkpoint, calibration=calibration, windows=windows, evidence=evidence,
-        runtime=runtime, folder=folder / CANDIDATES, reporter=reporter,
+        source=source, checkpoint=checkpoint, folder=folder, config=config, runtime=runtime, evidence=evidence,
+        reporter=reporter,
     )  # fmt: skip
 
     def measure() -> SweepRecord:
@@ -213,128 +229,69 @@ def _measure(checkpoint: Checkpoint, folder: Path, config: SweepConfig, reporter
     return distributed.from_main(measure)
 
 
-def _study(
-    checkpoint: Checkpoint, config: SweepConfig, candidates: tuple[Candidate, ...], windows: Windows | None,
-    reporter: Reporter,
-) -> SweepStudy:  # fmt: skip
-    """Read the text, find the tasks and the fingerprint; `windows` are those of the calibration."""
+def _settings(config: SweepConfig, tokenizer: Any, windows: Windows | None) -> SweepSettings:
+    """Return the settings that decide how cuts are made; `windows` are those of the calibration."""
     from slimstate.data.documents import Reading
-    from slimstate.evaluation.perplexity import TextSize, evaluation_windows
-    from slimstate.evaluation.sweep import SweepStudy
-    from slimstate.evaluation.task_sources import find_sources
-    from slimstate.models.load import load_tokenizer
     from slimstate.records.evaluation import SweepSettings
     from slimstate.records.parts import Text
 
-    tokenizer, measures, run = load_tokenizer(checkpoint.folder), config.measures, config.run
-    sources, text = find_sources(measures), Reading(config.text, config.calibration.documents)
-    measured = evaluation_windows(tokenizer, text, config.text_length, measures.max_tokens, option="text_length")
-    reconstruction = None
+    text, device, reconstruction = config.calibration, config.run.place.type, None
     if config.reconstruct is not None:
-        reconstruction = config.reconstruct.settings(run.place.type, _training_windows(config, tokenizer))
-    with reporter.waiting("reading the weights for their fingerprint"):
-        fingerprint = checkpoint.fingerprint
-    settings = SweepSettings(
-        fingerprint=fingerprint,
-        calibration=None if windows is None else Text(**windows.describe()),
-        text=Text(**measured.describe()),
-        f=config.cut.rrqr_f,
-        seed=config.calibration.seed,
-        device=run.place.type,
-        dtype=run.precision_name,
-        keep_norm_eps=config.cut.keep_norm_eps,
-        tasks={source.task: source.data for source in sources},
-        limit=measures.limit,
-        max_length=measures.max_length,
+        with prefixed("reconstruct_", ReconstructOptions):
+            training = config.reconstruct.windows(tokenizer, Reading(text.data, text.documents), text.seed, device)
+        reconstruction = config.reconstruct.settings(device, training)
+    return SweepSettings(
+        calibration=None if windows is None else Text(**windows.describe()), f=config.cut.rrqr_f, seed=text.seed,
+        device=device, dtype=config.run.precision_name, keep_norm_eps=config.cut.keep_norm_eps,
         reconstruct=reconstruction,
-        state_every=measures.state_every,
-    )
-    return SweepStudy(
-        checkpoint=checkpoint, candidates=candidates, windows=measured, size=TextSize.of(tokenizer, measured.tokens),
-        options=measures, settings=settings, reporter=reporter,
     )  # fmt: skip
-
-
-def _training_windows(config: SweepConfig, tokenizer: Any) -> Windows:
-    """Return the windows that every reconstruction trains on."""
-    from slimstate.data.documents import Reading
-
-    text = config.calibration
-    assert config.reconstruct is not None
-    with prefixed("reconstruct_", ReconstructOptions):
-        reading = Reading(text.data, text.documents)
-        return config.reconstruct.windows(tokenizer, reading, text.seed, config.run.place.type)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Cuts:
-    """Turns candidates into models: masks on the uncut model, or cuts that are reconstructed in `folder`."""
+    """Turns candidates into models that run."""
 
-    config: SweepConfig
+    source: str | PathLike[str]
     checkpoint: Checkpoint
-    calibration: Calibration
-    windows: Windows | None
-    evidence: EvidenceFile | None
-    runtime: Runtime
     folder: Path
+    config: SweepConfig
+    runtime: Runtime
+    evidence: EvidenceFile | None
     reporter: Reporter
 
     @contextmanager
     def open(self, candidate: Candidate) -> Iterator[CandidateModel]:
-        """Yield the model of a candidate; a reconstruction that an interrupted sweep has made is used again."""
-        from slimstate.checkpoints.reader import Checkpoint
+        """Yield the model of a candidate: the uncut model under masks, or a cut that is reconstructed."""
         from slimstate.evaluation.sweep import CandidateModel
         from slimstate.models.hooks import masked
+
+        assert candidate.selector is not None
+        config = cut_config(candidate.selector, candidate, self.folder, self.config)
+        job = selection_job(self.checkpoint, config, SILENT)
+        plan, mixers = job.choose(self.evidence), self.checkpoint.mixers
+        choices = plan.selections.values()
+        kappas = [kappa for choice in choices for kappa in choice.certificate.get("condition_after", ())]
+        if config.reconstruct is None:
+            with masked(self.runtime.model, mixers, plan.selections, rescaled=not job.corrected):
+                yield CandidateModel(runtime=self.runtime, mixers=mixers, condition_numbers=kappas)
+        else:
+            with self._reconstructed(config, f"{plan.method}-{plan.score}-{plan.key_dim}") as (runtime, mixers):
+                yield CandidateModel(runtime=runtime, mixers=mixers, condition_numbers=kappas)
+
+    @contextmanager
+    def _reconstructed(self, config: PruneConfig, name: str) -> Iterator[tuple[Runtime, tuple[Mixer, ...]]]:
+        """Write a reconstructed cut, unless an interrupted sweep has done so, and remove it once it was measured."""
+        from slimstate.checkpoints.reader import Checkpoint
         from slimstate.models.load import load
         from slimstate.records.training import RECONSTRUCTION
 
-        job = self._job(candidate)
-        plan = job.choose(self.evidence)
-        kappas, mixers = _condition_numbers(plan), self.checkpoint.mixers
-        if self.config.reconstruct is None:
-            with masked(self.runtime.model, mixers, plan.selections, rescaled=not job.corrected):
-                yield CandidateModel(runtime=self.runtime, mixers=mixers, condition_numbers=kappas)
-            return
-        out = self.folder / f"{plan.method}-{plan.score}-{plan.key_dim}"
+        out = self.folder / CANDIDATES / name
         if not (out / RECONSTRUCTION).is_file():
-            self._reconstruct(job, plan, out)
-        runtime = load(out, device=self.config.run.device, dtype=self.config.run.dtype)
-        yield CandidateModel(runtime=runtime, mixers=Checkpoint.open(out).mixers, condition_numbers=kappas)
+            prune(self.source, out, config, progress=self.reporter)
+        yield load(out, device=config.run.device, dtype=config.run.dtype), Checkpoint.open(out).mixers
         shutil.rmtree(out)
         with suppress(OSError):  # another candidate is still there
-            self.folder.rmdir()
-
-    def _job(self, candidate: Candidate) -> SelectionJob:
-        from slimstate.models.options import LoadOptions
-        from slimstate.pruning.planning import SelectionJob, is_corrected
-        from slimstate.selectors import Request
-
-        cut, run = self.config.cut, self.config.run
-        assert candidate.selector is not None
-        return SelectionJob(
-            checkpoint=self.checkpoint, selector=candidate.selector, calibration=self.calibration,
-            request=Request(
-                keep=candidate.key_dim, score=candidate.score, seed=self.calibration.seed, f=cut.rrqr_f
-            ),
-            corrected=is_corrected(self.checkpoint, cut.keep_norm_eps), windows=self.windows,
-            run=LoadOptions(device=run.device, dtype=run.dtype),
-        )  # fmt: skip
-
-    def _reconstruct(self, job: SelectionJob, plan: Plan, out: Path) -> None:
-        from slimstate.models.load import load_tokenizer
-        from slimstate.workflows.prune import CutReconstruction
-
-        assert self.config.reconstruct is not None
-        windows = _training_windows(self.config, load_tokenizer(self.checkpoint.folder))
-        run = CutReconstruction(out=out, options=self.config.reconstruct, force=False, provenance={})
-        run.finish(replace(job, reporter=self.reporter), plan, windows, time.perf_counter())
-
-
-def _condition_numbers(plan: Plan) -> list[float]:
-    """Return those of the kept keys of every head; infinity where they are singular."""
-    choices = plan.selections.values()
-    kappas = (kappa for choice in choices for kappa in choice.certificate.get("condition_after", ()))
-    return [math.inf if kappa is None else kappa for kappa in kappas]
+            out.parent.rmdir()
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ def show_evaluation(record: EvaluationRecord) -> None:
     """Print the measures of a model, beside those of a baseline where there is one."""
     from rich.table import Table
 
-    from slimstate.evaluation.measure import scores_of
     from slimstate.records.numbers import perplexity
 
     console = printer()
@@ -48,8 +47,8 @@ def show_evaluation(record: EvaluationRecord) -> None:
         console.print(table, soft_wrap=False)
     elif record.lm_eval is not None or record.associative_recall is not None:
         table = Table("measure", record.name)
-        for name, (value, _) in scores_of(record).items():
-            table.add_row(name, _number(value))
+        for measure in record.measures():
+            table.add_row(measure.name, _number(measure.value))
         console.print(table, soft_wrap=False)
     if record.out is not None:
         console.print(f"written to {record.out}")
