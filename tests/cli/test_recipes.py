@@ -120,7 +120,7 @@ def test_trainings_and_timings_have_the_settings_of_the_paper():
     *mixers, models, gated = steps_of("throughput")
     assert [(config["length"], config["no_gate"]) for config in mixers] == [(4096, True), (2048, True)]
     for config, width in ((models, 128), (gated, 256)):
-        assert [config[name] for name in ("batch", "length", "modes")] == [32, 4096, "forward"]
+        assert [config[name] for name in ("batch", "length", "modes")] == [32, 2048, "forward"]
         assert config["key_dims"] == ",".join(str(width // part) for part in (1, 2, 4, 8))
 
 
