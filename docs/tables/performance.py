@@ -31,6 +31,17 @@ def _layers(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _without_gate() -> list[dict[str, Any]]:
+    """Return the rows of layers without a gate: what the gated ones need beyond the paper, and the size of q, k, v."""
+    rows, settings = _layers("bench-mixer-no-gate"), record("bench-mixer-no-gate")["settings"]
+    for row in rows:
+        if row["model"] == LAYERS["Gated DeltaNet"] and "gib" in row["paper"]:
+            channels = settings["heads"] * (2 * row["key_dim"] + settings["value_dim"])
+            packed = 2 * settings["batch"] * settings["length"] * channels / GIB  # bfloat16
+            row |= {"more": row["gib"] - row["paper"]["gib"], "packed": packed}
+    return rows
+
+
 def _models(name: str, models: Mapping[str, str], **fields: object) -> list[dict[str, Any]]:
     """Return the rows of a benchmark of whole models, with the share of channels removed and the paper's speedup."""
     paper = record("paper")["speedup"]["compression"]
@@ -187,8 +198,10 @@ TABLES = {
             "speedup": "{speedup:.2f}x",
             "GiB": "{gib:.2f}",
             "memory ratio": "{memory_ratio:.3f}",
+            "more than in the paper, GiB": "{more:.2f}",
+            "queries, keys and values, GiB": "{packed:.2f}",
         },
-        _layers("bench-mixer-no-gate"),
+        _without_gate(),
     ),
     "widths": grid(("key dim",), [(key_dim,) for key_dim in WIDTHS], LAYERS, _speedup),
     "prefill-4096": table(
