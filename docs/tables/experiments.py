@@ -166,4 +166,12 @@ NUMBERS = {
     "wikitext-tokens": f"{UNCUT['tokens']:,}",
     "wikitext-words": f"{UNCUT['words']:,}",
     "wikitext-bytes": f"{UNCUT['bytes']:,}",
+} | {
+    f"scores-{name}-{score}": f"{SCORES[model][method, score, 64]['word_ratio']:.3f}"
+    for name, model, method in (
+        ("grad", "DeltaNet 30M", "grad"),
+        ("drrqr", "DeltaNet 30M", "drrqr"),
+        ("bundled", "bundled", "grad"),
+    )
+    for score in ("kq", "q")
 }
