@@ -13,7 +13,7 @@ from slimstate.core.state_dtype import StateRounding, check_state_dtypes
 from slimstate.families import family_of
 from slimstate.kernels import patches
 from slimstate.models.state_rounding import rounded_states
-from slimstate.pruning.budget import state_bytes, stored_bytes
+from slimstate.pruning.budget import state_bytes
 from slimstate.system.errors import PlanError
 
 KINDS = ("bfloat16", "float8_e4m3")
@@ -146,16 +146,16 @@ def test_recurrences_run_in_pytorch_where_a_compiled_kernel_would():
 def test_bytes_of_a_state_are_those_of_its_type():
     mixers = family_of({"model_type": "delta_net"}).mixers({"model_type": "delta_net"})
     width, whole = mixers[0].axis.width, state_bytes(mixers, mixers[0].axis.width)
-    assert stored_bytes(mixers, width, StateRounding()) == whole["fp32"]
-    assert stored_bytes(mixers, width // 2, StateRounding(dtype="bfloat16")) == whole["bf16"] // 2
+    assert StateRounding().state_bytes(mixers, width) == whole["fp32"]
+    assert StateRounding(dtype="bfloat16").state_bytes(mixers, width // 2) == whole["bf16"] // 2
     scales = 4 * sum(mixer.value_heads for mixer in mixers)
-    assert stored_bytes(mixers, width, StateRounding(dtype="float8_e4m3")) == whole["fp32"] // 4 + scales
+    assert StateRounding(dtype="float8_e4m3").state_bytes(mixers, width) == whole["fp32"] // 4 + scales
 
 
 def test_what_no_engine_could_mean_is_refused():
     with pytest.raises(PlanError, match=r"unknown `state_dtype` 'int8'"):
         StateRounding(dtype="int8")
-    with pytest.raises(PlanError, match="`state_every` 0"):
+    with pytest.raises(PlanError, match="`state_every` must be at least 1"):
         StateRounding(every=0)
-    with pytest.raises(PlanError, match="each named once"):
+    with pytest.raises(PlanError, match="`state_dtypes` must be"):
         check_state_dtypes(("bfloat16", "bfloat16"))

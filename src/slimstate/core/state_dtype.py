@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slimstate.core.layout import Mixer
 from slimstate.system.errors import PlanError
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
@@ -60,7 +61,9 @@ class StateRounding:
         factor = factor.clamp_min(torch.finfo(torch.float32).tiny)
         return (state / factor).to(kind).to(state.dtype) * factor
 
-    def bytes_of(self, elements: int, heads: int) -> int:
-        """Return the bytes of so many elements in so many heads."""
+    def state_bytes(self, mixers: Sequence[Mixer], key_dim: int) -> int:
+        """Return the bytes of recurrent state per sequence as it is stored."""
         kind = TYPES[self.dtype]
-        return elements * kind.itemsize + (heads * SCALE_BYTES if kind is torch.float8_e4m3fn else 0)
+        elements = sum(mixer.state_elements // mixer.axis.width * key_dim for mixer in mixers)
+        scales = sum(mixer.value_heads for mixer in mixers) if kind is torch.float8_e4m3fn else 0
+        return elements * kind.itemsize + scales * SCALE_BYTES

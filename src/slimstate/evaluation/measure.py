@@ -16,7 +16,6 @@ from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
 from slimstate.models.load import Runtime, load
 from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
-from slimstate.pruning.budget import stored_bytes
 from slimstate.records.evaluation import MeasurePair, Result
 from slimstate.system.progress import Reporter
 
@@ -44,7 +43,7 @@ class Measurement:
             kernels=runtime.kernels,
             state_dtype=rounding.dtype,
             state_every=None if rounding.is_exact else rounding.every,
-            state_bytes=stored_bytes(mixers, mixers[0].axis.width, rounding),
+            state_bytes=rounding.state_bytes(mixers, mixers[0].axis.width),
         )
         with rounded_states(runtime.model, mixers, rounding):
             if self.windows is not None:

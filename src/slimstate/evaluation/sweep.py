@@ -28,7 +28,6 @@ from slimstate.families import loader_of
 from slimstate.models.hooks import observed
 from slimstate.models.load import Runtime, load_tokenizer
 from slimstate.models.state_rounding import rounded_states
-from slimstate.pruning.budget import stored_bytes
 from slimstate.records.base import versions
 from slimstate.records.evaluation import UNCUT, Row, SweepRecord, SweepSettings, Uncut
 from slimstate.records.parts import Text
@@ -157,7 +156,7 @@ class SweepStudy:
                 tasks = run_tasks(model.runtime, self.options, seed=self.settings.seed or 0)
         return {
             "key_dim": key_dim,
-            "state_bytes": stored_bytes(self.checkpoint.mixers, key_dim, rounding),
+            "state_bytes": rounding.state_bytes(self.checkpoint.mixers, key_dim),
             "perplexity": perplexity_of(nats),
             "nats_per_token": nats,
             "rank_utilisation": states.mean,

@@ -9,7 +9,6 @@ import math
 from fractions import Fraction
 
 from slimstate.core.layout import Mixer
-from slimstate.core.state_dtype import StateRounding
 from slimstate.pruning.options import MIB, STATE_BYTES, Budget
 from slimstate.system.errors import PlanError
 
@@ -20,13 +19,6 @@ def state_bytes(mixers: tuple[Mixer, ...], key_dim: int) -> dict[str, int]:
     """Return the bytes of recurrent state per sequence, by data type."""
     elements = sum(mixer.state_elements // mixer.axis.width * key_dim for mixer in mixers)
     return {name: elements * size for name, size in STATE_BYTES.items()}
-
-
-def stored_bytes(mixers: tuple[Mixer, ...], key_dim: int, rounding: StateRounding) -> int:
-    """Return the bytes of recurrent state per sequence as `rounding` stores it."""
-    return sum(
-        rounding.bytes_of(mixer.state_elements // mixer.axis.width * key_dim, mixer.value_heads) for mixer in mixers
-    )
 
 
 def key_dims_worth_choosing(width: int) -> list[int]:

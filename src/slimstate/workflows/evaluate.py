@@ -41,12 +41,6 @@ class EvalConfig(TextOptions):
     def check(self) -> None:
         object.__setattr__(self, "state_dtype", full_name(self.state_dtype))
 
-    @property
-    def all_measures(self) -> MeasureOptions:
-        """The measures with the recall tasks, where they are asked for."""
-        tasks = self.measures.tasks
-        return replace(self.measures, tasks=(*tasks, "recall")) if self.recall else self.measures
-
 
 def evaluate(
     model: Model, text: TextSource | None = None, config: EvalConfig | None = None, *,
@@ -87,7 +81,7 @@ def evaluate(
 
     started = time.perf_counter()
     config = EvalConfig.merge(config, options)
-    measures = config.all_measures
+    measures = replace(config.measures, tasks=(*config.measures.tasks, *["recall"] * config.recall))
     if config.associative and text is None:
         raise PlanError("`associative` hides its names in a text: give `text` too")
     if text is None and not measures.tasks:

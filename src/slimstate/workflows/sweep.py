@@ -32,7 +32,6 @@ from slimstate.workflows.prune import PruneConfig, prune, selection_job
 if TYPE_CHECKING:
     from slimstate.checkpoints.reader import Checkpoint
     from slimstate.core.evidence import EvidenceFile
-    from slimstate.core.layout import Mixer
     from slimstate.data.text import Windows
     from slimstate.evaluation.sweep import CandidateModel
     from slimstate.evaluation.sweep_grid import Candidate
@@ -261,9 +260,15 @@ class _Cuts:
 
     @contextmanager
     def open(self, candidate: Candidate) -> Iterator[CandidateModel]:
-        """Yield the model of a candidate: the uncut model under masks, or a cut that is reconstructed."""
+        """Yield the model of a candidate: the uncut model under masks, or a reconstructed cut, which is then removed.
+
+        A reconstruction that an interrupted sweep has finished is used again.
+        """
+        from slimstate.checkpoints.reader import Checkpoint
         from slimstate.evaluation.sweep import CandidateModel
         from slimstate.models.hooks import masked
+        from slimstate.models.load import load
+        from slimstate.records.training import RECONSTRUCTION
 
         assert candidate.selector is not None
         config = cut_config(candidate.selector, candidate, self.folder, self.config)
@@ -274,21 +279,12 @@ class _Cuts:
         if config.reconstruct is None:
             with masked(self.runtime.model, mixers, plan.selections, rescaled=not job.corrected):
                 yield CandidateModel(runtime=self.runtime, mixers=mixers, condition_numbers=kappas)
-        else:
-            with self._reconstructed(config, f"{plan.method}-{plan.score}-{plan.key_dim}") as (runtime, mixers):
-                yield CandidateModel(runtime=runtime, mixers=mixers, condition_numbers=kappas)
-
-    @contextmanager
-    def _reconstructed(self, config: PruneConfig, name: str) -> Iterator[tuple[Runtime, tuple[Mixer, ...]]]:
-        """Write a reconstructed cut, unless an interrupted sweep has done so, and remove it once it was measured."""
-        from slimstate.checkpoints.reader import Checkpoint
-        from slimstate.models.load import load
-        from slimstate.records.training import RECONSTRUCTION
-
-        out = self.folder / CANDIDATES / name
+            return
+        out = self.folder / CANDIDATES / f"{plan.method}-{plan.score}-{plan.key_dim}"
         if not (out / RECONSTRUCTION).is_file():
             prune(self.source, out, config, progress=self.reporter)
-        yield load(out, device=config.run.device, dtype=config.run.dtype), Checkpoint.open(out).mixers
+        runtime = load(out, device=config.run.device, dtype=config.run.dtype)
+        yield CandidateModel(runtime=runtime, mixers=Checkpoint.open(out).mixers, condition_numbers=kappas)
         shutil.rmtree(out)
         with suppress(OSError):  # another candidate is still there
             out.parent.rmdir()
