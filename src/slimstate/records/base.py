@@ -120,22 +120,6 @@ class Record(Value, Displayable):
             raise DataError(f"{path} is not a valid {cls.KIND} record: {error}") from error
 
 
-class ModelFolderRecord(Record):
-    """A record in a model folder, with an entry in the config of the model."""
-
-    FILE: ClassVar[str]
-    ENTRIES: ClassVar[str]  # the list in the `slimstate` entry of the config
-
-    def entry(self) -> JsonObject:
-        """Return what the config of the model says of this."""
-        raise NotImplementedError
-
-    def config_after(self, config: Mapping[str, Any]) -> JsonObject:
-        """Return a model's config with the entry of this record behind earlier ones."""
-        earlier = dict(config.get("slimstate") or {})
-        return {**config, "slimstate": {**earlier, self.ENTRIES: [*earlier.get(self.ENTRIES, []), self.entry()]}}
-
-
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide a result."""

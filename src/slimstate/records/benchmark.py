@@ -6,14 +6,12 @@ widest key dim of the same model, mode and batch that could be measured; in a ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Origin
 from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
-from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
 
 W = TypeVar("W", bound="WidthRow")
@@ -152,11 +150,8 @@ class Subjects(Options):
 
     models: tuple[str, ...]
     """Model folders, config files or names of shipped configs, separated by commas."""
-    key_dims: tuple[int, ...] | None = None
+    key_dims: tuple[Whole, ...] | None = None
     """Key dims, none above a model's own; default: its own, a half and a quarter."""
-
-    def check(self) -> None:
-        check_positive("key_dims", self.key_dims or (1,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +163,7 @@ class MixerSettings(Subjects):
 
     models: tuple[str, ...]
     """Model types, separated by commas."""
-    key_dims: tuple[int, ...] = (128, 64, 32)
+    key_dims: tuple[Whole, ...] = (128, 64, 32)
     """Key dims, compared with the widest of them."""
     batch: Whole = 32
     """Sequences per batch."""
@@ -202,12 +197,8 @@ class ModelSettings(Subjects):
 class DecodeSettings(Subjects):
     """The models to time and the numbers of sequences that they decode together."""
 
-    batches: tuple[int, ...]
+    batches: tuple[Whole, ...]
     """Numbers of sequences to decode together."""
-
-    def check(self) -> None:
-        super().check()
-        check_positive("batches", self.batches)
 
 
 class KernelShape(Value):
@@ -227,14 +218,11 @@ class KernelSettings(Options):
 
     kernels: str
     shapes: tuple[KernelShape, ...] = ()
-    key_dims: tuple[int, ...] | None = None
+    key_dims: tuple[Whole, ...] | None = None
     modes: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
     sequences: Whole = 1024
     prompts: Whole = 8
     length: Whole = 2048
-
-    def check(self) -> None:
-        check_positive("key_dims", self.key_dims or (1,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,11 +243,6 @@ class CalibrationSettings(Options):
     """Text to calibrate on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name;
     default: random tokens."""
     documents: str | None = None
-
-
-def check_positive(name: str, values: Sequence[int]) -> None:
-    if min(values, default=0) < 1:
-        raise PlanError(f"`{name}` must be at least 1, got {','.join(map(str, values)) or 'none'}")
 
 
 class BenchRecord(Record, Origin):

@@ -191,18 +191,23 @@ class SweepSettings(Value):
     state_every: Whole = 1  # tokens between two roundings of the state
 
 
-class Uncut(TextScores):
-    """The uncut model; its perplexity is per token."""
+class ModelScores(TextScores):
+    """The scores of a model in a sweep, and the size of its state."""
 
     key_dim: Count
     state_bytes: Positive
-    perplexity: Positive
-    rank_utilisation: float
     nats_per_token: float | None = None
     lm_eval: LmEval | None = None
 
 
-class Row(TextScores):
+class Uncut(ModelScores):
+    """The uncut model; its perplexity is per token."""
+
+    perplexity: Positive
+    rank_utilisation: float
+
+
+class Row(ModelScores):
     """A cut by a method, with a score, to a key dim, and what it costs; its perplexity is per token.
 
     `state_bytes` is the size of a state in `state_dtype`. The method UNCUT keeps all channels.
@@ -211,16 +216,12 @@ class Row(TextScores):
     method: str
     score: str
     compression: float
-    key_dim: Count
-    state_bytes: Positive
     state_dtype: str = "float32"
     perplexity: Positive | None = None
-    nats_per_token: float | None = None
     rank_utilisation: float | None = None
     nats_over_uncut: float | None = None
     kappa: float | None = None
     kappa_worst: float | None = None
-    lm_eval: LmEval | None = None
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -273,19 +274,16 @@ class SweepRecord(Record, Origin):
     @property
     def front(self) -> tuple[int, ...]:
         """The indices of rows that no other row, nor the uncut model, beats in both bytes and nats per token."""
-        known = [(row.state_bytes, row.nats_per_token) for row in self.rows if row.nats_per_token is not None]
-        if self.uncut.nats_per_token is not None:
-            known.append((self.uncut.state_bytes, self.uncut.nats_per_token))
+        models: tuple[ModelScores, ...] = (*self.rows, self.uncut)
+        points = [(model.state_bytes, model.nats_per_token) for model in models if model.nats_per_token is not None]
+
+        def is_beaten(size: float, nats: float) -> bool:
+            return any(x <= size and y <= nats and (x, y) != (size, nats) for x, y in points)
+
         return tuple(
             place
             for place, row in enumerate(self.rows)
-            if row.nats_per_token is not None
-            and not any(
-                size <= row.state_bytes
-                and nats <= row.nats_per_token
-                and (size, nats) != (row.state_bytes, row.nats_per_token)
-                for size, nats in known
-            )
+            if row.nats_per_token is not None and not is_beaten(row.state_bytes, row.nats_per_token)
         )
 
     def contradiction(self) -> str | None:

@@ -144,17 +144,14 @@ class VerificationRecord(Record, Model, Origin):
     def verdict(self) -> str:
         """What the engine does, in one line, and whether the cut is the cause."""
         version = f" {self.engine_version}" if self.engine_version else ""
-        return f"{self.engine}{version} {self.outcome.describe()}{self._cause()}"
-
-    def _cause(self) -> str:
+        line = f"{self.engine}{version} {self.outcome.describe()}"
         if self.against is None:
-            return ""
-        line = f"; {self.against.model} beside it: {self.against.describe()}"
+            return line
+        line = f"{line}; {self.against.model} beside it: {self.against.describe()}"
         if self.outcome.verdict == "agrees":
             return line
-        if self.against.verdict == "agrees":
-            return f"{line}: the cut breaks it there"
-        return f"{line}: the engine does so by itself, without the cut"
+        alone = self.against.verdict != "agrees"
+        return f"{line}: {'the engine does so by itself, without the cut' if alone else 'the cut breaks it there'}"
 
 
 def _number(value: float | None) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Any, ClassVar
 
-from slimstate.records.base import ModelFolderRecord
+from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin, Text
 from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.system.json_files import JsonObject
@@ -102,20 +103,43 @@ class TrainSettings(Value):
     weight_decay: float | None = None
 
 
-class TrainingRunRecord(ModelFolderRecord, Model, Origin):
-    """What recoveries and pre-trainings have in common; the model is the one before the training."""
+class ModelFolderRecord(Record, Model, Origin):
+    """A record in the folder of a trained model, with an entry in its config; `model` is the one before."""
+
+    FILE: ClassVar[str]
+    ENTRIES: ClassVar[str]  # the list in the `slimstate` entry of the config
 
     teacher: Teacher | None = None
+    settings: Value
+    trained_parameters: Count | None = None
+    processes: Whole | None = None
+    out: str | None = None
+
+    def entry(self) -> JsonObject:
+        """Return what the config of the model says of this."""
+        return {
+            "version": self.versions.get("slimstate"),
+            "teacher": None if self.teacher is None else self.teacher.model,
+            "teacher_fingerprint": None if self.teacher is None else self.teacher.fingerprint,
+            "settings": to_json(self.settings),
+        }
+
+    def config_after(self, config: Mapping[str, Any]) -> JsonObject:
+        """Return a model's config with the entry of this record behind earlier ones."""
+        earlier = dict(config.get("slimstate") or {})
+        return {**config, "slimstate": {**earlier, self.ENTRIES: [*earlier.get(self.ENTRIES, []), self.entry()]}}
+
+
+class TrainingRunRecord(ModelFolderRecord):
+    """What recoveries and pre-trainings have in common."""
+
     settings: TrainSettings
     corpus: Text | None = None
     tokens: Count
     measured: Measurements
     epochs: float | None = None
-    trained_parameters: Count | None = None
     tokens_per_second: float | None = None
     log: tuple[LogEntry, ...] = ()
-    processes: Whole | None = None
-    out: str | None = None
 
     def headline(self) -> str:
         nats = self.measured.nats
@@ -131,16 +155,8 @@ class TrainingRunRecord(ModelFolderRecord, Model, Origin):
         return [vars(entry) for entry in self.log]
 
     def entry(self) -> JsonObject:
-        return {
-            "version": self.versions.get("slimstate"),
-            "model": self.model,
-            "fingerprint": self.fingerprint,
-            "teacher": None if self.teacher is None else self.teacher.model,
-            "teacher_fingerprint": None if self.teacher is None else self.teacher.fingerprint,
-            "tokens": self.tokens,
-            "settings": to_json(self.settings),
-            "corpus": to_json(self.corpus),
-        }
+        run = {"model": self.model, "fingerprint": self.fingerprint, "tokens": self.tokens}
+        return {**super().entry(), **run, "corpus": to_json(self.corpus)}
 
 
 class RecoveryRecord(TrainingRunRecord):
@@ -209,7 +225,7 @@ class DistillationResult(Value):
         return f"distilled for {self.steps} steps: {change}{'' if self.taken else '; not taken'}"
 
 
-class ReconstructionRecord(ModelFolderRecord, Model, Origin):
+class ReconstructionRecord(ModelFolderRecord):
     """The model is the cut one before the reconstruction; the uncut one where both were one run."""
 
     KIND = "reconstruction"
@@ -221,10 +237,7 @@ class ReconstructionRecord(ModelFolderRecord, Model, Origin):
     calibration: Text
     held_out: Count  # of the windows
     layers: tuple[LayerErrors, ...]
-    trained_parameters: Count | None = None
-    processes: Whole | None = None
     distillation: DistillationResult | None = None
-    out: str | None = None
 
     @property
     def error_before(self) -> float:
@@ -244,10 +257,4 @@ class ReconstructionRecord(ModelFolderRecord, Model, Origin):
         return [vars(layer) for layer in self.layers]
 
     def entry(self) -> JsonObject:
-        return {
-            "version": self.versions.get("slimstate"),
-            "teacher": self.teacher.model,
-            "teacher_fingerprint": self.teacher.fingerprint,
-            "settings": to_json(self.settings),
-            "calibration": to_json(self.calibration),
-        }
+        return {**super().entry(), "calibration": to_json(self.calibration)}

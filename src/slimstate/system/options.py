@@ -117,8 +117,12 @@ class Option:
         """Return the value as its type, or raise a `PlanError` that says what it must be."""
         if value is None and (self.default is None or _optional(self.annotation)):
             return None
-        converted = self._convert(self.type, value)
-        for limits in _limits(self.annotation):
+        return self._check(self.annotation, value)
+
+    def _check(self, annotation: Any, value: Any) -> Any:
+        """Return the value as its type, within the limits of the annotation."""
+        converted = self._convert(_bare(annotation), value)
+        for limits in _limits(annotation):
             for name, words in LIMITS.items():
                 bound = getattr(limits, name)
                 if bound is not None and not _within(name, converted, bound):
@@ -133,7 +137,7 @@ class Option:
             if not isinstance(items, (list, tuple)):
                 raise self._error("a list", value)
             inner = get_args(kind)[0]
-            return tuple(self._convert(inner, _parsed(inner, item)) for item in items if item != "")
+            return tuple(self._check(inner, _parsed(_bare(inner), item)) for item in items if item != "")
         if get_origin(kind) is Literal:
             if value not in get_args(kind):
                 raise PlanError(f"unknown `{self.name}` {quoted(value)}; there are {', '.join(get_args(kind))}")

@@ -42,10 +42,6 @@ def analyze(
         text: Text to read: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name. In
             Python also strings, chats or rows in a list or any iterable.
         out: Folder for records and figures.
-        config: An `AnalyzeConfig`; its options can also be given by name.
-        tokenizer: The tokenizer of models in memory.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Returns:
         `models`, each with its `utilisation` and `effective_rank`, `figures`, and the folder, `path`.

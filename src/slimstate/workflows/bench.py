@@ -16,17 +16,7 @@ from msgspec import Meta
 
 from slimstate.data.options import DocumentOptions
 from slimstate.models.options import RunOptions
-from slimstate.records.benchmark import (
-    BenchRecord,
-    CalibrationRecord,
-    CalibrationSettings,
-    DecodeRecord,
-    DecodeSettings,
-    MixerRecord,
-    MixerSettings,
-    ModelRecord,
-    ModelSettings,
-)
+from slimstate.records import benchmark as records
 from slimstate.records.provenance import run_config
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
@@ -36,7 +26,7 @@ if TYPE_CHECKING:
     from slimstate.benchmark.bench import Bench
     from slimstate.families.contract import Library
 
-B = TypeVar("B", bound=BenchRecord)
+B = TypeVar("B", bound=records.BenchRecord)
 S = TypeVar("S", bound=Options)
 
 
@@ -62,14 +52,14 @@ class CompiledBenchConfig(BenchConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixerBenchConfig(CompiledBenchConfig, MixerSettings):
+class MixerBenchConfig(CompiledBenchConfig, records.MixerSettings):
     """How to time single layers"""
 
     models: tuple[str, ...] = ("delta_net", "gated_deltanet")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelBenchConfig(CompiledBenchConfig, ModelSettings):
+class ModelBenchConfig(CompiledBenchConfig, records.ModelSettings):
     """How to time whole models"""
 
     models: tuple[str, ...] = ("delta_net-370m",)
@@ -77,7 +67,7 @@ class ModelBenchConfig(CompiledBenchConfig, ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeBenchConfig(CompiledBenchConfig, DecodeSettings):
+class DecodeBenchConfig(CompiledBenchConfig, records.DecodeSettings):
     """How to time decoding steps"""
 
     models: tuple[str, ...] = ("delta_net-1.3b",)
@@ -85,7 +75,7 @@ class DecodeBenchConfig(CompiledBenchConfig, DecodeSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateBenchConfig(BenchConfig, DocumentOptions, CalibrationSettings):
+class CalibrateBenchConfig(BenchConfig, DocumentOptions, records.CalibrationSettings):
     """How to time calibration and selection"""
 
     model: str = "delta_net-1.3b"
@@ -94,14 +84,13 @@ class CalibrateBenchConfig(BenchConfig, DocumentOptions, CalibrationSettings):
 
 def bench_mixer(
     config: MixerBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
-) -> MixerRecord:
+) -> records.MixerRecord:
     """Time linear-attention layers by themselves, forward and in training.
 
     The default sizes are those that the paper names; choose small ones on a CPU. The paper's released code has 4096
     tokens and no output gate (recipes/throughput.toml).
 
     Parameters:
-        config: A `MixerBenchConfig`; its options can also be given by name.
         out: Folder for the record, the tables and the figure.
 
     Examples:
@@ -110,16 +99,15 @@ def bench_mixer(
     from slimstate.benchmark.mixers import time_mixers
 
     config = MixerBenchConfig.merge(config, options)
-    return _run("mixer", config, partial(time_mixers, config.settings(MixerSettings)), out, progress)
+    return _run("mixer", config, partial(time_mixers, config.settings(records.MixerSettings)), out, progress)
 
 
 def bench_model(
     config: ModelBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
-) -> ModelRecord:
+) -> records.ModelRecord:
     """Time prefill, forward pass or training step of whole models; random weights, but for a folder at its own key dim.
 
     Parameters:
-        config: A `ModelBenchConfig`; its options can also be given by name.
         out: Folder for the record, the tables and the figure.
 
     Examples:
@@ -130,16 +118,17 @@ def bench_model(
 
     config = ModelBenchConfig.merge(config, options)
     library = library_of(config.models)
-    return _run("model", config, partial(time_models, config.settings(ModelSettings)), out, progress, library=library)
+    return _run(
+        "model", config, partial(time_models, config.settings(records.ModelSettings)), out, progress, library=library
+    )
 
 
 def bench_decode(
     config: DecodeBenchConfig | None = None, *, out: str | Path | None = None, progress: Progress = True, **options: Any
-) -> DecodeRecord:
+) -> records.DecodeRecord:
     """Time one more token for each of many sequences against the bandwidth of the device, and find the largest batch.
 
     Parameters:
-        config: A `DecodeBenchConfig`; its options can also be given by name.
         out: Folder for the record, the tables and the figure.
 
     Examples:
@@ -149,22 +138,20 @@ def bench_decode(
     from slimstate.benchmark.random_models import library_of
 
     config = DecodeBenchConfig.merge(config, options)
+    if not config.batches:
+        raise PlanError("`batches` must name at least one batch")
     if library_of(config.models) != "fla":
         raise PlanError("`models` must be of flash-linear-attention: decoding reads the states from its cache")
-    return _run("decode", config, partial(time_decoding, config.settings(DecodeSettings)), out, progress)
+    return _run("decode", config, partial(time_decoding, config.settings(records.DecodeSettings)), out, progress)
 
 
 def bench_calibrate(
-    config: CalibrateBenchConfig | None = None,
-    *,
-    out: str | Path | None = None,
-    progress: Progress = True,
-    **options: Any,
-) -> CalibrationRecord:
+    config: CalibrateBenchConfig | None = None, *,
+    out: str | Path | None = None, progress: Progress = True, **options: Any,
+) -> records.CalibrationRecord:  # fmt: skip
     """Time the calibration of each method against a plain forward pass, and the selection; configs get random weights.
 
     Parameters:
-        config: A `CalibrateBenchConfig`; its options can also be given by name.
         out: Folder for the record, the tables and the figure.
 
     Examples:
@@ -174,7 +161,7 @@ def bench_calibrate(
     from slimstate.benchmark.random_models import library_of
 
     config = CalibrateBenchConfig.merge(config, options)
-    measure = partial(time_calibration, config.settings(CalibrationSettings))
+    measure = partial(time_calibration, config.settings(records.CalibrationSettings))
     return _run("calibrate", config, measure, out, progress, library=library_of([config.model]))
 
 

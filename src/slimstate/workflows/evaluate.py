@@ -54,11 +54,7 @@ def evaluate(
         model: A model folder, a hub id, or a transformers model in memory.
         text: Text to predict: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name.
             In Python also strings, chats or rows in a list or any iterable.
-        config: An `EvalConfig`; its options can also be given by name.
         out: File for the record, such as records/evaluation.json.
-        tokenizer: The tokenizer of models in memory.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Returns:
         A record: `perplexity` (per token), `word_perplexity`, `bits_per_byte`, `lm_eval`, `compared`, ...

@@ -45,8 +45,6 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
 
     Parameters:
         model: A model folder, a hub id, a config.json, or a transformers model in memory.
-        config: An `InspectConfig`; its options can also be given by name.
-        options: Options of the config by name.
 
     Returns:
         A record with `key_dim`, `state_bytes`, `options` (the key dims worth choosing) and more; with an engine and a

@@ -63,6 +63,8 @@ class PruneConfig(EngineChoice):
             raise PlanError("`distill` needs `reconstruct`")
         if self.apply is not None and self.reconstruct is not None:
             raise PlanError("`apply` repeats a cut; reconstruct it afterwards with slimstate reconstruct")
+        if self.reconstruct is not None and self.calibration.data is None:
+            raise PlanError("`reconstruct` trains on text: give it with `data`")
         sized = self.key_dim is not None or self.compression is not None
         if self.apply is not None and (sized or self.budget.is_set):
             raise PlanError("the plan of `apply` says how much is kept: leave out `key_dim`, `compression` and budgets")
@@ -94,10 +96,6 @@ def prune(
         model: A model folder, a hub id, or a transformers model in memory.
         out: Folder for the cut model; it appears only when it is complete. Without it nothing is written, and the cut
             of a model in memory is `.cut_model` of the result.
-        config: A `PruneConfig`; its options can also be given by name.
-        tokenizer: The tokenizer of a model in memory.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Returns:
         A record: `plan` (the kept channels, `plan.selections[layer].keep`), `path`, `state_bytes`, `certificate`, ...
@@ -110,9 +108,12 @@ def prune(
         >>> cut = slimstate.prune(model, tokenizer=tokenizer, compression=0.5, data=["Some text.", ...])
         >>> cut.cut_model.generate(...)
     """
+    from slimstate.selectors import selector_named
+
     config = PruneConfig.merge(config, options)
     with Inputs(progress, tokenizer, model) as inputs:
-        source = inputs.model(model, reads_text=config.calibration.data is not None and _reads_text(config.method))
+        reads_text = config.calibration.data is not None and selector_named(config.method).calibrated
+        source = inputs.model(model, reads_text=reads_text)
         if out is not None or not in_memory(model):
             return _prune(source, None if out is None else Path(out), config, inputs.reporter)
         folder = inputs.folder() / "cut"
@@ -128,7 +129,7 @@ def estimate(
     """Estimate how long the same call of `prune` takes and how much memory; no model is loaded, nothing is written.
 
     Parameters:
-        model: As for `prune`, and so are `out`, `config`, `tokenizer`, `progress` and `options`.
+        model: As for `prune`, and so is `out`.
 
     Returns:
         A record: `seconds` and bytes (`gpu_bytes`, `host_bytes`, `disk_bytes`) of every stage.
@@ -206,12 +207,6 @@ def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, re
     return checkpoint
 
 
-def _reads_text(method: Any) -> bool:
-    from slimstate.selectors import selector_named
-
-    return selector_named(method).calibrated
-
-
 def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> SelectionJob:
     """Refuse what can be refused before a model is loaded, read the text, and announce the cut."""
     from slimstate.pruning.evidence import read_windows
@@ -224,8 +219,6 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     corrected = is_corrected(checkpoint, config.cut.keep_norm_eps)
     check_rotatable(checkpoint, selector)
     check_epsilon(checkpoint, key_dim, corrected)
-    if config.reconstruct is not None and calibration.data is None:
-        raise PlanError("`reconstruct` trains on text: give it with `data`")
     layerwise = config.reconstruct is not None and is_layerwise(selector, calibration.evidence)
     windows = None if layerwise else read_windows(checkpoint, selector, calibration, reporter)
     _announce(checkpoint, key_dim, line, config.engine, reporter)
@@ -287,11 +280,10 @@ def _reconstructed(
         "method": job.selector.name, "key_dim": request.keep, "score": request.score, "f": request.f,
         "corrected": job.corrected, "plan": None if plan is None else plan.to_json(), "data": windows.source,
     }  # fmt: skip
-    reconstruction = ReconstructionJob(
+    record, left_out = ReconstructionJob(
         cut=cut, teacher=job.checkpoint, out=out, identity=identity, options=config.reconstruct, run=job.run,
         force=config.force, provenance=provenance, reporter=job.reporter,
-    )  # fmt: skip
-    record, left_out = reconstruction.finish(windows, started)
+    ).finish(windows, started)  # fmt: skip
     seconds = time.perf_counter() - started
     return replace(cut.record(record), out=str(out), left_out=tuple(left_out), seconds=seconds)
 
@@ -307,14 +299,11 @@ def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, repo
 
     assert config.reconstruct is not None
     assert config.distill is not None
-    if config.calibration.data is None:
-        raise PlanError("`reconstruct` trains on text: give it with `data`")
     checkpoint, values = Checkpoint.open(source), config.to_values()
     records: list[CutRecord] = []
 
     def make(folder: Path) -> None:
-        first = replace(config, distill=None, force=True)
-        records.append(_prune(source, folder, first, reporter))
+        records.append(_prune(source, folder, replace(config, distill=None, force=True), reporter))
 
     job = DistillationJob(
         out=out, teacher=checkpoint, windows=_reconstruction_windows(checkpoint, config, reporter),
@@ -327,5 +316,4 @@ def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, repo
         plan = read_plan(out, checkpoint)
         speed = _card_notes(checkpoint, plan.key_dim).speed
         records.append(describe_cut(checkpoint, plan, record.kernels, speed))
-    cut = records[0]
-    return replace(cut, reconstruction=record, out=str(out))
+    return replace(records[0], reconstruction=record, out=str(out))

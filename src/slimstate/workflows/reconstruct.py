@@ -57,10 +57,6 @@ def reconstruct(
     Parameters:
         model: Folder of a model that slimstate cut, or the model loaded from it.
         out: Folder for the reconstructed model; it appears only when it is complete.
-        config: A `ReconstructConfig`; its options can also be given by name.
-        tokenizer: The tokenizer of models in memory.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Returns:
         A record: `error_before` and `error_after`, for the model and for each of its `layers`.

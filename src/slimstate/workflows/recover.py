@@ -85,10 +85,6 @@ def recover(
     Parameters:
         model: Folder of a model that slimstate cut, a hub id, or the model loaded from it.
         out: Folder for the recovered model; it appears only when it is complete.
-        config: A `RecoverConfig`; its options can also be given by name.
-        tokenizer: The tokenizer of models in memory.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Returns:
         A record: `measured.nats` before and after, `measured.closed`, `log` of all losses, `path`.
@@ -134,7 +130,7 @@ def preview(model: Model, config: RecoverConfig | None = None, *, progress: Prog
     """Describe what `recover` would train, without text and without training anything.
 
     Parameters:
-        model: As for `recover`, and so are `config`, `progress` and `options`.
+        model: As for `recover`.
 
     Returns:
         The modules with adapters (`targets`), those trained whole, and how many parameters that is.

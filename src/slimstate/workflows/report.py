@@ -17,7 +17,6 @@ def report(folder: str | Path, out: str | Path | None = None, *, progress: Progr
     Parameters:
         folder: Folder with records of sweep, analyze, eval, verify, prune, reconstruct, recover, at any depth.
         out: The page; default: report.html in the folder.
-        progress: Whether to show progress, or a `Reporter` of your own.
 
     Returns:
         Where the page is (`path`), the number of records of each kind, and what could not be used.

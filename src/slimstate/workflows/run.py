@@ -229,7 +229,11 @@ def _fill(value: Any, values: Mapping[str, Any]) -> Any:
     """Fill in names in braces; a text that is one name takes its value as it is, and a list joins its parent list."""
     if isinstance(value, list):
         parts = [(part, _fill(part, values)) for part in value]
-        return [item for part, filled in parts for item in (filled if _splices(part, filled) else [filled])]
+        return [
+            item
+            for part, filled in parts
+            for item in (filled if isinstance(part, str) and isinstance(filled, list) else [filled])
+        ]
     if isinstance(value, Mapping):
         return {name: _fill(entry, values) for name, entry in value.items()}
     if not isinstance(value, str):
@@ -237,10 +241,6 @@ def _fill(value: Any, values: Mapping[str, Any]) -> Any:
     if value.startswith("{") and value.endswith("}") and value[1:-1] in values:
         return values[value[1:-1]]
     return _Names().vformat(value, (), dict(values))
-
-
-def _splices(part: Any, filled: Any) -> bool:
-    return isinstance(part, str) and isinstance(filled, list)
 
 
 def recipe_path(name: str) -> Path:
@@ -281,7 +281,7 @@ def run_recipe(
         stack.enter_context(STOP.saying(lambda: _describe_progress(folder, len(configs))))
         any_ran = False  # a report is written again after whatever it reports on
         for number, (config, line) in enumerate(zip(configs, lines, strict=True), start=1):
-            place, target = f"step {number} of {len(configs)}", _output_of(config)
+            place, target = f"step {number} of {len(configs)}", Path(str(config["out"])) if "out" in config else None
             if line in record.steps and (target.exists() if target is not None else not any_ran):
                 reporter.say(f"{place}, done before: {line}")
                 continue
@@ -325,7 +325,3 @@ def _read_progress(path: Path, lines: Sequence[str]) -> JsonObject:
         raise DataError(f"{path} does not say what was done: {error}; remove it to start over") from error
     steps = {line: seconds for line, seconds in record.steps.items() if line in lines}
     return {"steps": steps, "outputs": record.outputs}
-
-
-def _output_of(config: Config) -> Path | None:
-    return Path(str(config["out"])) if "out" in config else None

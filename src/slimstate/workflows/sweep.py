@@ -87,10 +87,6 @@ def sweep(
     Parameters:
         model: A model folder, a hub id, or a transformers model in memory.
         out: Folder for records, tables and the figure; an interrupted sweep continues there.
-        config: A `SweepConfig`; its options can also be given by name.
-        tokenizer: The tokenizer of a model in memory.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Returns:
         A record: `rows`, `uncut`, `recommended`; `to_dataframe()` has a row for every cut.

@@ -52,9 +52,6 @@ def train(
         shape: A shape that comes with slimstate such as "delta_net-5m", a config.json, or a model folder to train
             further.
         out: Folder for the model; it appears only when it is complete.
-        config: A `TrainConfig`; its options can also be given by name.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Returns:
         A record: `measured.nats` before and after, `log` of all losses, `tokens_per_second`, `path`.

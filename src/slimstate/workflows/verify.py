@@ -49,10 +49,7 @@ def verify(
 
     Parameters:
         model: A model folder or a hub id.
-        config: A `VerifyConfig`; its options can also be given by name.
         out: File for the record, such as records/mlx.json.
-        progress: Whether to show progress, or a `Reporter` of your own.
-        options: Options of the config by name, which override it.
 
     Returns:
         A record: `verdict` (agrees, differs or refuses, with the largest difference or the engine's error).
