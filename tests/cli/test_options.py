@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import slimstate
-from slimstate.cli.app import COMMANDS, find_command
+from slimstate.cli.app import COMMANDS, find_command, run
 from slimstate.cli.commands import Command, WorkflowCommand, flag_of
-from slimstate.cli.running import run_command
 from slimstate.records.provenance import command_line, run_config
 from slimstate.system.errors import PlanError, SlimstateError
 from slimstate.system.options import Meta, Options, once, options_of, prefixed
@@ -64,10 +63,10 @@ def shrink(model: str, out: str | None = None, config: ShrinkConfig | None = Non
     """
     config = ShrinkConfig.merge(config, options)
     record = run_config("shrink", {"model": model, "out": out}, config.to_values())
-    return SimpleNamespace(config=config, record=record, to_json=lambda: record)
+    return SimpleNamespace(config=config, record=record, out=out, to_json=lambda: record)
 
 
-SHRINK = Command(name="shrink", workflow=shrink, config=ShrinkConfig, show=lambda result: print(result.record))
+SHRINK = Command(name="shrink", workflow=shrink, config=ShrinkConfig, show=lambda result: [str(result.record)])
 EVERY_KIND = {
     "size": 7, "mode": "exact", "sizes": [3, 2], "notes": "n", "thorough": True, "steps": 4, "tune": True,
     "tune_rate": 0.25,
@@ -80,7 +79,8 @@ def invoke(command: Any, *words: object) -> str:
     return result.output
 
 
-def test_a_declared_option_is_a_flag_a_keyword_a_key_in_files_and_provenance(tmp_path):
+def test_a_declared_option_is_a_flag_a_keyword_a_key_in_files_and_provenance(tmp_path, monkeypatch):
+    monkeypatch.setattr("slimstate.cli.app.find_command", {"shrink": SHRINK}.get)
     record = {"command": "shrink", "model": "m", **EVERY_KIND}
     assert shrink("m", **EVERY_KIND).record == record
     words = command_line(record).split()[2:]  # the shell command, without `slimstate shrink`
@@ -91,7 +91,7 @@ def test_a_declared_option_is_a_flag_a_keyword_a_key_in_files_and_provenance(tmp
     for name, content in (files | {"result/slimstate_config.json": json.dumps(record)}).items():
         (tmp_path / name).write_text(content)
         path = tmp_path / name.removesuffix("/slimstate_config.json")
-        out = invoke(run_command({"shrink": SHRINK}.get), path, "--json", "--force", "--out", "o")
+        out = invoke(run, path, "--json", "--force", "--out", "o")
         assert json.loads(out) == {**record, "out": "o"}
     text = " ".join(invoke(WorkflowCommand(SHRINK), "--help").split())
     assert "Size of the result." in text

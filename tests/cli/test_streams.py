@@ -16,7 +16,7 @@ import torch
 from command import run
 from places import ROOT, TESTS
 from slimstate import cli
-from slimstate.cli.streams import Output, secure
+from slimstate.cli.terminal import Output, secure
 from slimstate.system.errors import OutputError
 
 

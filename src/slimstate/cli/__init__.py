@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import click
 
-from slimstate.cli.app import COMMANDS, app, find_command
-from slimstate.cli.streams import readable, secure
+from slimstate.cli.app import COMMANDS, find_command, root_command
+from slimstate.cli.terminal import check_words, secure
 from slimstate.system import distributed, shortages
 from slimstate.system.errors import MAX_LINE, SlimstateError, quoted
 from slimstate.system.interruption import STOP
@@ -32,9 +32,9 @@ def main() -> None:
 def _run() -> int:
     """Do what the command line says and return the exit code."""
     try:
-        readable(sys.argv)
+        check_words(sys.argv)
         shortages.check_limits()
-        code = app()(standalone_mode=False)
+        code = root_command()(standalone_mode=False)
         sys.stdout.flush()
         return code or 0
     except SlimstateError as error:

@@ -1,4 +1,4 @@
-"""The commands of `slimstate`, each loaded when it is used, and the help that lists them."""
+"""The commands of `slimstate`, each loaded when it is used, the help that lists them, and `run` and `demo`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slimstate.cli.terminal import print_all, print_json
+from slimstate.system.errors import DataError, PlanError
 from slimstate.system.version import __version__
 
 if TYPE_CHECKING:
     from slimstate.cli.commands import Command
 
-# the commands by name: the module of `cli.printing` that has them, and the function of `workflows` that they call
-COMMANDS = {
-    "inspect": ("cut", "inspect"),
-    "prune": ("cut", "prune"),
-    "reconstruct": ("cut", "reconstruct"),
-    "recover": ("training", "recover"),
-    "train": ("training", "train"),
-    "eval": ("evaluation", "evaluate"),
-    "analyze": ("evaluation", "analyze"),
-    "sweep": ("evaluation", "sweep"),
-    "report": ("evaluation", "report"),
-    "verify": ("evaluation", "verify"),
-    "bench mixer": ("benchmark", "bench_mixer"),
-    "bench model": ("benchmark", "bench_model"),
-    "bench decode": ("benchmark", "bench_decode"),
-    "bench calibrate": ("benchmark", "bench_calibrate"),
+MODULES = {  # of `cli.printing`, with their commands
+    "cut": ("inspect", "prune", "reconstruct"),
+    "training": ("recover", "train"),
+    "evaluation": ("eval", "analyze", "sweep", "report", "verify"),
+    "benchmark": ("bench mixer", "bench model", "bench decode", "bench calibrate"),
 }
-OTHERS = ("run", "demo")  # click commands of cli.running
+COMMANDS = {name: module for module, names in MODULES.items() for name in names}
 GROUPS = {"bench": "Time mixers, models, decoding and calibration at several key dims."}
 WORKFLOWS = Path(__file__).parents[1] / "workflows"
 
@@ -42,7 +33,7 @@ def find_command(name: str) -> Command | None:
     """Return a command by its name, such as `bench mixer`, or None."""
     if name not in COMMANDS:
         return None
-    module = import_module(f"slimstate.cli.printing.{COMMANDS[name][0]}")
+    module = import_module(f"slimstate.cli.printing.{COMMANDS[name]}")
     return next(command for command in module.COMMANDS if command.name == name)
 
 
@@ -55,15 +46,13 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         names = [name.removeprefix(self.prefix) for name in COMMANDS if name.startswith(self.prefix)]
-        return list(dict.fromkeys(name.partition(" ")[0] for name in (*names, *OTHERS * (not self.prefix))))
+        return list(dict.fromkeys(name.partition(" ")[0] for name in (*names, *(() if self.prefix else OTHERS))))
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name in GROUPS and not self.prefix:
             return Commands(name, f"{name} ", help=GROUPS[name])
         if name in OTHERS and not self.prefix:
-            from slimstate.cli import running
-
-            return running.demo if name == "demo" else running.run_command(find_command)
+            return OTHERS[name]
         command = find_command(self.prefix + name)
         if command is None:
             return None
@@ -81,14 +70,95 @@ class Commands(click.Group):
             command = self.get_command(ctx, name)
             text = "" if command is None else str(command.help)
         else:
-            function = COMMANDS[self.prefix + name][1]
+            function = "evaluate" if name == "eval" else (self.prefix + name).replace(" ", "_")
             source = (WORKFLOWS / f"{function.partition('_')[0]}.py").read_text(encoding="utf-8")
             text = re.split(rf"^def {function}\(", source, flags=re.MULTILINE)[1].split('"""')[1]
         return " ".join(text.partition("\n\n")[0].split())
 
 
+@click.command()
+@click.argument("file", required=False)
+@click.option("--small", is_flag=True, help="Run a recipe at a small scale, instead of the paper's.")
+@click.option("--out", help="Folder for the result; default: what the config says, or build/recipes/RECIPE.")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Another value for a name in a recipe.")
+@click.option("--force", is_flag=True, help="Replace the result of a config, once the new one is complete.")
+@click.option("--dry-run", is_flag=True, help="Print the commands and run none of them.")
+@click.option("--list", "list_all", is_flag=True, help="List the recipes that come with slimstate.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record instead of a table.")
+def run(
+    file: str | None, small: bool, out: str | None, changes: tuple[str, ...], force: bool, dry_run: bool,
+    list_all: bool, as_json: bool,
+) -> int | None:  # fmt: skip
+    """Repeat the work of a config or of a result, or run a recipe, which reproduces a table or figure.
+
+    FILE: A config in TOML or JSON, a folder or record that slimstate wrote, a recipe, or the name of a recipe that
+    comes with slimstate. A recipe that was interrupted continues where it was.
+    """
+    from slimstate.records.provenance import command_line
+    from slimstate.system.bundled import recipes
+    from slimstate.system.console import TerminalReporter
+    from slimstate.workflows.run import Recipe, default_results, read_config, recipe_path, run_recipe
+
+    if list_all:
+        print_all(f"{name}: {Recipe.read(path).title}" for name, path in recipes().items())
+        return None
+    if file is None:
+        raise PlanError(f"give a config or a recipe: a file, or one of {', '.join(recipes())}")
+    path = recipe_path(file)
+    if (config := read_config(path)) is not None:
+        config |= {"out": out} if out is not None else {}
+        if dry_run:
+            print_all([command_line(config)])
+            return None
+        return _command(config).execute({**config, "json": as_json, **({"force": True} if force else {})})
+    recipe, scale, values = Recipe.read(path), "small" if small else "paper", dict(map(_parse_pair, changes))
+    if dry_run:
+        steps = recipe.configs(scale, default_results(path) if out is None else Path(out), values)
+        print_all(map(command_line, steps))
+        return None
+    reporter = TerminalReporter()
+    reporter.say(f"{recipe.title} ({scale} scale)")
+    record = run_recipe(
+        recipe,
+        lambda step: _command(step).execute(step),
+        check=lambda step: _command(step).parse(step),
+        scale=scale, out=None if out is None else Path(out), changes=values, reporter=reporter,
+    )  # fmt: skip
+    if as_json:
+        print_json(record.to_json())
+    else:
+        print_all([f"{len(record.steps)} steps in {record.seconds:,.0f} s; results are in {record.out}"])
+    return None
+
+
+def _command(config: dict[str, Any]) -> Command:
+    if (command := find_command(config["command"])) is None:
+        raise DataError(f"there is no command {config['command']}")
+    return command
+
+
+def _parse_pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise PlanError(f"--set needs NAME=VALUE, got {text}")
+    return name.strip(), value
+
+
+@click.command("demo")
+@click.option("--out", default="demo", help="Folder for the model and its texts. [default: demo]")
+def demo(out: str) -> None:
+    """Write a small model and two texts to try things on: OUT/model, OUT/calibration.txt, OUT/evaluation.txt."""
+    from slimstate.system.bundled import write_demo
+
+    status = f"written to {out}" if write_demo(Path(out)) else f"{out} has them already"
+    print_all([f"a DeltaNet of 4.6M parameters and two texts: {status}"])
+
+
+OTHERS = {"run": run, "demo": demo}  # call no workflow, or any
+
+
 @cache
-def app() -> Commands:
+def root_command() -> Commands:
     """Return the command `slimstate`."""
     return Commands(
         "slimstate", invoke_without_command=True, callback=_start,

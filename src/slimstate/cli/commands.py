@@ -10,13 +10,15 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from slimstate.cli.terminal import print_json, pushed_to
+from slimstate.cli.terminal import Printout, print_all, print_json
+from slimstate.system.distributed import from_main
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.options import Option, Options, once, options_of
 from slimstate.system.progress import Reporter
@@ -48,7 +50,7 @@ class HubFlags(OutputFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command: its workflow and config, and how its result is printed.
+    """A command: its workflow and config, and the lines and tables that it prints, by default the headline.
 
     `run` replaces the call of the workflow where flags of the command change it. `metavar` is what the help calls the
     argument, where that is not the name of the parameter.
@@ -57,7 +59,7 @@ class Command:
     name: str
     workflow: Callable[..., Any]
     config: type[Options] = Options
-    show: Callable[[Any], None]
+    show: Callable[[Any], Printout] = lambda result: [result.headline()]
     flags: type[OutputFlags] = OutputFlags
     run: Callable[..., Any] | None = None
     exit_code: Callable[[Any], int] | None = None
@@ -101,17 +103,23 @@ class Command:
 
     def execute(self, values: Mapping[str, Any]) -> int:
         """Run the workflow with values by flat name, print its result, and return the exit code."""
+        from slimstate.system import hub
         from slimstate.system.console import TerminalReporter
 
         inputs, config, flags = self.parse(values)
         reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose))
-        with pushed_to(getattr(flags, "push_to_hub", None), reporter) as push:
-            result = self._call(inputs, config, flags, reporter)
-            if flags.json:
-                print_json(result.to_json())
-            else:
-                self.show(result)
-            push(getattr(result, "out", None))
+        if (repository := getattr(flags, "push_to_hub", None)) is not None:  # fails before the work, not after it
+            from_main(lambda: hub.check_repository(repository))
+        result = self._call(inputs, config, flags, reporter)
+        out = result.out if hasattr(result, "out") else getattr(result, "config", {}).get("out")
+        if flags.json:
+            print_json(result.to_json())
+        else:
+            print_all([*self.show(result), *([] if out is None else [f"written to {out}"])])
+        if repository is not None and out is not None:
+            with reporter.waiting(f"uploading to {repository}"):
+                address = from_main(lambda: hub.push(Path(out), repository))
+            reporter.say(f"uploaded to {address}")
         return 0 if self.exit_code is None else self.exit_code(result)
 
     def _call(self, inputs: Mapping[str, Any], config: Options, flags: Options, reporter: Reporter) -> Any:
@@ -126,44 +134,34 @@ class WorkflowCommand(click.Command):
     """A click command whose options are listed by group, with words in braces filled in when the help is shown."""
 
     def __init__(self, command: Command) -> None:
-        self.sections: dict[str, list[click.Parameter]] = {}
+        self.command, self.sections = command, dict[str, list[click.Parameter]]()
         params: list[click.Parameter] = []
         about = command.help
         for name, parameter in command.inputs.items():
-            required = parameter.default is inspect.Parameter.empty
+            required, text = parameter.default is inspect.Parameter.empty, command.input_help(name)
             if name == command.argument:
-                several, metavar = name == "models", command.metavar or name.upper()
-                params.append(
-                    click.Argument([name], nargs=-1 if several else 1, required=required, metavar=command.metavar)
-                )
-                about += f"\n\n{metavar}: {command.input_help(name)}"
+                count = -1 if name == "models" else 1
+                params.append(click.Argument([name], nargs=count, required=required, metavar=command.metavar))
+                about += f"\n\n{command.metavar or name.upper()}: {text}"
             else:
-                flag = click.Option([flag_of(name)], required=required, help=command.input_help(name), type=str)
-                params.append(self._listed("Options", flag))
-        params += [self._listed(option.section, click_option(option)) for option in options_of(command.config)]
-        params += [self._listed("Output", click_option(option)) for option in options_of(command.flags)]
-        super().__init__(command.name, params=params, help=about, callback=partial(_invoke, command),
-                         context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
+                params.append(click.Option([flag_of(name)], required=required, help=text, type=str))
+                self.sections.setdefault("Options", []).append(params[-1])
+        for option in (*options_of(command.config), *options_of(command.flags)):
+            params.append(click_option(option))
+            self.sections.setdefault(option.section, []).append(params[-1])
+        names = ["-h", "--help"]
+        super().__init__(command.name, params=params, help=about, context_settings={"help_option_names": names})
 
-    def _listed(self, section: str, parameter: click.Option) -> click.Option:
-        self.sections.setdefault(section, []).append(parameter)
-        return parameter
+    def invoke(self, ctx: click.Context) -> int:
+        """Call the command with the values that the command line really has."""
+        is_default = {name: ctx.get_parameter_source(name) is ParameterSource.DEFAULT for name in ctx.params}
+        return self.command.execute({name: value for name, value in ctx.params.items() if not is_default[name]})
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, params in self.sections.items():
             records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
             with formatter.section(title):
                 formatter.write_dl([(flag, fill_words(text)) for flag, text in records])
-
-
-def _invoke(command: Command, **values: Any) -> int:
-    """Call the command with the values that the command line really has."""
-    context = click.get_current_context()
-    explicit = {
-        name: value for name, value in values.items()
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    }  # fmt: skip
-    return command.execute(explicit)
 
 
 def flag_of(name: str) -> str:

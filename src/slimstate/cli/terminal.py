@@ -1,38 +1,35 @@
-"""Print results, and upload them.
+"""Make the standard streams safe, and print results.
 
 Results go to standard output; everything else goes to standard error. Of several processes only the main one prints.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from slimstate.system import distributed
-from slimstate.system.progress import Reporter
+from slimstate.system.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-@contextmanager
-def pushed_to(name: str | None, reporter: Reporter) -> Iterator[Callable[[str | None], None]]:
-    """Check that a repository can be written before the work of the body; yield a function that uploads a folder."""
-    from slimstate.system import hub
+class Table(NamedTuple):
+    """A table to print."""
 
-    if name is not None:
-        distributed.from_main(lambda: hub.check_repository(name))
+    columns: Sequence[str]
+    rows: Iterable[Sequence[str]]
+    title: str | None = None
 
-    def push(folder: str | None) -> None:
-        if name is not None and folder is not None:
-            with reporter.waiting(f"uploading to {name}"):
-                address = distributed.from_main(lambda: hub.push(Path(folder), name))
-            reporter.say(f"uploaded to {address}")
 
-    yield push
+Printout: TypeAlias = Iterable[str | Table]
+FILE_WIDTH = 200  # columns of a table where the output is not a terminal
 
 
 def print_json(record: Mapping[str, object]) -> None:
@@ -40,8 +37,80 @@ def print_json(record: Mapping[str, object]) -> None:
         print(json.dumps(record, indent=2))
 
 
+def print_all(printout: Printout) -> None:
+    """Print lines as they are, and tables no wider than the terminal."""
+    from rich.table import Table as RichTable
+
+    console = printer()
+    for part in printout:
+        if isinstance(part, str):
+            console.print(part)
+            continue
+        table = RichTable(*part.columns, title=part.title)
+        for row in part.rows:
+            table.add_row(*row)
+        console.print(table, soft_wrap=False)
+
+
 def printer() -> Console:
     """Return a console for standard output that does not wrap lines."""
     from slimstate.system.console import console
 
-    return console(stderr=False)
+    output = console(stderr=False)
+    if not output.is_terminal:
+        output.width = FILE_WIDTH
+    return output
+
+
+class Output(io.TextIOWrapper):
+    """Standard output; a failure to write is an OutputError, and a closed pipe is none."""
+
+    def write(self, text: str) -> int:
+        with self._checked():
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._checked():
+            super().flush()
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # the rest of the buffer is written when the process ends, and must not fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise OutputError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def secure() -> None:
+    """Open closed standard streams on the null device, so that no file takes their numbers.
+
+    Characters that a stream cannot encode, as in a file name that is not UTF-8, are written with backslashes.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115 - to the end of the process
+    stream = sys.stdout
+    if stream is sys.__stdout__ and type(stream) is io.TextIOWrapper:  # in tests it may be another one
+        settings = {"encoding": stream.encoding, "line_buffering": stream.line_buffering}
+        settings["write_through"] = stream.write_through
+        sys.stdout = sys.__stdout__ = Output(stream.detach(), errors="backslashreplace", **settings)  # type: ignore
+    with suppress(AttributeError):
+        sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse words that are not UTF-8, which not every library can take as the name of a file."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            shown = word.encode("ascii", "backslashreplace").decode()
+            raise PlanError(f"{shown} is not UTF-8: rename it") from error

@@ -37,7 +37,8 @@ class WrittenReport(Displayable):
     bytes: int
 
     def headline(self) -> str:
-        return "a page of " + ", ".join(f"{count} {kind}" for kind, count in self.records.items())
+        records = ", ".join(f"{count} {kind}" for kind, count in self.records.items())
+        return f"a page of {self.bytes / 1024:.0f} KiB from these records: {records}"
 
     def table(self) -> list[dict[str, object]]:
         """Return the files that could not be read."""

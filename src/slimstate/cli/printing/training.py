@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slimstate.cli.commands import Command, HubFlags
-from slimstate.cli.terminal import printer
+from slimstate.cli.terminal import Printout, Table
+from slimstate.records.numbers import fixed, perplexity
 from slimstate.system.errors import PlanError
 from slimstate.system.options import once
 from slimstate.system.progress import Reporter
@@ -42,57 +43,45 @@ def run_recover(
     return recover(model, out, config, progress=reporter)
 
 
-def show_recovery(record: RecoveryRecord | Preview) -> None:
-    """Print what was trained and measured, or what would be trained."""
+def show_recovery(record: RecoveryRecord | Preview) -> Printout:
+    """Yield what was trained and measured, or what would be trained."""
     from slimstate.training.recover import Preview
 
-    if isinstance(record, Preview):
-        _show_preview(record)
-    else:
-        show_training(record)
-
-
-def _show_preview(record: Preview) -> None:
-    console = printer()
+    if not isinstance(record, Preview):
+        yield from show_training(record)
+        return
     for title, names in (("adapters on", record.targets), ("trained whole", (*record.convolutions, *record.unfrozen))):
         if names:
-            console.print(f"{title}:")
-        for name in names:
-            console.print(f"  {name}", markup=False)
+            yield f"{title}:"
+        yield from (f"  {name}" for name in names)
     if record.settings.full:
-        console.print("all weights are trained")
+        yield "all weights are trained"
     if record.settings.mixers:
-        console.print("the mixers are trained whole")
-    if record.targets:
-        console.print(
-            f"{record.trained_parameters:,} parameters to train beside the {record.parameters:,} of the model"
-        )
-    else:
-        console.print(f"{record.trained_parameters:,} of {record.parameters:,} parameters")
-    console.print(f"{record.steps:,} steps, {record.tokens:,} tokens; dry run: nothing was trained")
+        yield "the mixers are trained whole"
+    beside = f"parameters to train beside the {record.parameters:,} of the model"
+    yield f"{record.trained_parameters:,} {beside if record.targets else f'of {record.parameters:,} parameters'}"
+    yield f"{record.steps:,} steps, {record.tokens:,} tokens; dry run: nothing was trained"
 
 
-def show_training(record: TrainingRunRecord) -> None:
-    """Print how well the model predicts the text before and after, and how fast it was trained."""
-    from rich.table import Table
-
-    from slimstate.records.numbers import fixed, perplexity
-
-    console, measured = printer(), record.measured
+def show_training(record: TrainingRunRecord) -> Printout:
+    """Yield how well the model predicts the text before and after, and how fast it was trained."""
+    measured = record.measured
     size = f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes"
-    columns = ("", "nats per token", "perplexity per token", "per word", "bits per byte")
-    table = Table(*columns, title=f"{size}: {measured.text}")
     titles = {**STAGES, "control": CONTROL_TEACHES} if getattr(record, "control_teaches", False) else STAGES
-    for name, nats in measured.nats.known().items():
-        units = (perplexity(measured.perplexity[name]), perplexity(measured.word_perplexity[name]))
-        table.add_row(titles[name], f"{nats:.4f}", *units, fixed(measured.bits_per_byte[name], 4))
-    console.print(table)
+    rows = [
+        (
+            titles[name], f"{nats:.4f}", perplexity(measured.perplexity[name]),
+            perplexity(measured.word_perplexity[name]), fixed(measured.bits_per_byte[name], 4),
+        )
+        for name, nats in measured.nats.known().items()
+    ]  # fmt: skip
+    columns = ("", "nats per token", "perplexity per token", "per word", "bits per byte")
+    yield Table(columns, rows, title=f"{size}: {measured.text}")
     for goal, share in measured.closed.items():
         if share is not None:
-            console.print(f"closed {share:.1%} of the gap to the {'uncut model' if goal == 'uncut' else 'control'}")
+            yield f"closed {share:.1%} of the gap to the {'uncut model' if goal == 'uncut' else 'control'}"
     if record.tokens_per_second:
-        console.print(f"{record.tokens:,} tokens at {record.tokens_per_second:,.0f} tokens/s")
-    console.print(f"written to {record.out}", markup=False)
+        yield f"{record.tokens:,} tokens at {record.tokens_per_second:,.0f} tokens/s"
 
 
 COMMANDS = (
