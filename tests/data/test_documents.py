@@ -1,4 +1,4 @@
-"""The same text gives the same tokens, however its lines end and whether it lies as one file or as rows of a table."""
+"""Documents and tokens of a text are the same in every format, with any line ends, as a file or as rows of a table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
 from places import ROOT
-from slimstate.data import documents as told
+from slimstate.data import documents as module
 from slimstate.data.corpus import Corpus
-from slimstate.data.documents import Piece, Reading
+from slimstate.data.documents import PIECE, Piece, Reading
 from slimstate.data.text import sample_windows, token_stream
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
@@ -25,80 +26,90 @@ from slimstate.pruning.evidence import calibration_windows
 from slimstate.pruning.options import Calibration
 from slimstate.system.errors import DataError
 
-TOKENIZER = load_tokenizer(ROOT / "demo" / "model")  # tokens of several characters, so that what is torn shows
+TOKENIZER = load_tokenizer(ROOT / "demo" / "model")  # tokens of several characters, so that a divided word shows
+LETTERS = tiny.tokenizer()  # a token per character
 END = TOKENIZER.eos_token_id
 WIKI = " = Valkyria = \n\n Senjō no Valkyria is a game .\n It was made by Sega .\n\n\n = = Story = = \n\n A war .\n"
-PACKERS = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
+COMPRESSIONS = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
+every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
+every_table = pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 
 
-def stream(path: Path | str, documents: str | None = None) -> list[int]:
-    return [token for part in token_stream(TOKENIZER, Reading(str(path), documents)) for token in part]
+def flatten(stream) -> list[int]:
+    return [token for part in stream for token in part]
+
+
+def tokens_in(path: Path | str, documents: str | None = None) -> list[int]:
+    return flatten(token_stream(TOKENIZER, Reading(str(path), documents)))
 
 
 def tokens_of(*texts: str) -> list[int]:
     return [token for text in texts for token in [*TOKENIZER(text)["input_ids"], END]]
 
 
-def write_rows(path: Path, rows: list[str]) -> Path:
-    if path.name.startswith("x.parquet"):
+def write(path: Path, content: str | list[str | None]) -> Path:
+    """Write a text, or the rows of a table, in the format and the compression of the file's name."""
+    if isinstance(content, str):
+        data = content.encode()
+    elif ".parquet" in path.suffixes:
         sink = arrow.BufferOutputStream()
-        parquet.write_table(arrow.table({"text": rows}), sink)
+        parquet.write_table(arrow.table({"text": content}), sink)
         data = sink.getvalue().to_pybytes()
     else:
-        data = "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
-    packer = PACKERS[path.suffix if path.suffix in PACKERS else ""]
-    path.write_bytes(packer(data))
+        data = "".join(json.dumps({"text": row}) + "\n" for row in content).encode()
+    path.write_bytes(COMPRESSIONS.get(path.suffix, bytes)(data))
     return path
 
 
-def write_text(path: Path, text: str) -> Path:
-    path.write_bytes(PACKERS[path.suffix if path.suffix in PACKERS else ""](text.encode()))
-    return path
-
-
-def as_on_the_hub(text: str) -> list[str]:
-    """A row a line, as WikiText there: with its line end, and blank lines empty."""
+def rows_of_wikitext(text: str) -> list[str]:
+    """Return a row for each line, as on the hub: with its line end, and blank lines empty."""
     return [f"{line}\n" if line.strip() else "" for line in text.split("\n")[:-1]]
 
 
-@pytest.mark.parametrize("packed", PACKERS)
+@every_compression
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_line_ends_are_universal_in_every_format(end, packed, tmp_path):
+def test_line_ends_and_formats_make_no_difference(end, compression, tmp_path):
     text = WIKI * 40
-    plain = write_text(tmp_path / "lf.txt", text)
-    other = write_text(tmp_path / f"x.txt{packed}", text.replace("\n", end))
+    plain = write(tmp_path / "lf.txt", text)
+    other = write(tmp_path / f"x.txt{compression}", text.replace("\n", end))
     first, second = (sample_windows(TOKENIZER, str(path), samples=4, length=64) for path in (plain, other))
     assert first.digest == second.digest
     assert evaluation_windows(TOKENIZER, str(other), 64).digest == evaluation_windows(TOKENIZER, str(plain), 64).digest
     for kind in ("jsonl", "parquet"):
-        rows = write_rows(tmp_path / f"x.{kind}{packed}", [text.replace("\n", end), "one\ntwo".replace("\n", end)])
-        assert stream(rows) == tokens_of(text, "one\ntwo")
+        rows = write(tmp_path / f"x.{kind}{compression}", [text.replace("\n", end), "one\ntwo".replace("\n", end)])
+        assert tokens_in(rows) == tokens_of(text, "one\ntwo")
 
 
 def test_a_carriage_return_at_the_end_of_a_block_is_one_line_end(tmp_path, monkeypatch):
     monkeypatch.setattr("slimstate.data.sources.BLOCK", 1)
-    path = write_text(tmp_path / "x.txt", "a\r\nb\r\rc\r\n")
+    path = write(tmp_path / "x.txt", "a\r\nb\r\rc\r\n")
     assert "".join(piece.text for piece in Reading(str(path)).pieces()) == "a\nb\n\nc\n"
 
 
-@pytest.mark.parametrize("packed", PACKERS)
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.slow
+@every_compression
+def test_plain_text_is_one_document_of_any_size(compression, tmp_path):
+    text = tiny.text(PIECE * 2 + 1000)
+    path = write(tmp_path / f"x.txt{compression}", text)
+    assert flatten(token_stream(LETTERS, str(path))) == [*LETTERS(text)["input_ids"], LETTERS.eos_token_id]
+
+
+@every_compression
+@every_table
 @pytest.mark.parametrize(
     ("rows", "documents"),
     [
-        (as_on_the_hub(WIKI), None),
-        (as_on_the_hub(WIKI), "file"),
-        ([row.replace("\n", "\r\n") for row in as_on_the_hub(WIKI)], None),
+        (rows_of_wikitext(WIKI), None),
+        (rows_of_wikitext(WIKI), "file"),
+        ([row.replace("\n", "\r\n") for row in rows_of_wikitext(WIKI)], None),
         (WIKI.split("\n")[:-1], "file"),
         (WIKI.splitlines(keepends=True), None),
     ],
 )
-def test_wikitext_as_rows_and_as_one_file_gives_the_same_tokens(rows, documents, kind, packed, tmp_path):
-    path = write_rows(tmp_path / f"x.{kind}{packed}", rows)
-    reading = Reading(str(path), documents)
-    found = [token for part in token_stream(TOKENIZER, reading) for token in part]
-    assert found == stream(write_text(tmp_path / "x.txt", WIKI)) == tokens_of(WIKI)
-    assert found.count(END) == 1
+def test_wikitext_as_rows_and_as_one_file_gives_the_same_tokens(rows, documents, kind, compression, tmp_path):
+    reading = Reading(str(write(tmp_path / f"x.{kind}{compression}", rows)), documents)
+    tokens = flatten(token_stream(TOKENIZER, reading))
+    assert tokens == tokens_in(write(tmp_path / "x.txt", WIKI)) == tokens_of(WIKI)
     assert reading.documents == "file"
 
 
@@ -107,13 +118,13 @@ LINES = st.lists(st.text(st.sampled_from("ab =.\té "), max_size=9), min_size=1,
 
 @settings(max_examples=60, deadline=None)
 @given(lines=LINES, piece=st.integers(1, 40), ended=st.booleans())
-def test_where_pieces_end_depends_on_the_text_alone(lines, piece, ended, tmp_path_factory):
-    """Pieces are tokenised by themselves: rows that are joined must be torn where the file is."""
+def test_pieces_of_rows_end_where_those_of_the_file_end(lines, piece, ended, tmp_path_factory):
+    """Pieces are tokenised by themselves, so that their ends are part of the result."""
     folder = tmp_path_factory.mktemp("rows")
-    path = write_text(folder / "x.txt", "".join(f"{line}\n" for line in lines))
-    rows = write_rows(folder / "x.jsonl", [f"{line}\n" if ended else line for line in lines])
+    path = write(folder / "x.txt", "".join(f"{line}\n" for line in lines))
+    rows = write(folder / "x.jsonl", [f"{line}\n" if ended else line for line in lines])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(told, "PIECE", piece)
+        patch.setattr(module, "PIECE", piece)
         for documents in ("file", "lines", "blank"):
             one, other = (list(Reading(str(source), documents).pieces()) for source in (path, rows))
             assert one == other
@@ -121,98 +132,107 @@ def test_where_pieces_end_depends_on_the_text_alone(lines, piece, ended, tmp_pat
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(st.sampled_from("ab \n"), max_size=80), size=st.integers(1, 90))
-def test_the_same_pieces_come_of_blocks_of_any_size(text, size):
-    def naive(piece: int) -> list[Piece]:
-        """As a file is read: so many characters at once, cut at the last line end."""
-        held, found = "", []
-        for start in range(0, len(text), piece):
-            held += text[start : start + piece]
-            cut = held.rfind("\n") + 1
-            if cut:
-                found.append(Piece(text=held[:cut], ends=False))
-            held = held[cut:]
-        return [*found, Piece(text=held, ends=True)]
-
+def test_pieces_do_not_depend_on_the_size_of_blocks(text, size):
+    rest, expected = "", []
+    for start in range(0, len(text), 7):  # as a file is read: 7 characters at once, divided at the last line end
+        rest += text[start : start + 7]
+        end = rest.rfind("\n") + 1
+        if end:
+            expected.append(Piece(text=rest[:end], ends=False))
+        rest = rest[end:]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(told, "PIECE", 7)
+        patch.setattr(module, "PIECE", 7)
         blocks = [text[start : start + size] for start in range(0, len(text), size)]
-        assert list(told._document_pieces(blocks)) == naive(7)
+        assert list(module._document_pieces(blocks)) == [*expected, Piece(text=rest, ends=True)]
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
 @pytest.mark.parametrize(
     ("documents", "expected"),
-    [
-        ("lines", ["a b\n", "c\n", "d\n"]),
-        ("blank", ["a b\nc\n", "d\n"]),
-        ("file", ["\na b\nc\n \n\nd\n"]),
-    ],
+    [("lines", ["a b\n", "c\n", "d\n"]), ("blank", ["a b\nc\n", "d\n"]), ("file", ["\na b\nc\n \n\nd\n"])],
 )
-def test_documents_are_told_apart_as_asked(documents, expected, kind, tmp_path):
-    """Blank lines belong to no document unless the whole is one."""
-    text = "\na b\nc\n \n\nd\n"
-    path = tmp_path / f"x.{kind}"
-    path = write_text(path, text) if kind == "txt" else write_rows(path, ["\na b\nc", " \n", "", "d"])
-    assert stream(path, documents) == tokens_of(*expected)
+def test_text_is_divided_into_documents_as_requested(documents, expected, kind, tmp_path):
+    """Blank lines belong to no document unless everything is one."""
+    content = "\na b\nc\n \n\nd\n" if kind == "txt" else ["\na b\nc", " \n", "", "d"]
+    assert tokens_in(write(tmp_path / f"x.{kind}", content), documents) == tokens_of(*expected)
 
 
 def test_a_row_is_a_document_unless_rows_are_lines(tmp_path):
-    """One row with a line end inside, or without one at its end, and they are documents."""
+    """One row with a line end inside, or without one at its end, is enough."""
     for rows in (["a\n", "b\nc\n"], ["a\n", "b"], ["", ""], [" ", "a\n"]):
-        found = list(Reading(str(write_rows(tmp_path / "x.jsonl", rows))).pieces())
-        assert [piece.text for piece in found] == rows
-        assert all(piece.ends for piece in found)
-    lines = write_rows(tmp_path / "x.jsonl", ["a\n", "b\n"])
-    assert stream(lines, "rows") == tokens_of("a\n", "b\n")
-    assert stream(lines) == tokens_of("a\nb\n")
-    assert stream(write_text(tmp_path / "x.txt", "a\nb\n"), "rows") == tokens_of("a\nb\n")
+        pieces = list(Reading(str(write(tmp_path / "x.jsonl", rows))).pieces())
+        assert pieces == [Piece(text=row, ends=True) for row in rows]
+    lines = write(tmp_path / "x.jsonl", ["a\n", "b\n"])
+    assert tokens_in(lines, "rows") == tokens_of("a\n", "b\n")
+    assert tokens_in(lines) == tokens_of("a\nb\n")
+    assert tokens_in(write(tmp_path / "x.txt", "a\nb\n"), "rows") == tokens_of("a\nb\n")
 
 
-def test_rows_are_looked_at_no_further_than_needed(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"text": "a document"}\nnot json\n')
-    assert next(Reading(str(path)).pieces()) == Piece(text="a document", ends=True)
+@every_table
+def test_a_row_without_text_is_empty_and_not_the_word_none(kind, tmp_path):
+    first, second = (write(tmp_path / f"x{missing}.{kind}", ["a", missing, "b"]) for missing in (None, ""))
+    assert tokens_in(first) == tokens_in(second)
 
 
-def test_every_file_of_a_folder_is_told_apart_by_itself(tmp_path):
-    write_rows(tmp_path / "a.jsonl", ["one", "two"])
-    write_rows(tmp_path / "b.jsonl", ["three\n", "four\n"])
-    write_text(tmp_path / "c.txt", "five\n")
+def test_rows_are_read_no_further_than_needed(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "a document"}\nnot json\n')
+    assert next(Reading(str(tmp_path / "x.jsonl")).pieces()) == Piece(text="a document", ends=True)
+
+
+def test_a_folder_is_its_files_in_order_each_divided_by_itself(tmp_path):
+    write(tmp_path / "a.jsonl", ["one", "two"])
+    write(tmp_path / "b.jsonl", ["three\n", "four\n"])
+    write(tmp_path / "c.txt", "five\n")
+    (tmp_path / "ignored.csv").write_text("a,b")
     reading = Reading(str(tmp_path))
-    assert [token for part in token_stream(TOKENIZER, reading) for token in part] == tokens_of(
-        "one", "two", "three\nfour\n", "five\n"
-    )
+    assert flatten(token_stream(TOKENIZER, reading)) == tokens_of("one", "two", "three\nfour\n", "five\n")
     assert reading.documents == "rows, file"
 
 
-def test_a_dataset_of_the_hub_with_a_line_in_each_row_is_one_text(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "request_"),
+    [
+        ("owner/set", ("owner/set", None, "train")),
+        ("owner/set:small", ("owner/set", "small", "train")),
+        ("owner/set:small:test", ("owner/set", "small", "test")),
+        ("owner/set::test", ("owner/set", None, "test")),
+    ],
+)
+def test_a_dataset_has_a_config_and_a_split_and_its_lines_are_one_text(name, request_, monkeypatch):
     import datasets
 
-    rows = [{"text": row} for row in as_on_the_hub(WIKI)]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: rows)
+    requests = []
+
+    def load_dataset(repository, config, *, split, streaming):
+        assert streaming
+        requests.append((repository, config, split))
+        return [{"text": row} for row in rows_of_wikitext(WIKI)]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr("slimstate.data.sources.hub.reachable", lambda: True)
-    assert stream("owner/wikitext") == tokens_of(WIKI)
+    assert tokens_in(name) == tokens_of(WIKI)
+    assert requests == [request_]
 
 
-def test_records_say_how_documents_were_told_apart(tmp_path):
-    rows = write_rows(tmp_path / "x.jsonl", ["some text of a document"] * 40)
-    for documents in (None, "file"):
-        expected = documents or "rows"
+def test_windows_and_corpora_record_how_documents_were_divided(tmp_path):
+    """Plans and evidence record it only where it is not the usual, so that their bytes stay the same."""
+    rows = write(tmp_path / "x.jsonl", ["some text of a document"] * 40)
+    for documents, expected in ((None, "rows"), ("file", "file")):
         calibration = Calibration(data=str(rows), documents=documents, samples=2, length=16)
-        assert calibration_windows(calibration, TOKENIZER).describe()["documents"] == expected
+        windows = calibration_windows(calibration, TOKENIZER)
+        assert windows.describe()["documents"] == expected
+        usual = {name: value for name, value in windows.describe().items() if name != "documents"}
+        assert windows.provenance() == (usual if documents is None else windows.describe())
         assert evaluation_windows(TOKENIZER, Reading(str(rows), documents), 16).documents == expected
         corpus = Corpus.collect(TOKENIZER, Reading(str(rows), documents), 16, 3, 1, tmp_path)
         assert corpus.describe()["documents"] == expected
         assert Corpus.open(tmp_path) == corpus
-
-
-def test_an_unknown_way_to_tell_documents_apart_is_refused(tmp_path):
     with pytest.raises(DataError, match="unknown `documents` pages; there are lines, blank, file, rows"):
         Reading("text.txt", "pages")
 
 
 @pytest.mark.parametrize(
-    ("name", "drawn", "whole"),
+    ("name", "drawn", "all_windows"),
     [
         ("x.txt", "3e72d826f73772f8c6392ffbded5428fc2d3619311d8115cbcaeb9b19118de81",
          "5638a5d7bd3aa6ddf5efdd2772ece0a23824328d0066a1608cdba3bad6423cee"),
@@ -222,23 +242,26 @@ def test_an_unknown_way_to_tell_documents_apart_is_refused(tmp_path):
          "442fe7f9887e5f56f714bcfe6a58cfba7e667bacb96dd3855fcd9d5a9da5987c"),
     ],
 )  # fmt: skip
-def test_the_tokens_of_a_text_stay_the_same_from_version_to_version(name, drawn, whole, tmp_path):
+def test_the_tokens_of_a_text_stay_the_same_from_version_to_version(name, drawn, all_windows, tmp_path):
     """Published plans and evidence name the digests of their tokens."""
-    path = tmp_path / name
-    if name == "x.txt":
-        write_text(path, tiny.text(600_000))
-    else:
-        write_rows(path, [tiny.text(3000, seed) for seed in range(4)])
+    rows = [tiny.text(3000, seed) for seed in range(4)]
+    path = write(tmp_path / name, tiny.text(600_000) if name == "x.txt" else rows)
     assert sample_windows(TOKENIZER, str(path), samples=8, length=100, seed=1).digest == f"sha256:{drawn}"
-    assert evaluation_windows(TOKENIZER, str(path), 128).digest == f"sha256:{whole}"
+    assert evaluation_windows(TOKENIZER, str(path), 128).digest == f"sha256:{all_windows}"
 
 
-def test_plans_and_evidence_say_how_documents_were_told_apart_only_where_it_is_unusual(tmp_path):
-    """So that a cut of today on a text of yesterday is the same to the byte."""
-    text = tmp_path / "text.txt"
-    text.write_text("a line of text\n" * 200)
-    usual = sample_windows(TOKENIZER, str(text), samples=2, length=16)
-    assert list(usual.provenance()) == ["data", "samples", "length", "seed", "digest"]
-    lines = sample_windows(TOKENIZER, Reading(str(text), "lines"), samples=2, length=16)
-    assert lines.provenance() == lines.describe()
-    assert lines.provenance()["documents"] == "lines"
+def test_windows_are_full_distinct_and_drawn_by_the_seed(text_file):
+    first, again, other = (sample_windows(LETTERS, str(text_file), samples=8, length=100, seed=n) for n in (1, 1, 2))
+    assert first.tokens.shape == (8, 100)
+    assert torch.equal(first.tokens, again.tokens)
+    assert first.digest == again.digest != other.digest
+    tokens = torch.tensor(flatten(token_stream(LETTERS, str(text_file))))
+    windows = {tuple(window.tolist()): start for start, window in enumerate(tokens.split(100))}
+    assert len({windows[tuple(window.tolist())] for window in first.tokens}) == 8
+
+
+def test_evaluation_uses_full_windows_of_the_first_tokens(text_file):
+    tokens = torch.tensor(flatten(token_stream(LETTERS, str(text_file))))
+    assert torch.equal(evaluation_windows(LETTERS, str(text_file), 100, 950).tokens.flatten(), tokens[:900])
+    assert len(evaluation_windows(LETTERS, str(text_file), 100).tokens) == len(tokens) // 100
+    assert evaluation_windows(LETTERS, str(text_file), 100, 30).tokens.shape == (1, 30)

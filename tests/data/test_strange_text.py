@@ -1,4 +1,4 @@
-"""Texts of strangers: damaged, endless or packed to bursting, each is one line and no wait."""
+"""Untrusted texts: damaged, endless or compressed too far, each gives an error in one line, and soon."""
 
 from __future__ import annotations
 
@@ -10,15 +10,44 @@ import os
 import pytest
 
 import tiny
+from slimstate.data import documents as module
 from slimstate.data.documents import DOCUMENTS, Reading
-from slimstate.data.text import token_stream
+from slimstate.data.text import sample_windows, token_stream
 from slimstate.system.errors import DataError
 
 TEXT = "a line of text\n" * 1000
+FIRST = json.dumps({"text": "x"})
 
 
 def read(path, documents=None) -> list[str]:
     return [piece.text for piece in Reading(str(path), documents).pieces()]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("short.txt", b"too short", "has 10 tokens; 8 samples of 100 need 800"),
+        ("empty.txt", b"", "is empty"),
+        ("blank.txt", b"  \n ", "is empty"),
+        ("latin.txt", "caf\xe9".encode("latin-1") * 50, "is not UTF-8 text"),
+        ("bad.jsonl", f"{FIRST}\nnot json\n", "line 2: not a JSON object with a 'text' field"),
+        ("other.jsonl", '{"body": "a"}\n', "line 1: not a JSON object with a 'text' field"),
+        ("half.jsonl", f'{FIRST}\n{{"text": "a\\ud800b"}}\n', "line 2: half of a surrogate pair"),
+        ("deep.jsonl", f"{FIRST}\n{'[' * 100_000}\n", "line 2: not a JSON object"),
+        ("cut.jsonl", f'{FIRST}\n{{"text"\n', "line 2: not a JSON object"),
+        ("number.jsonl", f"{FIRST}\n5\n", "line 2: not a JSON object"),
+        ("bad.parquet", b"not parquet", "not a Parquet file with a 'text' column"),
+        ("bad.txt.gz", b"not gzip", "cannot read"),
+        ("bad.txt.xz", b"not xz", "cannot read"),
+        ("page.html", b"<html>", "not one of .txt"),
+        ("missing.txt", None, "no data at"),
+    ],
+)
+def test_bad_data_is_named(name, content, message, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(DataError, match=message):
+        sample_windows(tiny.tokenizer(), str(tmp_path / name), samples=8, length=100)
 
 
 @pytest.mark.parametrize("at", [3, 40, 60, -3])
@@ -30,35 +59,18 @@ def test_a_damaged_gz_is_one_line(at, tmp_path):
         read(tmp_path / "x.txt.gz")
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('{"text": "a\\ud800b"}', "line 2: half of a surrogate pair"),
-        ("[" * 100_000, "line 2: not a JSON object"),
-        ('{"text"', "line 2: not a JSON object"),
-        ("5", "line 2: not a JSON object"),
-    ],
-)
-def test_a_row_that_is_no_text_is_named(line, words, tmp_path):
-    (tmp_path / "x.jsonl").write_text(f"{json.dumps({'text': 'x'})}\n{line}\n")
-    with pytest.raises(DataError, match=words):
-        read(tmp_path / "x.jsonl")
-
-
 def test_a_pipe_in_a_folder_of_texts_is_not_waited_for(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
-    os.mkfifo(tmp_path / "b.txt")
-    with pytest.raises(DataError, match=r"b.txt: it is not a regular file"):
-        read(tmp_path)
-    (tmp_path / "b.txt").unlink()
-    (tmp_path / "b.txt").symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=r"b.txt: it is not a regular file"):
-        read(tmp_path)
+    for special in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        special(tmp_path / "b.txt")
+        with pytest.raises(DataError, match=r"b.txt: it is not a regular file"):
+            read(tmp_path)
+        (tmp_path / "b.txt").unlink()
 
 
 @pytest.mark.parametrize("documents", DOCUMENTS)
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])
-def test_a_line_without_an_end_is_refused_and_the_bound_can_be_raised(name, documents, tmp_path, monkeypatch):
+def test_a_line_without_an_end_is_refused_and_the_limit_can_be_raised(name, documents, tmp_path, monkeypatch):
     long = "y" * 3_000_000
     (tmp_path / name).write_text(long if name == "x.txt" else json.dumps({"text": long}))
     monkeypatch.setenv("SLIMSTATE_MAX_LINE_MB", "2")
@@ -72,8 +84,8 @@ def test_a_line_without_an_end_is_refused_and_the_bound_can_be_raised(name, docu
         read(tmp_path / name, documents)
 
 
-def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
+def test_a_parquet_file_that_expands_too_far_is_refused(tmp_path):
+    import pyarrow
     from pyarrow import parquet
 
     table = pyarrow.table({"text": ["y" * 2**20 + str(number) for number in range(16)]})
@@ -82,32 +94,31 @@ def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path):
         read(tmp_path / "bomb.parquet", "rows")
 
 
-def test_long_lines_take_time_in_proportion():
-    """Pieces and lines are put together once, not once for every block: a count of characters, and no clock."""
-    from slimstate.data import documents
-
-    class Counting(str):
-        joined = 0
-
-        def __add__(self, other):  # the old readers added every block to all that came before
-            Counting.joined += len(self) + len(other)
-            return Counting(str(self) + other)
-
-    blocks = [Counting("z" * documents.PIECE)] * 40
-    assert sum(map(len, documents._lines(iter(blocks)))) == 40 * documents.PIECE
-    assert sum(len(piece.text) for piece in documents._document_pieces(iter(blocks))) == 40 * documents.PIECE
-    assert Counting.joined == 0
-
-
 @pytest.mark.parametrize(
     ("name", "pack"), [("x.txt.xz", lzma.compress), ("x.txt.gz", gzip.compress), ("x.jsonl.xz", lzma.compress)]
 )
-def test_a_file_that_unpacks_to_no_text_is_refused(name, pack, tmp_path):
+def test_a_compressed_file_that_expands_too_far_is_refused(name, pack, tmp_path):
     (tmp_path / name).write_bytes(pack(b"\n" * 2**23))
     with pytest.raises(DataError, match=r"expands to more than 200 times its size"):
         read(tmp_path / name)
     (tmp_path / name).write_bytes(pack(TEXT.encode()) if "txt" in name else pack(json.dumps({"text": TEXT}).encode()))
     assert "".join(read(tmp_path / name)).strip() == TEXT.strip()
+
+
+def test_the_time_for_long_lines_is_linear():
+    """Blocks are joined once, and not each with all before it: counted in characters, not by a clock."""
+
+    class Counting(str):
+        joined = 0
+
+        def __add__(self, other):
+            Counting.joined += len(self) + len(other)
+            return Counting(str(self) + other)
+
+    blocks = [Counting("z" * module.PIECE)] * 40
+    assert sum(map(len, module._lines(iter(blocks)))) == 40 * module.PIECE
+    assert sum(len(piece.text) for piece in module._document_pieces(iter(blocks))) == 40 * module.PIECE
+    assert Counting.joined == 0
 
 
 def test_a_tokenizer_that_fails_is_one_line(tmp_path):
@@ -121,4 +132,3 @@ def test_a_tokenizer_that_fails_is_one_line(tmp_path):
 
     with pytest.raises(DataError, match=r"the tokenizer of the model fails on the text: Exception: no such thing$"):
         list(token_stream(Failing(), str(tmp_path / "x.txt")))
-    assert list(token_stream(tiny.tokenizer(), str(tmp_path / "x.txt")))
