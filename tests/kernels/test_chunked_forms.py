@@ -1,4 +1,4 @@
-"""Every chunked recurrence against its twin, one token after the other: values, last state and gradients."""
+"""Every chunked recurrence against the recurrence token by token: values, last state and gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRONGEST = -50.0
 
 @dataclass(frozen=True)
 class Form:
-    """The two forms of a recurrence, and which tensors they take behind q, k and v."""
+    """The two forms of a recurrence, and the tensors that they take after q, k and v."""
 
     naive: Callable
     chunked: Callable
@@ -47,7 +47,7 @@ def tensors(width: int, time: int, strong: bool, dtype: torch.dtype = torch.floa
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    found = {
+    values = {
         "q": normal(2, time, 2, width),
         "k": F.normalize(normal(2, time, 2, width), dim=-1),
         "v": normal(2, time, 2, width + 1),
@@ -59,24 +59,28 @@ def tensors(width: int, time: int, strong: bool, dtype: torch.dtype = torch.floa
         "state": normal(2, 2, width, width + 1),
     }
     for name in ("by head", "by channel") if strong else ():
-        often = normal(*found[name].shape) > 0
-        found[name] = torch.where(often, STRONGEST * normal(*found[name].shape).sigmoid().sqrt(), found[name])
-    return {name: x.to(dtype).requires_grad_() for name, x in found.items()}
+        often = normal(*values[name].shape) > 0
+        values[name] = torch.where(often, STRONGEST * normal(*values[name].shape).sigmoid().sqrt(), values[name])
+    return {name: x.to(dtype).requires_grad_() for name, x in values.items()}
 
 
-def results(form: Callable, which: Form, given: dict[str, torch.Tensor], **options: int) -> list[torch.Tensor]:
-    """Outputs, last state, and the gradient of a loss by all inputs."""
-    inputs = [given[name] for name in ("q", "k", "v", *which.takes)]
-    named = {name: given[name] for name in which.by_name}
-    pair = form(*inputs, **named, scale=0.4, state=given["state"], **options)
+def arguments(form: Form, x: dict[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the positional and the named tensors of a form."""
+    return [x[name] for name in ("q", "k", "v", *form.takes)], {name: x[name] for name in form.by_name}
+
+
+def results(function: Callable, form: Form, x: dict[str, torch.Tensor], **options: int) -> list[torch.Tensor]:
+    """Return the outputs, the last state, and the gradient of a loss with respect to all inputs."""
+    inputs, named = arguments(form, x)
+    pair = function(*inputs, **named, scale=0.4, state=x["state"], **options)
     draw = torch.Generator().manual_seed(0)
-    loss = sum((x * torch.randn(x.shape, generator=draw).to(x)).sum() for x in pair)
-    return [*pair, *torch.autograd.grad(loss, [*inputs, *named.values(), given["state"]])]
+    loss = sum((y * torch.randn(y.shape, generator=draw).to(y)).sum() for y in pair)
+    return [*pair, *torch.autograd.grad(loss, [*inputs, *named.values(), x["state"]])]
 
 
-def assert_near(found: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float) -> None:
-    """Relative to the standard deviation."""
-    for a, b in zip(found, expected, strict=True):
+def assert_near(form: Form, x: dict[str, torch.Tensor], tolerance: float, **options: int) -> None:
+    """Compare both forms, relative to the standard deviation."""
+    for a, b in zip(results(form.chunked, form, x, **options), results(form.naive, form, x), strict=True):
         assert a.isfinite().all()
         assert (a - b).abs().max() <= tolerance * (b.std(unbiased=False) + 1e-3 * b.abs().max()), (a - b).abs().max()
 
@@ -85,102 +89,94 @@ def assert_near(found: list[torch.Tensor], expected: list[torch.Tensor], toleran
 @pytest.mark.parametrize("strong", [False, True])
 @pytest.mark.parametrize(("time", "chunk"), [(1, 64), (5, 64), (64, 64), (70, 16), (130, 32)])
 def test_chunks_give_the_values_and_gradients_of_the_recurrence(name, strong, time, chunk):
-    form, given = FORMS[name], tensors(6, time, strong, torch.float64)
-    assert_near(results(form.chunked, form, given, chunk=chunk), results(form.naive, form, given), 1e-9)
+    assert_near(FORMS[name], tensors(6, time, strong, torch.float64), 1e-9, chunk=chunk)
 
 
 @pytest.mark.slow
 @every_form
-@pytest.mark.parametrize("width", [8, 64])
-@pytest.mark.parametrize(("time", "strong"), [(63, True), (65, False), (200, True)])
-def test_chunks_in_float32_are_as_good_as_the_recurrence(name, width, time, strong):
-    form, given = FORMS[name], tensors(width, time, strong)
-    assert_near(results(form.chunked, form, given), results(form.naive, form, given), 1e-4)
-
-
-@pytest.mark.slow
-@every_form
-@pytest.mark.parametrize("strong", [False, True])
-def test_a_window_of_a_thousand_tokens_is_as_good(name, strong):
-    form, given = FORMS[name], tensors(8, 1000, strong)
-    assert_near(results(form.chunked, form, given), results(form.naive, form, given), 1e-4)
+@pytest.mark.parametrize(
+    ("width", "time", "strong"),
+    [(width, *case) for width in (8, 64) for case in ((63, True), (65, False), (200, True))]
+    + [(8, 1000, False), (8, 1000, True)],
+)
+def test_chunks_in_float32_are_as_precise_as_the_recurrence(name, width, time, strong):
+    assert_near(FORMS[name], tensors(width, time, strong), 1e-4)
 
 
 @every_form
-def test_a_gradient_made_in_groups_of_chunks_is_that_of_the_recurrence(name, monkeypatch):
+def test_a_gradient_in_groups_of_chunks_is_that_of_the_recurrence(name, monkeypatch):
     monkeypatch.setattr(slimstate.kernels.chunk_scan, "SMALL_GROUP", 1)
-    form, given = FORMS[name], tensors(6, 150, True, torch.float64)
-    assert_near(results(form.chunked, form, given, chunk=16), results(form.naive, form, given), 1e-9)
+    assert_near(FORMS[name], tensors(6, 150, True, torch.float64), 1e-9, chunk=16)
 
 
 @every_form
 def test_a_state_carries_a_sequence_across_a_cut(name):
-    form, given = FORMS[name], tensors(6, 100, True, torch.float64)
-    named = {each: given[each] for each in form.by_name}
+    form, x = FORMS[name], tensors(6, 100, True, torch.float64)
+    inputs, named = arguments(form, x)
 
     def run(start: int, end: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        whole = {each: x if each == "bonus" else x[:, start:end] for each, x in named.items()}
-        inputs = [given[each][:, start:end] for each in ("q", "k", "v", *form.takes)]
-        return form.chunked(*inputs, **whole, scale=1.0, state=state)
+        parts = {name: y if name == "bonus" else y[:, start:end] for name, y in named.items()}
+        return form.chunked(*(y[:, start:end] for y in inputs), **parts, scale=1.0, state=state)
 
-    expected, last = run(0, 100, given["state"])
-    first, state = run(0, 37, given["state"])
+    expected, last = run(0, 100, x["state"])
+    first, state = run(0, 37, x["state"])
     second, end = run(37, 100, state)
     torch.testing.assert_close(torch.cat([first, second], 1), expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(end, last, rtol=1e-10, atol=1e-10)
 
 
 @every_form
-def test_padding_behind_a_sequence_leaves_its_state(name):
-    """As packed sequences of other lengths make it: zeros of every input."""
-    form, given = FORMS[name], tensors(6, 40, True, torch.float64)
-    named = {each: given[each] for each in form.by_name}
-    padded = {each: x if each == "bonus" else F.pad(x, (*[0, 0] * (x.ndim - 2), 0, 30)) for each, x in named.items()}
-    inputs = [given[each] for each in ("q", "k", "v", *form.takes)]
-    longer = [F.pad(x, (*[0, 0] * (x.ndim - 2), 0, 30)) for x in inputs]
+def test_padding_after_a_sequence_does_not_change_its_state(name):
+    """Packed sequences are padded by zeros of every input."""
+
+    def pad(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (*[0, 0] * (x.ndim - 2), 0, 30))
+
+    form = FORMS[name]
+    inputs, named = arguments(form, tensors(6, 40, True, torch.float64))
+    padded = {name: x if name == "bonus" else pad(x) for name, x in named.items()}
     o, last = form.chunked(*inputs, **named, scale=1.0)
-    more, end = form.chunked(*longer, **padded, scale=1.0)
+    more, end = form.chunked(*map(pad, inputs), **padded, scale=1.0)
     torch.testing.assert_close(more[:, :40], o)
     torch.testing.assert_close(end, last)
 
 
-def kept_bytes(time: int, inputs: Inputs) -> int:
-    """What autograd holds for a backward pass besides the inputs."""
-    held = {}
+def saved_bytes(inputs: Inputs) -> int:
+    """Return the bytes that autograd saves for a backward pass besides the inputs."""
+    saved = {}
 
     def pack(x: torch.Tensor) -> torch.Tensor:
-        held[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         chunk_scan(inputs, None, Rule())
-    given = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
-    return sum(held.values()) - sum(x.untyped_storage().nbytes() for x in given if x is not None)
+    own = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
+    return sum(saved.values()) - sum(x.untyped_storage().nbytes() for x in own if x is not None)
 
 
 @pytest.mark.parametrize(("beta", "decay"), [("beta", "by head"), ("beta", "by channel"), (None, "by channel")])
-def test_what_is_kept_for_a_gradient_is_linear_in_the_length_and_no_more_than_twice_the_inputs(beta, decay):
-    kept = []
+def test_memory_for_a_gradient_is_linear_in_the_length_and_at_most_twice_the_inputs(beta, decay):
+    saved = []
     for time in (256, 512, 1024):
         x = tensors(64, time, False)
         inputs = Inputs(q=x["q"], k=x["k"], v=x["v"], g=x[decay], beta=None if beta is None else x[beta])
-        kept.append(kept_bytes(time, inputs))
-        assert kept[-1] <= 2 * sum(x[name].nbytes for name in "qkv")
-    assert kept[2] - kept[1] == 2 * (kept[1] - kept[0])
+        saved.append(saved_bytes(inputs))
+        assert saved[-1] <= 2 * sum(x[name].nbytes for name in "qkv")
+    assert saved[2] - saved[1] == 2 * (saved[1] - saved[0])
 
 
 @every_form
-def test_heads_shared_out_among_threads_are_the_same_to_the_last_bit(name, monkeypatch):
+def test_heads_in_several_threads_give_the_same_bits(name, monkeypatch):
     monkeypatch.setattr(slimstate.kernels.chunk_scan, "WORTH_A_THREAD", 1)
-    form, given = FORMS[name], tensors(8, 130, True)
-    alone = results(form.chunked, form, given)
+    form, x = FORMS[name], tensors(8, 130, True)
+    alone = results(form.chunked, form, x)
     torch.set_num_threads(2)
     try:
-        shared = results(form.chunked, form, given)
+        shared = results(form.chunked, form, x)
         with torch.inference_mode():
-            inputs = [given[each].detach().clone() for each in ("q", "k", "v", *form.takes)]
-            named = {each: given[each] for each in form.by_name}
-            inferred = form.chunked(*inputs, **named, scale=0.4, state=given["state"])
+            inputs, named = arguments(form, x)
+            inferred = form.chunked(*(y.detach().clone() for y in inputs), **named, scale=0.4, state=x["state"])
     finally:
         torch.set_num_threads(1)
     for a, b in zip(alone, shared, strict=True):
