@@ -20,7 +20,7 @@ from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.prepare import has_library
 from slimstate.models.stock import as_published, stock_differences
 from slimstate.pruning.budget import state_bytes
-from slimstate.records.cut import CutRecord, Parameters, StateBytes
+from slimstate.records.cut import CutRecord
 from slimstate.records.plan import CutFacts, Plan
 from slimstate.records.provenance import config_file
 from slimstate.records.serving import LayerSpeed
@@ -95,8 +95,8 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed:
         **{item.name: getattr(plan, item.name) for item in fields(CutFacts)},
         compression=plan.compression,
         noncommuting=(mixers[0].noncommuting or ()) if plan.rotates else None,
-        state_bytes=StateBytes(before=state_bytes(mixers, plan.width), after=state_bytes(mixers, plan.key_dim)),
-        parameters=Parameters(before=checkpoint.parameters, after=parameters_after(checkpoint, plan.key_dim)),
+        state_bytes={"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
+        parameters={"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
         speed=speed,
         certificate=plan.summary(),
         kernels=kernels,

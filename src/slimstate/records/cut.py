@@ -16,21 +16,10 @@ from slimstate.records.serving import LayerSpeed
 from slimstate.records.training import ReconstructionRecord
 
 
-class StateBytes(Value):
-    """Bytes of recurrent state per sequence, by precision."""
-
-    before: Mapping[str, int]
-    after: Mapping[str, int]
-
-
-class Parameters(Value):
-    before: int
-    after: int
-
-
 class CutRecord(Record, CutFacts):
     """What a cut changes; `out` is the folder of the cut model, or None.
 
+    `state_bytes` has the bytes of recurrent state per sequence "before" and "after", by precision.
     `noncommuting` names what does not commute with a rotation of the channels, and is None for a cut by channels.
     `plan` has the channels to keep, `plan.selections[layer].keep` [heads, key dim]. `cut_model` is the model itself
     where one in memory was cut. Neither is part of the JSON.
@@ -41,8 +30,8 @@ class CutRecord(Record, CutFacts):
     model: str
     compression: float
     noncommuting: tuple[str, ...] | None
-    state_bytes: StateBytes
-    parameters: Parameters
+    state_bytes: Mapping[str, Mapping[str, int]]
+    parameters: Mapping[str, int]
     speed: LayerSpeed | None = None
     certificate: Mapping[str, float | None]
     kernels: str | None
@@ -55,9 +44,9 @@ class CutRecord(Record, CutFacts):
 
     def headline(self) -> str:
         lines = [f"{self.method}: key dim {self.width} to {self.key_dim} in every head of {self.model_type}"]
-        before, after = (format_mib(sizes["fp32"]) for sizes in (self.state_bytes.before, self.state_bytes.after))
+        before, after = (format_mib(sizes["fp32"]) for sizes in (self.state_bytes["before"], self.state_bytes["after"]))
         lines.append(f"state per sequence (fp32): {before} to {after}")
-        lines.append(f"parameters: {self.parameters.before:,} to {self.parameters.after:,}")
+        lines.append(f"parameters: {self.parameters['before']:,} to {self.parameters['after']:,}")
         return "\n".join([*lines, *([self.correction] if self.correction else ())])
 
     def table(self) -> list[dict[str, object]]:

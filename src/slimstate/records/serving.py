@@ -33,21 +33,12 @@ class Pages(Value):
     block: Whole | None = None
     page: Count | None = None
 
-    @property
-    def padding(self) -> int | None:
-        """Bytes of a page beyond the state it holds."""
-        return None if self.page is None else self.page - self.state - self.convolution
-
 
 class Share(Value):
     """Bytes of one sequence on one GPU: its states in all layers, and its keys and values."""
 
     states: Count
     attention: Count
-
-    @property
-    def total(self) -> int:
-        return self.states + self.attention
 
 
 class PoolRow(Value):

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from slimstate.system.errors import ModelError, PlanError, quoted, reason_of
@@ -58,7 +57,7 @@ class StoredModel(PathLike[str]):
         return self.name
 
 
-class Inputs:
+class Inputs(ExitStack):
     """The models of one workflow; what was written for them is removed at its end."""
 
     def __init__(self, progress: Progress, tokenizer: Any = None, *models: Model) -> None:
@@ -67,19 +66,12 @@ class Inputs:
         if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
             kind = quoted(type(tokenizer).__name__)
             raise PlanError(f"`tokenizer` must be a tokenizer of transformers, got a {kind}")
-        self.tokenizer, self.reporter, self._stack = tokenizer, reporter_for(progress), ExitStack()
-
-    def __enter__(self) -> Inputs:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+        super().__init__()
+        self.tokenizer, self.reporter = tokenizer, reporter_for(progress)
 
     def folder(self) -> Path:
         """Return a new folder that lasts as long as the workflow."""
-        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="slimstate-")))
+        return Path(self.enter_context(tempfile.TemporaryDirectory(prefix="slimstate-")))
 
     def model(self, model: Model, *, reads_text: bool = True) -> str | PathLike[str]:
         """Return where a model lies, after writing one in memory to a temporary folder."""
