@@ -59,7 +59,7 @@ def name_flags(message: str) -> str:
     from slimstate.cli.commands import flag_of
 
     names: set[str] = set()
-    for command in filter(None, map(find_command, COMMANDS)):
+    for command in map(find_command, COMMANDS):
         names |= {name for name in command.inputs if name != command.argument}
         names |= {option.name for cls in (command.config, command.flags) for option in options_of(cls)}
     return re.sub(r"`(\w+)`", lambda match: flag_of(match[1]) if match[1] in names else match[0], message)

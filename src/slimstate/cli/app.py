@@ -29,10 +29,10 @@ GROUPS = {"bench": "Time mixers, models, decoding and calibration at several key
 WORKFLOWS = Path(__file__).parents[1] / "workflows"
 
 
-def find_command(name: str) -> Command | None:
-    """Return a command by its name, such as `bench mixer`, or None."""
+def find_command(name: str) -> Command:
+    """Return a command by its name, such as `bench mixer`."""
     if name not in COMMANDS:
-        return None
+        raise DataError(f"there is no command {name}")
     module = import_module(f"slimstate.cli.printing.{COMMANDS[name]}")
     return next(command for command in module.COMMANDS if command.name == name)
 
@@ -53,12 +53,11 @@ class Commands(click.Group):
             return Commands(name, f"{name} ", help=GROUPS[name])
         if name in OTHERS and not self.prefix:
             return OTHERS[name]
-        command = find_command(self.prefix + name)
-        if command is None:
+        if self.prefix + name not in COMMANDS:
             return None
         from slimstate.cli.commands import WorkflowCommand
 
-        return WorkflowCommand(command)
+        return WorkflowCommand(find_command(self.prefix + name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -110,7 +109,7 @@ def run(
         if dry_run:
             print_all([command_line(config)])
             return None
-        return _command(config).execute({**config, "json": as_json, **({"force": True} if force else {})})
+        return find_command(config["command"]).execute(config | {"json": as_json} | ({"force": True} if force else {}))
     recipe, scale, values = Recipe.read(path), "small" if small else "paper", dict(map(_parse_pair, changes))
     if dry_run:
         steps = recipe.configs(scale, default_results(path) if out is None else Path(out), values)
@@ -120,8 +119,8 @@ def run(
     reporter.say(f"{recipe.title} ({scale} scale)")
     record = run_recipe(
         recipe,
-        lambda step: _command(step).execute(step),
-        check=lambda step: _command(step).parse(step),
+        lambda step: find_command(step["command"]).execute(step),
+        check=lambda step: find_command(step["command"]).parse(step),
         scale=scale, out=None if out is None else Path(out), changes=values, reporter=reporter,
     )  # fmt: skip
     if as_json:
@@ -129,12 +128,6 @@ def run(
     else:
         print_all([f"{len(record.steps)} steps in {record.seconds:,.0f} s; results are in {record.out}"])
     return None
-
-
-def _command(config: dict[str, Any]) -> Command:
-    if (command := find_command(config["command"])) is None:
-        raise DataError(f"there is no command {config['command']}")
-    return command
 
 
 def _parse_pair(text: str) -> tuple[str, str]:

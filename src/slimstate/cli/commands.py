@@ -134,21 +134,21 @@ class WorkflowCommand(click.Command):
     """A click command whose options are listed by group, with words in braces filled in when the help is shown."""
 
     def __init__(self, command: Command) -> None:
-        self.command, self.sections = command, dict[str, list[click.Parameter]]()
-        params: list[click.Parameter] = []
-        about = command.help
-        for name, parameter in command.inputs.items():
-            required, text = parameter.default is inspect.Parameter.empty, command.input_help(name)
-            if name == command.argument:
-                count = -1 if name == "models" else 1
-                params.append(click.Argument([name], nargs=count, required=required, metavar=command.metavar))
-                about += f"\n\n{command.metavar or name.upper()}: {text}"
-            else:
-                params.append(click.Option([flag_of(name)], required=required, help=text, type=str))
-                self.sections.setdefault("Options", []).append(params[-1])
-        for option in (*options_of(command.config), *options_of(command.flags)):
-            params.append(click_option(option))
-            self.sections.setdefault(option.section, []).append(params[-1])
+        self.command, about = command, command.help
+        required = {name: item.default is inspect.Parameter.empty for name, item in command.inputs.items()}
+        flags = [
+            ("Options", click.Option([flag_of(name)], required=required[name], help=command.input_help(name), type=str))
+            for name in command.inputs
+            if name != command.argument
+        ]
+        options = (*options_of(command.config), *options_of(command.flags))
+        flags += [(option.section, click_option(option)) for option in options]
+        self.sections = {title: [flag for section, flag in flags if section == title] for title, _ in flags}
+        params: list[click.Parameter] = [flag for _, flag in flags]
+        if (name := command.argument) is not None:
+            count, metavar = -1 if name == "models" else 1, command.metavar
+            params.insert(0, click.Argument([name], nargs=count, required=required[name], metavar=metavar))
+            about += f"\n\n{metavar or name.upper()}: {command.input_help(name)}"
         names = ["-h", "--help"]
         super().__init__(command.name, params=params, help=about, context_settings={"help_option_names": names})
 

@@ -58,59 +58,36 @@ def provenances(records: Records) -> list[Provenance]:
     ]
 
 
-def repeat_command(record: SweepRecord | ModelRecord) -> str | None:
-    """Return the command that repeats a record, as text to show; None where the record has none."""
-    return record.command
-
-
 def _of_sweep(file: RecordFile[SweepRecord]) -> Provenance:
-    sweep, settings = file.record, file.record.settings
-    return Provenance(
-        file=file,
-        model=sweep.model,
-        base=sweep.model,
-        loader=sweep.loader,
-        fingerprint=settings.fingerprint,
-        digest=None if settings.text is None else settings.text.digest,
-        seed=settings.seed if sweep.seed is None else sweep.seed,
-        kernels=sweep.kernels,
-        versions=sweep.versions,
-        commands=(repeat_command(sweep), None if sweep.recommended is None else sweep.recommended.command),
+    sweep, settings, best = file.record, file.record.settings, file.record.recommended
+    commands = (sweep.command, None if best is None else best.command)
+    seed = settings.seed if sweep.seed is None else sweep.seed
+    return _provenance(
+        file, settings.text, base=sweep.model, fingerprint=settings.fingerprint, seed=seed, commands=commands
     )
 
 
 def _of_plan(file: RecordFile[Plan]) -> Provenance:
-    plan, model, calibration = file.record, file.record.model, file.record.calibration
-    options = {"apply": file.path, "out": file.path.parent}
-    return Provenance(
-        file=file,
-        model=model.source,
-        base=model.source,
-        loader=model.loader,
-        fingerprint=model.fingerprint,
-        digest=None if calibration is None else calibration.digest,
-        seed=plan.seed,
-        versions=plan.versions,
-        commands=(command_line(run_config("prune", {"model": model.source}, options)),),
-    )
+    model, options = file.record.model, {"apply": file.path, "out": file.path.parent}
+    command = command_line(run_config("prune", {"model": model.source}, options))
+    named = {"model": model.source, "base": model.source, "loader": model.loader, "fingerprint": model.fingerprint}
+    return _provenance(file, file.record.calibration, commands=(command,), **named)
 
 
 def _of_model(
     file: RecordFile[ModelRecord], text: Text | EvaluationRecord | None, seed: int | None = None
 ) -> Provenance:
     record = file.record
-    return Provenance(
-        file=file,
-        model=record.model,
-        base=(None if record.cut is None else record.cut.base_model) or record.model,
-        loader=record.loader,
-        fingerprint=record.fingerprint,
-        digest=None if text is None else text.digest,
-        seed=seed if record.seed is None else record.seed,
-        kernels=record.kernels,
-        versions=record.versions,
-        commands=(repeat_command(record),),
-    )
+    base = (None if record.cut is None else record.cut.base_model) or record.model
+    seed = seed if record.seed is None else record.seed
+    return _provenance(file, text, base=base, seed=seed, commands=(record.command,))
+
+
+def _provenance(file: RecordFile[Record], text: Text | EvaluationRecord | None, **values: Any) -> Provenance:
+    """Return the provenance with these values; the others are fields of the record."""
+    names = ("model", "loader", "fingerprint", "seed", "kernels", "versions")
+    fields: dict[str, Any] = {name: getattr(file.record, name, None) for name in names}
+    return Provenance(file=file, digest=None if text is None else text.digest, **fields | values)
 
 
 def reproduce_section(sources: Sequence[Provenance], records: Records, folder: Path) -> dict[str, Any]:
