@@ -112,7 +112,7 @@ def test_an_unfinished_run_survives_the_refusal_of_a_control(recoveries, recover
 
 @pytest.mark.parametrize("place", ["out", "out/control", "out.training", "out.training/control", "."])
 def test_a_control_needs_a_folder_of_its_own(place, recover, tmp_path):
-    with pytest.raises(OutputError, match=r"the folder of the control, .*, overlaps .*: choose another `control_out`"):
+    with pytest.raises(OutputError, match=r"the control.s folder .* overlaps .*: choose another `control_out`"):
         recover(NAME, tmp_path / "out", control=True, control_out=tmp_path / place)
     assert not list(tmp_path.iterdir())
 

@@ -14,7 +14,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import CONFIG
 from slimstate.records.training import RECONSTRUCTION, RECOVERY, ReconstructionRecord
 from slimstate.system.errors import OutputError, PlanError
-from slimstate.training import distill, measure, session
+from slimstate.training import distill, session, tokens
 
 NAME = "delta_net-plain"
 SHORT = {"steps": 2, "batch": 2, "samples": 8, "length": 32}
@@ -51,7 +51,7 @@ def test_a_distillation_is_used_where_it_helps(helps, prune, folders, tmp_path, 
     prune(tmp_path / "plain", distill=None)
     if not helps:
         nats = iter((1.0, 1.5, 0.5))  # before, after, and of the uncut model
-        monkeypatch.setattr(measure, "mean_nats", lambda *_: next(nats))
+        monkeypatch.setattr(tokens, "mean_nats", lambda *_: next(nats))
     out, plain = tmp_path / "out", weights(tmp_path / "plain")
     record = prune(out)
     distillation = record.reconstruction.distillation

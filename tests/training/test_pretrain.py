@@ -87,7 +87,7 @@ def test_the_record_has_the_losses_and_the_measurements(kind, models):
     assert f"perplexity {record.measured.perplexity['after']:.2f}" in (models[kind] / "README.md").read_text()
     (entry,) = json.loads((models[kind] / "config.json").read_text())["slimstate"]["trained"]
     assert entry["corpus"]["digest"] == record.corpus.digest
-    assert "lora_rank" not in entry["settings"]
+    assert entry["settings"]["lora_rank"] is None
 
 
 @pytest.mark.parametrize("kind", ["head", "all", "further", "cut"])
@@ -115,7 +115,7 @@ def test_training_equals_a_loop_written_by_hand(configs, text_file, tmp_path):
     options = {**SHORT, "weight_decay": 0.1, "warm_up": 0.34}
     record = train(configs["delta_net"], tmp_path / "out", data=text_file, **options)
     config = read_shape(str(configs["delta_net"]))
-    InitialModel(config=config).write(tmp_path / "start", data=str(text_file), seed=0, dtype="float32")
+    InitialModel(config=config).create(tmp_path / "start", str(text_file), seed=0, dtype="float32")
     tokenizer = load_tokenizer(tmp_path / "start")
     corpus = Corpus.collect(tokenizer, str(text_file), 32, 24, 1, tmp_path)
     model = load(tmp_path / "start", device="cpu").model.train()

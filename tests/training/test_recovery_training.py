@@ -21,10 +21,10 @@ from slimstate.models.load import load
 from slimstate.records.parts import Text
 from slimstate.records.schema import from_json
 from slimstate.system.errors import DataError, TrainingError
-from slimstate.training import measure, session, teacher
+from slimstate.training import session, teacher, tokens
 from slimstate.training.adaptation import adaptation_of, trainable
-from slimstate.training.measure import MIN_GAP
 from slimstate.training.run_checkpoints import COMPLETE
+from slimstate.training.tokens import MIN_GAP
 from slimstate.workflows.recover import RecoverConfig
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_measure(
         folders.append(Path(folder))
         return load(folder, **options)
 
-    for module in (measure, session, teacher):
+    for module in (session, teacher, tokens):
         monkeypatch.setattr(module, "load", count)
     records, loads = [], []
     for out in ("first", "second"):

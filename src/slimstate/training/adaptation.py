@@ -81,20 +81,18 @@ class Adaptation:
         """The modules of which PEFT trains copies."""
         return (*self.convolutions, *self.norms)
 
-    def _in_mixers(self, name: str) -> bool:
-        return any(name.startswith(f"{path}.") for path in self.mixers)
+    def selects(self, name: str) -> bool:
+        """Return whether training changes a parameter, by its name in the stock model."""
+        if not self.has_adapters:
+            return self.full or any(name.startswith(f"{path}.") for path in self.mixers)
+        module, _, kind = name.rpartition(".")
+        return name in self.biases or module in self.whole or (module in self.targets and kind == "weight")
 
     def weights(self, config: Config) -> tuple[str, ...]:
         """Return the parameters that training changes, as the running model names them, without tied ones."""
         model = stock_model(config)
-        names = [name for name, _ in model.named_parameters()]
-        if self.full:
-            tied = tied_weights(model)
-            return tuple(name for name in names if name not in tied)
-        if self.mixers:
-            return tuple(filter(self._in_mixers, names))
-        single, whole = {*(f"{name}.weight" for name in self.targets), *self.biases}, {*self.whole}
-        return tuple(name for name in names if name in single or name.rpartition(".")[0] in whole)
+        tied = tied_weights(model)
+        return tuple(name for name, _ in model.named_parameters() if self.selects(name) and name not in tied)
 
     def attach(self, model: Any) -> Any:
         """Return the model with only these weights left to train, in float32."""
@@ -105,7 +103,7 @@ class Adaptation:
                 bias.requires_grad_(True)
         else:
             for name, parameter in model.named_parameters():
-                parameter.requires_grad_(self.full or self._in_mixers(name))
+                parameter.requires_grad_(self.selects(name))
         for parameter in trainable(model).values():
             parameter.data = parameter.data.float()
         return model
@@ -145,12 +143,7 @@ class Adaptation:
                 _add_tensors(folder / ADAPTER_WEIGHTS, dict(self._biases_of(model)))
             model = model.merge_and_unload(safe_merge=True)
         expand(model)
-        modules = {*self.targets, *self.whole}
-        return {
-            name: tensor
-            for name, tensor in model.state_dict().items()
-            if self.full or self._in_mixers(name) or name in self.biases or name.rpartition(".")[0] in modules
-        }
+        return {name: tensor for name, tensor in model.state_dict().items() if self.selects(name)}
 
     def describe(self) -> AdaptationSettings:
         """Return what is trained, without a list of every layer."""

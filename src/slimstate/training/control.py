@@ -16,7 +16,6 @@ from slimstate.system import distributed
 from slimstate.system.atomic import overlap
 from slimstate.system.errors import OutputError
 from slimstate.system.json_files import JsonObject, difference
-from slimstate.training.options import ControlOptions
 from slimstate.training.run_checkpoints import CONTROL
 from slimstate.training.session import Job, Session
 from slimstate.training.tokens import Tokens
@@ -26,55 +25,36 @@ TEACHER_SETTINGS = ("kd_weight", "temperature", "top_k")  # without effect where
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """The uncut model, and the session and folder in which it is trained or was trained before."""
+    """The uncut model, and the folder in which it is trained in the same `session`, or was trained before."""
 
     session: Session[RecoveryRecord]
     uncut: Checkpoint
     out: Path
-
-    @classmethod
-    def of(cls, session: Session[RecoveryRecord], student: Checkpoint, options: ControlOptions) -> Control | None:
-        """Return the control, or None where there is none, or the student is the uncut model itself."""
-        distillation = session.distillation
-        if not options.is_set or distillation is None or distillation.teacher.fingerprint == student.fingerprint:
-            return None
-        out = options.control_out or session.out.with_name(f"{session.out.name}-control")
-        alone = replace(session, distillation=None) if options.control_teaches else session
-        return cls(session=alone, uncut=distillation.teacher, out=out)
+    teaches: bool
 
     @property
-    def teaches(self) -> bool:
-        return self.session.distillation is None
-
-    @property
-    def exists(self) -> bool:
-        return (self.out / RECOVERY).is_file()
+    def record(self) -> RecoveryRecord | None:
+        """The record of a control that was trained before."""
+        path = self.out / RECOVERY
+        return RecoveryRecord.read(path) if path.is_file() else None
 
     def check(self) -> None:
         """Check that its folder is apart from those of the recovery, and that an existing one has the same settings."""
         for folder in (self.session.out, self.session.run_folder.path):
             if overlap(self.out, folder):
-                raise OutputError(
-                    f"the folder of the control, {self.out}, overlaps {folder}: choose another `control_out`"
-                )
-        if self.exists:
-            record, has_teacher = RecoveryRecord.read(self.out / RECOVERY), not self.teaches
-            now = _decisive(self.session.options.settings(), has_teacher)
-            before = _decisive(to_json(record.settings), record.teacher is not None)
+                raise OutputError(f"the control's folder {self.out} overlaps {folder}: choose another `control_out`")
+        if (record := self.record) is not None:
+            now = _decisive(self.session.options.settings(), has_teacher=not self.teaches)
+            before = _decisive(to_json(record.settings), has_teacher=record.teacher is not None)
             self._compare({**before, "model": record.fingerprint}, {**now, "model": self.uncut.fingerprint})
 
-    def read(self, tokens: Tokens) -> RecoveryRecord | None:
-        """Return the record of a control that was trained before, or None; refuse one of another text."""
-        if not self.exists:
-            return None
-        record = RecoveryRecord.read(self.out / RECOVERY)
-        before = {
-            "tokens": None if record.corpus is None else record.corpus.digest,
-            "measured on": f"{record.measured.tokens} tokens of {record.measured.text}",
-        }
-        measured_on = f"{tokens.held_out.numel()} tokens of {tokens.measured_on}"
-        self._compare(before, {"tokens": tokens.corpus.digest, "measured on": measured_on})
-        return record
+    def accept(self, tokens: Tokens) -> None:
+        """Refuse an existing control of another text."""
+        if (record := self.record) is not None:
+            digest = None if record.corpus is None else record.corpus.digest
+            before = {"tokens": digest, "measured on": f"{record.measured.tokens} tokens of {record.measured.text}"}
+            measured_on = f"{tokens.held_out.numel()} tokens of {tokens.measured_on}"
+            self._compare(before, {"tokens": tokens.corpus.digest, "measured on": measured_on})
 
     def _compare(self, before: JsonObject, now: JsonObject) -> None:
         if (other := difference(before, now)) is not None:
@@ -84,18 +64,22 @@ class Control:
 
     def train(self, tokens: Tokens) -> RecoveryRecord:
         """Train the control, unless that was done before, and return its record."""
-        say = self.session.reporter.say
-        if (record := self.read(tokens)) is not None:
+        say, session = self.session.reporter.say, self.session
+        if (record := self.record) is not None:
             say(f"control: {self.out}, trained before with the same settings")
             return record
         if self.teaches:
             say(f"control: the uncut model is trained on the text alone, into {self.out}; then it teaches")
+            session = replace(session, distillation=None)
         else:
             say(f"control: the uncut model gets the same training, into {self.out}")
-        return self.session.train(Job(student=self.uncut, out=self.out, part=CONTROL), tokens)
+        return session.train(Job(student=self.uncut, out=self.out, part=CONTROL), tokens)
 
-    def as_teacher(self, session: Session[RecoveryRecord]) -> Session[RecoveryRecord]:
-        """Return the session with the trained control as its teacher."""
+    def next_session(self) -> Session[RecoveryRecord]:
+        """Return the session of the recovery, with the trained control as its teacher if it teaches."""
+        session = self.session
+        if not self.teaches:
+            return session
         teacher = Checkpoint.open(self.out)
         distributed.from_main(lambda: session.run_folder.check_teacher(teacher.fingerprint))
         assert session.distillation is not None
@@ -105,7 +89,7 @@ class Control:
         return replace(session, kind=kind, distillation=replace(session.distillation, teacher=teacher))
 
 
-def _decisive(settings: JsonObject, has_teacher: bool) -> JsonObject:
+def _decisive(settings: JsonObject, *, has_teacher: bool) -> JsonObject:
     """Return the settings that decided a control: those of a distillation only where there was one."""
     if has_teacher and settings["kd_weight"]:
         return {"teacher": True, **settings}

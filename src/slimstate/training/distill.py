@@ -18,7 +18,7 @@ from slimstate.core.file_names import CONFIG
 from slimstate.data.corpus import Corpus
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
-from slimstate.models.options import LoadOptions, RunOptions
+from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.options import held_out_count
 from slimstate.records.provenance import config_file
 from slimstate.records.training import (
@@ -33,15 +33,7 @@ from slimstate.system.atomic import publish, write_text
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
 from slimstate.system.run_folders import RunFolder
-from slimstate.training.adaptation import adaptation_of
-from slimstate.training.options import (
-    AdaptationOptions,
-    RecoverOptions,
-    TeacherOptions,
-    TrainerOptions,
-    TrainingText,
-    TrainOptions,
-)
+from slimstate.training.options import RecoverOptions, TrainOptions
 from slimstate.training.recover import RECOVERY_KIND
 from slimstate.training.run_checkpoints import TrainingFolder
 from slimstate.training.session import Job, Session
@@ -115,7 +107,7 @@ class DistillationJob:
         if folder.is_dir():  # an earlier run got this far
             recovery = RecoveryRecord.read(folder / RECOVERY)
         else:
-            session = self._session(student, folder)
+            session = self._session(folder)
             fingerprints = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
             with session.open(lambda: student, fingerprints) as tokens:
                 recovery = session.train(Job(student=student, out=folder), tokens)
@@ -136,24 +128,19 @@ class DistillationJob:
         distributed.from_main(move)
         return record
 
-    def _session(self, student: Checkpoint, folder: Path) -> Session[RecoveryRecord]:
-        options = RecoverOptions(
-            steps=self.steps, length=self.windows.tokens.shape[1], lr=LEARNING_RATE, min_lr=LEARNING_RATE / 20,
-            batch_size=BATCH[self.run.place.type] if self.batch is None else self.batch,
-            adaptation=AdaptationOptions(mixers=True),
-            distillation=TeacherOptions(kd_weight=TEACHER_WEIGHT, temperature=1.0),
-            text=TrainingText(data=self.windows.source, seed=self.windows.seed),
-            trainer=TrainerOptions(report_to="none", resume=TrainingFolder.beside(folder).path.is_dir()),
-            run=RunOptions(device=self.run.device, dtype=self.run.dtype),
-        )  # fmt: skip
-        adaptation_of(options, student)
+    def _session(self, folder: Path) -> Session[RecoveryRecord]:
+        options = RecoverOptions.from_values({
+            "steps": self.steps, "length": self.windows.tokens.shape[1], "lr": LEARNING_RATE,
+            "min_lr": LEARNING_RATE / 20, "batch_size": self.batch or BATCH[self.run.place.type], "mixers": True,
+            "kd_weight": TEACHER_WEIGHT, "temperature": 1.0, "data": self.windows.source, "seed": self.windows.seed,
+            "report_to": "none", "resume": TrainingFolder.beside(folder).path.is_dir(),
+            "device": self.run.device, "dtype": self.run.dtype,
+        })  # fmt: skip
         options.check_environment()
         kind = replace(
-            RECOVERY_KIND,
-            label="distilling",
-            how_to_continue="the same command continues it",
-            record=lambda outcome, model: replace(RecoveryRecord(**vars(outcome)), out=str(self.out)),
-        )
+            RECOVERY_KIND, label="distilling", how_to_continue="the same command continues it",
+            record=lambda outcome, model: RecoveryRecord(**{**vars(outcome), "out": str(self.out)}),
+        )  # fmt: skip
         return Session(
             kind=kind, out=folder, options=options, provenance=self.provenance, notes=self.notes,
             distillation=Distillation.of(self.teacher, options.distillation, options.run),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from slimstate.checkpoints.reader import described_mixers
+from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.data.documents import Reading
 from slimstate.data.rows import Texts
 from slimstate.families import family_of
@@ -65,8 +65,10 @@ class InitialModel:
             return config
         return {**config, "slimstate": {SHARED_FILTERS: self.shared_filters}}
 
-    def write(self, folder: Path, *, data: str | Texts, seed: int, dtype: str) -> None:
-        """Write a folder with the config, the tokenizer and random weights."""
+    def create(self, folder: Path, data: str | Texts, *, seed: int, dtype: str) -> Checkpoint:
+        """Write a folder with the config, the tokenizer and random weights, unless it exists, and open it."""
+        if folder.is_dir():
+            return Checkpoint.open(folder)
         quiet_transformers()
         with staged(folder, force=False) as place:
             tokenizer = _tokenizer(self.tokenizer, data, self.config.get("vocab_size") or VOCABULARY)
@@ -88,6 +90,7 @@ class InitialModel:
             expand(model)
             model.to(DTYPES[dtype]).save_pretrained(place)
             tokenizer.save_pretrained(place)
+        return Checkpoint.open(folder)
 
 
 def _check_memory(config: Config) -> None:

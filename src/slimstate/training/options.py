@@ -1,7 +1,6 @@
-"""Options of a training, in groups: its text, what decides its result, and how it runs.
+"""Options of a training: its text, what decides its result, and how it runs.
 
-`TrainOptions` and its subclasses decide the result; an interrupted training can be resumed only with the same ones.
-`TrainerOptions` change how a training runs, and not its result.
+An interrupted training can be resumed with other `TrainerOptions`; all others must be the same.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from slimstate.system.options import Options, once, options_of
 
 RANK, ALPHA = 16, 32  # of adapters
 UNFREEZABLE = ("norms", "biases")
+Count = Annotated[int | None, Meta(ge=1)]
 Rate = Annotated[float | None, Meta(gt=0)]
 FinalRate = Annotated[float | None, Meta(ge=0)]
 
@@ -71,13 +71,11 @@ class AdaptationOptions(Options):
     """Also write the adapter, for PEFT, to OUT/adapter."""
 
     def check(self) -> None:
-        if self.lora and (self.full or self.mixers):
-            raise PlanError(f"give either `lora` or `{'full' if self.full else 'mixers'}`")
-        if self.full and self.mixers:
-            raise PlanError("give either `full` or `mixers`")
+        if self.full + self.mixers + self.lora > 1:
+            raise PlanError("give only one of `full`, `mixers` and `lora`")
         if (self.full or self.mixers) and not (self.lora_targets is None and self.unfreeze is None):
-            parts = "`full` trains all weights" if self.full else "`mixers` trains the mixers whole, without adapters"
-            raise PlanError(f"{parts}: leave out `lora_targets` and `unfreeze`")
+            name = "full" if self.full else "mixers"
+            raise PlanError(f"`{name}` trains no adapters: leave out `lora_targets` and `unfreeze`")
         if self.unfreeze is not None and not {*self.unfrozen_kinds} <= {*UNFREEZABLE}:
             raise PlanError(f"`unfreeze` must be {' or '.join(UNFREEZABLE)}, or both, got {self.unfreeze!r}")
 
@@ -87,7 +85,7 @@ class AdaptationOptions(Options):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether an option of adapters was set."""
+        """Whether an option of adapters is set."""
         sized = (self.lora_rank, self.lora_alpha) != (RANK, ALPHA)
         return self.lora or sized or self.lora_targets is not None or self.unfreeze is not None
 
@@ -126,7 +124,7 @@ class TrainerOptions(Options):
 
     grad_accum: Annotated[int, Meta(ge=1)] = 1
     """Split each batch into this many parts, which needs less memory and changes nothing else."""
-    save_every: Annotated[int | None, Meta(ge=1)] = None
+    save_every: Count = None
     """Steps between checkpoints; default: a twentieth of all steps."""
     report_to: str = "tensorboard"
     """Where the Trainer logs: tensorboard, wandb or others that it knows, separated by commas, or none."""
@@ -138,9 +136,9 @@ class TrainerOptions(Options):
     """Replace an existing output folder, once the new one is complete, and an unfinished run."""
 
     @property
-    def loggers(self) -> tuple[str, ...]:
+    def loggers(self) -> list[str]:
         """The loggers that `report_to` names; `none` is none."""
-        return tuple(name for name in map(str.strip, self.report_to.split(",")) if name not in ("", "none"))
+        return [name for name in map(str.strip, self.report_to.split(",")) if name not in ("", "none")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +148,9 @@ class TrainOptions(Options):
     DEFAULT_STEPS: ClassVar[int] = 4000
     WAY_OUT: ClassVar[str] = "choose a config without it, such as one whose layers have no experts"
 
-    steps: Annotated[int | None, Meta(ge=1)] = None
+    steps: Count = None
     """Optimizer steps; default: 4000."""
-    tokens: Annotated[int | None, Meta(ge=1)] = None
+    tokens: Count = None
     """Train on this many tokens, in place of `steps`."""
     length: Annotated[int, Meta(ge=2)] = 1024
     """Tokens per window."""
@@ -225,14 +223,24 @@ class TrainOptions(Options):
 
     def check_environment(self) -> None:
         """Raise a `PlanError` where packages are missing or the batch cannot be split over the processes."""
-        packages, processes, parts = ("accelerate",), distributed.count(), self.trainer.grad_accum
-        _check_installed(("peft", *packages) if self.adaptation.has_adapters else packages, self.trainer.loggers)
-        if self.batch_size % (parts * processes):
+        from transformers.integrations import get_reporting_integration_callbacks
+
+        trainer, processes, extra = self.trainer, distributed.count(), "'slimstate[recover]'"
+        packages = {"accelerate": extra, **({"peft": extra} if self.adaptation.has_adapters else {})}
+        hints = {name: f"{extra if name == 'tensorboard' else name}, or `report_to` none" for name in trainer.loggers}
+        try:
+            get_reporting_integration_callbacks(trainer.loggers)
+        except ValueError as error:
+            raise PlanError(f"`report_to` {','.join(trainer.loggers)}: {error}") from error
+        for name, hint in (packages | hints).items():
+            if find_spec(name) is None:
+                raise PlanError(f"{name} cannot be imported: pip install {hint}")
+        if self.batch_size % (trainer.grad_accum * processes):
             raise PlanError(
-                f"`batch_size` must be a multiple of {processes} processes x {parts} parts (`grad_accum`),"
+                f"`batch_size` must be a multiple of {processes} processes x {trainer.grad_accum} parts (`grad_accum`),"
                 f" got {self.batch_size}"
             )
-        if self.trainer.fsdp and not (distributed.launched() and self.run.place.type == "cuda"):
+        if trainer.fsdp and not (distributed.launched() and self.run.place.type == "cuda"):
             raise PlanError("`fsdp` shards a model over GPUs: start one process for each with torchrun")
 
 
@@ -243,7 +251,7 @@ class RecoverOptions(TrainOptions):
     DEFAULT_STEPS: ClassVar[int] = 2000
     WAY_OUT: ClassVar[str] = "leave out `full` and `unfreeze`, or choose `lora_targets` without it"
 
-    steps: Annotated[int | None, Meta(ge=1)] = None
+    steps: Count = None
     """Optimizer steps; default: 2000."""
     length: Annotated[int, Meta(ge=2)] = 2048
     batch_size: Annotated[int, Meta(ge=1)] = 16
@@ -257,53 +265,3 @@ class RecoverOptions(TrainOptions):
     def settings(self) -> JsonObject:
         top_k = None if self.distillation.cache_teacher is None else self.distillation.cache_top_k
         return {**super().settings(), "top_k": top_k}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControlOptions(Options):
-    """Control"""
-
-    control: bool = False
-    """Also train the uncut model in the same way, into OUT-control, to show how much of the gain is recovery and how
-    much is more training. If the model is the uncut one, train only that."""
-    control_out: Path | None = None
-    """Another folder for the control; a control that was trained with the same settings is used again."""
-    control_teaches: bool = False
-    """Train the control first, from the text alone, and learn from it in place of the uncut model: for text from which
-    the uncut model itself can still learn."""
-
-    def check(self) -> None:
-        if self.control_out is not None and not self.is_set:
-            raise PlanError("`control_out` needs `control` or `control_teaches`")
-
-    @property
-    def is_set(self) -> bool:
-        return self.control or self.control_teaches
-
-    def check_teacher(self, options: TeacherOptions) -> None:
-        """Raise a `PlanError` where there is no uncut model to train, or the control could not teach."""
-        if self.is_set and options.no_teacher:
-            option = "control_teaches" if self.control_teaches else "control"
-            raise PlanError(f"`{option}` trains the uncut model too: give it with `teacher`")
-        if self.control_teaches and not options.kd_weight:
-            raise PlanError("`control_teaches` needs a `kd_weight` above 0")
-        if self.control_teaches and options.cache_teacher is not None:
-            raise PlanError(
-                "`cache_teacher` needs a teacher that exists: train the control first, and give it as `teacher`"
-            )
-
-
-def _check_installed(packages: tuple[str, ...], loggers: tuple[str, ...]) -> None:
-    for name in packages:
-        if find_spec(name) is None:
-            raise PlanError(f"{name} cannot be imported: pip install 'slimstate[recover]'")
-    from transformers.integrations import get_reporting_integration_callbacks
-
-    try:
-        get_reporting_integration_callbacks(list(loggers))
-    except ValueError as error:
-        raise PlanError(f"`report_to` {','.join(loggers)}: {error}") from error
-    for name in loggers:
-        if find_spec(name) is None:
-            command = "'slimstate[recover]'" if name == "tensorboard" else name
-            raise PlanError(f"{name} cannot be imported: pip install {command}, or `report_to` none")

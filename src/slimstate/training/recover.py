@@ -30,7 +30,7 @@ def check_recovery(session: Session[RecoveryRecord], student: Checkpoint, contro
     sources, outs, distillation = [student], [session.out], session.distillation
     if control is not None:
         control.check()
-        outs += [] if control.exists else [control.out]
+        outs += [] if control.record is not None else [control.out]
     sources += [] if distillation is None else [distillation.teacher]
     session.check(sources, outs)
     if distillation is not None and distillation.cache is not None:

@@ -36,16 +36,15 @@ from slimstate.records.folder import check_model_folder
 from slimstate.records.parts import Text
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import from_json, to_json
-from slimstate.records.training import LogEntry, Measurements, Teacher, TrainingRunRecord, TrainSettings
+from slimstate.records.training import Teacher, TrainingRunRecord, TrainSettings
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.adaptation import Adaptation, adaptation_of, trainable
-from slimstate.training.measure import measure
 from slimstate.training.options import TrainOptions
 from slimstate.training.run_checkpoints import MODEL, TrainingFolder, step_of
 from slimstate.training.teacher import Distillation
-from slimstate.training.tokens import Tokens, read_tokens
+from slimstate.training.tokens import Tokens, measure, read_tokens
 
 R = TypeVar("R", bound=TrainingRunRecord)
 
@@ -71,23 +70,10 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitResult:
-    """The trained parameters, and what the record says about the training."""
-
-    parameters: Mapping[str, Tensor]
-    size: int
-    log: tuple[LogEntry, ...]
-    epochs: float
-    kernels: str
-    tokens_per_second: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Session(Generic[R]):
     """What the trainings of one command share.
 
     `provenance` is the config of the run, which lies beside the weights; `notes` are added to the model card.
-    `read_tokens` returns the windows of the text.
     """
 
     kind: Kind[R]
@@ -102,6 +88,10 @@ class Session(Generic[R]):
     @property
     def run_folder(self) -> TrainingFolder:
         return replace(TrainingFolder.beside(self.out), how_to_continue=self.kind.how_to_continue)
+
+    @property
+    def teacher(self) -> Checkpoint | None:
+        return None if self.distillation is None else self.distillation.teacher
 
     def check(self, sources: Sequence[Checkpoint], outs: Sequence[Path]) -> None:
         """Check that the training can run here and that every folder can be written, before any work is done."""
@@ -118,13 +108,12 @@ class Session(Generic[R]):
     ) -> AbstractContextManager[Tokens]:  # fmt: skip
         """Open the run folder and yield the tokens of the training.
 
-        `identity` and the options must be those of an earlier run for it to be continued. `student` is called once;
-        `accept` raises where the tokens do not fit earlier results.
+        An earlier run continues if its `identity` and options were the same. `student` is called once; `accept` raises
+        where the tokens do not fit earlier results.
         """
         text, trainer = self.options.text, self.options.trainer
         eval_text = None if text.eval_text is None else str(text.eval_text)
         sources = {"data": str(text.data), "eval_text": eval_text, "documents": text.documents}
-        settings = {**self.options.settings(), **identity, **sources}
 
         def prepare() -> Tokens:
             tokenizer = load_tokenizer(student().folder)
@@ -133,8 +122,9 @@ class Session(Generic[R]):
             return tokens
 
         return self.run_folder.open(
-            settings, self.reporter, force=trainer.force, resume=trainer.resume, prepare=prepare
-        )
+            {**self.options.settings(), **identity, **sources}, self.reporter,
+            force=trainer.force, resume=trainer.resume, prepare=prepare,
+        )  # fmt: skip
 
     def train(self, job: Job, tokens: Tokens, control: R | None = None) -> R:
         """Train a model, merge its adapters, write it, and return the record.
@@ -143,55 +133,58 @@ class Session(Generic[R]):
         """
         started = time.perf_counter()
         adaptation = adaptation_of(self.options, job.student)
-        result = self._fit(job, adaptation, tokens)
+        parameters, facts = self._fit(job, adaptation, tokens)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
         def conclude() -> R:
             with self.reporter.waiting("merging"):
-                weights = self._merge(job, adaptation, result)
-            teacher = None if self.distillation is None else self.distillation.teacher
+                store = self.options.adaptation.keep_adapter and adaptation.has_adapters
+                model = load(job.student.folder, device="cpu", dtype="float32").model
+                folder = self.run_folder.path / job.part / ADAPTER if store else None
+                weights = adaptation.merge(model, parameters, folder)
             nats = None if control is None else control.measured.nats
-            measured = measure(job.student, weights, tokens, self.options.run, teacher, nats, self.reporter)
-            outcome = self._outcome(job, adaptation, tokens, result, measured)
-            record = self.kind.record(replace(outcome, seconds=time.perf_counter() - started), job.student)
+            run = self.options.run
+            facts["measured"] = measure(job.student, weights, tokens, run, self.teacher, nats, self.reporter)
+            facts["seconds"] = time.perf_counter() - started
+            record = self.kind.record(self._describe(job, adaptation, tokens, facts), job.student)
             self._write(job, record, job.student.in_files(weights))
             return record
 
         return distributed.from_main(conclude)
 
-    def _fit(self, job: Job, adaptation: Adaptation, tokens: Tokens) -> FitResult:
+    def _fit(self, job: Job, adaptation: Adaptation, tokens: Tokens) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the trained parameters, and what the record says about the training."""
         from slimstate.training import trainer
 
-        options, run, student, seed = self.options, self.options.run, job.student, self.options.text.seed
-        learner = self._student(student, adaptation, tokens)
-        schedule = Schedule(tokens.corpus, options.samples, seed)
-        size = sum(parameter.numel() for parameter in trainable(learner).values())
-        kernels = describe_kernels(run.place, run.precision, student.family.library)
-        self.reporter.say(f"kernels: {kernels}")
-        self.reporter.say(
+        options, run, say = self.options, self.options.run, self.reporter.say
+        student = self._load_student(job.student, adaptation, tokens)
+        schedule = Schedule(tokens.corpus, options.samples, options.text.seed)
+        size = sum(parameter.numel() for parameter in trainable(student).values())
+        kernels = describe_kernels(run.place, run.precision, job.student.family.library)
+        say(f"kernels: {kernels}")
+        say(
             f"training {size:,} parameters for {options.total_steps:,} steps of {options.batch_size} x"
             f" {options.length} tokens: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs,"
-            f" about {timedelta(seconds=round(self._estimate_seconds(student)))}, up to a factor of two"
+            f" about {timedelta(seconds=round(self._estimate_seconds(job.student)))}, up to a factor of two"
         )
         folder = self.run_folder.path / job.part
-        resume = trainer.resume_from(folder)
-        if resume is not None:
-            self.reporter.say(f"continuing from {resume}")
+        checkpoint = trainer.resume_from(folder)
+        if checkpoint is not None:
+            say(f"continuing from {checkpoint}")
         started = time.perf_counter()
-        arguments = trainer.arguments(options, folder)
-        with self.reporter.meter(self.kind.label, options.total_steps) as advance:
-            watch = trainer.Watch(options.tokens_per_step, options.trainer.grad_accum, advance)
-            parameters, log = trainer.fit(learner, schedule, arguments, watch, resume)
-        steps = options.total_steps - (0 if resume is None else step_of(resume))
+        with self.reporter.meter(self.kind.label, options.total_steps) as update:
+            parameters, log = trainer.fit(student, schedule, options, folder, checkpoint, update)
+        steps = options.total_steps - (0 if checkpoint is None else step_of(checkpoint))
         speed = steps * options.tokens_per_step / (time.perf_counter() - started) if steps else None
-        return FitResult(
-            parameters=parameters, size=size, log=log, epochs=schedule.epochs, kernels=kernels, tokens_per_second=speed
-        )
+        return parameters, {
+            "trained_parameters": size, "log": log, "epochs": schedule.epochs, "kernels": kernels,
+            "tokens_per_second": speed,
+        }  # fmt: skip
 
-    def _student(self, student: Checkpoint, adaptation: Adaptation, tokens: Tokens) -> Any:
-        """Return the model with its teacher, both loaded."""
+    def _load_student(self, student: Checkpoint, adaptation: Adaptation, tokens: Tokens) -> Any:
+        """Return the model with its teacher as one module."""
         from slimstate.training.trainer import Student
 
         run, distillation = self.options.run, self.distillation
@@ -208,37 +201,23 @@ class Session(Generic[R]):
         speed = measure_speed(student, run.place, run.precision).flops_per_second * EFFICIENCY[run.place.type]
         return passes * 2 * student.parameters * self.options.total_tokens / speed / distributed.count()
 
-    def _merge(self, job: Job, adaptation: Adaptation, result: FitResult) -> dict[str, Tensor]:
-        store = self.options.adaptation.keep_adapter and adaptation.has_adapters
-        model = load(job.student.folder, device="cpu", dtype="float32").model
-        folder = self.run_folder.path / job.part / ADAPTER if store else None
-        return adaptation.merge(model, result.parameters, folder)
-
-    def _outcome(
-        self, job: Job, adaptation: Adaptation, tokens: Tokens, result: FitResult, measured: Measurements
+    def _describe(
+        self, job: Job, adaptation: Adaptation, tokens: Tokens, facts: Mapping[str, Any]
     ) -> TrainingRunRecord:
-        student, settings = job.student, {**self.options.settings(), "adaptation": to_json(adaptation.describe())}
-        teacher = None if self.distillation is None else self.distillation.teacher
-        model = replace(
-            identity(student, job.out.name),
-            model=student.source if job.source is None else job.source,
-            loader=loader_of(student.family.model_type),
-        )
+        student, teacher, options = job.student, self.teacher, self.options
+        settings = {**options.settings(), "adaptation": to_json(adaptation.describe())}
+        source = student.source if job.source is None else job.source
+        loader = loader_of(student.family.model_type)
         return TrainingRunRecord(
-            **vars(model),
+            **vars(replace(identity(student, job.out.name), model=source, loader=loader)),
+            **facts,
             config=self.provenance,
             versions=versions(),
-            kernels=result.kernels,
-            seed=self.options.text.seed,
+            seed=options.text.seed,
             teacher=None if teacher is None else Teacher(model=teacher.source, fingerprint=teacher.fingerprint),
             settings=from_json(TrainSettings, settings),
             corpus=from_json(Text, tokens.corpus.describe()),
-            tokens=self.options.total_tokens,
-            measured=measured,
-            epochs=result.epochs,
-            trained_parameters=result.size,
-            tokens_per_second=result.tokens_per_second,
-            log=result.log,
+            tokens=options.total_tokens,
             processes=distributed.count(),
             out=str(job.out),
         )
@@ -252,13 +231,8 @@ class Session(Generic[R]):
             CARD: self.kind.card(record, config, job.out.name) + self.notes(config),
         }
         folders = {name: self.run_folder.path / job.part / name for name in (ADAPTER, LOGS)}
+        folders = {name: folder for name, folder in folders.items() if folder.is_dir()}
+        change, force = Replacement(weights), self.options.trainer.force
         write_checkpoint(
-            job.student,
-            Replacement(weights),
-            config,
-            documents,
-            job.out,
-            folders={name: folder for name, folder in folders.items() if folder.is_dir()},
-            force=self.options.trainer.force,
-            reporter=self.reporter,
+            job.student, change, config, documents, job.out, folders=folders, force=force, reporter=self.reporter
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from slimstate.system.atomic import staged_file
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
-from slimstate.training.options import ControlOptions, TeacherOptions
+from slimstate.training.options import TeacherOptions
 
 FORMAT = 1
 ABOUT = "teacher.json"
@@ -66,8 +66,7 @@ class TeacherCache:
     top_k: int
 
     def describe(self) -> JsonObject:
-        names = ("model", "dtype", "temperature", "top_k")
-        return {"format": FORMAT, **{name: getattr(self, name) for name in names}}
+        return {"format": FORMAT, **{name: value for name, value in vars(self).items() if name != "folder"}}
 
     def check(self) -> None:
         """Refuse a folder with other contents."""
@@ -94,7 +93,6 @@ class TeacherCache:
             for start in reporter.track(missing, f"caching the teacher's top {self.top_k}", len(missing)):
                 self._write(corpus, start, teacher)
         distributed.wait_for_all()
-        self.__dict__.pop("_files", None)  # a file that is open may have been extended
         return bool(missing)
 
     def distribution(self, ids: Tensor, places: Tensor) -> TopDistribution:
@@ -142,14 +140,9 @@ class TeacherCache:
     def _open(self, start: int) -> Any:
         return safetensors.safe_open(self._path(start), framework="pt")
 
-    @cached_property
-    def _files(self) -> Callable[[int], Any]:
-        """Open files by their first window; some stay open."""
-        return lru_cache(maxsize=64)(self._open)
-
     def _read(self, place: int) -> tuple[Tensor, Tensor]:
         row = place % WINDOWS_IN_A_FILE
-        file = self._files(place - row)
+        file = self._open(place - row)
         return file.get_slice("ids")[row], file.get_slice("log_probs")[row]
 
 
@@ -166,10 +159,10 @@ class Distillation:
     def of(cls, teacher: Checkpoint, options: TeacherOptions, run: RunOptions) -> Distillation:
         cache = None
         if options.cache_teacher is not None:
+            top_k = min(options.cache_top_k, int(teacher.config["vocab_size"]) - 1)
             cache = TeacherCache(
                 folder=options.cache_teacher, model=teacher.fingerprint, dtype=run.precision_name,
-                temperature=options.temperature,
-                top_k=min(options.cache_top_k, int(teacher.config["vocab_size"]) - 1),
+                temperature=options.temperature, top_k=top_k,
             )  # fmt: skip
         return cls(teacher=teacher, weight=options.kd_weight, temperature=options.temperature, cache=cache)
 
@@ -189,31 +182,18 @@ class Distillation:
         return self.cache
 
 
-def find_teacher(
-    student: Checkpoint, options: TeacherOptions, control: ControlOptions, reporter: Reporter
-) -> Checkpoint | None:
-    """Return the uncut model: the one that the options name, or the one that the student was cut from."""
-    control.check_teacher(options)
-    if options.no_teacher:
-        return None
-    source = options.teacher
+def find_teacher(student: Checkpoint, source: str | PathLike[str] | None, reporter: Reporter) -> Checkpoint:
+    """Return the uncut model, by default the one that the student was cut from; refuse one with other tokens."""
     if source is None:
         source = (student.cut or {}).get("base_model")
         if source is None or not Path(source).is_dir():
             raise PlanError("give the uncut model with `teacher`, or `no_teacher` to learn from the text alone")
         reporter.say(f"teacher: {source}, which the model was cut from")
     teacher = Checkpoint.open(source)
-    if teacher.fingerprint == student.fingerprint and control.control_teaches:
-        raise PlanError(f"`control_teaches` needs a cut model, and {student.source} is the uncut one")
-    if teacher.fingerprint == student.fingerprint and not control.control:
-        raise PlanError(
-            f"the teacher {source} is the model itself: give the uncut model, or `control` to train only it"
-        )
     sizes = [checkpoint.config.get("vocab_size") for checkpoint in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ModelError(f"{student.source} has a vocabulary of {sizes[0]}, the teacher {source} one of {sizes[1]}")
-    vocabularies = [load_tokenizer(checkpoint.folder).get_vocab() for checkpoint in (student, teacher)]
-    if vocabularies[0] != vocabularies[1]:
+    if load_tokenizer(student.folder).get_vocab() != load_tokenizer(teacher.folder).get_vocab():
         raise ModelError(f"{student.source} and the teacher {source} have different tokenizers")
     return teacher
 

@@ -1,21 +1,28 @@
-"""The windows of a training: those it is trained on, and those it is measured on."""
+"""The windows of a training: those it is trained on, and those on which models are measured before and after."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.safetensors_io import DTYPES
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.data.documents import Reading
-from slimstate.evaluation.perplexity import TextSize, evaluation_windows
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows, mean_nats, perplexity_of
+from slimstate.models.load import Runtime, load
+from slimstate.models.options import RunOptions
+from slimstate.records.training import Measurements, Nats
 from slimstate.system.errors import DataError
 from slimstate.system.progress import Reporter
 from slimstate.training.options import TrainOptions
 
 MAX_EVAL_LENGTH = 1024  # tokens per window of `eval_text`
+MIN_GAP = 0.01  # nats per token; a share of a smaller gap says nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,61 @@ class Tokens:
             corpus=corpus, held_out=windows, size=TextSize.of(tokenizer, windows, contiguous=False),
             measured_on=f"windows of {corpus.source} that were not trained on",
         )  # fmt: skip
+
+    def measurements(self, nats: Nats) -> Measurements:
+        """Return nats per token with perplexities, bits per byte, and the shares of the gaps that were closed."""
+        known, size = nats.known(), self.size
+        scores = {name: size.scores(value) for name, value in known.items()}
+        return Measurements(
+            text=self.measured_on,
+            tokens=size.tokens,
+            words=size.words,
+            bytes=size.bytes,
+            nats=nats,
+            perplexity={name: perplexity_of(value) for name, value in known.items()},
+            word_perplexity={name: score.word_perplexity for name, score in scores.items()},
+            bits_per_byte={name: score.bits_per_byte for name, score in scores.items()},
+            closed={goal: share_closed(nats, known[goal]) for goal in ("uncut", "control") if goal in known},
+        )
+
+
+def share_closed(nats: Nats, goal: float) -> float | None:
+    """Return how much of the gap between the cut model and `goal` was closed; None if the gap is too small."""
+    gap = nats.before - goal
+    return (nats.before - nats.after) / gap if gap > MIN_GAP else None
+
+
+def measure(
+    student: Checkpoint, weights: Mapping[str, Tensor], tokens: Tokens, run: RunOptions,
+    teacher: Checkpoint | None, control: Nats | None, reporter: Reporter,
+) -> Measurements:  # fmt: skip
+    """Measure the student before and after training, the uncut model, and its control, on the held-out windows.
+
+    `weights` are those that training changed; they are measured as they will be stored. `control` are the nats of the
+    uncut model before and after its own training.
+    """
+
+    def nats_of(runtime: Runtime, stage: str) -> float:
+        return mean_nats(runtime, tokens.held_out, reporter, f"measuring {stage}")
+
+    def load_model(checkpoint: Checkpoint) -> Runtime:
+        return load(checkpoint.folder, device=run.device, dtype=run.precision_name)
+
+    runtime = load_model(student)
+    before = nats_of(runtime, "before")
+    as_stored = {
+        name: tensor.to(DTYPES[student.tensors[stored[0]].dtype])
+        for name, tensor in weights.items()
+        if (stored := student.stored_names(name))
+    }
+    runtime.model.load_state_dict(as_stored, strict=False)
+    after, uncut = nats_of(runtime, "after"), None
+    if control is not None:
+        uncut = control.before
+    elif teacher is not None and teacher.fingerprint != student.fingerprint:
+        uncut = nats_of(load_model(teacher), "the uncut model")
+    nats = Nats(before=before, after=after, uncut=uncut, control=None if control is None else control.after)
+    return tokens.measurements(nats)
 
 
 def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Tokens:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from slimstate.system import distributed
 from slimstate.system.atomic import write_text
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.system.json_files import plain
+from slimstate.system.progress import Update
 from slimstate.system.shortages import is_disk_full
 from slimstate.training.adaptation import trainable
 from slimstate.training.options import TrainOptions
@@ -59,13 +60,9 @@ class Student(nn.Module):
         distribution = None if teacher is None else teacher.distribution(input_ids, place)
         hidden = states_before_head(model, input_ids)
         loss, cross_entropy, distillation = distilled_loss(
-            hidden[:, :-1].flatten(0, 1),
-            model.get_output_embeddings().weight,
-            input_ids[:, 1:].flatten(),
-            distribution,
-            temperature=self.temperature,
-            weight=self.weight,
-        )
+            hidden[:, :-1].flatten(0, 1), model.get_output_embeddings().weight, input_ids[:, 1:].flatten(),
+            distribution, temperature=self.temperature, weight=self.weight,
+        )  # fmt: skip
         return {"loss": loss, "parts": torch.stack([cross_entropy, distillation])}
 
 
@@ -102,7 +99,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
 class Watch(TrainerCallback):  # type: ignore[misc]
     """Check the losses whenever they are logged or saved, mark checkpoints as complete, and report progress."""
 
-    def __init__(self, tokens_per_step: int, grad_accum: int, update: Callable[[int, str], None]) -> None:
+    def __init__(self, tokens_per_step: int, grad_accum: int, update: Update) -> None:
         self.tokens_per_step, self.grad_accum, self.update = tokens_per_step, grad_accum, update
         self.trainer: StudentTrainer | None = None
         self.started, self.first_step = 0.0, 0
@@ -166,7 +163,7 @@ def resume_from(folder: Path) -> Path | None:
     return last_checkpoint(folder)
 
 
-def arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
+def trainer_arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
     """Return the options as those of the Trainer."""
     trainer, run = options.trainer, options.run
     arguments = TrainingArguments(
@@ -188,7 +185,7 @@ def arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
         save_strategy="steps",
         save_steps=options.steps_between_saves,
         save_total_limit=2,  # the one before is removed only when the next is complete
-        report_to=list(trainer.loggers) or ["none"],
+        report_to=trainer.loggers or ["none"],
         seed=options.text.seed,
         train_sampling_strategy="sequential",  # the schedule is in a random order already
         remove_unused_columns=False,
@@ -202,16 +199,18 @@ def arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
 
 
 def fit(
-    student: Student, schedule: Schedule, settings: TrainingArguments, watch: Watch, resume: Path | None = None
+    student: Student, schedule: Schedule, options: TrainOptions, folder: Path, checkpoint: Path | None, update: Update
 ) -> tuple[dict[str, Tensor], tuple[LogEntry, ...]]:
-    """Train; return the trained parameters, as the model of the student names them, and the log."""
+    """Train, from a checkpoint if there is one; return the parameters by the names of the model, and the log."""
+    watch = Watch(options.tokens_per_step, options.trainer.grad_accum, update)
     trainer = StudentTrainer(
-        model=student, args=settings, train_dataset=schedule, data_collator=default_data_collator, callbacks=[watch]
-    )
+        model=student, args=trainer_arguments(options, folder), train_dataset=schedule,
+        data_collator=default_data_collator, callbacks=[watch],
+    )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     watch.trainer = trainer
-    with _translate_full_disk(Path(settings.output_dir)):
-        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    with _translate_full_disk(folder):
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
     log = tuple(from_json(LogEntry, plain(entry, 6)) for entry in trainer.state.log_history if "loss" in entry)
     return {name: state[f"model.{name}"].cpu() for name in trainable(student.model) if f"model.{name}" in state}, log

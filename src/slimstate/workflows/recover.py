@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slimstate.system.errors import PlanError
-from slimstate.system.options import once
-from slimstate.training.options import ControlOptions, RecoverOptions
+from slimstate.system.options import Options, once
+from slimstate.training.options import RecoverOptions
 from slimstate.workflows.inputs import Inputs, Model, Progress
 
 if TYPE_CHECKING:
@@ -40,6 +40,29 @@ IN_MEMORY = ("data", "eval_text", "teacher")  # options that may be objects in p
 
 
 @dataclass(frozen=True, kw_only=True)
+class ControlOptions(Options):
+    """Control"""
+
+    control: bool = False
+    """Also train the uncut model in the same way, into OUT-control, to show how much of the gain is recovery and how
+    much is more training. If the model is the uncut one, train only that."""
+    control_out: Path | None = None
+    """Another folder for the control; a control that was trained with the same settings is used again."""
+    control_teaches: bool = False
+    """Train the control first, from the text alone, and learn from it in place of the uncut model: for text from which
+    the uncut model itself can still learn."""
+
+    def check(self) -> None:
+        if self.control_out is not None and self.mode is None:
+            raise PlanError("`control_out` needs `control` or `control_teaches`")
+
+    @property
+    def mode(self) -> str | None:
+        """The option that asks for a control, or None."""
+        return "control_teaches" if self.control_teaches else "control" if self.control else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecoverConfig(RecoverOptions):
     """How to recover a cut model"""
 
@@ -51,6 +74,13 @@ class RecoverConfig(RecoverOptions):
 
     def check(self) -> None:
         super().check()
+        mode, distillation = self.comparison.mode, self.distillation
+        if mode is not None and distillation.no_teacher:
+            raise PlanError(f"`{mode}` trains the uncut model too: give it with `teacher`")
+        if mode == "control_teaches" and not distillation.kd_weight:
+            raise PlanError("`control_teaches` needs a `kd_weight` above 0")
+        if mode == "control_teaches" and distillation.cache_teacher is not None:
+            raise PlanError("`cache_teacher` needs a teacher that exists: train the control first, as `teacher`")
         if self.preset is not None:  # options that differ from their defaults override it
             values = {name: value for name, value in self.to_values().items() if name not in IN_MEMORY}
             config = self.from_values({**values, "preset": self.preset}, replace(self, preset=None))
@@ -59,7 +89,7 @@ class RecoverConfig(RecoverOptions):
 
     @classmethod
     def from_values(cls, values: Mapping[str, object], base: RecoverConfig | None = None) -> RecoverConfig:
-        """Return the config with these values; those of the preset or of `base` count where a value is not there."""
+        """Return the config with these values, and those of the preset or of `base` for the rest."""
         values = dict(values)
         if (preset := values.pop("preset", None)) is not None:
             if preset not in PRESETS:
@@ -105,24 +135,25 @@ def recover(
         raise PlanError("a recovery trains on text: give it with `data`")
     with Inputs(progress, tokenizer, model, config.distillation.teacher) as inputs:
         student, teacher, config = _open(inputs, model, config)
-        comparison, out = config.comparison, Path(out)
+        mode, control_out, out = config.comparison.mode, config.comparison.control_out, Path(out)
         session = Session(
             kind=RECOVERY_KIND, out=out, options=config, notes=serving_lines, reporter=inputs.reporter,
             provenance=run_config("recover", {"model": student.source, "out": out}, config.to_values()),
             distillation=None if teacher is None else Distillation.of(teacher, config.distillation, config.run),
         )  # fmt: skip
-        control = Control.of(session, student, comparison)
+        control = None
+        if mode is not None and teacher is not None and teacher.fingerprint != student.fingerprint:
+            control_out = control_out or out.with_name(f"{out.name}-control")
+            control = Control(session=session, uncut=teacher, out=control_out, teaches=mode == "control_teaches")
         check_recovery(session, student, control)
         identity = {
             "model": student.fingerprint,
             "teacher": None if teacher is None else teacher.fingerprint,
-            "control": "teaches" if comparison.control_teaches else comparison.control,
+            "control": "teaches" if mode == "control_teaches" else mode is not None,
         }
-        accept = {} if control is None else {"accept": control.read}
-        with session.open(lambda: student, identity, **accept) as tokens:
+        with session.open(lambda: student, identity, *([] if control is None else [control.accept])) as tokens:
             record = None if control is None else control.train(tokens)
-            if control is not None and control.teaches:
-                session = control.as_teacher(session)
+            session = session if control is None else control.next_session()
             return session.train(Job(student=student, out=out), tokens, record)
 
 
@@ -143,10 +174,9 @@ def preview(model: Model, config: RecoverConfig | None = None, *, progress: Prog
     config = RecoverConfig.merge(config, options)
     with Inputs(progress, None, model, config.distillation.teacher) as inputs:
         student, teacher, config = _open(inputs, model, config, reads_text=False)
-        if config.comparison.is_set:
-            teaches = " first, on the text alone, and then teach"
-            how = teaches if config.comparison.control_teaches else " in the same way"
-            inputs.reporter.say(f"control: the uncut model would also be trained{how}")
+        if (mode := config.comparison.mode) is not None:
+            how = "in the same way" if mode == "control" else "first, on the text alone, and then teach"
+            inputs.reporter.say(f"control: the uncut model would also be trained {how}")
         return describe_recovery(student, teacher, config)
 
 
@@ -168,4 +198,11 @@ def _open(
     is_set, config = config.adaptation.is_set, resolve(config, student)
     if config.adaptation.mixers and not is_set:
         inputs.reporter.say("only the mixers are trained: the files store other weights in another form")
-    return student, find_teacher(student, config.distillation, config.comparison, inputs.reporter), config
+    if config.distillation.no_teacher:
+        return student, None, config
+    uncut, mode = find_teacher(student, config.distillation.teacher, inputs.reporter), config.comparison.mode
+    if uncut.fingerprint == student.fingerprint and mode == "control_teaches":
+        raise PlanError(f"`control_teaches` needs a cut model, and {student.source} is the uncut one")
+    if uncut.fingerprint == student.fingerprint and mode is None:
+        raise PlanError(f"the teacher {uncut.source} is the model itself: give the uncut one, or `control` to train it")
+    return student, uncut, config

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from slimstate.records.training import TrainingRecord
     from slimstate.training.initial_model import InitialModel
 
+INITIAL = "initial"  # the model before its first step, in the run folder
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(TrainOptions):
@@ -60,11 +62,13 @@ def train(
         >>> quick = slimstate.TrainConfig(steps=20, batch_size=4, length=128)
         >>> slimstate.train("delta_net-5m", "tiny", quick, data="demo/calibration.txt")
     """
+    from slimstate.checkpoints.model_card import training_card
     from slimstate.checkpoints.reader import Checkpoint
     from slimstate.records.provenance import run_config
+    from slimstate.records.training import TrainingRecord
     from slimstate.system import distributed
-    from slimstate.training.pretrain import PRETRAINING, initial_checkpoint
-    from slimstate.training.session import Job, Session
+    from slimstate.training.adaptation import adaptation_of
+    from slimstate.training.session import Job, Kind, Session
 
     config = TrainConfig.merge(config, options)
     if config.text.data is None:
@@ -72,19 +76,35 @@ def train(
     name, out, reporter = str(shape), Path(out), reporter_for(progress)
     distributed.join(config.run.place)
     start = _start(name, config)
+    kind = Kind(
+        label="training", card=training_card,
+        record=lambda run, student: TrainingRecord(
+            **vars(run), parameters=student.parameters, shared_filters=student.mixers[0].sharing
+        ),
+    )  # fmt: skip
     session = Session(
-        kind=PRETRAINING, out=out, options=config, reporter=reporter,
+        kind=kind, out=out, options=config, reporter=reporter,
         provenance=run_config("train", {"shape": name, "out": out}, config.to_values()),
     )  # fmt: skip
     session.check([start] if isinstance(start, Checkpoint) else [], [out])
+
+    def student() -> Checkpoint:
+        checkpoint = start
+        if not isinstance(checkpoint, Checkpoint):
+            folder, seed, dtype = session.run_folder.path / INITIAL, config.text.seed, config.run.precision_name
+            with reporter.waiting("creating the initial model"):
+                checkpoint = checkpoint.create(folder, config.text.data, seed=seed, dtype=dtype)
+        adaptation_of(config, checkpoint)  # refuses weights that could not be written
+        return checkpoint
+
     identity = {
         "model": start.fingerprint if isinstance(start, Checkpoint) else start.config,
         "tokenizer": config.tokenizer, "shared_filters": config.shared_filters,
     }  # fmt: skip
-    with session.open(lambda: initial_checkpoint(session, start), identity) as tokens:
-        student = initial_checkpoint(session, start)
-        reporter.say(f"{name}: {student.parameters:,} parameters")
-        return session.train(Job(student=student, out=out, source=name), tokens)
+    with session.open(student, identity) as tokens:
+        job = Job(student=student(), out=out, source=name)
+        reporter.say(f"{name}: {job.student.parameters:,} parameters")
+        return session.train(job, tokens)
 
 
 def _start(name: str, config: TrainConfig) -> Checkpoint | InitialModel:
