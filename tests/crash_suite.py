@@ -17,11 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a fork has the locks of its parent's threads, and not the threads
@@ -30,6 +29,11 @@ import torch
 
 import slimstate
 import tiny
+from command import quiet
+from forking import Ended, Fork
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.cli import main as slimstate_main
+from slimstate.system.interruption import STOP
 
 STOPPED = "slimstate: stopped; "
 MAX_SECONDS = 2.0  # from a signal to the end
@@ -101,21 +105,10 @@ class Stage:
         self.place.mkdir()
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a trial ended: its exit code, its output, and the seconds since the signal."""
-
-    code: int
-    output: str
-    seconds: float
-
-    @property
-    def lines(self) -> list[str]:
-        return [line for line in self.output.splitlines() if line.startswith("slimstate: ")]
-
-
 @dataclass
 class Suite:
+    """Trials on a stage; `reference` has the digests of undisturbed results, `duration` their seconds."""
+
     stage: Stage
     seed: int
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -130,197 +123,147 @@ class Suite:
         """Note the results of an undisturbed command, and how long it takes."""
         results = []
         for _ in range(2):
-            self.stage.clear()
-            ended = self.finish(self.start(self.stage.trials()[name].words))
-            assert ended.code == 0, ended.output
+            ended = self.run(name)
+            assert ended.code == 0, ended.errors
             results.append(contents(self.stage.place))
             self.duration[name] = ended.seconds
         assert results[0].keys() == results[1].keys()
         self.reference[name] = {path: digest for path, digest in results[0].items() if results[1][path] == digest}
 
-    def start(self, words: tuple[str, ...]) -> tuple[int, Path]:
-        """Run a command in a process of its own; its output goes to a file."""
-        handle, output = tempfile.mkstemp(dir=self.stage.root / "output")
-        child = os.fork()
-        if child == 0:
-            for number, name in ((1, "stdout"), (2, "stderr")):
-                os.dup2(handle, number)
-                setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - in a test they are others
-            os._exit(command(words))
-        os.close(handle)
-        return child, Path(output)
+    def start(self, words: tuple[str, ...]) -> Fork:
+        """Run a command in a process of its own, as if it had just been started."""
 
-    def finish(self, started: tuple[int, Path], since: float | None = None) -> Ended:
-        child, output = started
-        since = time.monotonic() if since is None else since
-        while True:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() - since > TIMEOUT:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                return Ended(-1, output.read_text() + "\nit hung", TIMEOUT)
-            time.sleep(0.002)
-        return Ended(os.waitstatus_to_exitcode(status), output.read_text(), time.monotonic() - since)
+        def work() -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            STOP.listen()
+            sys.argv = ["slimstate", *words]
+            slimstate_main()
 
-    def verdict(self, what: str, wrongs: list[str], output: str) -> None:
-        self.verdicts[f"{what}: {'wrong' if wrongs else 'right'}"] += 1
-        if wrongs:
-            self.failures.append(f"{what}: {'; '.join(wrongs)}\n{output}")
+        return Fork.start(work, Path(tempfile.mktemp(dir=self.stage.root / "errors")))
+
+    def run(self, name: str) -> Ended:
+        self.stage.clear()
+        return self.start(self.stage.trials()[name].words).wait(TIMEOUT)
+
+    def verdict(self, what: str, problems: list[str], details: str) -> None:
+        self.verdicts[f"{what}: {'wrong' if problems else 'right'}"] += 1
+        if problems:
+            self.failures.append(f"{what}: {'; '.join(problems)}\n{details}")
             print(f"\n{self.failures[-1]}", flush=True)
+
+    def left(self, name: str, ended: Ended) -> list[str]:
+        """Return what lies around after an error; a run folder may stay where a message names it."""
+        named = name == "run" or any(word in ended.errors for word in (*RUN_FOLDERS, "checkpoint-"))
+        return [f"left {path}" for path in leftovers(self.stage.place, run_folders=not named)]
 
     def kill(self, name: str, number: signal.Signals, moment: float) -> None:
         """Send a signal at a moment, then run the same command again."""
         self.stage.clear()
-        started = self.start(self.stage.trials()[name].words)
+        process = self.start(self.stage.trials()[name].words)
         time.sleep(moment)
         sent = time.monotonic()
-        os.kill(started[0], number)
-        ended = self.finish(started, sent)
-        early = moment < STARTING and number != signal.SIGKILL
-        if early and ended.code == -number:  # before it handles signals
-            ended = Ended(128 + number, STOPPED, ended.seconds)
-        wrongs = list(self._after(name, number, ended))
-        wrongs += self.again(name)
-        self.verdict(f"{name} {number.name}", wrongs, f"after {moment:.3f} s, code {ended.code}: {ended.output}")
+        os.kill(process.pid, number)
+        ended = process.wait(TIMEOUT, sent)
+        if moment < STARTING and number != signal.SIGKILL and ended.code == -number:  # before it handles signals
+            ended = replace(ended, code=128 + number, errors=STOPPED)
+        problems = [*self._after(name, number, ended), *self.again(name)]
+        self.verdict(f"{name} {number.name}", problems, f"after {moment:.3f} s, code {ended.code}: {ended.errors}")
 
     def _after(self, name: str, number: signal.Signals, ended: Ended) -> Iterator[str]:
-        expected = -number if number == signal.SIGKILL else 128 + number
-        if ended.code not in (0, expected):
-            yield f"exit code {ended.code}"
-        if "Traceback" in ended.output:
-            yield "a traceback"
-        if number != signal.SIGKILL:
+        if number == signal.SIGKILL:
+            yield from problems_of(ended, (0, -number), lines=None)
+        else:
+            yield from problems_of(ended, (0, 128 + number), lines=1)
+            yield from self.left(name, ended)
             if ended.seconds > MAX_SECONDS:
                 yield f"{ended.seconds:.1f} s to the end"
-            if ended.code != 0 and not (len(ended.lines) == 1 and ended.lines[0].startswith(STOPPED)):
-                yield "no line, or more than one"
-            kept = name == "run" or any(ending in ended.output for ending in RUN_FOLDERS)
-            yield from (f"left {path}" for path in leftovers(self.stage.place, run_folders=not kept))
+            if ended.code != 0 and not all(line.startswith(STOPPED) for line in ended.own_lines):
+                yield "another line than that of a stop"
         for path, digest in contents(self.stage.place).items():
-            whole = self.reference[name].get(path, digest)
             unfinished = any(ending in path for ending in RUN_FOLDERS)
-            if name in WRITING_MODELS and not unfinished and digest != whole:
+            if name in WRITING_MODELS and not unfinished and digest != self.reference[name].get(path, digest):
                 yield f"{path} is not what it should be"
 
     def again(self, name: str) -> list[str]:
         """Run the same command again, continuing where that takes a flag; its result must be the undisturbed one."""
         trial, out = self.stage.trials()[name], self.stage.place / "out"
         force = ("--force",) if trial.words[0] in WRITING_MODELS and out.exists() else ()
-        words = (*trial.words, *force, *trial.resume)
-        ended = self.finish(self.start(words))
+        ended = self.start((*trial.words, *force, *trial.resume)).wait(TIMEOUT)
         if ended.code != 0:
-            return [f"again: code {ended.code}: {ended.output[-800:]}"]
-        wrongs = [f"again: {path} differs" for path in self.different(name)]
-        return wrongs + [f"again: left {path}" for path in leftovers(self.stage.place)]
+            return [f"again: code {ended.code}: {ended.errors[-800:]}"]
+        return [f"again: {problem}" for problem in self.differences(name)]
 
-    def different(self, name: str) -> list[str]:
-        """Return the files that differ from those of an undisturbed command, or are missing."""
+    def differences(self, name: str) -> list[str]:
+        """Return how the results differ from those of an undisturbed command."""
         files = contents(self.stage.place)
-        return [path for path, digest in self.reference[name].items() if files.get(path) != digest]
+        differing = [path for path, digest in self.reference[name].items() if files.get(path) != digest]
+        return [f"{path} differs" for path in differing] + [f"left {path}" for path in leftovers(self.stage.place)]
 
     def full_disk(self, name: str, share: float) -> None:
         """Run on a file system that may be too small, and then on one that is large enough."""
+        assert self.run(name).code == 0
+        runs = 3 if name in ("reconstruct", "recover", "train", "run") else 1  # those keep a run folder
+        needed = sum(runs * path.stat().st_size + 4096 for path in self.stage.place.rglob("*"))
         self.stage.clear()
-        needed = sum(self.sizes(name))
-        size = max(4096, int(share * needed))
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(self.stage.place)]
-        subprocess.run(mount, check=True)
+        size, place = max(4096, int(share * needed)), str(self.stage.place)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], check=True)
         try:
-            ended = self.finish(self.start(self.stage.trials()[name].words))
-            wrongs = [] if ended.code in (0, 2) else [f"exit code {ended.code}"]
-            wrongs += ["a traceback"] * ("Traceback" in ended.output)
-            wrongs += ["no line, or more than one"] * (ended.code != 0 and len(ended.lines) != 1)
-            kept = name == "run" or "checkpoint-" in ended.output or ".reconstruction" in ended.output
-            wrongs += [f"left {path}" for path in leftovers(self.stage.place, run_folders=not kept)]
-            subprocess.run(["mount", "-o", "remount,size=1g", str(self.stage.place)], check=True)
-            wrongs += self.again(name)
+            ended = self.start(self.stage.trials()[name].words).wait(TIMEOUT)
+            problems = [*problems_of(ended, (0, 2), lines=1), *self.left(name, ended)]
+            subprocess.run(["mount", "-o", "remount,size=1g", place], check=True)
+            problems += self.again(name)
         finally:
-            subprocess.run(["umount", str(self.stage.place)], check=True)
-        self.verdict(f"{name} full disk", wrongs, f"{size} of {needed} bytes, code {ended.code}: {ended.output}")
+            subprocess.run(["umount", place], check=True)
+        self.verdict(f"{name} full disk", problems, f"{size} of {needed} bytes, code {ended.code}: {ended.errors}")
 
-    def sizes(self, name: str) -> Iterator[int]:
-        """Yield the bytes of the results, and more where a command keeps a run folder."""
-        self.again(name)
-        more = 3 if name in ("reconstruct", "recover", "train", "run") else 1
-        yield from (more * path.stat().st_size + 4096 for path in self.stage.place.rglob("*"))
+    def race(self, name: str, options: tuple[str, ...], pause: float) -> None:
+        """Run a command twice on one output: one succeeds, both end properly, and the result is complete."""
         self.stage.clear()
-
-    def at_once(self, name: str, more: tuple[str, ...], pause: float) -> None:
-        """Run a command twice on one output: both end properly, and the result is complete."""
-        self.stage.clear()
-        words = (*self.stage.trials()[name].words, *more)
+        words = (*self.stage.trials()[name].words, *options)
         first = self.start(words)
         time.sleep(pause)
-        second = self.start(words)
-        ended = [self.finish(first), self.finish(second)]
-        wrongs = [f"exit codes {[one.code for one in ended]}"] * (sorted(one.code for one in ended)[0] != 0)
-        for one in ended:
-            wrongs += [f"exit code {one.code}"] * (one.code not in (0, 2))
-            wrongs += ["a traceback"] * ("Traceback" in one.output)
-            wrongs += ["no line, or more than one"] * (one.code == 2 and len(one.lines) != 1)
-        wrongs += [f"{path} differs" for path in self.different(name)]
-        wrongs += [f"left {path}" for path in leftovers(self.stage.place)]
-        self.verdict(f"{name} twice", wrongs, "\n".join(one.output for one in ended))
+        ended = [process.wait(TIMEOUT) for process in (first, self.start(words))]
+        problems = [] if any(each.code == 0 for each in ended) else ["none succeeded"]
+        problems += [problem for each in ended for problem in problems_of(each, (0, 2), lines=1)]
+        problems += self.differences(name)
+        self.verdict(f"{name} twice", problems, "\n".join(each.errors for each in ended))
 
-    def changing(self, moment: float) -> None:
+    def change_source(self, moment: float) -> None:
         """Replace a source while it is cut: it is refused, or cut as it was before or after."""
         self.stage.clear()
-        source, other = self.stage.root / "source", self.stage.root / "other"
+        model, source, other = (self.stage.root / name for name in ("model", "source", "other"))
         shutil.rmtree(source, ignore_errors=True)
-        shutil.copytree(self.stage.root / "model", source)
-        words = ["prune", str(source), *self.stage.trials()["prune"].words[2:]]
-        started = self.start(tuple(words))
+        shutil.copytree(model, source)
+        process = self.start(("prune", str(source), *self.stage.trials()["prune"].words[2:]))
         time.sleep(moment)
         for path in sorted(other.glob("*.safetensors")):
             shutil.copyfile(path, source / path.name)
-        ended = self.finish(started)
-        wrongs = [] if ended.code in (0, 2) else [f"exit code {ended.code}"]
-        wrongs += ["a traceback"] * ("Traceback" in ended.output)
-        if ended.code == 0 and not any(self._is_cut_of(whole) for whole in (self.stage.root / "model", other)):
-            wrongs.append("a mixture of two models")
-        wrongs += [f"left {path}" for path in leftovers(self.stage.place)]
-        self.verdict("a source that changes", wrongs, f"after {moment:.3f} s, code {ended.code}: {ended.output}")
+        ended = process.wait(TIMEOUT)
+        problems = [*problems_of(ended, (0, 2), lines=1), *(f"left {path}" for path in leftovers(self.stage.place))]
+        if ended.code == 0 and not any(self._is_cut_of(whole) for whole in (model, other)):
+            problems.append("a mixture of two models")
+        self.verdict("a source that changes", problems, f"after {moment:.3f} s, code {ended.code}: {ended.errors}")
 
     def _is_cut_of(self, model: Path) -> bool:
         """Return whether the plan beside the weights cuts this model into exactly these weights."""
-        cut, twin = self.stage.place / "out", self.stage.root / "twin"
+        cut, twin, plan = self.stage.place / "out", self.stage.root / "twin", self.stage.root / "plan.json"
         shutil.rmtree(twin, ignore_errors=True)
-        plan = self.stage.root / "plan.json"
         values = json.loads((cut / "slimstate_plan.json").read_text())
-        values["model"]["fingerprint"] = self.prints[model.name]
+        values["model"]["fingerprint"] = Checkpoint.open(model).fingerprint
         plan.write_text(json.dumps(values))
-        ended = self.finish(self.start(("prune", str(model), "--apply", str(plan), "--out", str(twin))))
-        weights = {path.name: path.read_bytes() for path in twin.glob("*.safetensors")}
-        return ended.code == 0 and weights == {path.name: path.read_bytes() for path in cut.glob("*.safetensors")}
-
-    @property
-    def prints(self) -> Mapping[str, str]:
-        from slimstate.checkpoints.reader import Checkpoint
-
-        return {name: Checkpoint.open(self.stage.root / name).fingerprint for name in ("model", "other")}
+        ended = self.start(("prune", str(model), "--apply", str(plan), "--out", str(twin))).wait(TIMEOUT)
+        weights = [{path.name: path.read_bytes() for path in folder.glob("*.safetensors")} for folder in (twin, cut)]
+        return ended.code == 0 and weights[0] == weights[1]
 
 
-def command(words: tuple[str, ...]) -> int:
-    """Run a command in this process, as if it had just been started."""
-    from slimstate.cli import main
-    from slimstate.system.interruption import STOP
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    STOP.listen()
-    sys.argv = ["slimstate", *words]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return 0
+def problems_of(ended: Ended, codes: tuple[int, ...], lines: int | None) -> Iterator[str]:
+    """Yield what is wrong with an end: other exit codes, a traceback, or another number of lines with an error."""
+    if ended.code not in codes or ended.timed_out:
+        yield f"exit code {ended.code}"
+    if "Traceback" in ended.errors:
+        yield "a traceback"
+    if ended.code != 0 and lines is not None and len(ended.own_lines) != lines:
+        yield f"{len(ended.own_lines)} lines"
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -357,8 +300,8 @@ def leftovers(folder: Path, *, run_folders: bool = True) -> list[str]:
 def build(root: Path) -> Stage:
     """Build the inputs of the trials. Commands are forked, so everything is imported before."""
     assert all(hasattr(slimstate, name) for name in slimstate.__all__)
-    stage, variant = Stage(root), tiny.VARIANTS["delta_net-plain"]
-    for name in ("output", "place", "records"):
+    variant, text = tiny.VARIANTS["delta_net-plain"], str(root / "text.txt")
+    for name in ("errors", "place", "records"):
         (root / name).mkdir()
     tiny.save(tiny.build(variant), root / "model", "100KB")
     torch.manual_seed(1)
@@ -370,29 +313,18 @@ def build(root: Path) -> Stage:
     (root / "text.txt").write_text(tiny.text())
     config = json.loads((root / "model" / "config.json").read_text())
     (root / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
-    text = str(root / "text.txt")
     (root / "recipe.toml").write_text(RECIPE.replace("MODEL", str(root / "model")).replace("TEXT", text))
-    suite = Suite(stage, 0)
-    words = ("prune", str(root / "model"), "--key-dim", "12", "--method", "l1", "--out", str(root / "cut"))
-    assert suite.finish(suite.start(words)).code == 0
-    measured = ("--text", text, "--length", "64", "--max-tokens", "512")
-    words = ("eval", str(root / "cut"), *measured, "--out", str(root / "records" / "e.json"))
-    assert suite.finish(suite.start(words)).code == 0
-    return stage
+    quiet("prune", root / "model", "--key-dim", 12, "--method", "l1", "--out", root / "cut")
+    measured = ("--text", text, "--length", 64, "--max-tokens", 512)
+    quiet("eval", root / "cut", *measured, "--out", root / "records" / "e.json")
+    return Stage(root)
 
 
-def warm(stage: Stage, names: list[str]) -> None:
+def warm_up(stage: Stage, names: list[str]) -> None:
     """Run the commands once in this process, so that trials do not spend their time on imports."""
-    torch.set_num_threads(1)
-    streams = [os.dup(number) for number in (1, 2)]
-    with (stage.root / "output" / "warm").open("w") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-        for name in names:
-            stage.clear()
-            assert command(stage.trials()[name].words) == 0
-    for number, stream in enumerate(streams, start=1):
-        os.dup2(stream, number)
+    for name in names:
+        stage.clear()
+        quiet(*stage.trials()[name].words)
 
 
 def kills(suite: Suite, trials: int, names: list[str]) -> None:
@@ -413,15 +345,15 @@ def full_disks(suite: Suite, trials: int, names: list[str]) -> None:
 def races(suite: Suite, trials: int, names: list[str]) -> None:
     for trial in range(trials):
         name = names[trial % len(names)]
-        more: tuple[str, ...] = ()
+        options: tuple[str, ...] = ()
         if name in ("recover", "train"):
-            more = suite.chance.choice([(), ("--resume",), ("--force",)])
-        suite.at_once(name, more, suite.chance.choice([0.0, suite.chance.uniform(0, suite.duration[name])]))
+            options = suite.chance.choice([(), ("--resume",), ("--force",)])
+        suite.race(name, options, suite.chance.choice([0.0, suite.chance.uniform(0, suite.duration[name])]))
 
 
 def changes(suite: Suite, trials: int, names: list[str]) -> None:
     for _ in range(trials):
-        suite.changing(suite.chance.uniform(0, suite.duration["prune"]))
+        suite.change_source(suite.chance.uniform(0, suite.duration["prune"]))
 
 
 CLASSES: dict[str, Callable[[Suite, int, list[str]], None]] = {
@@ -437,11 +369,12 @@ def main() -> int:
     parser.add_argument("--commands", default="", help="separated by commas; default: all")
     options = parser.parse_args()
     os.environ.update(CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="slimstate-crash-") as folder:
         suite = Suite(build(Path(folder)), options.seed)
         names = [name for name in options.commands.split(",") if name] or list(suite.stage.trials())
         known = names if "prune" in names else [*names, "prune"]
-        warm(suite.stage, known)
+        warm_up(suite.stage, known)
         for name in known:
             suite.learn(name)
             print(f"{name}: {suite.duration[name]:.2f} s, {len(suite.reference[name])} files that do not vary")

@@ -1,4 +1,4 @@
-"""What a command may do to a folder, whatever it was given."""
+"""What a command may do to a folder, whatever its input is."""
 
 from __future__ import annotations
 
@@ -8,79 +8,63 @@ import os
 import shutil
 import stat
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
 import torch
 
+from forking import Ended
 from tiny_model import tokenizer
 
 INDEX = "model.safetensors.index.json"
-CODES, LONGEST, SECONDS = (0, 2, 3), 500, 10.0
+CODES, MAX_LINE, MAX_SECONDS = (0, 2, 3), 500, 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a command ended: its exit code (negative: the signal), seconds of wall and of processor, what it said."""
-
-    code: int
-    wall: float
-    processor: float
-    errors: str
-    timed_out: bool = False
-
-
-def complaint(ended: Ended) -> str | None:
-    """What is wrong with how it ended, in a word or two and a detail."""
-    if ended.timed_out:
-        return f"hang: {ended.wall:.0f} s"
+def bad_end(ended: Ended) -> str | None:
+    """Return what is wrong with how a command ended, in a word or two and a detail, or None."""
     lines = ended.errors.splitlines()
-    last = lines[-1] if lines else ""
-    if "Traceback (most recent call last)" in ended.errors:
-        return f"traceback: {last}"
-    if "panicked at" in ended.errors:
-        return f"panic: {last}"
-    if ended.code not in CODES:
-        return f"exit code {ended.code}: {last}"
-    if ended.processor > SECONDS:
-        return f"slow: {ended.processor:.0f} s of processor"
-    if any(len(line) > LONGEST for line in lines):
-        return f"long line: {max(map(len, lines))} characters, {max(lines, key=len)[:100]}"
-    told = sum(line.startswith("slimstate: ") for line in lines)
-    if ended.code and (told != 1 or not last.startswith("slimstate: ")):
-        return f"not one line: {last}"
-    return None
+    last, longest = lines[-1] if lines else "", max(lines, key=len, default="")
+    one_line = len(ended.own_lines) == 1 and last.startswith("slimstate: ")
+    checks = {
+        f"hang: {ended.seconds:.0f} s": ended.timed_out,
+        f"traceback: {last}": "Traceback (most recent call last)" in ended.errors,
+        f"panic: {last}": "panicked at" in ended.errors,
+        f"exit code {ended.code}: {last}": ended.code not in CODES,
+        f"slow: {ended.processor:.0f} s of processor": ended.processor > MAX_SECONDS,
+        f"long line: {len(longest)} characters, {longest[:100]}": len(longest) > MAX_LINE,
+        f"not one line: {last}": ended.code != 0 and not one_line,
+    }
+    return next((problem for problem, is_wrong in checks.items() if is_wrong), None)
 
 
 def inventory(folder: Path) -> dict[str, str]:
-    """Every file under a folder and a digest of it; special files by their type."""
-    found = {}
-    for place, folders, files in os.walk(folder):
-        for name in (*folders, *files):
+    """Return a digest of every file under a folder; links and special files by their target and type."""
+    files = {}
+    for place, folders, names in os.walk(folder):
+        for name in (*folders, *names):
             path = Path(place) / name
             mode = path.lstat().st_mode
             key = str(path.relative_to(folder))
             if stat.S_ISREG(mode):
-                found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+                files[key] = hashlib.sha256(path.read_bytes()).hexdigest()
             else:
-                found[key] = os.readlink(path) if stat.S_ISLNK(mode) else str(stat.S_IFMT(mode))
-    return found
+                files[key] = os.readlink(path) if stat.S_ISLNK(mode) else str(stat.S_IFMT(mode))
+    return files
 
 
-def touched(before: dict[str, str], after: dict[str, str], outs: frozenset[str]) -> str | None:
-    """What changed that is neither one of the outputs, nor in one, nor a folder made for one."""
+def unexpected_change(before: dict[str, str], after: dict[str, str], outputs: frozenset[str]) -> str | None:
+    """Return a change that is neither an output, nor inside one, nor a folder that was created for one."""
     for name in sorted(before.keys() | after.keys()):
-        made = name not in before
-        allowed = any(f"{name}/".startswith(f"{out}/") or (made and out.startswith(f"{name}/")) for out in outs)
+        is_new = name not in before
+        allowed = any(f"{name}/".startswith(f"{out}/") or (is_new and out.startswith(f"{name}/")) for out in outputs)
         if before.get(name) != after.get(name) and not allowed:
-            what = "left" if name not in before else "gone" if name not in after else "changed"
+            what = "left" if is_new else "gone" if name not in after else "changed"
             return f"{what}: {name}"
     return None
 
 
 def bare(folder: Path) -> Path:
-    """The weights and the config of a model, with a tokenizer that loads."""
+    """Copy the weights and the config of a model to a new folder, with a tokenizer that loads."""
     place = Path(tempfile.mkdtemp())
     tokenizer().save_pretrained(place)
     for name in ("config.json", *(path.name for path in folder.glob("*.safetensors"))):
@@ -91,8 +75,8 @@ def bare(folder: Path) -> Path:
     return place
 
 
-def misfit(source: Path, out: Path) -> str | None:
-    """How a written model differs from its source with the dropped channels masked; None where it does not."""
+def difference(source: Path, out: Path) -> str | None:
+    """Return how a written model differs from its source with the dropped channels masked, or None."""
     from slimstate.checkpoints.reader import Checkpoint
     from slimstate.core.file_names import PLAN
     from slimstate.models.hooks import masked
@@ -114,13 +98,13 @@ def misfit(source: Path, out: Path) -> str | None:
     try:
         checkpoint, runtime = Checkpoint.open(source), load(source, device="cpu")
     except SlimstateError:
-        return None  # the source itself cannot be run, and is no worse for the cut
+        return None  # the source itself does not run
     with torch.inference_mode():
         with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
             expected = runtime.model(input_ids=ids, use_cache=False).logits.double()
-        got = load(out, device="cpu").model(input_ids=ids, use_cache=False).logits.double()
+        actual = load(out, device="cpu").model(input_ids=ids, use_cache=False).logits.double()
     if not bool(expected.isfinite().all()):
-        return None  # the source itself runs to no numbers
-    off = float((got - expected).abs().max()) / max(1e-3, float(expected.std()))
+        return None  # neither are those of the source
+    error = float((actual - expected).abs().max()) / max(1e-3, float(expected.std()))
     exact = "not exact" not in plan.correction
-    return f"other than its mask: {off:.2g} standard deviations" if not off < (5e-3 if exact else 0.1) else None
+    return f"other than its mask: {error:.2g} standard deviations" if not error < (5e-3 if exact else 0.1) else None
