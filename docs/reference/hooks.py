@@ -16,7 +16,7 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
     if COMMANDS in markdown:
         from slimstate.cli.app import root_command
 
-        markdown = markdown.replace(COMMANDS, "\n\n".join(_commands("slimstate", root_command())))
+        markdown = markdown.replace(COMMANDS, "\n\n".join(_commands("slimstate", root_command)))
     return OPTIONS.sub(lambda mark: _options(mark[1]), markdown)
 
 

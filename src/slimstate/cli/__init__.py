@@ -34,7 +34,7 @@ def _run() -> int:
     try:
         check_words(sys.argv)
         shortages.check_limits()
-        code = root_command()(standalone_mode=False)
+        code = root_command(standalone_mode=False)
         sys.stdout.flush()
         return code or 0
     except SlimstateError as error:

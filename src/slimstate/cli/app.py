@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,35 +149,20 @@ def demo(out: str) -> None:
 OTHERS = {"run": run, "demo": demo}  # call no workflow, or any
 
 
-@cache
-def root_command() -> Commands:
-    """Return the command `slimstate`."""
-    return Commands(
-        "slimstate", invoke_without_command=True, callback=_start,
-        help="Make the recurrent state of trained linear-attention language models smaller.",
-        params=[
-            click.Option(["--version"], is_flag=True, help="Show the version and the packages it runs on."),
-            click.Option(["--max-line-mb"], type=click.FloatRange(min=0),
-                         help="MiB that a line of a text may have; default: 64."),
-        ],
-    )  # fmt: skip
-
-
-def _start(version: bool, max_line_mb: float | None) -> None:
+@click.group(cls=Commands, invoke_without_command=True)
+@click.option("--version", is_flag=True, help="Show the version and the packages it runs on.")
+@click.option("--max-line-mb", type=click.FloatRange(min=0), help="MiB that a line of a text may have; default: 64.")
+def root_command(version: bool, max_line_mb: float | None) -> None:
+    """Make the recurrent state of trained linear-attention language models smaller."""
     if max_line_mb is not None:
         os.environ["SLIMSTATE_MAX_LINE_MB"] = str(max_line_mb)
     if version:
-        print(f"slimstate {__version__}", _environment(), sep="\n")
+        import torch
+
+        from slimstate.records.base import versions
+
+        installed = {"flash-linear-attention": "not installed", **versions()}
+        packages = ", ".join(f"{name} {number}" for name, number in installed.items() if name != "slimstate")
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: kernels of PyTorch on the CPU"
+        print(f"slimstate {__version__}", packages, device, sep="\n")
         click.get_current_context().exit()
-
-
-def _environment() -> str:
-    """Return the versions of the packages that decide a result, and the device that would be used."""
-    import torch
-
-    from slimstate.records.base import versions
-
-    installed = {"flash-linear-attention": "not installed", **versions()}
-    packages = ", ".join(f"{name} {version}" for name, version in installed.items() if name != "slimstate")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: kernels of PyTorch on the CPU"
-    return f"{packages}\n{device}"

@@ -21,7 +21,6 @@ from slimstate.cli.terminal import Printout, print_all, print_json
 from slimstate.system.distributed import from_main
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.options import Option, Options, once, options_of
-from slimstate.system.progress import Reporter
 
 NOT_INPUTS = ("config", "tokenizer", "progress", "options", "flags", "reporter")
 SHORT_FLAGS = {"quiet": ["-q"], "verbose": ["-v"]}
@@ -110,7 +109,10 @@ class Command:
         reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose))
         if (repository := getattr(flags, "push_to_hub", None)) is not None:  # fails before the work, not after it
             from_main(lambda: hub.check_repository(repository))
-        result = self._call(inputs, config, flags, reporter)
+        function = self.run or self.workflow
+        more = {"config": config, "flags": flags, "progress": reporter, "reporter": reporter}
+        parameters = inspect.signature(function).parameters
+        result = function(**inputs, **{name: value for name, value in more.items() if name in parameters})
         out = result.out if hasattr(result, "out") else getattr(result, "config", {}).get("out")
         if flags.json:
             print_json(result.to_json())
@@ -121,13 +123,6 @@ class Command:
                 address = from_main(lambda: hub.push(Path(out), repository))
             reporter.say(f"uploaded to {address}")
         return 0 if self.exit_code is None else self.exit_code(result)
-
-    def _call(self, inputs: Mapping[str, Any], config: Options, flags: Options, reporter: Reporter) -> Any:
-        if self.run is not None:
-            return self.run(**inputs, config=config, flags=flags, reporter=reporter)
-        parameters = inspect.signature(self.workflow).parameters
-        more = {"config": config, "progress": reporter}
-        return self.workflow(**inputs, **{name: value for name, value in more.items() if name in parameters})
 
 
 class WorkflowCommand(click.Command):

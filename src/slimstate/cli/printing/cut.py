@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slimstate.cli.commands import Command, HubFlags
 from slimstate.cli.terminal import Printout, Table
@@ -41,9 +42,8 @@ def run_prune(
         raise PlanError("give `out`, or `dry_run` to write nothing")
     if flags.push_to_hub is not None and (flags.dry_run or flags.plan_only):
         raise PlanError("`push_to_hub` uploads what is written: leave out `dry_run` and `plan_only`")
-    workflow: Any = estimate if flags.plan_only else prune
-    result: CutRecord | EstimateRecord = workflow(model, None if flags.dry_run else out, config, progress=reporter)
-    return result
+    workflow: Callable[..., CutRecord | EstimateRecord] = estimate if flags.plan_only else prune
+    return workflow(model, None if flags.dry_run else out, config, progress=reporter)
 
 
 def show_inspection(record: InspectionRecord | PoolRecord) -> Printout:
@@ -92,13 +92,13 @@ def _show_pool(record: PoolRecord) -> Printout:
     )
     rows = []
     for row in record.rows:
-        pages, cells = row.pages, {"key dim": str(row.key_dim), "sequences": f"{row.sequences:,.2f}"}
+        pages, share = row.pages, row.share
+        cells = {"key dim": str(row.key_dim), "sequences": f"{row.sequences:,.2f}"}
         cells["gain"] = "" if row.gain is None else f"{row.gain:.2f}x"
         cells |= {"state KiB": f"{pages.state / KIB:,.0f}", "convolution KiB": f"{pages.convolution / KIB:,.0f}"}
         if pages.block is not None:
             cells |= {"block, tokens": f"{pages.block:,}", "page KiB": f"{(pages.page or 0) / KIB:,.0f}"}
-        cells |= {"states MiB": f"{row.share.states / MIB:,.1f}"}
-        cells |= {"keys and values MiB": f"{row.share.attention / MIB:,.1f}"}
+        cells |= {"states MiB": f"{share.states / MIB:,.1f}", "keys and values MiB": f"{share.attention / MIB:,.1f}"}
         cells |= {"kept prefixes": f"{row.cached:,.2f}"} if row.cached is not None else {}
         rows.append(cells | ({"runs out": row.limit} if row.limit is not None else {}))
     columns = list(rows[0])

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from slimstate.training.recover import Preview
 
 STAGES = {"before": "before", "after": "after", "uncut": "uncut", "control": "uncut, same training"}
-CONTROL_TEACHES = "uncut, trained: the teacher"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,8 @@ def show_training(record: TrainingRunRecord) -> Printout:
     """Yield how well the model predicts the text before and after, and how fast it was trained."""
     measured = record.measured
     size = f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes"
-    titles = {**STAGES, "control": CONTROL_TEACHES} if getattr(record, "control_teaches", False) else STAGES
+    is_teacher = getattr(record, "control_teaches", False)
+    titles = STAGES | ({"control": "uncut, trained: the teacher"} if is_teacher else {})
     rows = [
         (
             titles[name], f"{nats:.4f}", perplexity(measured.perplexity[name]),
