@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from engine_kernels.inputs import GatedDelta, KernelInputs, Mamba2
+from engine_kernels.inputs import GatedDelta, KernelInputs, KernelShape, Mamba2
 from engine_kernels.loading import EngineKernels
 from engine_kernels.sglang_kernels import SglangKernels
 from engine_kernels.vllm_kernels import VllmKernels
@@ -25,8 +26,10 @@ from slimstate.benchmark.tables import as_markdown
 from slimstate.benchmark.timing import copy_bandwidth
 from slimstate.kernels.autotune import compile_side_by_side, tune_briefly
 from slimstate.models.options import RunOptions
-from slimstate.records.benchmark import KernelRecord, KernelRow, KernelSettings, KernelShape
+from slimstate.records.benchmark import KernelRecord, KernelRow
+from slimstate.records.schema import Whole, to_json
 from slimstate.system.errors import PlanError, reason_of
+from slimstate.system.options import Options
 
 SHAPES = (
     KernelShape(name="qwen3_next", rule="gated_delta", key_heads=16, value_heads=32, value_dim=128, width=128),
@@ -37,6 +40,19 @@ RULES: Mapping[str, type[GatedDelta] | type[Mamba2]] = {"gated_delta": GatedDelt
 ENGINES: Mapping[str, type[EngineKernels]] = {"vllm": VllmKernels, "sglang": SglangKernels}
 CHECK_SIZE = 256  # largest number of tokens or sequences on which outputs are compared
 COMPILE_THREADS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSettings(Options):
+    """The kernels to time, as `vllm=PATH`: with `sequences` decoded together and `prompts` of `length` tokens."""
+
+    kernels: str
+    shapes: tuple[Any, ...] = ()  # KernelShape
+    key_dims: tuple[Whole, ...] | None = None
+    modes: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
+    sequences: Whole = 1024
+    prompts: Whole = 8
+    length: Whole = 2048
 
 
 def shapes_named(names: Sequence[str]) -> tuple[KernelShape, ...]:
@@ -73,7 +89,7 @@ def time_kernels(settings: KernelSettings, kernels: EngineKernels, bench: Bench)
         if key_dim <= shape.width
     ]
     rows = [replace(row, share_of_copy_bandwidth=_share(row, settings, bandwidth)) for row in rows]
-    return bench.finish(KernelRecord, settings, with_ratios(rows), copy_bandwidth=bandwidth)
+    return bench.finish(KernelRecord, to_json(settings), with_ratios(rows), copy_bandwidth=bandwidth)
 
 
 def inputs_for(shape: KernelShape, key_dim: int, device: torch.device, dtype: torch.dtype) -> KernelInputs:

@@ -16,18 +16,18 @@ import torch
 from harness import arguments
 from torch.profiler import ProfilerActivity, profile
 
+from slimstate.benchmark.options import MixerBenchConfig
 from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, model_for, width_of
 from slimstate.benchmark.timing import device_name
 from slimstate.models.devices import pick_device, pick_dtype
 from slimstate.models.prepare import prepare_fla
-from slimstate.records.benchmark import MixerSettings
 
 ROUNDS, MAX_ROWS = 5, 24
 
 
 def mixer(model: str, key_dim: int, batch: int, length: int, device: torch.device) -> Callable[[], object]:
     dtype = pick_dtype(None, device)
-    config = mixer_config(model, key_dim, MixerSettings(models=(model,)))
+    config = mixer_config(model, key_dim, MixerBenchConfig(models=(model,)))
     layer = mixer_of(config, device, dtype)
     hidden = torch.randn(batch, length, config["hidden_size"], device=device, dtype=dtype)
     return lambda: layer(hidden_states=hidden)

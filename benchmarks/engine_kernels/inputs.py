@@ -14,11 +14,22 @@ from torch import Tensor
 from engine_kernels.loading import EngineKernels, Inputs
 from slimstate.kernels import delta_rule, mamba2
 from slimstate.kernels.fla_calls import unit
-from slimstate.records.benchmark import KernelShape
 from slimstate.system.errors import PlanError
 
 CHUNK = 256  # tokens per chunk in published Mamba-2 models
 Result = tuple[Tensor, Tensor]  # outputs and states
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelShape:
+    """The heads of a layer in a published model; `width` is its key dim, `rule` gated_delta or state_space."""
+
+    name: str
+    rule: str
+    key_heads: int
+    value_heads: int
+    value_dim: int
+    width: int
 
 
 @dataclass(frozen=True, kw_only=True)

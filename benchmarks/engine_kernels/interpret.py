@@ -29,9 +29,9 @@ from triton.runtime.interpreter import InterpreterBuilder
 from engine_kernels import sglang_projections
 from engine_kernels.loading import EngineKernels
 from engine_kernels.sglang_kernels import SglangKernels
-from kernels import inputs_for, largest_difference, load_kernels
+from engine_kernels.inputs import KernelShape
+from kernels import KernelSettings, inputs_for, largest_difference, load_kernels
 from slimstate.records.base import versions
-from slimstate.records.benchmark import KernelSettings, KernelShape
 
 KEY_DIMS = (128, 96, 77, 64, 48, 32, 16)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from slimstate.system.version import __version__
 
 if TYPE_CHECKING:
+    from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
     from slimstate.models.options import LoadOptions, RunOptions
     from slimstate.models.prepare import prepare, prepare_fla
     from slimstate.pruning.options import Budget, Calibration, CutOptions
@@ -22,16 +23,7 @@ if TYPE_CHECKING:
     from slimstate.system.errors import SlimstateError
     from slimstate.system.progress import Reporter
     from slimstate.workflows.analyze import AnalyzeConfig, analyze
-    from slimstate.workflows.bench import (
-        CalibrateBenchConfig,
-        DecodeBenchConfig,
-        MixerBenchConfig,
-        ModelBenchConfig,
-        bench_calibrate,
-        bench_decode,
-        bench_mixer,
-        bench_model,
-    )
+    from slimstate.workflows.bench import bench_calibrate, bench_decode, bench_mixer, bench_model
     from slimstate.workflows.evaluate import EvalConfig, evaluate
     from slimstate.workflows.inspect import InspectConfig, inspect
     from slimstate.workflows.prune import PruneConfig, estimate, prune
@@ -44,6 +36,7 @@ if TYPE_CHECKING:
 
 # the names above, by the module that each is loaded from
 HOMES = {
+    "benchmark.options": ("CalibrateBenchConfig", "DecodeBenchConfig", "MixerBenchConfig", "ModelBenchConfig"),
     "models.options": ("LoadOptions", "RunOptions"),
     "models.prepare": ("prepare", "prepare_fla"),
     "pruning.options": ("Budget", "Calibration", "CutOptions"),
@@ -61,10 +54,7 @@ HOMES = {
     "workflows.sweep": ("SweepConfig", "sweep"),
     "workflows.train": ("TrainConfig", "train"),
     "workflows.verify": ("VerifyConfig", "verify"),
-    "workflows.bench": (
-        "CalibrateBenchConfig", "DecodeBenchConfig", "MixerBenchConfig", "ModelBenchConfig",
-        "bench_calibrate", "bench_decode", "bench_mixer", "bench_model",
-    ),
+    "workflows.bench": ("bench_calibrate", "bench_decode", "bench_mixer", "bench_model"),
 }  # fmt: skip
 
 __all__ = [

@@ -18,6 +18,7 @@ from slimstate import bench_calibrate, bench_decode, bench_mixer, bench_model
 from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.compilation import compile_ahead
 from slimstate.benchmark.compiling_process import run_once
+from slimstate.benchmark.options import MixerBenchConfig
 from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, random_model, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
 from slimstate.benchmark.timing import time_work
@@ -35,18 +36,16 @@ from slimstate.records.benchmark import (
     DecodeRow,
     MixerRecord,
     MixerRow,
-    MixerSettings,
     ModelRecord,
     ModelRow,
 )
-from slimstate.records.schema import from_json, to_json
 from slimstate.system.errors import SlimstateError
 from slimstate.system.progress import Reporter
 
 CPU = torch.device("cpu")
 RECORDS = ROOT / "docs" / "records"
 SIZES = {"batch": 2, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8}
-SMALL = MixerSettings(models=("delta_net",), **SIZES)
+SMALL = MixerBenchConfig(models=("delta_net",), **SIZES)
 ONCE = {"rounds": 1, "progress": False}
 TWICE = {"rounds": 2, "progress": False}
 SHORT = {"samples": 1, "length": 16, **ONCE}
@@ -278,7 +277,7 @@ def test_the_command_of_a_record_makes_the_same_rows(name, records, capsys, monk
 @pytest.mark.parametrize("name", ["mixer", "model", "decode"])
 def test_the_process_that_compiles_runs_its_settings(name, records):
     record = records[name]
-    again = run_once(name, json.dumps(to_json(record.settings)), RunOptions(device="cpu", dtype=record.dtype))
+    again = run_once(name, json.dumps(record.settings), RunOptions(device="cpu", dtype=record.dtype))
     assert again.settings == record.settings
     assert [row.label for row in again.rows] == [row.label for row in record.rows]
 
@@ -300,7 +299,7 @@ def test_each_key_dim_is_compiled_by_a_process_with_its_settings(monkeypatch):
     assert calls == []
     compile_ahead(replace(bench, device=torch.device("cuda"), reporter=reporter), SMALL, cases)
     commands = [
-        (module, name, dtype, from_json(MixerSettings, json.loads(text))) for module, name, dtype, text in calls
+        (module, name, dtype, MixerBenchConfig.from_values(json.loads(text))) for module, name, dtype, text in calls
     ]
     expected = [
         ("slimstate.benchmark.compiling_process", "mixer", "bfloat16", replace(SMALL, models=(model,), key_dims=(dim,)))

@@ -18,11 +18,11 @@ from slimstate.benchmark.tables import as_markdown
 from slimstate.kernels import delta_rule
 from slimstate.kernels.fla_calls import unit
 from slimstate.models.options import RunOptions
-from slimstate.records.benchmark import KernelRecord, KernelSettings, KernelShape
+from slimstate.records.benchmark import KernelRecord
 from slimstate.system.errors import PlanError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from engine_kernels.inputs import GatedDelta
+from engine_kernels.inputs import GatedDelta, KernelShape
 
 import kernels
 
@@ -141,7 +141,7 @@ def file_of(wheels: Path, engine: str, role: str) -> Path:
 
 
 def time_small(source: str, **more) -> KernelRecord:
-    settings = KernelSettings(kernels=source, shapes=(SMALL,), sequences=5, prompts=2, length=16, **more)
+    settings = kernels.KernelSettings(kernels=source, shapes=(SMALL,), sequences=5, prompts=2, length=16, **more)
     engine = kernels.load_kernels(source)
     bench = Bench.prepare("kernels", 2, RunOptions(device="cpu", dtype="float32"), kernels=engine.title)
     return kernels.time_kernels(settings, engine, bench)
@@ -170,7 +170,7 @@ def test_the_script_writes_a_record(wheels, tmp_path, monkeypatch):
     kernels.main()
     record = KernelRecord.read(tmp_path / "out" / "bench-kernels.json")
     assert [(row.mode, row.key_dim) for row in record.rows] == [("decode", 16), ("prefill", 16)]
-    assert (record.settings.sequences, record.kernels) == (5, "vLLM 1.2.3, Triton")
+    assert (record.settings["sequences"], record.kernels) == (5, "vLLM 1.2.3, Triton")
 
 
 @pytest.mark.parametrize("factor", ["OUTPUT_FACTOR", "STATE_FACTOR"])

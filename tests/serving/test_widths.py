@@ -16,11 +16,8 @@ from command import run
 from slimstate.records.benchmark import (
     KernelRecord,
     KernelRow,
-    KernelSettings,
-    KernelShape,
     MixerRecord,
     MixerRow,
-    MixerSettings,
 )
 from slimstate.serving import widths
 from slimstate.serving.widths import Curve, known_curves, mixer_curve, speed_of_cut, speeds_below
@@ -48,9 +45,7 @@ def row(key_dim: int, milliseconds: float, **changes: Any) -> MixerRow:
 
 
 def record(rows: list[MixerRow]) -> MixerRecord:
-    sizes = MixerSettings(
-        models=("delta_net",), key_dims=(64,), batch=4, length=512, hidden=256, heads=2, value_dim=32
-    )  # fmt: skip
+    sizes = {"batch": 4, "length": 512, "hidden": 256, "heads": 2, "value_dim": 32}
     return MixerRecord(
         device="NVIDIA X1", kernels="fla", dtype="bfloat16", settings=sizes, rounds=1, rows=tuple(rows), command=""
     )
@@ -214,7 +209,7 @@ def test_curves_in_the_package_are_whole_records_of_a_gpu():
         assert "CPU" not in record.kernels
         assert record.device in record.kernels
         assert "bench mixer" in record.command
-        for model_type in record.settings.models:
+        for model_type in record.settings["models"]:
             known = mixer_curve(record, model_type)
             assert known is not None
             assert known.seconds.keys() >= set(range(16, 129, 8))
@@ -222,13 +217,13 @@ def test_curves_in_the_package_are_whole_records_of_a_gpu():
 
 def kernel_record() -> KernelRecord:
     """Decoding takes time in proportion to the key dim, prefill the same at all."""
-    shape = KernelShape(name="qwen3_5", rule="gated_delta", key_heads=16, value_heads=48, value_dim=128, width=128)
+    shape = {"name": "qwen3_5", "key_heads": 16, "value_heads": 48, "value_dim": 128}
     rows = [
         KernelRow(model="qwen3_5", key_dim=key_dim, mode=mode, seconds=seconds, quartiles=(seconds, seconds), rounds=3)
         for key_dim in range(128, 0, -16)
         for mode, seconds in (("decode", key_dim / 1e5), ("prefill", 1e-3))
     ]
-    settings = KernelSettings(kernels="vllm=wheel", shapes=(shape,))
+    settings = {"shapes": [shape], "modes": ["decode", "prefill"], "sequences": 1024, "prompts": 8, "length": 2048}
     return KernelRecord(
         device="NVIDIA X1", dtype="bfloat16", kernels="vLLM 1.2, Triton", settings=settings, rounds=3, rows=tuple(rows),
         command="slimstate bench decode", copy_bandwidth=1e12,

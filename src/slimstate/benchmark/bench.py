@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -78,7 +78,7 @@ class Bench:
         self.reporter.say(f"{row.label}: {row.error or f'{1000 * row.time:.2f} ms'}")
         return row
 
-    def finish(self, kind: type[B], settings: object, rows: Sequence[TimedRow], **facts: Any) -> B:
+    def finish(self, kind: type[B], settings: Mapping[str, Any], rows: Sequence[TimedRow], **facts: Any) -> B:
         """Return the record of this run."""
         return kind(
             bench=self.name,

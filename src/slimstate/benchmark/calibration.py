@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from slimstate.benchmark.bench import Bench
+from slimstate.benchmark.options import CalibrateBenchConfig
 from slimstate.benchmark.random_models import config_of, model_for, resized, width_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import Evidence
@@ -23,21 +24,21 @@ from slimstate.families import family_of
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.load import Runtime, load_tokenizer
 from slimstate.pruning.calibration import calibrate
-from slimstate.records.benchmark import CalibrationRecord, CalibrationRow, CalibrationSettings
+from slimstate.records.benchmark import CalibrationRecord, CalibrationRow
 from slimstate.selectors import Case, Request, Selector, choose, selector_named
 from slimstate.system.errors import PlanError
 
 
-def time_calibration(settings: CalibrationSettings, bench: Bench) -> CalibrationRecord:
+def time_calibration(options: CalibrateBenchConfig, bench: Bench) -> CalibrationRecord:
     """Time calibration and selection on a text, or on random tokens; a config gets random weights."""
-    selectors = [selector_named(method) for method in settings.methods]
+    selectors = [selector_named(method) for method in options.methods]
     for selector in selectors:
         if not selector.calibrated:
             raise PlanError(f"{selector.name} needs no calibration, so there is nothing to time; leave it out")
-    config = config_of(settings.model)
-    key_dim = width_of(config) // 2 if settings.key_dim is None else settings.key_dim
+    config = config_of(options.model)
+    key_dim = width_of(config) // 2 if options.key_dim is None else options.key_dim
     resized(config, key_dim)  # raises where the model has no such key dim
-    job = CalibrationJob.prepare(settings, bench)
+    job = CalibrationJob.prepare(options, bench)
     forward, *rows = (
         bench.attempt(
             CalibrationRow(method=selector.name if selector else "forward", key_dim=key_dim),
@@ -46,7 +47,7 @@ def time_calibration(settings: CalibrationSettings, bench: Bench) -> Calibration
         for selector in (None, *selectors)
     )
     rows = [row if row.error or forward.error else row.against(forward) for row in (forward, *rows)]
-    return bench.finish(CalibrationRecord, replace(settings, key_dim=key_dim), rows)
+    return bench.finish(CalibrationRecord, {**options.settings, "key_dim": key_dim}, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,29 +59,29 @@ class CalibrationJob:
     tokens: Tensor
 
     @classmethod
-    def prepare(cls, settings: CalibrationSettings, bench: Bench) -> CalibrationJob:
-        config = config_of(settings.model)
-        model = model_for(settings.model, width_of(config), bench.device, bench.dtype)
+    def prepare(cls, options: CalibrateBenchConfig, bench: Bench) -> CalibrationJob:
+        config = config_of(options.model)
+        model = model_for(options.model, width_of(config), bench.device, bench.dtype)
         runtime = Runtime(
             model=model, tokenizer=None, device=bench.device, dtype=bench.dtype, kernels=bench.kernels
         )  # fmt: skip
-        tokens = read_tokens(settings, model.config.vocab_size)
+        tokens = read_tokens(options, model.config.vocab_size)
         return cls(runtime=runtime, mixers=family_of(config).mixers(config), tokens=tokens)
 
 
-def read_tokens(settings: CalibrationSettings, vocabulary: int) -> Tensor:
+def read_tokens(options: CalibrateBenchConfig, vocabulary: int) -> Tensor:
     """Return windows of the text, or random tokens where there is none."""
-    if settings.data is None:
+    if options.data is None:
         generator = torch.Generator().manual_seed(0)
-        return torch.randint(vocabulary, (settings.samples, settings.length), generator=generator)
-    if not Path(settings.model).is_dir():
+        return torch.randint(vocabulary, (options.samples, options.length), generator=generator)
+    if not Path(options.model).is_dir():
         raise PlanError(
-            f"`data` {settings.data} needs a tokenizer, and the config {settings.model} has none; pass a model folder,"
+            f"`data` {options.data} needs a tokenizer, and the config {options.model} has none; pass a model folder,"
             " or no `data` for random tokens"
         )
-    tokenizer = load_tokenizer(Checkpoint.open(settings.model).folder)
-    text = Reading(settings.data, settings.documents)
-    return sample_windows(tokenizer, text, samples=settings.samples, length=settings.length).tokens
+    tokenizer = load_tokenizer(Checkpoint.open(options.model).folder)
+    text = Reading(options.data, options.documents)
+    return sample_windows(tokenizer, text, samples=options.samples, length=options.length).tokens
 
 
 def run_forward(runtime: Runtime, tokens: Tensor) -> None:

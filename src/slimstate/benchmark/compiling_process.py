@@ -14,21 +14,21 @@ from slimstate.benchmark.bench import Bench
 from slimstate.benchmark.decoding import time_decoding
 from slimstate.benchmark.mixers import time_mixers
 from slimstate.benchmark.models import time_models
+from slimstate.benchmark.options import DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
 from slimstate.kernels.autotune import judge_variants_by
 from slimstate.models.options import RunOptions
-from slimstate.records.benchmark import BenchRecord, DecodeSettings, MixerSettings, ModelSettings
-from slimstate.records.schema import from_json
+from slimstate.records.benchmark import BenchRecord
 
 BENCHES: dict[str, tuple[Any, Callable[[Any, Bench], BenchRecord]]] = {
-    "mixer": (MixerSettings, time_mixers), "model": (ModelSettings, time_models),
-    "decode": (DecodeSettings, time_decoding),
+    "mixer": (MixerBenchConfig, time_mixers), "model": (ModelBenchConfig, time_models),
+    "decode": (DecodeBenchConfig, time_decoding),
 }  # fmt: skip
 
 
 def run_once(name: str, settings: str, run: RunOptions) -> BenchRecord:
     """Run the benchmark with the settings in a JSON text."""
     kind, time = BENCHES[name]
-    return time(from_json(kind, json.loads(settings)), Bench.prepare(name, 1, run))
+    return time(kind.from_values(json.loads(settings)), Bench.prepare(name, 1, run))
 
 
 def _run_untimed(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:

@@ -16,18 +16,19 @@ from torch import Tensor
 
 from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.compilation import compile_ahead
+from slimstate.benchmark.options import DecodeBenchConfig
 from slimstate.benchmark.random_models import model_for, models_at_key_dims
 from slimstate.benchmark.timing import copy_bandwidth
-from slimstate.records.benchmark import DecodeRecord, DecodeRow, DecodeSettings, LargestBatch
+from slimstate.records.benchmark import DecodeRecord, DecodeRow, LargestBatch
 
 COMPILE_BATCHES = (1, 64)  # few and many sequences have kernels of their own
 USABLE_MEMORY = 0.97  # share of a GPU's memory that a batch may fill
 
 
-def time_decoding(settings: DecodeSettings, bench: Bench) -> DecodeRecord:
+def time_decoding(options: DecodeBenchConfig, bench: Bench) -> DecodeRecord:
     """Time a decoding step of models at key dims and batch sizes, and find the largest batch that fits."""
-    cases = models_at_key_dims(settings)
-    compile_ahead(bench, replace(settings, batches=COMPILE_BATCHES), cases)
+    cases = models_at_key_dims(options)
+    compile_ahead(bench, replace(options, batches=COMPILE_BATCHES), cases)
     bandwidth = copy_bandwidth(bench.device)
     rows: list[DecodeRow] = []
     largest = []
@@ -37,7 +38,7 @@ def time_decoding(settings: DecodeSettings, bench: Bench) -> DecodeRecord:
             batch: bench.attempt(
                 DecodeRow(model=name, key_dim=key_dim, batch=batch), partial(_measure, bench, model, bandwidth)
             )
-            for batch in sorted(settings.batches, reverse=True)  # kernels tuned once should be tuned for the largest
+            for batch in sorted(options.batches, reverse=True)  # kernels tuned once should be tuned for the largest
         }
         rows += [by_batch[batch] for batch in sorted(by_batch)]
         largest.append(LargestBatch(model=name, key_dim=key_dim, batch=_largest_batch(bench, model)))
@@ -45,7 +46,7 @@ def time_decoding(settings: DecodeSettings, bench: Bench) -> DecodeRecord:
             bench.reporter.say(f"model {name}, key dim {key_dim}: {largest[-1].batch:,} sequences fit")
         del model
     return bench.finish(
-        DecodeRecord, settings, with_ratios(rows), copy_bandwidth=bandwidth, largest_batch=tuple(largest)
+        DecodeRecord, options.settings, with_ratios(rows), copy_bandwidth=bandwidth, largest_batch=tuple(largest)
     )
 
 

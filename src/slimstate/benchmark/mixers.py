@@ -10,38 +10,39 @@ from torch import Tensor, nn
 
 from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.compilation import COMPILE_BATCH, compile_ahead
+from slimstate.benchmark.options import MixerBenchConfig
 from slimstate.benchmark.random_models import mixer_config, mixer_of
 from slimstate.benchmark.timing import Work
 from slimstate.families.contract import Config
-from slimstate.records.benchmark import MixerRecord, MixerRow, MixerSettings
+from slimstate.records.benchmark import MixerRecord, MixerRow
 
 
-def time_mixers(settings: MixerSettings, bench: Bench) -> MixerRecord:
+def time_mixers(options: MixerBenchConfig, bench: Bench) -> MixerRecord:
     """Time the mixers of model types at several key dims."""
     configs = {
-        (model, key_dim): mixer_config(model, key_dim, settings)
-        for model in settings.models
-        for key_dim in settings.key_dims
+        (model, key_dim): mixer_config(model, key_dim, options)
+        for model in options.models
+        for key_dim in options.key_dims
     }
-    compile_ahead(bench, replace(settings, batch=min(settings.batch, COMPILE_BATCH)), configs)
+    compile_ahead(bench, replace(options, batch=min(options.batch, COMPILE_BATCH)), configs)
     rows = [
-        bench.attempt(MixerRow(model=model, key_dim=key_dim, mode=mode), partial(_measure, bench, settings, config))
-        for mode in settings.modes  # outermost, so that all rows of a mode find the same memory in use
+        bench.attempt(MixerRow(model=model, key_dim=key_dim, mode=mode), partial(_measure, bench, options, config))
+        for mode in options.modes  # outermost, so that all rows of a mode find the same memory in use
         for (model, key_dim), config in configs.items()
     ]
-    return bench.finish(MixerRecord, settings, with_ratios(rows))
+    return bench.finish(MixerRecord, options.settings, with_ratios(rows))
 
 
-def _measure(bench: Bench, settings: MixerSettings, config: Config, row: MixerRow) -> MixerRow:
+def _measure(bench: Bench, options: MixerBenchConfig, config: Config, row: MixerRow) -> MixerRow:
     mixer = mixer_of(config, bench.device, bench.dtype)
-    sizes = settings.batch, settings.length, settings.hidden
+    sizes = options.batch, options.length, options.hidden
     hidden = torch.randn(*sizes, device=bench.device, dtype=bench.dtype)
     if row.mode == "train":
         timing = bench.time(_train(mixer, hidden))
     else:
         with torch.inference_mode():
             timing = bench.time(lambda: mixer(hidden_states=hidden))
-    return replace(timing.fill(row), tokens_per_second=settings.batch * settings.length / timing.median)
+    return replace(timing.fill(row), tokens_per_second=options.batch * options.length / timing.median)
 
 
 def _train(mixer: nn.Module, hidden: Tensor) -> Work:

@@ -11,30 +11,31 @@ from torch import Tensor
 
 from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.compilation import COMPILE_BATCH, compile_ahead
+from slimstate.benchmark.options import ModelBenchConfig
 from slimstate.benchmark.random_models import config_of, model_for, models_at_key_dims, width_of
 from slimstate.benchmark.timing import Timing, Work
 from slimstate.pruning.calibration import next_token_loss
-from slimstate.records.benchmark import ModelRecord, ModelRow, ModelSettings
+from slimstate.records.benchmark import ModelRecord, ModelRow
 
 
-def time_models(settings: ModelSettings, bench: Bench) -> ModelRecord:
+def time_models(options: ModelBenchConfig, bench: Bench) -> ModelRecord:
     """Time models, named by folder, config file or shipped config, at several key dims."""
-    cases = models_at_key_dims(settings)
-    compile_ahead(bench, replace(settings, batch=min(settings.batch, COMPILE_BATCH)), cases)
+    cases = models_at_key_dims(options)
+    compile_ahead(bench, replace(options, batch=min(options.batch, COMPILE_BATCH)), cases)
     rows = [
         bench.attempt(
             ModelRow(model=model, key_dim=key_dim, width=width_of(config_of(model)), mode=mode),
-            partial(_measure, bench, settings),
+            partial(_measure, bench, options),
         )
-        for mode in settings.modes  # outermost, so that all rows of a mode find the same memory in use
+        for mode in options.modes  # outermost, so that all rows of a mode find the same memory in use
         for model, key_dim in cases
     ]
-    return bench.finish(ModelRecord, settings, with_ratios(rows))
+    return bench.finish(ModelRecord, options.settings, with_ratios(rows))
 
 
-def _measure(bench: Bench, settings: ModelSettings, row: ModelRow) -> ModelRow:
+def _measure(bench: Bench, options: ModelBenchConfig, row: ModelRow) -> ModelRow:
     model = model_for(row.model, row.key_dim, bench.device, bench.dtype)
-    ids = torch.randint(model.config.vocab_size, (settings.batch, settings.length), device=bench.device)
+    ids = torch.randint(model.config.vocab_size, (options.batch, options.length), device=bench.device)
     timing = _time(bench, row.mode, model, ids)
     parameters = sum(weight.numel() for weight in model.parameters())
     return replace(timing.fill(row), tokens_per_second=ids.numel() / timing.median, parameters=parameters)

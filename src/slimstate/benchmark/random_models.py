@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from slimstate.benchmark.options import MixerBenchConfig, ModelsBenchConfig
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import FAMILIES, Config, family_of
 from slimstate.families.contract import Library
 from slimstate.models.load import load
 from slimstate.models.shapes import read_shape
 from slimstate.models.stock import stock_model
-from slimstate.records.benchmark import MixerSettings, Subjects
 from slimstate.system.errors import PlanError
 from slimstate.system.json_files import JsonObject
 
@@ -31,7 +31,7 @@ def library_of(models: Sequence[str]) -> Library:
     return "transformers" if "transformers" in libraries else "fla"
 
 
-def mixer_config(model_type: str, key_dim: int, shape: MixerSettings) -> JsonObject:
+def mixer_config(model_type: str, key_dim: int, shape: MixerBenchConfig) -> JsonObject:
     """Return a config of one layer whose mixer has this shape; its type must have a field for each size."""
     family = FAMILIES.get(model_type)
     sizes = {} if family is None else _size_fields(family.defaults, key_dim, shape)
@@ -47,7 +47,7 @@ def mixer_config(model_type: str, key_dim: int, shape: MixerSettings) -> JsonObj
     return dict(family_of(config).resize(config, key_dim, corrected=False))
 
 
-def _size_fields(defaults: Config, key_dim: int, shape: MixerSettings) -> dict[str, float]:
+def _size_fields(defaults: Config, key_dim: int, shape: MixerBenchConfig) -> dict[str, float]:
     """Return the fields that set key and value dim: ratios to the hidden size, or a head dim and a ratio to it."""
     if {"expand_k", "expand_v"} <= defaults.keys():
         return {
@@ -70,7 +70,7 @@ def resized(config: Config, key_dim: int) -> JsonObject:
     return dict(config if key_dim == width else family_of(config).resize(config, key_dim))
 
 
-def models_at_key_dims(subjects: Subjects) -> list[tuple[str, int]]:
+def models_at_key_dims(subjects: ModelsBenchConfig) -> list[tuple[str, int]]:
     """Return each model at each key dim; by default its own, a half and a quarter of it."""
     cases = []
     for model in subjects.models:

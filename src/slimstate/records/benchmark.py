@@ -6,13 +6,13 @@ widest key dim of the same model, mode and batch that could be measured; in a ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from slimstate.records.base import Record
 from slimstate.records.parts import Origin
 from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
-from slimstate.system.options import Options
 
 W = TypeVar("W", bound="WidthRow")
 
@@ -144,107 +144,6 @@ class CalibrationRow(TimedRow):
         return replace(self, times_forward=self.time / forward.time, memory_ratio=self.memory_over(forward))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subjects(Options):
-    """Which models are timed at which key dims."""
-
-    models: tuple[str, ...]
-    """Model folders, config files or names of shipped configs, separated by commas."""
-    key_dims: tuple[Whole, ...] | None = None
-    """Key dims, none above a model's own; default: its own, a half and a quarter."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixerSettings(Subjects):
-    """The layers to time and the input that flows through them; the defaults are the sizes that the paper names.
-
-    The paper's released code has 4096 tokens and no output gate.
-    """
-
-    models: tuple[str, ...]
-    """Model types, separated by commas."""
-    key_dims: tuple[Whole, ...] = (128, 64, 32)
-    """Key dims, compared with the widest of them."""
-    batch: Whole = 32
-    """Sequences per batch."""
-    length: Whole = 2048
-    """Tokens per sequence."""
-    hidden: Whole = 2048
-    """Hidden size."""
-    heads: Whole = 16
-    """Number of heads."""
-    value_dim: Whole = 128
-    """Value dim of each head."""
-    no_gate: bool = False
-    """Leave out the output gate of layers that have one, as the paper's code does."""
-    modes: tuple[Literal["forward", "train"], ...] = ("forward", "train")
-    """forward; train: forward and backward."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings(Subjects):
-    """The models to time and the size of their input."""
-
-    batch: Whole = 8
-    """Sequences per batch."""
-    length: Whole = 2048
-    """Tokens per sequence."""
-    modes: tuple[Literal["prefill", "forward", "train"], ...] = ("prefill", "train")
-    """prefill: states, and logits of the last token; forward: logits of every token; train: loss, gradient, AdamW."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeSettings(Subjects):
-    """The models to time and the numbers of sequences that they decode together."""
-
-    batches: tuple[Whole, ...]
-    """Numbers of sequences to decode together."""
-
-
-class KernelShape(Value):
-    """The heads of a layer in a published model; `width` is its key dim."""
-
-    name: str
-    rule: Literal["gated_delta", "state_space"]
-    key_heads: Whole
-    value_heads: Whole
-    value_dim: Whole
-    width: Whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelSettings(Options):
-    """The kernels to time, as `vllm=PATH`: with `sequences` decoded together and `prompts` of `length` tokens."""
-
-    kernels: str
-    shapes: tuple[KernelShape, ...] = ()
-    key_dims: tuple[Whole, ...] | None = None
-    modes: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
-    sequences: Whole = 1024
-    prompts: Whole = 8
-    length: Whole = 2048
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationSettings(Options):
-    """The model and the methods to time, and the text to calibrate on."""
-
-    model: str
-    """A model folder, a config file or the name of a shipped config."""
-    methods: tuple[str, ...] = ("drrqr", "s-wanda", "grad")
-    """Selection methods, separated by commas."""
-    key_dim: Whole | None = None
-    """Channels to keep in each head; default: half."""
-    samples: Whole = 128
-    """Calibration windows."""
-    length: Whole = 2048
-    """Tokens per calibration window."""
-    data: str | None = None
-    """Text to calibrate on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name;
-    default: random tokens."""
-    documents: str | None = None
-
-
 class BenchRecord(Record, Origin):
     """What all benchmarks record: the device, the kernels, the settings and the rows."""
 
@@ -254,7 +153,7 @@ class BenchRecord(Record, Origin):
     device: str
     dtype: str
     kernels: str
-    settings: object
+    settings: Mapping[str, Any]  # what was timed, by the names of the options
     rounds: Whole
     rows: tuple[TimedRow, ...]
 
@@ -274,13 +173,11 @@ class BenchRecord(Record, Origin):
 
 class MixerRecord(BenchRecord):
     bench: Literal["mixer"] = "mixer"
-    settings: MixerSettings
     rows: Annotated[tuple[MixerRow, ...], NON_EMPTY]
 
 
 class ModelRecord(BenchRecord):
     bench: Literal["model"] = "model"
-    settings: ModelSettings
     rows: Annotated[tuple[ModelRow, ...], NON_EMPTY]
 
 
@@ -296,7 +193,6 @@ class DecodeRecord(BenchRecord):
     """`copy_bandwidth` is the bandwidth of the device: bytes read and written per second."""
 
     bench: Literal["decode"] = "decode"
-    settings: DecodeSettings
     rows: Annotated[tuple[DecodeRow, ...], NON_EMPTY]
     copy_bandwidth: Positive
     largest_batch: tuple[LargestBatch, ...] = ()
@@ -306,12 +202,10 @@ class KernelRecord(BenchRecord):
     """`copy_bandwidth` is the bandwidth of the device: bytes read and written per second."""
 
     bench: Literal["kernels"] = "kernels"
-    settings: KernelSettings
     rows: Annotated[tuple[KernelRow, ...], NON_EMPTY]
     copy_bandwidth: Positive
 
 
 class CalibrationRecord(BenchRecord):
     bench: Literal["calibrate"] = "calibrate"
-    settings: CalibrationSettings
     rows: Annotated[tuple[CalibrationRow, ...], NON_EMPTY]

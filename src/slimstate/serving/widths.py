@@ -109,25 +109,25 @@ def mixer_curve(record: MixerRecord, model_type: str) -> Curve | None:
     """Return the forward curve of a model type in a record of `slimstate bench mixer`, if its layer was timed."""
     sizes = record.settings
     conditions = (
-        f"one layer by itself, forward over {sizes.batch} x {sizes.length} tokens, hidden {sizes.hidden},"
-        f" {sizes.heads} heads, value dim {sizes.value_dim}"
+        f"one layer by itself, forward over {sizes['batch']} x {sizes['length']} tokens, hidden {sizes['hidden']},"
+        f" {sizes['heads']} heads, value dim {sizes['value_dim']}"
     )
-    return _curve(record, (model_type, "forward"), conditions, sizes.heads, sizes.value_dim)
+    return _curve(record, (model_type, "forward"), conditions, sizes["heads"], sizes["value_dim"])
 
 
 def kernel_curve(record: KernelRecord, model_type: str, mode: str) -> Curve | None:
     """Return the curve of an engine's kernel for a model type, or for the type that it is a variant of."""
     sizes = record.settings
-    shape = next((shape for shape in sizes.shapes if model_type.startswith(shape.name)), None)
+    shape = next((shape for shape in sizes["shapes"] if model_type.startswith(shape["name"])), None)
     if shape is None:
         return None
     if mode == "decode":
-        work = f"a token for each of {sizes.sequences:,} sequences, states in float32"
+        work = f"a token for each of {sizes['sequences']:,} sequences, states in float32"
     else:
-        work = f"{sizes.prompts} prompts of {sizes.length:,} tokens"
-    heads = f"{shape.key_heads} key and {shape.value_heads} value heads, value dim {shape.value_dim}"
+        work = f"{sizes['prompts']} prompts of {sizes['length']:,} tokens"
+    heads = f"{shape['key_heads']} key and {shape['value_heads']} value heads, value dim {shape['value_dim']}"
     conditions = f"the kernel of {record.kernels} by itself, {work}, {heads}"
-    return _curve(record, (shape.name, mode), conditions, shape.value_heads, shape.value_dim)
+    return _curve(record, (shape["name"], mode), conditions, shape["value_heads"], shape["value_dim"])
 
 
 def _curve(
@@ -149,7 +149,7 @@ def _curves(model_type: str) -> Iterator[tuple[str, Curve | None]]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.get("bench") == "kernels":
             kernels = KernelRecord.from_json(data)
-            for mode in kernels.settings.modes:
+            for mode in kernels.settings["modes"]:
                 yield USES[mode], kernel_curve(kernels, model_type, mode)
         else:
             yield "", mixer_curve(MixerRecord.from_json(data), model_type)

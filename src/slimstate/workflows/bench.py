@@ -1,4 +1,4 @@
-"""Time layers, models, decoding and calibration at several key dims: one config and one function for each benchmark.
+"""Time layers, models, decoding and calibration at several key dims: one function for each benchmark.
 
 Every function returns a record whose `rows` have medians, spread, peak memory and ratios to the widest key dim, all
 from one run on one device; with `out` it is written to that folder with its tables and a figure.
@@ -7,19 +7,20 @@ from one run on one device; with `out` it is written to that folder with its tab
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import Meta
-
-from slimstate.data.options import DocumentOptions
-from slimstate.models.options import RunOptions
+from slimstate.benchmark.options import (
+    BenchConfig,
+    CalibrateBenchConfig,
+    DecodeBenchConfig,
+    MixerBenchConfig,
+    ModelBenchConfig,
+)
 from slimstate.records import benchmark as records
 from slimstate.records.provenance import run_config
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Options
 from slimstate.workflows.inputs import Progress, reporter_for
 
 if TYPE_CHECKING:
@@ -27,59 +28,6 @@ if TYPE_CHECKING:
     from slimstate.families.contract import Library
 
 B = TypeVar("B", bound=records.BenchRecord)
-S = TypeVar("S", bound=Options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchConfig(Options):
-    """Where a benchmark runs, and how many rounds it times."""
-
-    rounds: Annotated[int, Meta(ge=1)] = 20
-    """Timings to take the median of."""
-    run: RunOptions = RunOptions()
-
-    def settings(self, kind: type[S]) -> S:
-        """Return the part of the config that says what is timed."""
-        return kind(**{item.name: getattr(self, item.name) for item in fields(kind)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompiledBenchConfig(BenchConfig):
-    """A benchmark whose kernels can be compiled ahead."""
-
-    jobs: Annotated[int, Meta(ge=0)] = 0
-    """Processes that compile kernels before they are timed; GPU only."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixerBenchConfig(CompiledBenchConfig, records.MixerSettings):
-    """How to time single layers"""
-
-    models: tuple[str, ...] = ("delta_net", "gated_deltanet")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelBenchConfig(CompiledBenchConfig, records.ModelSettings):
-    """How to time whole models"""
-
-    models: tuple[str, ...] = ("delta_net-370m",)
-    rounds: Annotated[int, Meta(ge=1)] = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeBenchConfig(CompiledBenchConfig, records.DecodeSettings):
-    """How to time decoding steps"""
-
-    models: tuple[str, ...] = ("delta_net-1.3b",)
-    batches: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 4096)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrateBenchConfig(BenchConfig, DocumentOptions, records.CalibrationSettings):
-    """How to time calibration and selection"""
-
-    model: str = "delta_net-1.3b"
-    rounds: Annotated[int, Meta(ge=1)] = 3
 
 
 def bench_mixer(
@@ -99,7 +47,7 @@ def bench_mixer(
     from slimstate.benchmark.mixers import time_mixers
 
     config = MixerBenchConfig.merge(config, options)
-    return _run("mixer", config, partial(time_mixers, config.settings(records.MixerSettings)), out, progress)
+    return _run("mixer", config, time_mixers, out, progress)
 
 
 def bench_model(
@@ -118,9 +66,7 @@ def bench_model(
 
     config = ModelBenchConfig.merge(config, options)
     library = library_of(config.models)
-    return _run(
-        "model", config, partial(time_models, config.settings(records.ModelSettings)), out, progress, library=library
-    )
+    return _run("model", config, time_models, out, progress, library=library)
 
 
 def bench_decode(
@@ -142,7 +88,7 @@ def bench_decode(
         raise PlanError("`batches` must name at least one batch")
     if library_of(config.models) != "fla":
         raise PlanError("`models` must be of flash-linear-attention: decoding reads the states from its cache")
-    return _run("decode", config, partial(time_decoding, config.settings(records.DecodeSettings)), out, progress)
+    return _run("decode", config, time_decoding, out, progress)
 
 
 def bench_calibrate(
@@ -161,12 +107,11 @@ def bench_calibrate(
     from slimstate.benchmark.random_models import library_of
 
     config = CalibrateBenchConfig.merge(config, options)
-    measure = partial(time_calibration, config.settings(records.CalibrationSettings))
-    return _run("calibrate", config, measure, out, progress, library=library_of([config.model]))
+    return _run("calibrate", config, time_calibration, out, progress, library=library_of([config.model]))
 
 
 def _run(
-    name: str, config: BenchConfig, measure: Callable[[Bench], B], out: str | Path | None, progress: Progress, *,
+    name: str, config: BenchConfig, measure: Callable[[Any, Bench], B], out: str | Path | None, progress: Progress, *,
     library: Library = "fla",
 ) -> B:  # fmt: skip
     """Measure, put the config into the record, and write it where there is a folder for it."""
@@ -179,7 +124,7 @@ def _run(
     jobs, reporter = getattr(config, "jobs", 0), reporter_for(progress)
     bench = Bench.prepare(name, config.rounds, config.run, jobs=jobs, library=library, reporter=reporter)
     values = {**config.to_values(), "out": folder}
-    record = replace(measure(bench), config=run_config(f"bench {name}", {}, values))
+    record = replace(measure(config, bench), config=run_config(f"bench {name}", {}, values))
     if folder is not None:
         write_output(record, folder)
     return record

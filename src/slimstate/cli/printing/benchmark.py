@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
 from slimstate.cli.commands import Command
 from slimstate.cli.terminal import Printout, Table, printer
 from slimstate.workflows import bench
@@ -27,8 +28,8 @@ def show_bench(record: BenchRecord) -> Printout:
 
 
 COMMANDS = (
-    Command(name="bench mixer", workflow=bench.bench_mixer, config=bench.MixerBenchConfig, show=show_bench),
-    Command(name="bench model", workflow=bench.bench_model, config=bench.ModelBenchConfig, show=show_bench),
-    Command(name="bench decode", workflow=bench.bench_decode, config=bench.DecodeBenchConfig, show=show_bench),
-    Command(name="bench calibrate", workflow=bench.bench_calibrate, config=bench.CalibrateBenchConfig, show=show_bench),
+    Command(name="bench mixer", workflow=bench.bench_mixer, config=MixerBenchConfig, show=show_bench),
+    Command(name="bench model", workflow=bench.bench_model, config=ModelBenchConfig, show=show_bench),
+    Command(name="bench decode", workflow=bench.bench_decode, config=DecodeBenchConfig, show=show_bench),
+    Command(name="bench calibrate", workflow=bench.bench_calibrate, config=CalibrateBenchConfig, show=show_bench),
 )
