@@ -78,21 +78,21 @@ def _trace_record(trace: Trace, about: Mapping[str, Any]) -> TraceRecord:
     """Return a trace as numbers, with means over layers and heads."""
     late = torch.tensor(trace.times) > trace.skip
     mean = trace.utilisation.mean((0, 1))
-    sampled = {name: rounded(values, 6) for name, values in trace.sampled.items() if name != "holds"}
+    sampled = {name: to_digits(values, 6) for name, values in trace.sampled.items() if name != "holds"}
     return TraceRecord(
         **about,
         capacity=trace.capacity,
         layers=trace.layers,
         heads=trace.utilisation.shape[1],
         times=trace.times,
-        utilisation=rounded(trace.utilisation, 5),
-        kappa=rounded(trace.kappa, 4),
-        curve=rounded(mean, 6),
-        effective_rank=rounded(mean * trace.capacity, 6),
-        utilisation_by_head=rounded(trace.utilisation[..., late].mean(-1), 5),
-        kappa_by_head=rounded(trace.kappa[..., late].median(-1).values, 4),
-        histogram=Histogram(low=float(EDGES[0]), high=float(EDGES[-1]), counts=rounded(trace.histogram)),
-        spectrum=rounded(trace.spectrum, 5),
+        utilisation=to_digits(trace.utilisation, 5),
+        kappa=to_digits(trace.kappa, 4),
+        curve=to_digits(mean, 6),
+        effective_rank=to_digits(mean * trace.capacity, 6),
+        utilisation_by_head=to_digits(trace.utilisation[..., late].mean(-1), 5),
+        kappa_by_head=to_digits(trace.kappa[..., late].median(-1).values, 4),
+        histogram=Histogram(low=float(EDGES[0]), high=float(EDGES[-1]), counts=to_digits(trace.histogram)),
+        spectrum=to_digits(trace.spectrum, 5),
         bounds=Bounds(
             states=len(trace.sampled.get("holds", ())),
             violations=int((trace.sampled["holds"] == 0).sum()) if trace.sampled else 0,
@@ -104,7 +104,7 @@ def _trace_record(trace: Trace, about: Mapping[str, Any]) -> TraceRecord:
 def filters_record(checkpoint: Checkpoint, about: Mapping[str, Any]) -> FiltersRecord:
     """Return the filters of the first, the middle and the last mixer, and the similarity within each head of all."""
     mixers = checkpoint.mixers
-    shown = {mixers[0].layer, mixers[len(mixers) // 2].layer, mixers[-1].layer}
+    layers = {mixers[0].layer, mixers[len(mixers) // 2].layer, mixers[-1].layer}
     filters: dict[str, dict[str, tuple[ByHead, ...]]] = {}
     likeness: dict[str, dict[str, Numbers]] = {}
     for mixer in mixers:
@@ -112,9 +112,9 @@ def filters_record(checkpoint: Checkpoint, about: Mapping[str, Any]) -> FiltersR
             slot = axis.slots[0]
             weight = checkpoint.read(mixer.name_of(slot)).float().flatten(1)
             by_head = weight[axis.all_rows(slot)[0]]  # [heads, width, filter size]
-            if mixer.layer in shown:
-                filters.setdefault(str(mixer.layer), {})[role] = rounded(by_head, 3)
-            likeness.setdefault(role, {})[str(mixer.layer)] = rounded(_mean_cosine(by_head), 3)
+            if mixer.layer in layers:
+                filters.setdefault(str(mixer.layer), {})[role] = to_digits(by_head, 3)
+            likeness.setdefault(role, {})[str(mixer.layer)] = to_digits(_mean_cosine(by_head), 3)
     return FiltersRecord(**about, filters=filters, likeness=likeness)
 
 
@@ -125,7 +125,7 @@ def _mean_cosine(by_head: Tensor) -> Tensor:
     return (unit.sum(1).square().sum(-1) - count) / max(1, count * (count - 1))
 
 
-def rounded(values: Tensor, digits: int | None = None) -> Any:
+def to_digits(values: Tensor, digits: int | None = None) -> Any:
     """Return the numbers as nested tuples, rounded to significant digits; None where one is not finite."""
     return _as_tuples(plain(values, digits))
 

@@ -141,25 +141,25 @@ def _hub_source(name: str, config: Mapping[str, Any]) -> Source:
 
 
 def _local_source(name: str, config: Mapping[str, Any], folder: Path) -> Source:
-    """Return the files of a task; that of the evaluated split also serves the splits without a file."""
-    evaluated = config.get("test_split") or config.get("validation_split")
-    if evaluated is None:
+    """Return the files of a task; that of the split to evaluate also serves splits without a file."""
+    main_split = config.get("test_split") or config.get("validation_split")
+    if main_split is None:
         raise DataError(f"task {name} loads its dataset in Python: `task_data` cannot replace it")
-    main = _evaluated_file(name, evaluated, folder)
-    shown = (config.get("fewshot_config") or {}).get("split")
-    splits = {split for split in (shown, *map(config.get, SPLITS)) if split}
+    main = _main_file(name, main_split, folder)
+    fewshot = (config.get("fewshot_config") or {}).get("split")
+    splits = {split for split in (fewshot, *map(config.get, SPLITS)) if split}
     own = {split: main.with_name(f"{split}{main.suffix}") for split in splits if main.parent != folder}
     files = {split: own[split] if split in own and own[split].is_file() else main for split in sorted(splits)}
-    examples = shown or config.get("fewshot_split") or config.get("training_split") or evaluated
-    if config.get("num_fewshot") and examples != evaluated and files[examples] == main:
+    examples = fewshot or config.get("fewshot_split") or config.get("training_split") or main_split
+    if config.get("num_fewshot") and examples != main_split and files[examples] == main:
         raise DataError(
             f"task {name} shows {config['num_fewshot']} examples from another split: "
-            f"give {name}/{examples}{main.suffix} next to {name}/{evaluated}{main.suffix} in {folder}"
+            f"give {name}/{examples}{main.suffix} next to {name}/{main_split}{main.suffix} in {folder}"
         )
     return Source(task=name, place=str(main if main.parent == folder else main.parent), files=files)
 
 
-def _evaluated_file(name: str, split: str, folder: Path) -> Path:
+def _main_file(name: str, split: str, folder: Path) -> Path:
     paths = [folder / f"{stem}{suffix}" for stem in (name, f"{name}/{split}") for suffix in READERS]
     for path in paths:
         if path.is_file() and path.stat().st_size == 0:

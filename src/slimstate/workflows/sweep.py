@@ -119,11 +119,11 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
     check_drawn(folder, DRAWN, beside=SWEEP)
     with STOP.saying(lambda: _describe_progress(folder)):
         record = _measure(source, checkpoint, folder, config, reporter)
-    covering = replace(config, grid=grid_of(record.rows, record.width))
+    all_rows = replace(config, grid=grid_of(record.rows, record.width))  # also those of an earlier sweep
     record = replace(
         record,
         recommended=recommend(record, config.max_loss, lambda row: command_for(row, source, folder, config)),
-        config=run_config("sweep", {"model": source, "out": folder}, covering.to_values()),
+        config=run_config("sweep", {"model": source, "out": folder}, all_rows.to_values()),
         seconds=time.perf_counter() - started,
     )
 
@@ -195,11 +195,10 @@ def _measure(
         check_rotatable(checkpoint, selector)
     needs, tokenizer = grid.needs(calibration.data is not None), load_tokenizer(checkpoint.folder)
     text, max_tokens = Reading(config.text, calibration.documents), config.measures.max_tokens
-    measured = evaluation_windows(tokenizer, text, config.text_length, max_tokens, option="text_length")
+    text_windows = evaluation_windows(tokenizer, text, config.text_length, max_tokens, option="text_length")
     windows = None if calibration.data is None else calibration_windows(calibration, tokenizer)
-    study = SweepStudy.prepare(
-        checkpoint, tuple(grid.candidates()), measured, config.measures, _settings(config, tokenizer, windows), reporter
-    )
+    candidates, settings = tuple(grid.candidates()), _settings(config, tokenizer, windows)
+    study = SweepStudy.prepare(checkpoint, candidates, text_windows, config.measures, settings, reporter)
     earlier, count = read_earlier(folder / SWEEP, study.settings), len(study.candidates)
     missing = len(study.missing(earlier))
     if earlier is not None:
