@@ -18,11 +18,6 @@ def identity(checkpoint: Checkpoint, name: str, after: Config | None = None) -> 
     except ValidationError as error:
         raise ModelError(f"{checkpoint.folder}/config.json describes the cut wrongly: {error}") from error
     return Model(
-        name=name,
-        model=checkpoint.source,
-        fingerprint=checkpoint.fingerprint,
-        model_type=checkpoint.family.model_type,
-        key_dim=first.axis.width,
-        value_dim=first.value_dim,
-        cut=cut,
-    )
+        name=name, model=checkpoint.source, fingerprint=checkpoint.fingerprint, model_type=checkpoint.family.model_type,
+        key_dim=first.axis.width, value_dim=first.value_dim, cut=cut,
+    )  # fmt: skip

@@ -30,16 +30,8 @@ FAMILIES = (
         model_type="delta_net",
         layer=layer,
         defaults={
-            "hidden_size": 2048,
-            "num_heads": 16,
-            "expand_k": 1.0,
-            "expand_v": 1.0,
-            "num_hidden_layers": 24,
-            "qk_activation": "silu",
-            "qk_norm": "l2",
-            "use_beta": True,
-            "use_gate": False,
-            "norm_eps": 1e-6,
+            "hidden_size": 2048, "num_heads": 16, "expand_k": 1.0, "expand_v": 1.0, "num_hidden_layers": 24,
+            "qk_activation": "silu", "qk_norm": "l2", "use_beta": True, "use_gate": False, "norm_eps": 1e-6,
         },
     ),
-)
+)  # fmt: skip

@@ -174,20 +174,13 @@ def _mixer(known: Config, sizes: Sizes, layer: Layer) -> Mixer:
     filters_apart = ("filters of one channel each",) * (convolved and shared is None)
     convolutions = _convolution_slots(known, layer) if convolved else ()
     return Mixer(
-        layer=0,
-        path="model.layers.0.attn",
+        layer=0, path="model.layers.0.attn",
         axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *convolutions, *layer.gates)),
-        query=layer.query,
-        key=layer.key,
-        hook=layer.hook,
-        input_size=sizes.input_size,
-        value_heads=sizes.value_heads,
-        value_dim=sizes.value_dim,
-        filters=_filters(sizes, layer) if convolved else (),
+        query=layer.query, key=layer.key, hook=layer.hook, input_size=sizes.input_size,
+        value_heads=sizes.value_heads, value_dim=sizes.value_dim, filters=_filters(sizes, layer) if convolved else (),
         projections=tuple(name if "_" in name else f"{name}_proj" for name in layer.projections),
-        noncommuting=None if layer.noncommuting is None else (*filters_apart, *layer.noncommuting),
-        sharing=shared,
-    )
+        noncommuting=None if layer.noncommuting is None else (*filters_apart, *layer.noncommuting), sharing=shared,
+    )  # fmt: skip
 
 
 def sharing(known: Config) -> str | None:

@@ -27,14 +27,9 @@ from slimstate.families.contract import (
 from slimstate.system.errors import ModelError
 
 DEFAULTS: Config = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "rms_norm_eps": 1e-6,
-}
+    "hidden_size": 2048, "num_hidden_layers": 48, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 TAPS = 4  # of the convolution, by default
 EVERY = 4  # without `layer_types`, every fourth layer is softmax attention
 
@@ -87,23 +82,14 @@ class GatedDeltaHybrid(Family):
         axis = Axis(heads=sizes.heads, width=sizes.width, slots=(layout.query, layout.key, *layout.others))
         return tuple(
             Mixer(
-                layer=layer,
-                path=f"model.layers.{layer}.linear_attn",
-                stored_path=stored.format(layer),
-                axis=axis,
-                query=layout.query,
-                key=layout.key,
-                hook=self.hook,
-                input_size=sizes.input_size,
-                value_heads=sizes.value_heads,
-                value_dim=sizes.value_dim,
-                filters=layout.filters,
-                projections=layout.projections,
-                joined=layout.joined,
+                layer=layer, path=f"model.layers.{layer}.linear_attn", stored_path=stored.format(layer), axis=axis,
+                query=layout.query, key=layout.key, hook=self.hook, input_size=sizes.input_size,
+                value_heads=sizes.value_heads, value_dim=sizes.value_dim, filters=layout.filters,
+                projections=layout.projections, joined=layout.joined,
             )
             for layer, kind in enumerate(layer_types(text))
             if kind == "linear_attention"
-        )
+        )  # fmt: skip
 
     @property
     def stock_config(self) -> Config:
@@ -150,14 +136,10 @@ class GatedDeltaHybrid(Family):
         text, softmax = self.text(config), self.softmax_layers(config)
         kv_heads, kv_dim = softmax_sizes(text)
         return Caches(
-            sizes=self.sizes(config),
-            linear_layers=len(layer_types(text)) - len(softmax),
-            softmax_layers=len(softmax),
-            taps=int(text.get("linear_conv_kernel_dim", TAPS)),
-            state_dtype=text.get("mamba_ssm_dtype"),
-            kv_heads=kv_heads,
-            kv_dim=kv_dim,
-        )
+            sizes=self.sizes(config), linear_layers=len(layer_types(text)) - len(softmax), softmax_layers=len(softmax),
+            taps=int(text.get("linear_conv_kernel_dim", TAPS)), state_dtype=text.get("mamba_ssm_dtype"),
+            kv_heads=kv_heads, kv_dim=kv_dim,
+        )  # fmt: skip
 
     def cached_per_token(self, config: Config) -> int | None:
         return cached_numbers(len(self.softmax_layers(config)), self.text(config))

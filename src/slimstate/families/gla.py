@@ -33,16 +33,9 @@ FAMILIES = (
         model_type="gla",
         layer=layer,
         defaults={
-            "hidden_size": 2048,
-            "num_heads": 4,
-            "num_kv_heads": None,
-            "expand_k": 0.5,
-            "expand_v": 1.0,
-            "num_hidden_layers": 24,
-            "use_short_conv": False,
-            "use_output_gate": True,
-            "feature_map": None,
+            "hidden_size": 2048, "num_heads": 4, "num_kv_heads": None, "expand_k": 0.5, "expand_v": 1.0,
+            "num_hidden_layers": 24, "use_short_conv": False, "use_output_gate": True, "feature_map": None,
             "norm_eps": 1e-6,
         },
     ),
-)
+)  # fmt: skip

@@ -21,13 +21,8 @@ FAMILIES = (
         model_type="kda",
         layer=layer,
         defaults={
-            "hidden_size": 2048,
-            "num_heads": 16,
-            "num_v_heads": None,
-            "head_dim": 128,
-            "expand_v": 1.0,
-            "num_hidden_layers": 24,
-            "norm_eps": 1e-6,
+            "hidden_size": 2048, "num_heads": 16, "num_v_heads": None, "head_dim": 128, "expand_v": 1.0,
+            "num_hidden_layers": 24, "norm_eps": 1e-6,
         },
     ),
-)
+)  # fmt: skip

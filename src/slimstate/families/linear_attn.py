@@ -51,15 +51,8 @@ FAMILIES = (
         model_type="linear_attn",
         layer=layer,
         defaults={
-            "hidden_size": 2048,
-            "num_heads": 4,
-            "num_kv_heads": None,
-            "expand_k": 1.0,
-            "expand_v": 1.0,
-            "num_hidden_layers": 24,
-            "feature_map": DEFAULT,
-            "norm_feature_map": False,
-            "norm_eps": 1e-6,
+            "hidden_size": 2048, "num_heads": 4, "num_kv_heads": None, "expand_k": 1.0, "expand_v": 1.0,
+            "num_hidden_layers": 24, "feature_map": DEFAULT, "norm_feature_map": False, "norm_eps": 1e-6,
         },
         refused={
             f"`feature_map` {', '.join(MIXING)} (the default is {DEFAULT}), `norm_q` or `norm_k`": (
@@ -67,4 +60,4 @@ FAMILIES = (
             )
         },
     ),
-)
+)  # fmt: skip

@@ -91,22 +91,15 @@ class Mamba2(Family):
         axis = Axis(heads=sizes.heads, width=sizes.width, slots=(query, key, *others))
         return tuple(
             Mixer(
-                layer=layer,
-                path=self._path(self.path, layer, kind),
+                layer=layer, path=self._path(self.path, layer, kind), axis=axis, query=query, key=key, hook=self.hook,
                 stored_path=None if self.stored_path is None else self._path(self.stored_path, layer, kind),
-                axis=axis,
-                query=query,
-                key=key,
-                hook=self.hook,
-                input_size=sizes.input_size,
-                value_heads=sizes.value_heads,
-                value_dim=sizes.value_dim,
+                input_size=sizes.input_size, value_heads=sizes.value_heads, value_dim=sizes.value_dim,
                 filters=_filters(sizes),
                 projections=("in_proj",),  # fused kernels would ignore an adapter of out_proj; PEFT refuses it
             )
             for layer, kind in enumerate(self.layers(config))
             if kind in LINEAR
-        )
+        )  # fmt: skip
 
     def sizes(self, config: Config) -> Sizes:
         """Return the sizes, with the groups as key heads of N channels."""
@@ -129,21 +122,13 @@ class Mamba2(Family):
     @property
     def hook(self) -> HookPoint:
         return HookPoint(
-            module=f"transformers.models.{self.model_type}.modeling_{self.model_type}",
-            operators=("mamba2_chunk_scan",),
-            step_operator="mamba2_selective_state_update",
-            query="C",
-            key="B",
-            per_token=("hidden_states", "dt"),
-            initial_state="initial_states",
-            final_state="return_final_states",
-            value_first=True,
-            scales_queries=False,
-            returns_pair=False,
+            module=f"transformers.models.{self.model_type}.modeling_{self.model_type}", query="C", key="B",
+            operators=("mamba2_chunk_scan",), step_operator="mamba2_selective_state_update",
+            per_token=("hidden_states", "dt"), initial_state="initial_states", final_state="return_final_states",
+            value_first=True, scales_queries=False, returns_pair=False,
             gpu_kernels=("causal_conv1d_fn", "causal_conv1d_update"),
-            fused_layers=("mamba2_split_conv1d_scan_combined",),
-            cache=self.cache,
-        )
+            fused_layers=("mamba2_split_conv1d_scan_combined",), cache=self.cache,
+        )  # fmt: skip
 
     def head_dim(self, known: Config) -> int:
         head_dim = known.get(self.fields.head_dim)
@@ -175,16 +160,11 @@ class Mamba2(Family):
         kv_heads, kv_dim = softmax_sizes(known)
         dtype = known.get("mamba_ssm_dtype") or known.get("mamba_ssm_cache_dtype")
         return Caches(
-            sizes=self.sizes(config),
-            linear_layers=sum(kind in LINEAR for kind in kinds),
-            softmax_layers=len(self.softmax_layers(config)),
-            taps=int(known.get(self.fields.taps, TAPS)),
-            state_dtype=dtype or self.state_dtype,
-            repeated_keys=True,
-            state_on_the_way=True,
-            kv_heads=kv_heads,
+            sizes=self.sizes(config), linear_layers=sum(kind in LINEAR for kind in kinds),
+            softmax_layers=len(self.softmax_layers(config)), taps=int(known.get(self.fields.taps, TAPS)),
+            state_dtype=dtype or self.state_dtype, repeated_keys=True, state_on_the_way=True, kv_heads=kv_heads,
             kv_dim=kv_dim,
-        )
+        )  # fmt: skip
 
     def correction(self, config: Config) -> Correction:
         return NOT_NEEDED
@@ -223,115 +203,58 @@ def _zamba2_layers() -> list[str]:
 
 
 HYBRID = Fields(
-    heads="mamba_n_heads",
-    head_dim="mamba_d_head",
-    groups="mamba_n_groups",
-    state="mamba_d_state",
-    expand="mamba_expand",
-    conv_bias="mamba_conv_bias",
-    biased="mamba_proj_bias",
-)
+    heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state="mamba_d_state",
+    expand="mamba_expand", conv_bias="mamba_conv_bias", biased="mamba_proj_bias",
+)  # fmt: skip
 HYBRID_DEFAULTS = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_expand": 2,
-    "mamba_conv_bias": True,
-    "mamba_proj_bias": False,
-}
+    "hidden_size": 4096, "num_hidden_layers": 32, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256,
+    "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+}  # fmt: skip
 
 FAMILIES = (
     Mamba2(
-        model_type="mamba2",
-        path="backbone.layers.{}.mixer",
-        cache="cache_params",
-        published_inner="intermediate_size",
+        model_type="mamba2", path="backbone.layers.{}.mixer", cache="cache_params", published_inner="intermediate_size",
         fields=Fields(
-            heads="num_heads",
-            head_dim="head_dim",
-            groups="n_groups",
-            state="state_size",
-            expand="expand",
-            conv_bias="use_conv_bias",
-            biased="use_bias",
-            taps="conv_kernel",
+            heads="num_heads", head_dim="head_dim", groups="n_groups", state="state_size", expand="expand",
+            conv_bias="use_conv_bias", biased="use_bias", taps="conv_kernel",
         ),
         defaults={
-            "hidden_size": 4096,
-            "num_hidden_layers": 64,
-            "num_heads": 128,
-            "head_dim": 64,
-            "n_groups": 8,
-            "state_size": 128,
-            "expand": 2,
-            "use_conv_bias": True,
-            "use_bias": False,
+            "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64, "n_groups": 8,
+            "state_size": 128, "expand": 2, "use_conv_bias": True, "use_bias": False,
         },
     ),
     Mamba2(model_type="bamba", fields=HYBRID, defaults=HYBRID_DEFAULTS),
     Mamba2(
-        model_type="falcon_h1",
-        fields=replace(HYBRID, inner="mamba_d_ssm"),
-        defaults={**HYBRID_DEFAULTS, "mamba_d_ssm": 1024},
-        softmax_everywhere=True,
-        logits_multiplier="lm_head_multiplier",
+        model_type="falcon_h1", softmax_everywhere=True, logits_multiplier="lm_head_multiplier",
+        fields=replace(HYBRID, inner="mamba_d_ssm"), defaults={**HYBRID_DEFAULTS, "mamba_d_ssm": 1024},
     ),
     Mamba2(
-        model_type="granitemoehybrid",
-        fields=HYBRID,
-        defaults=HYBRID_DEFAULTS,
-        logits_divisor="logits_scaling",
+        model_type="granitemoehybrid", fields=HYBRID, defaults=HYBRID_DEFAULTS, logits_divisor="logits_scaling",
         published_kinds={"linear_attention": "mamba", "full_attention": "attention"},
         published_unset={"position_embedding_type": "nope"},
     ),
     Mamba2(
         model_type="zamba2",
         fields=Fields(
-            heads="n_mamba_heads",
-            head_dim="mamba_headdim",
-            groups="mamba_ngroups",
-            state="mamba_d_state",
-            expand="mamba_expand",
-            biased="add_bias_linear",
+            heads="n_mamba_heads", head_dim="mamba_headdim", groups="mamba_ngroups", state="mamba_d_state",
+            expand="mamba_expand", biased="add_bias_linear",
         ),
         defaults={
-            "hidden_size": 2560,
-            "num_hidden_layers": 54,
-            "n_mamba_heads": 8,
-            "mamba_ngroups": 1,
-            "mamba_d_state": 64,
-            "mamba_expand": 2,
-            "add_bias_linear": False,
-            "layers_block_type": _zamba2_layers(),
+            "hidden_size": 2560, "num_hidden_layers": 54, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_d_state": 64,
+            "mamba_expand": 2, "add_bias_linear": False, "layers_block_type": _zamba2_layers(),
         },
     ),
     Mamba2(
-        model_type="nemotron_h",
-        state_dtype="float32",
-        path="model.layers.{}.mixer",
+        model_type="nemotron_h", state_dtype="float32", path="model.layers.{}.mixer",
         stored_path="backbone.layers.{}.mixer",
         fields=Fields(
-            heads="mamba_num_heads",
-            head_dim="mamba_head_dim",
-            groups="n_groups",
-            state="ssm_state_size",
-            expand="expand",
-            conv_bias="use_conv_bias",
-            biased="use_bias",
-            taps="conv_kernel",
+            heads="mamba_num_heads", head_dim="mamba_head_dim", groups="n_groups", state="ssm_state_size",
+            expand="expand", conv_bias="use_conv_bias", biased="use_bias", taps="conv_kernel",
         ),
         defaults={
-            "hidden_size": 4096,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "n_groups": 8,
-            "ssm_state_size": 128,
-            "expand": 2,
-            "use_conv_bias": True,
-            "use_bias": False,
+            "hidden_size": 4096, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+            "expand": 2, "use_conv_bias": True, "use_bias": False,
             "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
         },
     ),
-)
+)  # fmt: skip

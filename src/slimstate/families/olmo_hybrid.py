@@ -57,10 +57,8 @@ FAMILIES = (
         module="olmo_hybrid",
         layout=separate,
         defaults={
-            "hidden_size": 3840,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 30,
+            "hidden_size": 3840, "num_hidden_layers": 32, "num_attention_heads": 30,
             "rms_norm_eps": DEFAULTS["rms_norm_eps"],
         },
     ),
-)
+)  # fmt: skip

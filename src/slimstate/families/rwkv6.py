@@ -43,11 +43,7 @@ FAMILIES = (
         model_type="rwkv6",
         layer=layer,
         defaults={
-            "hidden_size": 2048,
-            "num_heads": 4,
-            "expand_k": 0.5,
-            "expand_v": 1.0,
-            "num_hidden_layers": 24,
+            "hidden_size": 2048, "num_heads": 4, "expand_k": 0.5, "expand_v": 1.0, "num_hidden_layers": 24,
         },
     ),
-)
+)  # fmt: skip

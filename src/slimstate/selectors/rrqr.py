@@ -179,19 +179,11 @@ def _choose_by(need: Literal["gram", "weighted"]) -> Callable[[Iterable[Case], R
 
 SELECTORS = (
     Selector(
-        name="drrqr",
-        summary="strong rank-revealing QR of keys and queries",
-        needs=frozenset({"gram"}),
-        choose=_choose_by("gram"),
-        options=("f",),
-        order=50,
+        name="drrqr", summary="strong rank-revealing QR of keys and queries", needs=frozenset({"gram"}),
+        choose=_choose_by("gram"), options=("f",), order=50,
     ),
     Selector(
-        name="drrqr-weighted",
-        summary="the same, with tokens weighted by the gradient of the loss",
-        needs=frozenset({"weighted"}),
-        choose=_choose_by("weighted"),
-        options=("f",),
-        order=60,
+        name="drrqr-weighted", summary="the same, with tokens weighted by the gradient of the loss",
+        needs=frozenset({"weighted"}), choose=_choose_by("weighted"), options=("f",), order=60,
     ),
-)
+)  # fmt: skip
