@@ -68,13 +68,11 @@ def read_config(path: Path) -> Config | None:
     path = path / CONFIG if path.is_dir() else path
     if path.suffix == ".toml":
         data = _read_toml(path)
-        is_recipe = "steps" in data and "command" not in data  # `steps` is also an option of some commands
-        return None if is_recipe else _check_config(path, data)
-    data = dict(read_json(path, DataError))
-    return _check_config(path, data["config"] if isinstance(data.get("config"), dict) else data)
-
-
-def _check_config(path: Path, data: Config) -> Config:
+        if "steps" in data and "command" not in data:  # `steps` is also an option of some commands
+            return None
+    else:
+        record = dict(read_json(path, DataError))
+        data = record["config"] if isinstance(record.get("config"), dict) else record
     if not isinstance(data.get("command"), str):
         raise DataError(f"{quoted(path)} is not a config: it must name its `command`")
     return data
