@@ -20,7 +20,7 @@ LONGEST = (
     "contract", "processes", "recover_options", "resume", "recovery_training", "recovered_checkpoint",
     "control", "lm_eval", "report", "recipes", "hybrids", "front_page", "fla_kernels", "reconstruct",
     "distributed", "sweep", "examples", "sweep_tasks", "measuring", "pretrain", "cli", "rotations",
-    "killed_and_shared", "structure", "shared_filters", "hybrid_recovery", "distill", "streams", "checkpoint",
+    "killed_and_shared", "structure", "shared_filters", "adaptation", "distill", "streams", "checkpoint",
     "offload", "benchmark", "autotune", "fuzz", "distillation",
 )  # fmt: skip
 

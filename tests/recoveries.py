@@ -70,7 +70,7 @@ def losses(record: RecoveryRecord) -> list[float]:
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    with torch.inference_mode():
+    with torch.no_grad():
         return model(input_ids=tiny.token_ids(), use_cache=False).logits
 
 

@@ -1,4 +1,4 @@
-"""What is trained is the mixers, all of them and nothing else; afterwards it is in the stock model."""
+"""What is trained is the mixers, all of them and nothing else; afterwards it is in files for the stock class."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import pytest
 import torch
 from torch import nn
 
+import slimstate
 import tiny
-from recoveries import PAPER, gradients, logits, perturb
-from slimstate.checkpoints.reader import described_mixers
+from recoveries import PAPER, Listener, cut, gradients, logits, perturb
+from slimstate.checkpoints.reader import Checkpoint, described_mixers
+from slimstate.checkpoints.safetensors_io import Replacement
+from slimstate.checkpoints.writer import write_checkpoint
+from slimstate.families import logit_factor
+from slimstate.models.load import load
 from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
-from slimstate.training.adaptation import ALL_LINEAR, Adaptation, trainable
+from slimstate.training.adaptation import ALL_LINEAR, Adaptation, adaptation_of, rate_for, resolve, trainable
 from slimstate.training.options import AdaptationOptions
+from slimstate.workflows.recover import RecoverConfig
 
 SOME = (
     "delta_net-gate", "delta_net-no-conv", "delta_net-tied", "delta_net-hybrid", "gated_deltanet-grouped-values",
     "gated_deltanet-no-conv", "gated_deltanet-tied", "gated_deltanet-hybrid",
 )  # fmt: skip
+EVERY = sorted({*tiny.EVERY_PLAIN, *(name for name in tiny.VARIANTS if "delta_net-" in name or "deltanet-" in name)})
 # more targets than PEFT lists one by one
 LONG = {"attn": {**tiny.WITH_SOFTMAX, "layers": [1, 4]}, "num_hidden_layers": 7}
+RENAMED = "olmo_hybrid-plain"  # the norms of its files have other names
+ONLY_MIXERS = {
+    "granitemoehybrid", "nemotron_h", "olmo_hybrid", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen4_exp",
+    "qwen4_exp_text",
+}  # fmt: skip
+BRIEF = {"batch_size": 2, "length": 32, "device": "cpu"}
 
 
 def build(name: str, **changes) -> nn.Module:
@@ -31,6 +44,10 @@ def adaptation(model, **options) -> Adaptation:
     return Adaptation.of(config, described_mixers(config), AdaptationOptions(**options))
 
 
+def select(checkpoint: Checkpoint, **options) -> Adaptation:
+    return adaptation_of(RecoverConfig.from_values(options), checkpoint)
+
+
 def modules_trained(adapted) -> tuple[set[str], set[str]]:
     """Return the stock names of the modules with an adapter, and of those trained whole."""
     names = [name.removeprefix("base_model.model.") for name in trainable(adapted)]
@@ -39,8 +56,9 @@ def modules_trained(adapted) -> tuple[set[str], set[str]]:
 
 
 def idle(adapted) -> list[str]:
-    """Return the trained parameters without a gradient."""
-    return [name for name, gradient in gradients(adapted).items() if gradient is None or not gradient.any()]
+    """Return the trained parameters without a gradient, except those that choose tokens."""
+    grads = gradients(adapted).items()
+    return [name for name, grad in grads if (grad is None or not grad.any()) and ".indexer." not in name]
 
 
 def norms_and_biases(model) -> set[str]:
@@ -49,37 +67,33 @@ def norms_and_biases(model) -> set[str]:
     return {name for name in vectors if not name.endswith(("A_log", ".D"))}
 
 
-@pytest.mark.parametrize("name", sorted(name for name in tiny.VARIANTS if "delta_net-" in name or "deltanet-" in name))
-def test_the_linear_layers_and_convolutions_of_the_mixers_are_trained(name):
-    from fla.layers import DeltaNet, GatedDeltaNet
-    from fla.modules import ShortConvolution
-
-    model = build(name)
-    mixers = {path: layer for path, layer in model.named_modules() if isinstance(layer, (DeltaNet, GatedDeltaNet))}
-    selected = adaptation(model)
-    assert sorted(selected.targets) == sorted(
-        f"{path}.{part}"
-        for path, layer in mixers.items()
-        for part, inner in layer.named_modules()
-        if isinstance(inner, nn.Linear)
-    )
-    convolutions = [path for path, part in model.named_modules() if isinstance(part, ShortConvolution)]
-    assert sorted(selected.convolutions) == sorted(convolutions)
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_attaching_adapters_changes_no_logit(name):
-    model = build(name)
-    before = logits(model)
-    torch.testing.assert_close(logits(adaptation(model).attach(model)), before, rtol=1e-5, atol=1e-5)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_adapters_are_on_all_linear_layers_of_the_mixers_and_never_on_a_convolution(name, folders):
+    checkpoint, model = Checkpoint.open(folders[name]), load(folders[name], device="cpu").model
+    selected = select(checkpoint)
+    layers = {mixer.path: model.get_submodule(mixer.path) for mixer in checkpoint.mixers}
+    kinds = {type(layer) for layer in layers.values()}
+    assert [path for path, part in model.named_modules() if type(part) in kinds] == list(layers)
+    inner = {f"{path}.{part}": kind for path, layer in layers.items() for part, kind in layer.named_modules()}
+    called: set[str] = set()  # a mixer may read the weight of a linear layer itself, past an adapter
+    for part, kind in inner.items():
+        kind.register_forward_hook(lambda *_, part=part: called.add(part))
+    logits(model)
+    linear = {part for part, kind in inner.items() if isinstance(kind, nn.Linear) and part in called}
+    if checkpoint.mixers[0].hook.fused_layers:  # fused kernels read past an adapter there
+        linear = {part for part in linear if not part.endswith(".out_proj")}
+    assert sorted(selected.targets) == sorted(linear)
+    assert sorted(selected.convolutions) == sorted(part for part, kind in inner.items() if isinstance(kind, nn.Conv1d))
 
 
 @pytest.mark.parametrize("targets", [None, ALL_LINEAR])
 @pytest.mark.parametrize("name", [*SOME, "delta_net-powlu", "delta_net-residuals", "delta_net-unfused"])
 def test_all_adapters_and_convolutions_learn_and_nothing_else(name, targets):
     model = build(name)
-    selected = adaptation(model, lora_targets=targets)
+    before, selected = logits(model), adaptation(model, lora_targets=targets)
     adapted = selected.attach(model)
+    torch.testing.assert_close(logits(adapted), before, rtol=1e-5, atol=1e-5)
     assert modules_trained(adapted) == ({*selected.targets}, {*selected.convolutions})
     assert "lm_head" not in selected.targets
     perturb(adapted)  # at first B is zero, and A has no gradient
@@ -99,43 +113,49 @@ def test_norms_and_biases_of_the_whole_model_learn_where_they_are_unfrozen(name)
     perturb(adapted)
     assert idle(adapted) == []
     whole = {part.removeprefix("base_model.model.") for part in trainable(adapted) if "lora_" not in part}
-    stock = {part.replace(".modules_to_save.default", "") for part in whole if "conv1d" not in part}
-    assert stock == vectors
+    assert {part.replace(".modules_to_save.default", "") for part in whole if "conv1d" not in part} == vectors
 
 
 SMALL = {"lora_rank": 3, "lora_alpha": 5}
-MERGED = [(name, SMALL) for name in SOME] + [("delta_net-plain", {"lora_targets": ALL_LINEAR})]
 UNFROZEN = ("norms", "biases", "norms, biases")
+MERGED = [(name, SMALL) for name in (*SOME, *tiny.EVERY_PLAIN)]
+MERGED += [(name, {**SMALL, "unfreeze": "norms,biases"}) for name in tiny.EVERY_PLAIN if name != RENAMED]
 MERGED += [(name, {**PAPER, "unfreeze": kinds}) for name in (*SOME, "delta_net-plain") for kinds in UNFROZEN]
 MERGED += [(name, {"full": True}) for name in ("delta_net-plain", "delta_net-tied", "gated_deltanet-hybrid")]
+MERGED += [("delta_net-plain", {"lora_targets": ALL_LINEAR})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), MERGED, ids=str)
-def test_the_merged_weights_and_the_stored_adapter_are_the_trained_model(name, options, tmp_path):
+def test_the_written_weights_and_the_stored_adapter_are_the_trained_model(name, options, folders, tmp_path):
     from peft import PeftModel
 
-    model = build(name).requires_grad_(False)
-    selected = adaptation(model, **options)
-    adapted = selected.attach(model)
+    def stock() -> nn.Module:
+        return load(folders[name], device="cpu").model
+
+    checkpoint = Checkpoint.open(folders[name])
+    selected = select(checkpoint, **options)
+    adapted = selected.attach(stock().requires_grad_(False))
     before = logits(adapted)
     parameters = perturb(adapted)
     expected = logits(adapted)
     assert (expected - before).abs().max() > 0.1
-    weights = selected.merge(build(name), parameters, tmp_path / "adapter")
-    stock = build(name)
-    original = {part: parameter.clone() for part, parameter in stock.named_parameters()}
-    assert not stock.load_state_dict(weights, strict=False).unexpected_keys
-    changed = {part for part, parameter in stock.named_parameters() if not torch.equal(parameter, original[part])}
-    assert changed == {*selected.weights(stock.config.to_dict())}
+    assert idle(adapted.train()) == []
+    weights = checkpoint.in_files(selected.merge(stock(), parameters, tmp_path / "adapter"))
+    for part, tensor in weights.items():
+        assert list(tensor.shape) == list(checkpoint.tensors[part].shape)
+    write_checkpoint(checkpoint, Replacement(weights), checkpoint.config, {}, tmp_path / "out")
+    written, original = load(tmp_path / "out", device="cpu").model, dict(stock().named_parameters())
+    torch.testing.assert_close(logits(written), expected, rtol=1e-3, atol=0 if selected.full else 1e-3)
+    changed = {part for part, parameter in written.named_parameters() if not torch.equal(parameter, original[part])}
+    assert changed == {*selected.weights(checkpoint.config)}
     kinds = [kind.strip() for kind in options.get("unfreeze", "").split(",")]
     endings = [ending for kind, ending in (("norms", "norm"), ("biases", "bias")) if kind in kinds]
-    if "full" not in options:
-        vectors = {part for part in norms_and_biases(stock) if any(ending in part for ending in endings)}
+    if name in SOME and not selected.full:
+        vectors = {part for part in norms_and_biases(written) if any(ending in part for ending in endings)}
         assert {part for part in changed if original[part].ndim == 1} == vectors
-    tolerance = 0 if selected.full else 1e-4
-    torch.testing.assert_close(logits(stock), expected, rtol=tolerance, atol=tolerance)
     if selected.has_adapters and ALL_LINEAR not in options.values():  # a fused MLP reads past its adapters
-        loaded = PeftModel.from_pretrained(build(name), tmp_path / "adapter")
+        loaded = PeftModel.from_pretrained(stock(), tmp_path / "adapter")
         torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -157,31 +177,21 @@ def test_softmax_layers_are_not_trained(name):
     assert {part.split(".")[2] for part in selected.targets} == {"0", "2", "3", "5", "6"}
 
 
-def test_full_training_trains_every_parameter():
-    model = build("delta_net-plain").requires_grad_(False)
-    selected = adaptation(model, full=True)
-    assert (selected.targets, selected.convolutions, selected.describe()) == ((), (), AdaptationSettings(full=True))
-    adapted = selected.attach(model)
-    assert trainable(adapted).keys() == dict(model.named_parameters()).keys()
-    assert None not in gradients(adapted).values()
-
-
 @pytest.mark.parametrize("name", ["delta_net-hybrid", "gated_deltanet-tied"])
 @pytest.mark.parametrize("targets", ["q_proj", "attn.q_proj", "down_proj", "k_proj, mlp.up_proj", ALL_LINEAR])
 def test_targets_are_endings_of_the_names_of_linear_layers(name, targets):
     model = build(name)
     linear = [path.split(".") for path, part in model.named_modules() if isinstance(part, nn.Linear)]
     endings = [ending.strip().split(".") for ending in targets.split(",")]
-    expected = {
+    expected = [
         ".".join(path)
         for path in linear
         if path != ["lm_head"] and (targets == ALL_LINEAR or any(path[-len(end) :] == end for end in endings))
-    }
+    ]
     selected = adaptation(model, lora_targets=targets)
-    assert {*selected.targets} == expected != set()
-    assert len(selected.targets) == len(expected)
+    assert sorted(selected.targets) == sorted(expected) != []
     assert selected.convolutions == adaptation(model).convolutions
-    assert modules_trained(selected.attach(model))[0] == expected
+    assert modules_trained(selected.attach(model))[0] == {*expected}
 
 
 @pytest.mark.parametrize(
@@ -200,8 +210,6 @@ def test_targets_are_endings_of_the_names_of_linear_layers(name, targets):
         ({"full": True, "unfreeze": "norms"}, "leave out `lora_targets` and `unfreeze`"),
         ({"unfreeze": "norm"}, "`unfreeze` must be norms or biases, or both, got 'norm'"),
         ({"unfreeze": " ,"}, "`unfreeze` must be norms or biases"),
-        ({"lora_rank": 0}, "`lora_rank` must be at least 1, got 0"),
-        ({"lora_alpha": 0}, "`lora_alpha` must be at least 1, got 0"),
     ],
 )
 def test_options_that_select_nothing_are_refused(options, message):
@@ -224,11 +232,72 @@ def test_the_trained_parameters_of_a_bfloat16_model_are_float32(name, options):
 
 
 def test_a_description_counts_modules_and_names_each_kind_once():
+    assert adaptation(build("delta_net-gate"), full=True).describe() == AdaptationSettings(full=True)
     assert adaptation(build("delta_net-gate"), lora_rank=4, lora_alpha=9).describe() == AdaptationSettings(
-        full=False,
-        lora_rank=4,
-        lora_alpha=9,
+        full=False, lora_rank=4, lora_alpha=9, modules=12, convolutions=("k_conv1d", "q_conv1d", "v_conv1d"),
         targets=("b_proj", "g_proj", "k_proj", "o_proj", "q_proj", "v_proj"),
-        convolutions=("k_conv1d", "q_conv1d", "v_conv1d"),
-        modules=12,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(tiny.EVERY_PLAIN))
+def test_the_loss_is_computed_from_the_logits_of_the_model(name, folders):
+    model = load(folders[name], device="cpu").model
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=tiny.token_ids(), use_cache=False).last_hidden_state
+        computed = hidden * logit_factor(model.config.to_dict()) @ model.get_output_embeddings().weight.T
+    torch.testing.assert_close(computed, logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_that_cannot_be_written_back_are_not_trained(folders):
+    """Experts are joined when a model is loaded; softmax layers of a nested model are only renamed."""
+    for name, options, message in (
+        ("qwen3_next-plain", {"full": True}, "the files of qwen3_next models store it in another form"),
+        (RENAMED, {"unfreeze": "norms"}, r"norm.weight cannot be trained.* leave out `full` and `unfreeze`, or"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            select(Checkpoint.open(folders[name]), **options)
+    select(Checkpoint.open(folders["qwen3_5-plain"]), lora_targets=ALL_LINEAR)
+    selected = select(Checkpoint.open(folders["mamba2-plain"]), lora_targets=ALL_LINEAR)
+    selected.attach(load(folders["mamba2-plain"], device="cpu").model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(tiny.EVERY_PLAIN))
+def test_by_default_everything_is_trained_that_can_be_written_back(name, folders):
+    checkpoint = Checkpoint.open(folders[name])
+    resolved, only_mixers = resolve(RecoverConfig(), checkpoint), name.removesuffix("-plain") in ONLY_MIXERS
+    assert (resolved.adaptation.full, resolved.adaptation.mixers) == (not only_mixers, only_mixers)
+    assert rate_for(checkpoint) == 5e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_5_moe-plain", "olmo_hybrid-plain", "nemotron_h-plain", "gla-plain"])
+def test_a_cut_hybrid_is_recovered(name, folders, text_file, tmp_path):
+    source, out = cut(folders[name], tmp_path / "cut"), tmp_path / "recovered"
+    record = slimstate.recover(
+        source, out, teacher=folders[name], data=text_file, lora=True, steps=6, lr=3e-3, report_to="none", **BRIEF
     )
+    assert record.settings.adaptation.targets != ()
+    assert record.measured.nats.after < record.measured.nats.before
+    assert (logits(load(out, device="cpu").model) - logits(load(source, device="cpu").model)).abs().max() > 1e-3
+
+
+@pytest.mark.slow
+def test_where_experts_are_packed_only_the_mixers_are_trained_and_a_line_says_so(folders, text_file, tmp_path):
+    source, out, listener = cut(folders["qwen3_next-plain"], tmp_path / "cut"), tmp_path / "out", Listener()
+    options = {"teacher": folders["qwen3_next-plain"], "steps": 3, "progress": listener, **BRIEF}
+    record = slimstate.recover(source, out, data=text_file, report_to="none", **options)
+    before, after, settings = Checkpoint.open(source), Checkpoint.open(out), record.settings
+    within = tuple(f"{mixer.place_in_files}." for mixer in before.mixers)
+    assert before.tensors.keys() == after.tensors.keys()
+    for name in before.tensors:
+        assert torch.equal(before.read(name), after.read(name)) != name.startswith(within), name
+    assert (settings.full, settings.mixers, settings.lr, settings.min_lr) == (False, True, 5e-4, 2.5e-5)
+    assert settings.adaptation == AdaptationSettings(full=False, mixers=len(before.mixers))
+    assert record.config["mixers"] is True
+    assert "; the mixers whole)." in (out / "README.md").read_text()
+    preview = slimstate.preview(source, **options)
+    assert (preview.settings, preview.trained_parameters) == (settings, record.trained_parameters)
+    assert listener.lines.count("only the mixers are trained: the files store other weights in another form") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -222,9 +223,6 @@ BAD = {
     "uncut": ({"model": "UNCUT"}, PlanError, r"is the model itself.*or --control to train it"),
     "control alone": ({**ALONE, "control": True}, PlanError, "--control trains the uncut model too"),
     "cache alone": ({**ALONE, "cache_teacher": "OUT"}, PlanError, "--cache-teacher needs a teacher"),
-    "empty cache": (
-        {"cache_teacher": "CACHE", "cache_top_k": 0}, PlanError, "--cache-top-k must be at least 1, got 0"
-    ),
     "cache in a file": ({"cache_teacher": "FILE"}, OutputError, "little.txt is a file"),
     "targets": ({"lora_targets": "x_proj"}, PlanError, "--lora-targets x_proj matches no linear layer; .* q_proj"),
     "targets of all": ({"lora_targets": "q_proj", "full": True}, PlanError, "--full trains no adapters"),
@@ -233,34 +231,17 @@ BAD = {
     "all and mixers": ({"full": True, "mixers": True}, PlanError, "give only one of"),
     "no adapter": ({"keep_adapter": True}, PlanError, "--keep-adapter needs adapters: give --lora"),
     "no adapter of all": ({"keep_adapter": True, "full": True}, PlanError, "--keep-adapter needs adapters"),
-    "rank": ({"lora_rank": 0}, PlanError, "--lora-rank must be at least 1, got 0"),
     "both": ({"steps": 4, "tokens": 999}, PlanError, "give either --steps or --tokens"),
     "few tokens": ({"steps": None, "tokens": 127}, PlanError, "--tokens must be at least the 128 of one step, got 127"),
-    "no batch": (
-        {"steps": None, "tokens": 128, "batch_size": 0}, PlanError, "--batch-size must be at least 1, got 0"
-    ),
-    "no steps": ({"steps": 0}, PlanError, "--steps must be at least 1, got 0"),
-    "one token": ({"length": 1}, PlanError, "--length must be at least 2, got 1"),
     "parts": ({"grad_accum": 3}, PlanError, r"--batch-size must be a multiple of .* 3 parts \(--grad-accum\), got 4"),
-    "no parts": ({"grad_accum": 0}, PlanError, "--grad-accum must be at least 1, got 0"),
-    "saves": ({"save_every": 0}, PlanError, "--save-every must be at least 1, got 0"),
-    "lr": ({"lr": -1e-4}, PlanError, "--lr must be more than 0, got -0.0001"),
-    "no lr": ({"lr": "nan"}, PlanError, "--lr must be finite, got nan"),
-    "infinite lr": ({"lr": "inf"}, PlanError, "--lr must be finite, got inf"),
     "rising lr": (
         {"lr": 1e-4, "min_lr": 1e-3}, PlanError, "--min-lr must be at most the learning rate 0.0001, got 0.001"
     ),
     "above the model's lr": ({"lr": None, "min_lr": 1e-3}, PlanError, "at most the learning rate 0.0005, got 0.001"),
-    "min lr": ({"min_lr": -1e-3}, PlanError, "--min-lr must be at least 0, got -0.001"),
-    "warm-up": ({"warm_up": 1.0}, PlanError, "--warm-up must be less than 1, got 1"),
-    "temperature": ({"temperature": 0.0}, PlanError, "--temperature must be more than 0, got 0"),
-    "infinite temperature": ({"temperature": "inf"}, PlanError, "--temperature must be finite"),
-    "weight": ({"kd_weight": -1.0}, PlanError, "--kd-weight must be at least 0, got -1"),
     "missing data": ({"data": "/nowhere/x.txt"}, DataError, "no data at /nowhere/x.txt"),
     "little data": ({"data": "LITTLE"}, DataError, "has 0 windows of 32 tokens; at least 2 are needed"),
     "missing text": ({"eval_text": "/nowhere/y.txt"}, DataError, "no data at /nowhere/y.txt"),
     "little text": ({"eval_text": "LITTLE"}, DataError, "fewer than a window of 32"),
-    "eval tokens": ({"eval_text": "TEXT", "eval_tokens": 1}, PlanError, "--eval-tokens must be at least 2, got 1"),
     "the teacher": ({"out": "UNCUT", "force": True}, OutputError, "the output folder overlaps the model folder"),
     "inside": ({"out": "INSIDE"}, OutputError, "the output folder overlaps the model folder"),
     "above": ({"out": "ABOVE"}, OutputError, "the output folder overlaps the model folder"),
@@ -278,6 +259,20 @@ BAD = {
 }  # fmt: skip
 
 
+OUT_OF_RANGE = [
+    ("cache_top_k", 0), ("lora_rank", 0), ("lora_alpha", 0), ("batch_size", 0), ("steps", 0), ("length", 1),
+    ("grad_accum", 0), ("save_every", 0), ("eval_tokens", 1), ("lr", -1e-4), ("min_lr", -1e-3), ("warm_up", 1.0),
+    ("temperature", 0.0), ("kd_weight", -1.0), ("lr", math.nan), ("lr", math.inf), ("temperature", math.inf),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE)
+def test_a_number_out_of_range_is_refused(name, value):
+    limits = "(at least|more than|less than) [0-9]|finite"
+    with pytest.raises(PlanError, match=rf"^`{name}` must be ({limits}), got {re.escape(f'{value:g}')}$"):
+        config(**{name: value})
+
+
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs, tmp_path, capsys, monkeypatch):
     changes, kind, message = BAD[name]
@@ -287,9 +282,8 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs
     model = values.pop("model")
     roots = (tmp_path, places["COPY"].parent, pairs[NAME][0].parent)
     before = {path for root in roots for path in root.rglob("*")}
-    numbers = {option: float(value) for option, value in values.items() if value in ("nan", "inf")}
     with pytest.raises(kind) as error:
-        slimstate.recover(model, **{**values, **numbers}, progress=False)
+        slimstate.recover(model, **values, progress=False)
     code, out, err = run(capsys, monkeypatch, "recover", model, *flags(**values))
     assert (code, out) == (2, "")
     assert re.search(message, err)
