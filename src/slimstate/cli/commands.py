@@ -136,8 +136,8 @@ class WorkflowCommand(click.Command):
             for name in command.inputs
             if name != command.argument
         ]
-        options = (*options_of(command.config), *options_of(command.flags))
-        flags += [(option.section, click_option(option)) for option in options]
+        flags += [(option.section, click_option(option)) for option in options_of(command.config)]
+        flags += [("Output", click_option(option)) for option in options_of(command.flags)]
         self.sections = {title: [flag for section, flag in flags if section == title] for title, _ in flags}
         params: list[click.Parameter] = [flag for _, flag in flags]
         if (name := command.argument) is not None:

@@ -25,7 +25,6 @@ class Table(NamedTuple):
 
     columns: Sequence[str]
     rows: Iterable[Sequence[str]]
-    title: str | None = None
 
 
 Printout: TypeAlias = Iterable[str | Table]
@@ -46,7 +45,7 @@ def print_all(printout: Printout) -> None:
         if isinstance(part, str):
             console.print(part)
             continue
-        table = RichTable(*part.columns, title=part.title)
+        table = RichTable(*part.columns)
         for row in part.rows:
             table.add_row(*row)
         console.print(table, soft_wrap=False)

@@ -65,7 +65,7 @@ def show_recovery(record: RecoveryRecord | Preview) -> Printout:
 def show_training(record: TrainingRunRecord) -> Printout:
     """Yield how well the model predicts the text before and after, and how fast it was trained."""
     measured = record.measured
-    size = f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes"
+    yield f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes: {measured.text}"
     is_teacher = getattr(record, "control_teaches", False)
     titles = STAGES | ({"control": "uncut, trained: the teacher"} if is_teacher else {})
     rows = [
@@ -75,8 +75,7 @@ def show_training(record: TrainingRunRecord) -> Printout:
         )
         for name, nats in measured.nats.known().items()
     ]  # fmt: skip
-    columns = ("", "nats per token", "perplexity per token", "per word", "bits per byte")
-    yield Table(columns, rows, title=f"{size}: {measured.text}")
+    yield Table(("", "nats per token", "perplexity per token", "per word", "bits per byte"), rows)
     for goal, share in measured.closed.items():
         if share is not None:
             yield f"closed {share:.1%} of the gap to the {'uncut model' if goal == 'uncut' else 'control'}"
