@@ -51,9 +51,9 @@ def _warm() -> dict[bool, TextIO]:
     return {fla: place.makefile("rw") for fla, place in zip((True, False), ours, strict=True)}
 
 
-def _ask(fla: bool, **wanted: object) -> int | None:
+def _ask(fla: bool, **request: object) -> int | None:
     stream = _warm()[fla]
-    print(json.dumps(wanted), file=stream, flush=True)
+    print(json.dumps(request), file=stream, flush=True)
     return json.loads(stream.readline())
 
 
@@ -68,9 +68,9 @@ class Program:
         fla: bool = True,
         **environment: str,
     ):
-        given = {"environment": os.environ | ALONE | environment, "out": str(out), "err": str(err)}
+        settings = {"environment": os.environ | ALONE | environment, "out": str(out), "err": str(err)}
         self.fla = fla
-        self.pid = _ask(fla, words=[str(word) for word in words], **given)
+        self.pid = _ask(fla, words=[str(word) for word in words], **settings)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:

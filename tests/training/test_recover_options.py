@@ -38,10 +38,10 @@ def test_the_learning_rate_is_inversely_proportional_to_a_width_above_512(width,
     model = tiny.build(tiny.VARIANTS[NAME], hidden_size=width, intermediate_size=32, num_hidden_layers=1)
     student = Checkpoint.open(tiny.save(model, tmp_path / "model"))
     assert rate_for(student) == pytest.approx(rate)
-    for given in (config(), config(lora=True)):
-        resolved = resolve(given, student)
+    for source in (config(), config(lora=True)):
+        resolved = resolve(source, student)
         assert (resolved.lr, resolved.min_lr) == (rate_for(student), pytest.approx(rate / 20))
-        assert (resolved.adaptation.full, resolved.adaptation.mixers) == (not given.adaptation.lora, False)
+        assert (resolved.adaptation.full, resolved.adaptation.mixers) == (not source.adaptation.lora, False)
         assert resolve(resolved, student) == resolved
     assert resolve(config(lr=1e-3), student).min_lr == pytest.approx(5e-5)
     assert resolve(config(min_lr=0.0), student).min_lr == 0

@@ -83,9 +83,7 @@ class Control:
         teacher = Checkpoint.open(self.out)
         distributed.from_main(lambda: session.run_folder.check_teacher(teacher.fingerprint))
         assert session.distillation is not None
-        kind = replace(
-            session.kind, record=lambda outcome, student: RecoveryRecord(**vars(outcome), control_teaches=True)
-        )
+        kind = replace(session.kind, record=lambda run, student: RecoveryRecord(**vars(run), control_teaches=True))
         return replace(session, kind=kind, distillation=replace(session.distillation, teacher=teacher))
 
 

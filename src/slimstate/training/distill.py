@@ -34,9 +34,8 @@ from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
 from slimstate.system.run_folders import RunFolder
 from slimstate.training.options import RecoverOptions, TrainOptions
-from slimstate.training.recover import RECOVERY_KIND
 from slimstate.training.run_checkpoints import TrainingFolder
-from slimstate.training.session import Job, Session
+from slimstate.training.session import RECOVERY_KIND, Job, Session
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens
 
@@ -139,7 +138,7 @@ class DistillationJob:
         options.check_environment()
         kind = replace(
             RECOVERY_KIND, label="distilling", how_to_continue="the same command continues it",
-            record=lambda outcome, model: RecoveryRecord(**{**vars(outcome), "out": str(self.out)}),
+            record=lambda run, student: RecoveryRecord(**{**vars(run), "out": str(self.out)}),
         )  # fmt: skip
         return Session(
             kind=kind, out=folder, options=options, provenance=self.provenance, notes=self.notes,

@@ -1,10 +1,9 @@
-"""A recovery as a session, and a preview of what it trains."""
+"""Check a recovery before it starts, and describe what it would train."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slimstate.checkpoints.model_card import recovery_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.stock import stock_model
 from slimstate.records.base import Displayable
@@ -15,11 +14,7 @@ from slimstate.system.errors import PlanError
 from slimstate.training.adaptation import adaptation_of
 from slimstate.training.control import Control
 from slimstate.training.options import RecoverOptions
-from slimstate.training.session import Kind, Session
-
-RECOVERY_KIND = Kind(
-    label="recovering", record=lambda outcome, student: RecoveryRecord(**vars(outcome)), card=recovery_card
-)
+from slimstate.training.session import Session
 
 
 def check_recovery(session: Session[RecoveryRecord], student: Checkpoint, control: Control | None) -> None:

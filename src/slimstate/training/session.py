@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.identity import identity
+from slimstate.checkpoints.model_card import recovery_card, training_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, write_checkpoint
@@ -36,7 +37,7 @@ from slimstate.records.folder import check_model_folder
 from slimstate.records.parts import Text
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import from_json, to_json
-from slimstate.records.training import Teacher, TrainingRunRecord, TrainSettings
+from slimstate.records.training import RecoveryRecord, Teacher, TrainingRecord, TrainingRunRecord, TrainSettings
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.progress import SILENT, Reporter
@@ -51,12 +52,21 @@ R = TypeVar("R", bound=TrainingRunRecord)
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Generic[R]):
-    """What a training is called in the progress, and how its record and its model card are made."""
+    """What a training is called in the progress, and the functions that return its record and its model card."""
 
     label: str
     record: Callable[[TrainingRunRecord, Checkpoint], R]
     card: Callable[[R, Config, str], str]
     how_to_continue: str = "`resume` continues it"  # after an interruption
+
+
+RECOVERY_KIND = Kind(label="recovering", record=lambda run, student: RecoveryRecord(**vars(run)), card=recovery_card)
+TRAINING_KIND = Kind(
+    label="training", card=training_card,
+    record=lambda run, student: TrainingRecord(
+        **vars(run), parameters=student.parameters, shared_filters=student.mixers[0].sharing
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,8 +126,8 @@ def recover(
     from slimstate.records.provenance import run_config
     from slimstate.serving.model_card import serving_lines
     from slimstate.training.control import Control
-    from slimstate.training.recover import RECOVERY_KIND, check_recovery
-    from slimstate.training.session import Job, Session
+    from slimstate.training.recover import check_recovery
+    from slimstate.training.session import RECOVERY_KIND, Job, Session
     from slimstate.training.teacher import Distillation
 
     config = RecoverConfig.merge(config, options)

@@ -62,13 +62,11 @@ def train(
         >>> quick = slimstate.TrainConfig(steps=20, batch_size=4, length=128)
         >>> slimstate.train("delta_net-5m", "tiny", quick, data="demo/calibration.txt")
     """
-    from slimstate.checkpoints.model_card import training_card
     from slimstate.checkpoints.reader import Checkpoint
     from slimstate.records.provenance import run_config
-    from slimstate.records.training import TrainingRecord
     from slimstate.system import distributed
     from slimstate.training.adaptation import adaptation_of
-    from slimstate.training.session import Job, Kind, Session
+    from slimstate.training.session import TRAINING_KIND, Job, Session
 
     config = TrainConfig.merge(config, options)
     if config.text.data is None:
@@ -76,14 +74,8 @@ def train(
     name, out, reporter = str(shape), Path(out), reporter_for(progress)
     distributed.join(config.run.place)
     start = _start(name, config)
-    kind = Kind(
-        label="training", card=training_card,
-        record=lambda run, student: TrainingRecord(
-            **vars(run), parameters=student.parameters, shared_filters=student.mixers[0].sharing
-        ),
-    )  # fmt: skip
     session = Session(
-        kind=kind, out=out, options=config, reporter=reporter,
+        kind=TRAINING_KIND, out=out, options=config, reporter=reporter,
         provenance=run_config("train", {"shape": name, "out": out}, config.to_values()),
     )  # fmt: skip
     session.check([start] if isinstance(start, Checkpoint) else [], [out])
