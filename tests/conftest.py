@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the oracles here are float32 on the C
 import pytest
 import torch
 
+import command
 import tiny
 
 torch.set_num_threads(1)
@@ -51,6 +53,37 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(tiny.text())
     return path
+
+
+@pytest.fixture
+def execute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process; return its exit code, standard output and standard error."""
+    return functools.partial(command.run, capsys, monkeypatch)
+
+
+@pytest.fixture
+def succeed(execute: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Run the command in this process, which must succeed; return its standard output."""
+
+    def run(*words: object) -> str:
+        code, out, err = execute(*words)
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refusal(execute: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Run the command in this process, which must refuse its input; return its one line about it."""
+
+    def run(*words: object) -> str:
+        code, out, err = execute(*words)
+        *notes, line = err.splitlines()
+        assert (code, out, any(note.startswith("slimstate: ") for note in notes)) == (2, "", False), err
+        return line.removeprefix("slimstate: ")
+
+    return run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import shutil
 
 import pytest
 
-from command import run
 from places import ROOT
 from slimstate.system.bundled import bundled, recipes
 
@@ -23,40 +22,28 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_commands_and_python_of_the_readme_run(tmp_path, monkeypatch, capsys):
+def test_commands_and_python_of_the_readme_run(tmp_path, monkeypatch, capsys, succeed):
     monkeypatch.chdir(tmp_path)
     assert commands()
     for words in commands():
-        code, _, err = run(capsys, monkeypatch, *words[1:])
-        assert code == 0, err
+        succeed(*words[1:])
     for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         exec(compile(block, "README.md", "exec"), {})
     assert "slim-again" in capsys.readouterr().out
 
 
-def test_recipes_are_listed_and_found_by_name(capsys, monkeypatch, tmp_path):
+def test_recipes_are_listed_and_found_by_name(monkeypatch, tmp_path, succeed, refusal):
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, monkeypatch, "run", "--list")
-    assert code == 0
-    assert [line.split(":")[0] for line in out.splitlines()] == list(recipes())
-    code, out, _ = run(capsys, monkeypatch, "run", "kq-ablation", "--small", "--dry-run")
-    assert code == 0
-    assert str(bundled("demo") / "model") in out
-    code, _, err = run(capsys, monkeypatch, "run", "kq-ablatio")
-    assert code == 2
-    assert ", ".join(recipes()) in err
-    code, _, err = run(capsys, monkeypatch, "run")
-    assert code == 2
-    assert ", ".join(recipes()) in err
+    assert [line.split(":")[0] for line in succeed("run", "--list").splitlines()] == list(recipes())
+    assert str(bundled("demo") / "model") in succeed("run", "kq-ablation", "--small", "--dry-run")
+    assert ", ".join(recipes()) in refusal("run", "kq-ablatio")
+    assert ", ".join(recipes()) in refusal("run")
 
 
-def test_the_demo_is_written_once_and_replaces_nothing(capsys, monkeypatch, tmp_path):
+def test_the_demo_is_written_once_and_replaces_nothing(monkeypatch, tmp_path, succeed, refusal):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, monkeypatch, "demo")[0] == 0
+    succeed("demo")
     assert (tmp_path / "demo" / "model" / "model.safetensors").is_file()
-    code, out, _ = run(capsys, monkeypatch, "demo")
-    assert (code, "already" in out) == (0, True)
+    assert "already" in succeed("demo")
     shutil.rmtree(tmp_path / "demo" / "model")
-    code, _, err = run(capsys, monkeypatch, "demo")
-    assert code == 2
-    assert "choose another --out" in err
+    assert "choose another --out" in refusal("demo")

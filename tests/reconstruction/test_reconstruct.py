@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 import slimstate
 import tiny
-from command import run
 from launching import stock_logits
 from slimstate import ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
@@ -165,40 +164,24 @@ def test_inputs_that_do_not_fit_are_refused(change, message, cut, folders, text_
     assert names(tmp_path) == ["cut", "short.txt"]
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "limit"),
-    [
-        ("--reconstruct-samples", 1, "at least 2"),
-        ("--reconstruct-steps", -1, "at least 0"),
-        ("--reconstruct-length", 1, "at least 2"),
-        ("--reconstruct-learning-rate", 2, "less than 1"),
-    ],
-)
 @pytest.mark.parametrize("command", [("prune", "--key-dim", 8), ("sweep", "--text", "nothing.txt")])
-def test_commands_that_reconstruct_name_their_own_flags(
-    command, flag, value, limit, folders, text_file, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    inputs = (folders["delta_net-plain"], "--out", "out", "--data", text_file)
-    code, _, err = run(capsys, monkeypatch, *command, *inputs, "--reconstruct", flag, value)
-    assert (code, err) == (2, f"slimstate: {flag} must be {limit}, got {value}\n")
+def test_commands_that_reconstruct_name_their_own_flags(command, refusal, folders, text_file, tmp_path):
+    words = (*command, folders["delta_net-plain"], "--out", tmp_path / "out", "--data", text_file, "--reconstruct")
+    limits = {
+        "samples": (1, "at least 2"), "steps": (-1, "at least 0"), "length": (1, "at least 2"),
+        "learning-rate": (2, "less than 1"),
+    }  # fmt: skip
+    for name, (value, limit) in limits.items():
+        line = refusal(*words, f"--reconstruct-{name}", value)
+        assert line == f"--reconstruct-{name} must be {limit}, got {value}"
 
 
 @pytest.mark.parametrize("distillation", [(), ("--distill", 2)])
-def test_too_little_text_for_a_reconstruction_names_its_own_flags(
-    distillation, folders, text_file, tmp_path, capsys, monkeypatch
-):
+def test_too_little_text_for_a_reconstruction_names_its_own_flags(distillation, refusal, folders, text_file, tmp_path):
     words = ("prune", folders["delta_net-plain"], "--method", "l1", "--key-dim", 8, "--out", tmp_path / "out")
-    words += ("--data", text_file, "--reconstruct", *distillation)
-    cases = (
-        (("--reconstruct-length", 10**6), "a shorter --reconstruct-length"),
-        (("--reconstruct-length", 32, "--reconstruct-samples", 10**6), "use --reconstruct-samples "),
-    )
-    for options, way_out in cases:
-        code, _, err = run(capsys, monkeypatch, *words, *options)
-        assert code == 2
-        assert way_out in err.splitlines()[-1]
-        assert " --length" not in err
+    words += ("--data", text_file, "--reconstruct", *distillation, "--reconstruct-length")
+    assert "a shorter --reconstruct-length" in refusal(*words, 10**6)
+    assert "use --reconstruct-samples " in refusal(*words, 32, "--reconstruct-samples", 10**6)
     assert not list(tmp_path.iterdir())
 
 
@@ -257,7 +240,7 @@ def test_a_damaged_model_or_cut_is_refused_before_the_layer_is_trained(
 def work(cut: Path | None, model: Path, out: Path, text_file: Path) -> None:
     """Reconstruct a cut, or cut and reconstruct a model in one walk."""
     if cut is not None:
-        slimstate.reconstruct(cut, out, data=text_file, training=QUICK)
+        slimstate.reconstruct(cut, out, data=text_file, training=QUICK, max_memory="cpu=1KB")
     else:
         slimstate.prune(model, out, key_dim=8, data=text_file, **SHORT, reconstruct=QUICK)
 
@@ -266,36 +249,29 @@ def disk_is_full(*_, **__) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_hidden_states_reserve_their_space_on_the_disk_at_once(cut, text_file, tmp_path, monkeypatch):
-    """A mapped file without space behind it would end the process."""
-    monkeypatch.setattr("os.posix_fallocate", disk_is_full)
-    with pytest.raises(SlimstateError, match=r"no space left for .*out\.reconstruction"):
-        slimstate.reconstruct(cut, tmp_path / "out", data=text_file, training=QUICK, max_memory="cpu=1KB")
-    assert names(tmp_path) == ["cut"]
+KEPT = "no space left.*; 2 layers are kept in .*out.reconstruction; the same command continues there"
 
 
 @pytest.mark.parametrize(
-    ("place", "message", "left"),
+    ("layerwise", "place", "message", "left"),
     [
-        ("slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was written", []),
-        (
-            "slimstate.checkpoints.safetensors_io.Rewriting.put",
-            "no space left.*; 2 layers are kept in .*out.reconstruction; the same command continues there",
-            ["out.reconstruction"],
-        ),
+        (False, "os.posix_fallocate", r"no space left for .*out\.reconstruction", []),  # for the hidden states
+        (False, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
+        (True, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
+        (False, "slimstate.checkpoints.safetensors_io.Rewriting.put", KEPT, ["out.reconstruction"]),
+        (True, "slimstate.checkpoints.safetensors_io.Rewriting.put", KEPT, ["out.reconstruction"]),
     ],
-    ids=["at the first layer", "at the end"],
 )
-@pytest.mark.parametrize("layerwise", [False, True])
 def test_a_full_disk_is_one_line_and_finished_layers_are_kept(
     layerwise, place, message, left, cut, folders, text_file, tmp_path, monkeypatch
 ):
+    """Hidden states reserve their space at once: a mapped file without space behind it would end the process."""
     places = None if layerwise else cut, folders["delta_net-plain"], tmp_path / "out", text_file
     with monkeypatch.context() as patch:
         patch.setattr(place, disk_is_full)
-        with pytest.raises(SlimstateError, match=message) as refusal:
+        with pytest.raises(SlimstateError, match=message) as error:
             work(*places)
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(error.value)
     assert names(tmp_path) == ["cut", *left]
     work(*places)
     assert names(tmp_path) == ["cut", "out"]
