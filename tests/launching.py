@@ -103,17 +103,30 @@ def stock_logits(ids: Path, folders: Iterable[Path], kind: str = "") -> None:
     assert Program(*words, err=said, fla=not kind.endswith("-fla")).wait() == 0, said.read_text()
 
 
-def launch(count: int, folder: Path, *words: object) -> list[tuple[int, str, str]]:
-    """Processes as torchrun would start them, but none is ended because another failed: codes, outputs, errors."""
+def start_ranks(count: int, folder: Path, *words: object) -> list[Program]:
+    """Start processes as torchrun does, except that none is ended because another failed."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(count)}
-    places = [(folder / f"rank{rank}.out", folder / f"rank{rank}.err") for rank in range(count)]
-    started = [
-        Program(*words, out=out, err=err, RANK=str(rank), LOCAL_RANK=str(rank), **meeting)
-        for rank, (out, err) in enumerate(places)
-    ]
+    return [
+        Program(
+            *words, out=folder / f"rank{rank}.out", err=folder / f"rank{rank}.err", RANK=str(rank),
+            LOCAL_RANK=str(rank), **meeting,
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def wait_for_all(programs: Iterable[Program | subprocess.Popen]) -> list[int]:
+    """Return the exit codes; where one takes too long, all are killed."""
+    programs = list(programs)
     try:
-        codes = [process.wait() for process in started]
+        return [program.wait(PATIENCE) for program in programs]
     finally:
-        for process in started:
-            process.kill()
-    return [(code, out.read_text(), err.read_text()) for code, (out, err) in zip(codes, places, strict=True)]
+        for program in programs:
+            program.kill()
+
+
+def launch(count: int, folder: Path, *words: object) -> list[tuple[int, str, str]]:
+    """Return the exit codes, outputs and errors of processes as torchrun starts them."""
+    codes = wait_for_all(start_ranks(count, folder, *words))
+    texts = [[(folder / f"rank{rank}.{kind}").read_text() for kind in ("out", "err")] for rank in range(count)]
+    return [(code, out, err) for code, (out, err) in zip(codes, texts, strict=True)]

@@ -15,7 +15,7 @@ from test_shared_filters import check_shared
 
 import slimstate
 import tiny
-from launching import ALONE, PATIENCE, Program, free_port, options
+from launching import ALONE, Program, free_port, options, start_ranks, wait_for_all
 from places import TESTS
 from recoveries import SHORT, Listener, confident, cut, losses, weights_of
 from slimstate.records.training import RECOVERY, RecoveryRecord, TrainingRecord
@@ -53,11 +53,11 @@ def config(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str, int]]:
+def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str | int, int]]:
     """Run everything that needs processes of its own at once; return the folder of the results, and the exit codes.
 
-    `alone` is one process, `torchrun` and `accelerate` start two; the first two of these run several commands, of which
-    the last is killed. accelerate is the command, which starts processes as the command torchrun does.
+    `alone` is one process, `pair` are two as torchrun starts them; both run several commands, of which the last is
+    killed. `accelerate` is the command, which starts two processes as the command torchrun does.
     """
     root = tmp_path_factory.mktemp("results")
 
@@ -76,24 +76,19 @@ def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str,
         return [str(SCRIPT), str(root), json.dumps(request)]
 
     train = ["train", str(config), *options(data=text_file, out=root / "trained", shared_filters="head", **LONGER)]
-    complete = {"torchrun": recover("torchrun", lora=True, json=True), "trained": train}
-    torchrun = [TESTS / "forked_torchrun.py", free_port(), *killed("pair", pairs[GATED], **complete)]
+    complete = {"ranks": recover("ranks", lora=True, json=True), "trained": train}
     # what it has for CPUs needs MPI, so the processes are started as for GPUs, and find none
     accelerate = [
         "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", free_port(),
         "-m", "slimstate",
     ]  # fmt: skip
-    started = {
-        "alone": Program(*killed("alone"), out=root / "alone.out", err=root / "alone.err"),
-        "torchrun": Program(*torchrun, out=root / "torchrun.out", err=root / "torchrun.err"),
+    programs = {
+        "alone": Program(*killed("alone"), err=root / "alone.err"),
         "accelerate": start(root, "accelerate", [*accelerate, *recover("accelerate", LIGHT, json=True)]),
+        **dict(enumerate(start_ranks(2, root, *killed("pair", pairs[GATED], **complete)))),
     }
-    try:
-        return root, {name: process.wait(PATIENCE) for name, process in started.items()}
-    finally:
-        for process in started.values():
-            process.kill()
+    return root, dict(zip(programs, wait_for_all(programs.values()), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +107,7 @@ def output_of(root: Path, name: str, stream: str = "err") -> str:
 
 
 def succeeds(root: Path, name: str) -> bool:
-    """Return whether a command succeeded in both processes of torchrun."""
+    """Return whether a command succeeded in both processes."""
     codes = [root / f"{name}.{rank}.code" for rank in range(2)]
     return all(path.exists() and path.read_text() == "0" for path in codes)
 
@@ -133,7 +128,7 @@ def check_same(record: RecoveryRecord, expected: RecoveryRecord) -> None:
     assert (record.settings, record.corpus) == (expected.settings, expected.corpus)
 
 
-@pytest.mark.parametrize(("launcher", "name"), [("torchrun", NAME), ("accelerate", LIGHT)])
+@pytest.mark.parametrize(("launcher", "name"), [("ranks", NAME), ("accelerate", LIGHT)])
 def test_two_processes_recover_as_one(launcher, name, results, unbroken):
     (root, codes), whole = results, unbroken[name]
     succeeded = codes["accelerate"] == 0 if launcher == "accelerate" else succeeds(root, launcher)
@@ -172,10 +167,8 @@ def test_a_killed_recovery_continues_in_one_process_as_if_nothing_had_happened(
 ):
     """Killed between writing a checkpoint and marking it as complete: that checkpoint is not used."""
     (root, codes), whole = results, unbroken[NAME]
-    if name == "alone":
-        assert codes["alone"] == -signal.SIGKILL, output_of(root, "alone")
-    else:
-        assert "Signal 9 (SIGKILL)" in output_of(root, "torchrun")
+    for process in ("alone",) if name == "alone" else (0, 1):
+        assert codes[process] == -signal.SIGKILL, output_of(root, "alone" if name == "alone" else f"rank{process}")
     folder = root / f"{name}.training" / "model"
     marked = {path.parent.name for path in folder.glob(f"*/{COMPLETE}")}
     assert (folder / f"checkpoint-{DIE_AT}").exists()
@@ -215,7 +208,7 @@ def test_an_error_is_shown_once_and_all_processes_end_with_the_same_code(name, r
 @pytest.mark.parametrize("kind", ["adapters", "full"])
 def test_a_sharded_student_has_the_loss_and_gradients_of_a_whole_one(kind, results):
     root, _ = results
-    assert (root / "sharded.pt").exists(), output_of(root, "torchrun")
+    assert (root / "sharded.pt").exists(), output_of(root, "rank0")
     sharding = torch.load(root / "sharded.pt")[kind]
     assert sharding["blocks"] == 2
     torch.testing.assert_close(*sharding["losses"])
