@@ -67,17 +67,17 @@ def decoded(model, mixers, ids: torch.Tensor, rounding: StateRounding) -> torch.
 @pytest.mark.parametrize("dtype", KINDS)
 def test_reading_a_text_is_decoding_it_with_a_cache_in_that_type(variant, dtype):
     """One pass over all tokens with states stored after each, against the stock cache with its states rounded."""
-    model = tiny.build(tiny.VARIANTS[variant]).eval()
+    model = tiny.build(tiny.VARIANTS[variant]).double().eval()  # in float32, states of two passes may round apart
     mixers, ids = family_of(model.config.to_dict()).mixers(model.config.to_dict()), tiny.token_ids(2, 12)
     rounding = StateRounding(dtype=dtype)
     with torch.inference_mode():
         exact = model(input_ids=ids).logits
         with rounded_states(model, mixers, rounding):
-            found = model(input_ids=ids).logits
+            actual = model(input_ids=ids).logits
         expected = decoded(model, mixers, ids, rounding)
     lost = (expected - exact).abs().max()
     assert lost > 1e-4
-    assert (found - expected).abs().max() < 0.05 * lost  # rounding itself may tip over once
+    assert (actual - expected).abs().max() < 1e-3 * lost
 
 
 @torch.no_grad()

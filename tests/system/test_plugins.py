@@ -80,4 +80,4 @@ def test_an_installed_package_brings_a_selector_and_a_family(tmp_path):
     assert len(others) == 3
     assert "gone of another-package" in others[0]
     assert "the name l1 is taken" in others[1]
-    assert "'no selector' is no Selector" in others[2]
+    assert "'no selector' is not a Selector" in others[2]
