@@ -1,0 +1,79 @@
+"""Progress: messages are logged, shown as lines or as bars, with an estimate of the remaining time."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from slimstate.system import console, progress, tested_versions
+from slimstate.system.console import TerminalReporter
+from slimstate.system.progress import Pace, Reporter
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The time that reporters see."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.Pace.__init__, "__defaults__", (lambda: now[0],))
+    return now
+
+
+def test_without_a_reporter_messages_are_logged(caplog):
+    reporter = Reporter()
+    with caplog.at_level(logging.INFO, logger="slimstate"):
+        reporter.say("reading")
+        with reporter.table(("a", "b")) as add_row:
+            add_row(("1", "2"))
+    assert [record.message for record in caplog.records] == ["reading", "a  b", "1  2"]
+    assert list(reporter.track("abc", "letters")) == list("abc")
+
+
+def test_the_remaining_time_counts_the_steps_of_this_run_only(clock):
+    pace = Pace("training", 100)
+    for clock[0], done, left in ((5, 40, ""), (15, 50, "0:00:50 left"), (25, 100, "")):
+        pace.update(done)
+        assert pace.left() == left
+    assert pace.line("loss 1") == "training 100/100  loss 1"
+    assert Pace("reading", None).line("") == "reading 0"
+
+
+@pytest.mark.parametrize(("verbosity", "count"), [(-1, 0), (0, 4), (1, 4)])
+def test_outside_of_a_terminal_there_is_a_line_now_and_then(verbosity, count, clock, capsys):
+    reporter = TerminalReporter(verbosity)
+    for _ in reporter.track(range(50), "batches", 50):
+        clock[0] += 0.3  # a line after ten seconds
+    with reporter.meter("training", 10) as update:
+        for step in range(8, 11):
+            update(step, "loss 1.0")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == count - (count > 0), lines
+    if verbosity == 0:
+        assert lines == ["batches 34/50  0:00:05 left", "training 8/10  loss 1.0", "training 10/10  loss 1.0"]
+    assert all(line[2] == ":" for line in lines) == (verbosity != 0)
+
+
+def test_in_a_terminal_bars_are_shown_below_the_table():
+    reporter, output = TerminalReporter(), io.StringIO()
+    reporter.console = console.Console(file=output, force_terminal=True, width=100)
+    with reporter.table(("model", "nats")) as add_row, reporter.meter("training", 2) as update:
+        add_row(("slim", "1.5"))
+        update(1, "loss 1.0")
+        assert [task.description for task in reporter.bars.tasks] == ["training"]
+        assert list(reporter.track(range(3), "measuring", 3)) == [0, 1, 2]
+        assert len(reporter.bars.tasks) == 1
+    with reporter.waiting("loading"):
+        pass
+    assert "slim" in output.getvalue()
+    assert reporter.bars is None
+
+
+def test_packages_newer_than_tested_are_named_once(monkeypatch, recwarn):
+    monkeypatch.setattr(tested_versions, "version", lambda name: "2.99.1+cpu" if name == "torch" else "0.1")
+    tested_versions.warn_about_untested.cache_clear()
+    for _ in range(2):
+        tested_versions.warn_about_untested()
+    assert [str(warning.message)[:32] for warning in recwarn] == ["torch 2.99.1+cpu is newer than 2"]
+    tested_versions.warn_about_untested.cache_clear()
