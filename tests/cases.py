@@ -1,4 +1,4 @@
-"""A made-up mixer for selectors to choose from."""
+"""A random mixer for selectors to choose from."""
 
 from __future__ import annotations
 
@@ -26,32 +26,19 @@ def case(heads: int = 3, width: int = 12, size: int = 20, seed: int = 0) -> Case
         key_gradient=draw(heads, width, size),
     )
     weights = draw(heads, width, size), draw(heads, width, size)
-    felt = draw(heads, 60, 1).square()  # how much the loss feels each token
-    evidence = replace(evidence, query_weighted=queries.mT @ (felt * queries), key_weighted=keys.mT @ (felt * keys))
+    weight = draw(heads, 60, 1).square()  # of each token
+    evidence = replace(evidence, query_weighted=queries.mT @ (weight * queries), key_weighted=keys.mT @ (weight * keys))
     return Case(heads=heads, width=width, query_weight=weights[0], key_weight=weights[1], evidence=evidence)
 
 
 def changed(original: Case, by_channel) -> Case:
-    """The case with its channels passed through a [H, D, n] -> [H, D, n] function, on both sides of a Gram matrix."""
+    """Apply a function [H, D, n] -> [H, D, n] to the channels of a case, and to both sides of its Gram matrices."""
     evidence = original.evidence
     assert evidence is not None
 
-    def both_sides(*grams: torch.Tensor) -> list[torch.Tensor]:
-        return [by_channel(by_channel(gram).mT).mT for gram in grams]
+    def apply(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return by_channel(by_channel(tensor).mT).mT if name.endswith(("gram", "weighted")) else by_channel(tensor)
 
-    grams = both_sides(evidence.query_gram, evidence.key_gram)
-    weighted = both_sides(evidence.query_weighted, evidence.key_weighted)
-    gradients = (by_channel(gradient) for gradient in (evidence.query_gradient, evidence.key_gradient))
-    weights = (by_channel(weight) for weight in (original.query_weight, original.key_weight))
-    return Case(
-        heads=original.heads,
-        width=original.width,
-        **dict(zip(("query_weight", "key_weight"), weights, strict=True)),
-        evidence=Evidence(
-            tokens=evidence.tokens,
-            input_square=evidence.input_square,
-            **dict(zip(("query_gram", "key_gram"), grams, strict=True)),
-            **dict(zip(("query_weighted", "key_weighted"), weighted, strict=True)),
-            **dict(zip(("query_gradient", "key_gradient"), gradients, strict=True)),
-        ),
-    )
+    sums = {name: apply(name, tensor) for name, tensor in evidence.tensors() if name != "input_square"}
+    weights = {name: by_channel(getattr(original, name)) for name in ("query_weight", "key_weight")}
+    return replace(original, **weights, evidence=replace(evidence, **sums))

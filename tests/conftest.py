@@ -17,7 +17,7 @@ import command
 import tiny
 
 torch.set_num_threads(1)
-# files that take longest, longest first: started last, one of them would keep one process busy and the other waiting
+# the slowest files, slowest first: started last, one of them would keep one process busy while the other waits
 LONGEST = (
     "contract", "processes", "recover_options", "resume", "recovery_training", "recovered_checkpoint",
     "control", "lm_eval", "report", "recipes", "hybrids", "front_page", "fla_kernels", "reconstruct",
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A saved tiny model of each variant, in two or more shards, made when it is asked for."""
+    """The folder of a tiny model of each variant, in two or more shards, built when it is first used."""
 
     class Folders(dict[str, Path]):
         def __missing__(self, name: str) -> Path:
@@ -88,7 +88,7 @@ def refusal(execute: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
 
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are drawn, but their files are empty: rendering takes seconds, and is for tests that look at them."""
+    """Draw figures but leave their files empty: rendering takes seconds, and few tests look at the files."""
     figures = pytest.importorskip("matplotlib.figure")
     render = figures.Figure.savefig
 
@@ -100,7 +100,7 @@ def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="pages are tried in a browser by playwright")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pages are opened with playwright")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no chromium on this machine to open a page in")
@@ -111,11 +111,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_is_loaded_stays() -> None:
-    """Libraries hold millions of objects for good: collections, of which training asks for many, pass over them."""
+def _freeze_libraries() -> None:
+    """Libraries hold millions of objects to the end: garbage collections, which training runs often, skip them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # whoever counts what is left at the end finds nothing
+    gc.unfreeze()  # so that a count of objects at the end is right

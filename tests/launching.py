@@ -1,4 +1,4 @@
-"""Programs in processes of their own, alone and as torchrun starts several, and words for a command line."""
+"""Start programs in processes of their own, alone or several as torchrun does, and build command lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def options(**values: object) -> list[str]:
 
 @functools.cache
 def _warm() -> dict[bool, TextIO]:
-    """To the two Pythons that every program of this run is forked from (`warm_python.py`): with fla and without."""
+    """Return streams to two Pythons that programs are forked from (`warm_python.py`), with fla and without."""
     ours, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
     numbers = [place.fileno() for place in theirs]
     process = subprocess.Popen(
@@ -51,14 +51,14 @@ def _warm() -> dict[bool, TextIO]:
     return {fla: place.makefile("rw") for fla, place in zip((True, False), ours, strict=True)}
 
 
-def _ask(fla: bool, **request: object) -> int | None:
+def _request(fla: bool, **request: object) -> int | None:
     stream = _warm()[fla]
     print(json.dumps(request), file=stream, flush=True)
     return json.loads(stream.readline())
 
 
 class Program:
-    """`python WORDS` in a process of its own, which had torch, transformers and maybe fla loaded when it began."""
+    """`python WORDS` in a process of its own, in which torch, transformers and perhaps fla are loaded already."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class Program:
     ):
         settings = {"environment": os.environ | ALONE | environment, "out": str(out), "err": str(err)}
         self.fla = fla
-        self.pid = _ask(fla, words=[str(word) for word in words], **settings)
+        self.pid = _request(fla, words=[str(word) for word in words], **settings)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = _ask(self.fla, wait=self.pid)
+            self.returncode = _request(self.fla, wait=self.pid)
         return self.returncode
 
     def wait(self, timeout: float = PATIENCE) -> int:
@@ -94,13 +94,13 @@ class Program:
 
 
 def stock_logits(ids: Path, folders: Iterable[Path], kind: str = "") -> None:
-    """Have the stock class load the folders in a process without slimstate, and leave its logits in each.
+    """Load the folders with the stock class in a process without slimstate, and write the logits to each.
 
-    Where it matters whether fla is there (`reload_stock.py` has the kinds), it was not loaded before: it registers
-    classes of its own in place of those of transformers.
+    `kind` says whether fla must be absent (see `reload_stock.py`): it registers classes of its own in place of those of
+    transformers.
     """
-    words, said = [TESTS / "reload_stock.py", *([kind] if kind else []), ids, *folders], ids.with_suffix(".err")
-    assert Program(*words, err=said, fla=not kind.endswith("-fla")).wait() == 0, said.read_text()
+    words, errors = [TESTS / "reload_stock.py", *([kind] if kind else []), ids, *folders], ids.with_suffix(".err")
+    assert Program(*words, err=errors, fla=not kind.endswith("-fla")).wait() == 0, errors.read_text()
 
 
 def start_ranks(count: int, folder: Path, *words: object) -> list[Program]:

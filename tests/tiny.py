@@ -1,7 +1,7 @@
 """Tiny random models of every family and option, as folders that look like real checkpoints.
 
-Every file under `families/` brings those of its family as VARIANTS, and may say in `as_published` how the files of
-real checkpoints differ from what `save_pretrained` writes.
+Every file under `families/` has those of its family as VARIANTS; its function `as_published` rewrites files where real
+checkpoints differ from what `save_pretrained` writes.
 """
 
 from __future__ import annotations

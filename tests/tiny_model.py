@@ -1,4 +1,4 @@
-"""How tiny random models are made, and the options that those of several families share."""
+"""Build tiny random models; options that several families share."""
 
 from __future__ import annotations
 
@@ -16,47 +16,25 @@ from slimstate.models.stock import stock_class
 
 WITH_SOFTMAX = {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "window_size": 16}
 COMMON = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_heads": 2,
-    "vocab_size": 258,
-    "bos_token_id": 256,
-    "eos_token_id": 256,
-    "pad_token_id": 257,
-    "max_position_embeddings": 256,
-}
-
-
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 258,
+    "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 257, "max_position_embeddings": 256,
+}  # fmt: skip
 GROUPED = {"num_heads": 4, "num_kv_heads": 2}
 BY_HEAD_DIM = {"head_dim": 24, "expand_v": 1.5}
 SOFTMAX = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "layer_types": None}
 KINDS = ["linear_attention", "full_attention", "linear_attention"]
 EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
 GATED_DELTA_HYBRID = {
-    **SOFTMAX,
-    "num_hidden_layers": 3,
-    "layer_types": KINDS,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 24,
-    "linear_value_head_dim": 12,
-}
+    **SOFTMAX, "num_hidden_layers": 3, "layer_types": KINDS, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24, "linear_value_head_dim": 12,
+}  # fmt: skip
 MIXTURE = {**GATED_DELTA_HYBRID, **EXPERTS}
 VISION = {
-    "depth": 1,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_heads": 2,
-    "out_hidden_size": 64,
-    "patch_size": 4,
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
     "num_position_embeddings": 16,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

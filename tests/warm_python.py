@@ -1,9 +1,9 @@
-"""Pythons that have torch and transformers loaded, one of them fla too: they fork for each program they are to run.
+"""Pythons with torch and transformers loaded, one of them with fla too, that fork for each program to run.
 
-To load all three takes ten seconds. The arguments are two sockets: for programs that are to find fla loaded, and for
-those that are not. A Python reads a JSON object a line: `words` and more of a program to run, answered by its process
-id, or the `wait` for one, answered by its exit code or null. A program begins where `python WORDS` would begin, but for
-those libraries; nothing of slimstate is loaded.
+Loading all three takes ten seconds. The arguments are two sockets: for programs with fla, and for those without. Each
+line of a socket is a JSON object: either a program to run, with its `words` and streams, answered by its process id, or
+`wait` with a process id, answered by its exit code or null. A program starts as `python WORDS` does, but with those
+libraries loaded; nothing of slimstate is.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import transformers  # noqa: E402, F401
 
 
 def serve(place: socket.socket) -> list[str]:
-    """Comes back in the forks alone, with the words of the program."""
+    """Answer requests; return only in a fork, with the words of its program."""
     with place, place.makefile("rw") as stream:
         for line in stream:
-            asked = json.loads(line)
-            if "words" in asked:
+            request = json.loads(line)
+            if "words" in request:
                 answer: int | None = os.fork()
                 if answer == 0:
-                    become(**asked)
-                    return asked["words"]
+                    become(**request)
+                    return request["words"]
             else:
-                ended, status = os.waitpid(asked["wait"], os.WNOHANG)
+                ended, status = os.waitpid(request["wait"], os.WNOHANG)
                 answer = os.waitstatus_to_exitcode(status) if ended else None
             print(json.dumps(answer), file=stream, flush=True)
     os._exit(0)
