@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import re
 import subprocess
 import sys
@@ -111,9 +110,7 @@ def test_the_names_of_the_package_are_loaded_from_where_type_checkers_see_them()
     (typed,) = (node.body for node in front.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))
     homes = {node.module: tuple(alias.name for alias in node.names) for node in typed}
     assert homes == {f"slimstate.{home}": names for home, names in slimstate.HOMES.items()}
-    assert {*slimstate.__all__} == {"__version__", "report", *(name for names in homes.values() for name in names)}
-    importlib.import_module("slimstate.report.tables")
-    assert slimstate.report is sys.modules["slimstate.workflows.report"].report, "and not the folder of that name"
+    assert {*slimstate.__all__} == {"__version__", *(name for names in homes.values() for name in names)}
     assert set(slimstate.__all__) <= set(dir(slimstate))
     with pytest.raises(AttributeError, match="no attribute 'prunes'"):
         _ = slimstate.prunes

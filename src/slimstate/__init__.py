@@ -7,8 +7,6 @@ Each name is loaded when it is asked for first: most need torch, which takes sec
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from slimstate.system.version import __version__
@@ -113,14 +111,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps `slimstate.report` the function, where importing the folder `report` would replace it."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name != "report" or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

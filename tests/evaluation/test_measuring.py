@@ -18,7 +18,8 @@ from slimstate.evaluation.measure import compare
 from slimstate.models.load import load
 from slimstate.records.evaluation import EvaluationRecord, LmEval, Result, TaskScores
 from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.report.plots import label_of, svg, utilisation_curves
+from slimstate.reports.plots.states import utilisation_curves
+from slimstate.reports.plots.style import label_of, svg
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from slimstate.evaluation.sweep_results import recommend
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
 from slimstate.records.evaluation import Row, SweepRecord, SweepSettings, Uncut
-from slimstate.report.tables import PER_WORD
+from slimstate.reports.tables import PER_WORD
 from slimstate.system.errors import DataError, PlanError
 from slimstate.workflows.sweep import command_for
 

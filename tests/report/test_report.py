@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,25 @@ from slimstate.records.evaluation import SweepRecord
 from slimstate.records.numbers import fixed
 from slimstate.records.states import TraceRecord
 from slimstate.records.training import RECONSTRUCTION, RECOVERY
-from slimstate.report import plots, tables, unique_records, write_report
-from slimstate.report.plots.states import STATES_DRAWN, retrieval
-from slimstate.report.provenance import redirected
-from slimstate.report.sections import Scale, strip_path
+from slimstate.reports import tables
+from slimstate.reports.page import unique_records
+from slimstate.reports.plots import style as plot_style
+from slimstate.reports.plots.results import pareto
+from slimstate.reports.plots.states import STATES_DRAWN, retrieval, utilisation_curves
+from slimstate.reports.provenance import redirected
+from slimstate.reports.sections import Scale, strip_path
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.progress import Reporter
+from slimstate.workflows.report import report
 
+write_report = partial(report, progress=False)
 SECTIONS = ("cut", "evaluation", "filters", "recovery", "reconstruction", "trade-off", "states", "states", "serving")
 
 
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build figures without painting them, which is what takes the time."""
-    monkeypatch.setattr(plots, "svg", lambda figure, prefix: f'<svg><g id="{prefix}-figure_1"/></svg>')
+    monkeypatch.setattr(plot_style, "svg", lambda figure, prefix: f'<svg><g id="{prefix}-figure_1"/></svg>')
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +265,7 @@ def test_files_that_cannot_be_read_are_skipped_and_named(tmp_path, unpainted, mo
     (tmp_path / "odd.json").write_text('{"kind": "evaluation", "name": "<i>", "model": "m", "perplexity": "low"}')
     (tmp_path / PLAN).write_text("[1, 2]")
     (tmp_path / "other.json").write_text('{"kind": "shopping list"}')
-    report = write_report(tmp_path, reporter=reporter)
+    report = write_report(tmp_path, progress=reporter)
     assert report.records == {"trace": 1}
     assert tuple(lines) == report.skipped
     reasons = {Path(line.split()[0]).name: line for line in report.skipped}
@@ -294,7 +300,7 @@ def test_perplexity_is_per_token_where_one_per_word_is_unknown(tmp_path, unpaint
     assert "token ppl ↓" in text
     assert "Perplexity is per token; the WikiText columns of the paper are per word" in text
     for record, unit in ((huge, "token"), (sample("sweep.json"), "word")):
-        assert plots.pareto(SweepRecord.from_json(record)).axes[0].get_ylabel() == f"perplexity per {unit}"
+        assert pareto(SweepRecord.from_json(record)).axes[0].get_ylabel() == f"perplexity per {unit}"
 
 
 def test_task_metrics_appear_beside_the_perplexities_of_a_sweep(tmp_path, unpainted):
@@ -350,7 +356,7 @@ def test_the_page_of_a_big_model_is_under_three_megabytes(tmp_path):
 
 def test_svg_rounds_coordinates_and_no_labels():
     flat = TraceRecord.from_json(sample("trace-model.json", curve=[0.19] * 16))
-    drawing = plots.svg(plots.utilisation_curves([flat]), "x")
+    drawing = plot_style.svg(utilisation_curves([flat]), "x")
     assert {"0.025", "0.075"} <= set(re.findall(r">(0\.\d+)</text>", drawing))
     assert not re.search(r' d="[^"]*\d\.\d{3}', drawing)
 

@@ -15,7 +15,6 @@ from command import run
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.load import load
 from slimstate.records.serving import Differences, Outcome, VerificationRecord
-from slimstate.report import write_report
 from slimstate.serving.options import ComparisonOptions, EngineOptions
 from slimstate.serving.verification import engine_process
 from slimstate.serving.verification.engine_call import ProcessResult, Refusal, run_engine
@@ -74,7 +73,7 @@ def test_an_engine_with_the_scores_of_transformers_agrees(engine, cut, engines, 
     assert record.verdict.startswith(f"{engine} 0.0.1 agrees")
     assert record.outcome.differences.largest < 1e-5
     assert record.outcome.differences.same == record.outcome.differences.continued == 6
-    page = write_report(tmp_path, tmp_path / "page.html")
+    page = slimstate.report(tmp_path, tmp_path / "page.html", progress=False)
     assert page.records == {"verification": 1}
     assert "agrees" in (tmp_path / "page.html").read_text()
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from slimstate.benchmark.tables import title
 from slimstate.records.benchmark import BenchRecord, CalibrationRow, DecodeRow
-from slimstate.report.plots import MUTED, PALETTE, new_figure, plain_log_ticks, styled
+from slimstate.reports.plots.style import MUTED, PALETTE, new_figure, plain_log_ticks, styled
 
 MAX_TICKS = 8
 PANELS: list[tuple[str, Callable[[Any], float | None]]] = [

@@ -12,7 +12,7 @@ from slimstate.system.atomic import check_place, staged_files, write_text
 
 def check_output(folder: Path, name: str) -> None:
     """Raise before any work where the files of a benchmark could not be written later."""
-    import slimstate.report.plots  # noqa: F401  needs matplotlib
+    import slimstate.reports.plots  # noqa: F401  needs matplotlib
 
     check_place(folder, folder=True)
     check_record(folder / f"bench-{name}.json")
@@ -22,7 +22,7 @@ def check_output(folder: Path, name: str) -> None:
 def write_output(record: BenchRecord, folder: Path) -> None:
     """Write `bench-NAME` as JSON, Markdown and LaTeX, and its figure."""
     from slimstate.benchmark.figures import figure_of
-    from slimstate.report.plots import save
+    from slimstate.reports.plots.style import save
 
     with staged_files(folder) as staging:
         path = staging / f"bench-{record.bench}"

@@ -70,7 +70,7 @@ def _analyze(
     from slimstate.records.base import versions
     from slimstate.records.parts import Text
     from slimstate.records.provenance import run_config
-    from slimstate.report.plots import draw_analysis, find_head
+    from slimstate.reports.plots.states import draw_analysis, find_head
     from slimstate.system.atomic import check_place, staged_files
 
     started = time.perf_counter()

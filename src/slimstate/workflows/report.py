@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from slimstate.records.base import Displayable
+from slimstate.system.atomic import check_place, write_text, writing
+from slimstate.system.errors import DataError, OutputError
 from slimstate.workflows.inputs import Progress, reporter_for
 
-if TYPE_CHECKING:
-    from slimstate.report import WrittenReport
+PAGE = "report.html"
+GENERATOR = b'<meta name="generator" content="slimstate">'  # marks a page as ours
+MAX_HEAD_BYTES = 4096  # where that mark must be
+SOURCES = "`sweep`, `analyze`, `eval` and `verify` with `out`, `prune`, `reconstruct` and `recover` write records"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenReport(Displayable):
+    """The page, the number of records of each kind on it, and a line for each file that could not be read."""
+
+    out: str
+    records: Mapping[str, int]
+    skipped: tuple[str, ...]
+    bytes: int
+
+    def headline(self) -> str:
+        records = ", ".join(f"{count} {kind}" for kind, count in self.records.items())
+        return f"a page of {self.bytes / 1024:.0f} KiB from these records: {records}"
+
+    def table(self) -> list[dict[str, object]]:
+        """Return the files that could not be read."""
+        return [{"skipped": line} for line in self.skipped]
 
 
 def report(folder: str | Path, out: str | Path | None = None, *, progress: Progress = True) -> WrittenReport:
@@ -24,6 +48,31 @@ def report(folder: str | Path, out: str | Path | None = None, *, progress: Progr
     Examples:
         >>> slimstate.report("records").path
     """
-    from slimstate.report import write_report
+    from slimstate.reports.page import render, unique_records
 
-    return write_report(folder, out, reporter=reporter_for(progress))
+    folder, reporter = Path(folder), reporter_for(progress)
+    if folder.is_file():
+        raise DataError(f"the report needs a folder of records, and {folder} is a file")
+    target = Path(out) if out is not None else folder / PAGE
+    _check_page(target)
+    records = unique_records(folder)
+    for line in records.skipped:
+        reporter.say(line)
+    if not records.counts():
+        reason = f" that can be read: {records.skipped[0]}" if records.skipped else f": {SOURCES}"
+        raise DataError(f"no record under {folder}{reason}")
+    with reporter.waiting("drawing"):
+        text = render(records, folder)
+    write_text(target, text)
+    return WrittenReport(out=str(target), records=records.counts(), skipped=records.skipped, bytes=len(text.encode()))
+
+
+def _check_page(path: Path) -> None:
+    """Refuse a place where no page can be written, and a file that is not a page of ours."""
+    check_place(path, folder=False)
+    if not path.exists():
+        return
+    with writing(path), path.open("rb") as file:
+        is_ours = GENERATOR in file.read(MAX_HEAD_BYTES)
+    if not is_ours:
+        raise OutputError(f"{path} is not a slimstate report and is not replaced: choose another place")

@@ -109,7 +109,7 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
     from slimstate.evaluation.sweep_results import recommend
     from slimstate.records.folder import check_drawn
     from slimstate.records.provenance import run_config
-    from slimstate.report.plots import draw_sweep
+    from slimstate.reports.plots.results import draw_sweep
     from slimstate.system import distributed
     from slimstate.system.atomic import check_place, staged_files
     from slimstate.system.interruption import STOP

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from slimstate.records.states import Bounds, FiltersRecord, TraceRecord
-from slimstate.report.plots.style import INK, MUTED, literal, new_figure, save, series, styled
+from slimstate.reports.plots.style import INK, MUTED, literal, new_figure, save, series, styled
 from slimstate.system.errors import PlanError
 
 STATES_DRAWN = 400  # of one model, evenly spaced: more cannot be told apart

@@ -9,10 +9,10 @@ from slimstate.records.evaluation import EvaluationRecord, Row, SweepRecord
 from slimstate.records.folder import Records
 from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
 from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.report import plots
-from slimstate.report.provenance import Provenance
-from slimstate.report.sections import Traces, comparable, mean_utilisation, saved_share, trace_of
-from slimstate.report.tables import PER_TOKEN, Metric, perplexity_metric
+from slimstate.reports.plots.style import label_of
+from slimstate.reports.provenance import Provenance
+from slimstate.reports.sections import Traces, comparable, mean_utilisation, saved_share, trace_of
+from slimstate.reports.tables import PER_TOKEN, Metric, perplexity_metric
 
 
 class Card(NamedTuple):
@@ -92,16 +92,14 @@ def perplexity_cards(record: EvaluationRecord) -> Iterator[Card]:
         values = [getattr(result, name, None) for result in (record.baseline, record)]
         if values[-1] is not None:
             change = ARROW.join(perplexity(value) for value in values if value)
-            yield Card(f"Perplexity {unit}", change, plots.label_of(record))
+            yield Card(f"Perplexity {unit}", change, label_of(record))
 
 
 def utilisation_card(group: Sequence[TraceRecord]) -> Card:
     """Return the utilisation of the first model, and of the first cut model after it."""
     cut = next((trace for trace in group[1:] if trace.cut is not None), None)
     shown = [group[0]] if cut is None else [group[0], cut]
-    return Card(
-        "State in use", ARROW.join(fixed(mean_utilisation(trace), 3) for trace in shown), plots.label_of(shown[-1])
-    )
+    return Card("State in use", ARROW.join(fixed(mean_utilisation(trace), 3) for trace in shown), label_of(shown[-1]))
 
 
 def average_cards(record: EvaluationRecord) -> Iterator[Card]:
@@ -110,4 +108,4 @@ def average_cards(record: EvaluationRecord) -> Iterator[Card]:
     for name, value in record.averages.items():
         values = [baseline[name], value] if name in baseline else [value]
         label = f"{name.replace('_', '-').capitalize()} average"
-        yield Card(label, ARROW.join(fixed(each, 3) for each in values), plots.label_of(record))
+        yield Card(label, ARROW.join(fixed(each, 3) for each in values), label_of(record))

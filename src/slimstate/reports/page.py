@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from slimstate.records import numbers
-from slimstate.records.folder import Records
-from slimstate.report import plots, sections, tables
-from slimstate.report.provenance import merged_versions, provenances, reproduce_section
-from slimstate.report.summary import base_models, summary_cards
+from slimstate.records.folder import RecordFile, Records, read_records
+from slimstate.records.training import RECONSTRUCTION, RECOVERY
+from slimstate.reports import sections, tables
+from slimstate.reports.plots import results, states, style
+from slimstate.reports.provenance import merged_versions, provenances, reproduce_section
+from slimstate.reports.summary import base_models, summary_cards
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from slimstate.records.plan import Plan
 
 TEMPLATES = Path(__file__).parent / "templates"
 SECTIONS = (  # template, title, kind of records
@@ -33,6 +41,22 @@ FILTERS = ("fixed", "perplexity", "signed", "percent", "mebibytes", "magnitude",
 PAGE_WIDTH = 0.78  # of the width in print: on a phone a drawing is as wide as the screen, and its text stays readable
 OPENING = Markup('<svg role="{}" aria-label="{}" class="drawing"')
 MARK = Markup('id="{}" class="dot" tabindex="0" role="img" aria-label="{}" data-tip="{}"')
+
+
+def unique_records(folder: Path) -> Records:
+    """Return the records under a folder, without copies of plans.
+
+    `analyze`, `reconstruct` and `recover` copy the plan of a cut model, whose own plan may be there too.
+    """
+    records = read_records(folder)
+
+    def is_copy(plan: RecordFile[Plan]) -> bool:
+        is_trained = any((plan.path.parent / name).exists() for name in (RECONSTRUCTION, RECOVERY))
+        return plan.record.folder is not None or is_trained
+
+    originals = [plan.record for plan in records.plan if not is_copy(plan)]
+    unique = [plan for plan in records.plan if not is_copy(plan) or not any(map(plan.record.same_cut, originals))]
+    return replace(records, plan=tuple(unique))
 
 
 def render(records: Records, folder: Path) -> str:
@@ -66,9 +90,10 @@ def _environment() -> Environment:
     loader = FileSystemLoader(TEMPLATES)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {name: getattr(numbers, name) for name in FILTERS}
-    environment.filters |= {"model_label": plots.label_of, "mean": fmean, "strip_path": sections.strip_path}
+    environment.filters |= {"model_label": style.label_of, "mean": fmean, "strip_path": sections.strip_path}
     environment.filters["options"] = lambda command: re.split(r" (?=--)", command)
-    environment.globals |= {"plots": plots, "sections": sections, "tables": tables, "drawing": drawing}
+    environment.globals |= {"results": results, "states": states, "sections": sections, "tables": tables}
+    environment.globals["drawing"] = drawing
     environment.globals["verbatim"] = lambda name: Markup((TEMPLATES / name).read_text(encoding="utf-8"))
     return environment
 
@@ -76,9 +101,7 @@ def _environment() -> Environment:
 def drawing(figure: Figure, name: str, label: str, tips: Mapping[str, str]) -> Markup:
     """Return a figure as SVG whose ids begin with `name`; `tips` are texts for elements, by id without that prefix."""
     figure.set_figwidth(figure.get_figwidth() * PAGE_WIDTH)
-    text = re.sub(r"<!--.*?-->", "", plots.svg(figure, name), flags=re.DOTALL)
-    text = re.sub(r">\s+<", "><", text).replace(" \n", " ")
-    text = text.replace("<svg", OPENING.format("group" if tips else "img", label), 1)
+    text = style.svg(figure, name).replace("<svg", OPENING.format("group" if tips else "img", label), 1)
     for identifier, tip in tips.items():
         text = text.replace(f'id="{name}-{identifier}"', MARK.format(f"{name}-{identifier}", tip, tip), 1)
     return Markup(text)

@@ -11,9 +11,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from slimstate.records.evaluation import UNCUT, Result, Row, SweepRecord, Uncut
 from slimstate.records.training import ReconstructionRecord, RecoveryRecord
-from slimstate.report.plots import style
-from slimstate.report.plots.style import INK, MUTED, new_figure, save, series, styled
-from slimstate.report.tables import Metric, perplexity_metric, write_tables
+from slimstate.reports.plots import style
+from slimstate.reports.plots.style import INK, MUTED, new_figure, save, series, styled
+from slimstate.reports.tables import Metric, perplexity_metric, write_tables
 
 DASHES = {"kq": "-", "k": "--", "q": ":"}  # by score
 

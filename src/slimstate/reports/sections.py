@@ -15,7 +15,7 @@ from slimstate.records.evaluation import EvaluationRecord, Measure, Result, Row,
 from slimstate.records.folder import RecordFile
 from slimstate.records.numbers import fixed, mebibytes, percent, perplexity, plural, signed
 from slimstate.records.states import TraceRecord
-from slimstate.report.plots import label_of
+from slimstate.reports.plots.style import label_of
 
 Traces = Sequence[RecordFile[TraceRecord]]
 SAME = 0.0005  # below this difference two utilisations read the same

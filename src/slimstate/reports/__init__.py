@@ -1,0 +1,1 @@
+"""Write records as tables, figures and one self-contained HTML page. Nothing here loads a model."""
