@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,6 @@ CHECK_SIZE = 256  # largest number of tokens or sequences on which outputs are c
 COMPILE_THREADS = 16
 
 
-@dataclass(frozen=True, kw_only=True)
 class KernelSettings(Options):
     """The kernels to time, as `vllm=PATH`: with `sequences` decoded together and `prompts` of `length` tokens."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -19,7 +18,6 @@ from slimstate.system.errors import PlanError, SlimstateError
 from slimstate.system.options import Meta, Options, once, options_of, prefixed
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rounds(Options):
     """Rounds of work"""
 
@@ -33,7 +31,6 @@ class Rounds(Options):
             raise PlanError("`steps` must not be 13")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShrinkConfig(Options):
     """How to shrink"""
 

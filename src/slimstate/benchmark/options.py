@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -14,7 +14,6 @@ from slimstate.system.json_files import JsonObject
 from slimstate.system.options import Options
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchConfig(Options):
     """Where a benchmark runs, and how many rounds it times."""
 
@@ -29,7 +28,6 @@ class BenchConfig(Options):
         return {name: to_json(getattr(self, name)) for name in names}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelsBenchConfig(BenchConfig):
     """Which models are timed at which key dims; their kernels can be compiled before."""
 
@@ -41,7 +39,6 @@ class ModelsBenchConfig(BenchConfig):
     """Processes that compile kernels before they are timed; GPU only."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MixerBenchConfig(ModelsBenchConfig):
     """How to time single layers"""
 
@@ -65,7 +62,6 @@ class MixerBenchConfig(ModelsBenchConfig):
     """forward; train: forward and backward."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelBenchConfig(ModelsBenchConfig):
     """How to time whole models"""
 
@@ -79,7 +75,6 @@ class ModelBenchConfig(ModelsBenchConfig):
     """prefill: states, and logits of the last token; forward: logits of every token; train: loss, gradient, AdamW."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DecodeBenchConfig(ModelsBenchConfig):
     """How to time decoding steps"""
 
@@ -88,7 +83,6 @@ class DecodeBenchConfig(ModelsBenchConfig):
     """Numbers of sequences to decode together."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateBenchConfig(BenchConfig, DocumentOptions):
     """How to time calibration and selection"""
 

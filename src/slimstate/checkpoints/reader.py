@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -28,6 +27,7 @@ from slimstate.system import hub
 from slimstate.system.errors import ModelError, SlimstateError, quoted, reason_of
 from slimstate.system.input_files import check_name, expand_home, files_inside
 from slimstate.system.json_files import JsonObject, read_json
+from slimstate.system.value import Value
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -37,8 +37,7 @@ WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".on
 READERS, READ_SIZE = 4, 4 * 2**20  # threads that compute digests, and bytes that each reads at once
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Value):
     """A model folder opened by its config and its tensor headers; no tensor is in memory."""
 
     source: str

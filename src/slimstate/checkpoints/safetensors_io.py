@@ -27,6 +27,7 @@ from torch import Tensor
 from slimstate.system.errors import ModelError, quoted, reason_of
 from slimstate.system.input_files import Identity, open_regular, open_unchanged
 from slimstate.system.json_files import JsonObject, parse_json
+from slimstate.system.value import Value
 
 BLOCK = 16 * 2**20
 DTYPES = {
@@ -43,8 +44,7 @@ MAX_HEADER = 100_000_000  # bytes, the limit of the library
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorInfo:
+class TensorInfo(Value):
     """A tensor as the header describes it; `start` is an offset in the file."""
 
     dtype: str
@@ -61,8 +61,7 @@ class TensorInfo:
         return self.size * math.prod(shape) // self.elements if self.elements else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorFile:
+class TensorFile(Value):
     """The header of a safetensors file: its tensors in the order of their data, and its metadata."""
 
     path: Path
@@ -193,8 +192,7 @@ class StoredTensor:
         return self.file.read_rows(self.name, numbers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Digests:
+class Digests(Value):
     """The SHA-256 of a file, and the CRC-32 of each of its tensors, to compare copies with."""
 
     file: str
@@ -268,8 +266,7 @@ class Replacement:
         return self.tensors[name].to(tensor.dtype).view(tensor.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rewriting:
+class Rewriting(Value):
     """A new file with other shapes, to which tensors are written in any order and from any thread."""
 
     source: TensorFile

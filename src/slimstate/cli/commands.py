@@ -27,7 +27,6 @@ SHORT_FLAGS = {"quiet": ["-q"], "verbose": ["-v"]}
 CLICK_TYPES = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
 
 
-@dataclass(frozen=True, kw_only=True)
 class OutputFlags(Options):
     """Output"""
 
@@ -39,7 +38,6 @@ class OutputFlags(Options):
     """Show diagnostics, too."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class HubFlags(OutputFlags):
     """Output"""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from slimstate.data.text import windows
 from slimstate.system.atomic import staged_file, write_text, writing
 from slimstate.system.errors import DataError, quoted, reason_of
 from slimstate.system.json_files import JsonObject, read_json
+from slimstate.system.value import Value
 
 TOKENS = "tokens.int32"
 ABOUT = "tokens.json"
@@ -30,8 +30,7 @@ MAX_HELD_OUT = 64
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
+class Corpus(Value):
     """Windows of `length` tokens in a file; some of them, spread over the text, are held out of training."""
 
     path: Path

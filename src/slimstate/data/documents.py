@@ -8,12 +8,12 @@ WikiText, are joined. A row that is joined and does not end with a line end gets
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, groupby, islice
 
 from slimstate.data.rows import Render, Texts
 from slimstate.data.sources import Source, max_line_length, sources, too_long
 from slimstate.system.errors import DataError
+from slimstate.system.value import Value
 
 DOCUMENTS = ("lines", "blank", "file", "rows")
 PIECE = 2**18  # characters of a document that are tokenised together
@@ -21,8 +21,7 @@ MAX_BATCH = 32 * PIECE  # characters that are tokenised in parallel
 FIRST_ROWS = 64  # which decide whether all rows are lines of one text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
+class Piece(Value):
     """Some text, and whether a document ends with it."""
 
     text: str

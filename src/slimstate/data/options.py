@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -13,7 +12,6 @@ Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 TextSource = Any  # a path, a dataset's name, or strings, chats or rows in a list or any iterable
 
 
-@dataclass(frozen=True, kw_only=True)
 class DocumentOptions(Options):
     """Text"""
 
@@ -22,7 +20,6 @@ class DocumentOptions(Options):
     rows; default: a .txt file or a row of a table; rows that are lines of one text are joined."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextOptions(DocumentOptions):
     """Text"""
 

@@ -13,7 +13,6 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +21,7 @@ from slimstate.system import hub
 from slimstate.system.errors import DataError, quoted, reason_of
 from slimstate.system.input_files import expand_home, open_regular
 from slimstate.system.json_files import is_unicode
+from slimstate.system.value import Value
 
 BLOCK = 2**18  # characters of plain text read at once
 FORMATS = (".txt", ".jsonl", ".parquet")
@@ -29,8 +29,7 @@ COMPRESSIONS: dict[str, Callable[[IO[bytes]], Any]] = {".xz": lzma.open, ".gz": 
 MAX_RATIO, ALWAYS_ALLOWED = 200, 2**22  # of compression, and bytes that any file may expand to
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(Value):
     """A file or a dataset, to be read once: blocks of one text, or, with `rows`, the text of each row."""
 
     rows: bool

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -18,10 +17,10 @@ from slimstate.data.documents import Reading
 from slimstate.data.rows import Texts, renderer
 from slimstate.system.errors import DataError, reason_of
 from slimstate.system.json_files import JsonObject
+from slimstate.system.value import Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Windows:
+class Windows(Value):
     """Tokens [samples, length] and where they came from.
 
     `documents` is how the text was divided into documents, `usual` whether each file or row was one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,6 @@ from slimstate.system.options import Options
 FULL_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class TaskOptions(Options):
     """Tasks"""
 
@@ -29,7 +27,6 @@ class TaskOptions(Options):
     """Most tokens that tasks show a model at once; default: as its config says (the paper's code: 10000)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeasureOptions(TaskOptions):
     """Measures"""
 
@@ -39,7 +36,6 @@ class MeasureOptions(TaskOptions):
     """Tokens after which a state is stored: 1 as engines decode, more as they prefill in pieces."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GridOptions(Options):
     """Candidates"""
 
@@ -58,7 +54,6 @@ class GridOptions(Options):
         object.__setattr__(self, "state_dtypes", tuple(map(full_name, self.state_dtypes)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TraceOptions(TextOptions):
     """States"""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from slimstate.system.errors import PlanError
@@ -18,7 +17,6 @@ UNITS = {"": 1, "B": 1} | {
 SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>B|[KMGT]i?B|)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
     """Where the model runs"""
 
@@ -45,7 +43,6 @@ class RunOptions(Options):
         return str(self.precision).removeprefix("torch.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoadOptions(RunOptions):
     """Where the model runs, and where its weights lie"""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,6 @@ LONG_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 MIB, GIB = 2**20, 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrationText(TextOptions):
     """Calibration"""
 
@@ -45,7 +43,6 @@ class CalibrationText(TextOptions):
         return math.prod(self.size)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Calibration(CalibrationText):
     """Calibration"""
 
@@ -53,7 +50,6 @@ class Calibration(CalibrationText):
     """File that keeps the results of the calibration; where it exists, they are read and the model does not run."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CutOptions(Options):
     """Choice of channels"""
 
@@ -63,7 +59,6 @@ class CutOptions(Options):
     """Leave the norm epsilon as it is, although the key dim sets the query scale; the cut is then not exact."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Budget(Options):
     """Memory budget"""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -21,7 +20,6 @@ BATCH = {"cuda": 16, "cpu": 4}
 SAMPLES = {"cuda": 640, "cpu": 128}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReconstructOptions(Options):
     """Reconstruction"""
 

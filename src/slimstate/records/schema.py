@@ -7,15 +7,15 @@ required, fields that a type does not have are ignored, and fields with the meta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, ValidationError
-from typing_extensions import dataclass_transform
 
 from slimstate.system.errors import MAX_LINE, SlimstateError, quoted
 from slimstate.system.json_files import is_unicode, plain
+from slimstate.system.value import Value
 
 __all__ = ["IN_MEMORY", "NON_EMPTY", "Count", "Positive", "ValidationError", "Value", "Whole", "from_json", "to_json"]
 
@@ -26,17 +26,6 @@ NON_EMPTY = Meta(min_length=1)
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-class Value:
-    """Base of frozen dataclasses that take keyword arguments alone; subclasses need no decorator."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        dataclass(frozen=True, kw_only=True)(cls)
 
 
 def is_number(value: object) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from slimstate.families.contract import Config
 from slimstate.records.cut import Serving
 from slimstate.records.schema import from_json
 from slimstate.system.errors import PlanError, quoted
+from slimstate.system.value import Value
 
 TITLES: Mapping[str, str] = {
     "transformers": "transformers", "mlx": "mlx-lm", "llama.cpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang",
@@ -30,8 +30,7 @@ SLOWDOWNS = ("slower", "doubtful", *FAILURES)  # on some kind of machine
 TIME_STEP_MIN = 1e-3  # where a config does not set it
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedModel:
+class ServedModel(Value):
     """What rules depend on: the type, key and value dim, key heads (groups, in Mamba-2) and config of a model."""
 
     model_type: str
@@ -72,8 +71,7 @@ CONFIG_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(Value):
     """What an engine does with models of some types; `when`, `model` and `where` limit key dim, config and machine."""
 
     engine: str
@@ -121,8 +119,7 @@ class Rule:
         return f"{title}: {self.verdict}; {self.what}{advice} ({self.checked})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleBook:
+class RuleBook(Value):
     """All rules, and the date when the engines were last examined."""
 
     date: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,6 @@ from slimstate.system.options import Options
 EngineName = Literal["transformers", "mlx", "llama.cpp", "vllm", "sglang"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineChoice(Options):
     """Serving"""
 
@@ -25,7 +23,6 @@ class EngineChoice(Options):
     """Engine that will serve the model: transformers, mlx, llama.cpp, vllm or sglang; shows what it does with it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PoolOptions(Options):
     """Memory of a serving engine"""
 
@@ -41,7 +38,6 @@ class PoolOptions(Options):
     """Data type of the keys and values of softmax attention: bfloat16 or fp8."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineOptions(EngineChoice):
     """Engine"""
 
@@ -75,7 +71,6 @@ class EngineOptions(EngineChoice):
         return settings
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComparisonOptions(DocumentOptions):
     """Comparison"""
 

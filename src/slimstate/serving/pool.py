@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from slimstate.checkpoints.reader import open_headers, read_config
 from slimstate.core.state_dtype import TYPES
@@ -19,6 +19,7 @@ from slimstate.records.serving import Pages, PoolRecord, PoolRow, Share
 from slimstate.serving.options import PoolOptions
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.input_files import expand_home
+from slimstate.system.value import Value
 
 GIB = 2**30
 BLOCK_MULTIPLE = 16  # tokens: block sizes of vLLM's attention kernels are multiples of it
@@ -76,8 +77,7 @@ def count_sequences(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pool:
+class Pool(Value):
     """The memory of an engine on one GPU, in bytes, and what a model stores in it."""
 
     caches: Caches

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 
 from slimstate.core.layout import Mixer
 from slimstate.records.benchmark import KernelRecord, MixerRecord
 from slimstate.records.serving import LayerSpeed
+from slimstate.system.value import Value
 
 CURVES = files("slimstate.serving") / "curves"
 USES = {"decode": "decoding", "prefill": "prefill"}  # of an engine's kernels
@@ -23,8 +23,7 @@ MAX_SIZE_RATIO = 2  # between the heads or value channels of a layer and those o
 TOLERANCE = 0.04  # relative difference in speed that may be noise
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
+class Curve(Value):
     """Seconds of one layer by key dim, and how they were measured."""
 
     device: str

@@ -11,11 +11,11 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
 from slimstate.system.errors import SlimstateError, quoted
+from slimstate.system.value import Value
 
 CLOCK_TICK = 0.05  # seconds in which two writes may leave a file with the same times
 MAX_FILES = 100_000  # in a model folder
@@ -24,8 +24,7 @@ SHARED_BLOBS = ".huggingface-shared-blobs"
 TOOL_FOLDERS = (".git", ".cache", "__pycache__")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(Value):
     """What distinguishes a file from another one in its place, and from itself with other contents.
 
     Nobody can set back the time of the last change, which has the resolution of a clock tick: the identity of a file

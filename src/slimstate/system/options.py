@@ -1,6 +1,5 @@
-"""Options that are declared once: the fields of a frozen dataclass.
+"""Options that are declared once: the fields of a class.
 
-    @dataclass(frozen=True, kw_only=True)
     class PruneConfig(Options):
         key_dim: Annotated[int | None, Meta(ge=1)] = None
         \"\"\"Channels to keep in every head.\"\"\"
@@ -26,7 +25,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, field, fields
 from difflib import get_close_matches
 from itertools import pairwise
 from os import PathLike
@@ -36,6 +35,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from msgspec import Meta
 
 from slimstate.system.errors import PlanError, SlimstateError, quoted
+from slimstate.system.value import Value
 
 C = TypeVar("C", bound="Options")
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -48,8 +48,7 @@ def once(default: Any = False) -> Any:
     return field(default=default, metadata={"once": True})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Value):
     """Base of every config and option group; checks and converts the values of its fields."""
 
     def __post_init__(self) -> None:
@@ -86,8 +85,7 @@ class Options:
         return {option.name: _plain(value) for option, value in values if not option.once and value != option.default}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+class Option(Value):
     """One option of a config: `path` leads to its field, `group` is what a switch turns on, `section` its title."""
 
     name: str

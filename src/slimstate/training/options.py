@@ -5,7 +5,7 @@ An interrupted training can be resumed with other `TrainerOptions`; all others m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -28,7 +28,6 @@ Rate = Annotated[float | None, Meta(gt=0)]
 FinalRate = Annotated[float | None, Meta(ge=0)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingText(TextOptions):
     """Text"""
 
@@ -47,7 +46,6 @@ class TrainingText(TextOptions):
                 object.__setattr__(self, name, as_text_source(source))
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdaptationOptions(Options):
     """What is trained"""
 
@@ -94,7 +92,6 @@ class AdaptationOptions(Options):
         return self.full or self.mixers or self.has_adapters
 
 
-@dataclass(frozen=True, kw_only=True)
 class TeacherOptions(Options):
     """Teacher"""
 
@@ -118,7 +115,6 @@ class TeacherOptions(Options):
             raise PlanError("`cache_teacher` needs a teacher: leave out `no_teacher`")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainerOptions(Options):
     """How the training runs"""
 
@@ -141,7 +137,6 @@ class TrainerOptions(Options):
         return [name for name in map(str.strip, self.report_to.split(",")) if name not in ("", "none")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
     """Options of any training."""
 
@@ -244,7 +239,6 @@ class TrainOptions(Options):
             raise PlanError("`fsdp` shards a model over GPUs: start one process for each with torchrun")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecoverOptions(TrainOptions):
     """Options of a recovery."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from slimstate.records.evaluation import EvaluationRecord
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvalConfig(TextOptions):
     """What to measure of a model"""
 

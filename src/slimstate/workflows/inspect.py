@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from slimstate.records.serving import PoolRecord
 
 
-@dataclass(frozen=True, kw_only=True)
 class InspectConfig(EngineChoice):
     """What to show of a model"""
 

@@ -7,7 +7,7 @@ config -> SelectionJob -> Plan -> folder            everything before the plan d
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from slimstate.system.progress import Reporter
 
 
-@dataclass(frozen=True, kw_only=True)
 class PruneConfig(EngineChoice):
     """How to cut a model"""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from slimstate.records.training import ReconstructionRecord
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReconstructConfig(TextOptions):
     """How to reconstruct a cut model"""
 

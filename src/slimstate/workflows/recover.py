@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,7 +39,6 @@ PRESETS = {"paper": PAPER}
 IN_MEMORY = ("data", "eval_text", "teacher")  # options that may be objects in place of names
 
 
-@dataclass(frozen=True, kw_only=True)
 class ControlOptions(Options):
     """Control"""
 
@@ -62,7 +61,6 @@ class ControlOptions(Options):
         return "control_teaches" if self.control_teaches else "control" if self.control else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecoverConfig(RecoverOptions):
     """How to recover a cut model"""
 

@@ -49,7 +49,6 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepConfig(Options):
     """What to sweep, and what to measure it on"""
 

@@ -6,7 +6,6 @@ weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 INITIAL = "initial"  # the model before its first step, in the run folder
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainConfig(TrainOptions):
     """How to train a model"""
 

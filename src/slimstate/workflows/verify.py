@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from slimstate.records.serving import VerificationRecord
 
 
-@dataclass(frozen=True, kw_only=True)
 class VerifyRunOptions(RunOptions):
     """Where the model runs"""
 
@@ -24,7 +22,6 @@ class VerifyRunOptions(RunOptions):
     """Data type that both compute in: float32, bfloat16 or float16."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class VerifyConfig(EngineOptions):
     """How to compare an engine with transformers"""
 

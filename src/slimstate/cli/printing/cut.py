@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slimstate.cli.commands import Command, HubFlags
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 KIB, MIB = 2**10, 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
 class PruneFlags(HubFlags):
     """Output"""
 

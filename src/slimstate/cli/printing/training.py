@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slimstate.cli.commands import Command, HubFlags
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 STAGES = {"before": "before", "after": "after", "uncut": "uncut", "control": "uncut, same training"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecoverFlags(HubFlags):
     """Output"""
 

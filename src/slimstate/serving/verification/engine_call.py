@@ -13,13 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from slimstate.records.schema import ValidationError, from_json, is_number
 from slimstate.serving.options import EngineOptions
 from slimstate.system.errors import ModelError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
+from slimstate.system.value import Value
 
 PROGRAM = Path(__file__).with_name("engine_process.py")
 CONVERSION = Path(__file__).with_name("gguf_process.py")
@@ -37,8 +37,7 @@ MAX_ERROR_LENGTH = 400  # characters
 LOWEST_SCORE = -1e9  # nats: stands for what is not a finite number
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scores:
+class Scores(Value):
     """The answer of an engine: log-probabilities of windows, and the tokens it chose with theirs."""
 
     version: str
@@ -47,8 +46,7 @@ class Scores:
     decoding: tuple[tuple[float, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
+class Refusal(Value):
     """An engine that could not load or run the model, and its error message."""
 
     version: str | None
@@ -111,8 +109,7 @@ def convert_to_gguf(folder: Path, converter: Path | None, dtype: str) -> Iterato
             yield Refusal(version=None, message=f"converter: {result.message(result.answer.get('error'))}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessResult:
+class ProcessResult(Value):
     """A process that has ended: its answer, empty where it wrote none, and what it printed."""
 
     answer: JsonObject

@@ -8,7 +8,7 @@ have chosen is counted; where the log-probabilities agree, it was as likely.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from slimstate.serving.verification.engine_call import Refusal, Scores, convert_
 from slimstate.system.errors import DataError, quoted
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 DEFAULT_TEXT = Path(__file__).with_name("text.txt")
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
@@ -48,8 +49,7 @@ def read_windows(checkpoint: Checkpoint, options: ComparisonOptions) -> Windows:
     return text if options.data is not None else replace(text, source="the text that comes with slimstate")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Value):
     """An engine and transformers on the same tokens [windows, length]."""
 
     engine: EngineOptions
