@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slimstate.reconstruction.steps import CapturedSteps, Steps, steps_of
+from slimstate.reconstruction.fit import CapturedSteps, Steps, steps_of
 from slimstate.reconstruction.trained_layers import TrainedLayers
 
 STEPS = 12

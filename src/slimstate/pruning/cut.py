@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.prepare import has_library
 from slimstate.models.stock import as_published, stock_differences
 from slimstate.pruning.budget import state_bytes
+from slimstate.pruning.planning import SelectionJob
 from slimstate.records.cut import CutRecord
 from slimstate.records.plan import CutFacts, Plan
 from slimstate.records.provenance import config_file
@@ -113,59 +114,47 @@ def cut_documents(plan: Plan, name: str, record: CutRecord, config: Config, note
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutWriter:
-    """Writes a cut; `writer` is None where nothing is to be written or another process writes.
-
-    `provenance` is the config of the run, which lies beside the weights.
-    """
+class CutJob:
+    """One cut of a model, written to `out` where there is one; `provenance` is the config of the run."""
 
     checkpoint: Checkpoint
+    key_dim: int
     out: Path | None
-    writer: CheckpointWriter | None
+    force: bool
     provenance: Mapping[str, Any]
     notes: CardNotes
     reporter: Reporter
 
-    def copy(self) -> None:
-        """Begin to copy what no cut to this key dim changes."""
-        if self.writer is not None:
-            self.writer.copy()
+    def finish(self, choice: SelectionJob | Plan, started: float) -> CutRecord:
+        """Choose the channels, unless there is a plan, write the cut, and return its record; the main process writes.
 
-    def finish(self, plan: Plan, kernels: str | None, started: float) -> CutRecord:
-        """Write the cut, where it is to be written, and return its record."""
-        if plan.rotates and (others := self.checkpoint.mixers[0].noncommuting):
-            self.reporter.say(f"the rotation is not exact here: {' and '.join(others)} act on the channels themselves")
-        record = describe_cut(self.checkpoint, plan, kernels, self.notes.speed)
-        if self.out is not None:
-            left_out = distributed.from_main(lambda: self._write(plan, record))
-            record = replace(record, out=str(self.out), left_out=tuple(left_out))
+        What all cuts to this key dim have in common is copied while the channels are being chosen.
+        """
+        with ExitStack() as stack:
+            writers: list[CheckpointWriter] = []  # one in the main process, where the cut is written
+            if self.out is not None:
+                shapes = outline(self.checkpoint.mixers, self.key_dim)
+                writer = new_checkpoint(self.checkpoint, shapes, self.out, force=self.force)
+                distributed.from_main(lambda: writers.append(stack.enter_context(writer)))
+
+            def copy() -> None:
+                for writer in writers:
+                    writer.copy()
+
+            plan, kernels = (choice, None) if isinstance(choice, Plan) else choice.plan(on_idle=copy)
+            if plan.rotates and (others := self.checkpoint.mixers[0].noncommuting):
+                acting = f"{' and '.join(others)} act on the channels themselves"
+                self.reporter.say(f"the rotation is not exact here: {acting}")
+            record = describe_cut(self.checkpoint, plan, kernels, self.notes.speed)
+            if self.out is not None:
+                left_out = distributed.from_main(lambda: self._write(writers[0], plan, record))
+                record = replace(record, out=str(self.out), left_out=tuple(left_out))
         return replace(record, seconds=time.perf_counter() - started)
 
-    def _write(self, plan: Plan, record: CutRecord) -> list[str]:
-        assert self.writer is not None
+    def _write(self, writer: CheckpointWriter, plan: Plan, record: CutRecord) -> list[str]:
         assert self.out is not None
         config = cut_config(self.checkpoint, plan)
         cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
         documents = cut_documents(plan, self.out.name, record, config, self.notes)
         documents[CONFIG] = config_file(self.provenance)
-        return self.writer.finish(cutter, config, documents, reporter=self.reporter)
-
-
-@contextmanager
-def open_cut_writer(
-    checkpoint: Checkpoint, key_dim: int, out: Path | None, *,
-    force: bool, provenance: Mapping[str, Any], notes: CardNotes, reporter: Reporter,
-) -> Iterator[CutWriter]:  # fmt: skip
-    """Write what all cuts to this key dim have in common while the channels are still being chosen.
-
-    The main process writes; there is no writer in the others, nor where nothing is to be written.
-    """
-    with ExitStack() as stack:
-        writers: list[CheckpointWriter] = []
-        if out is not None:
-            writer = new_checkpoint(checkpoint, outline(checkpoint.mixers, key_dim), out, force=force)
-            distributed.from_main(lambda: writers.append(stack.enter_context(writer)))
-        yield CutWriter(
-            checkpoint=checkpoint, out=out, writer=writers[0] if writers else None, provenance=provenance,
-            notes=notes, reporter=reporter,
-        )  # fmt: skip
+        return writer.finish(cutter, config, documents, reporter=self.reporter)

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import StoredTensor
-from slimstate.core.evidence import BACKWARD, Evidence
+from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer
 from slimstate.core.selection import Choice
 from slimstate.core.surgery import Cutter
@@ -24,24 +22,17 @@ from slimstate.families.contract import Config
 from slimstate.pruning.calibration import Sums, observed, sum_evidence
 from slimstate.pruning.cut import CardNotes, cut_config, cut_documents, describe_cut
 from slimstate.pruning.planning import SelectionJob, cases, certify, plan_of
+from slimstate.reconstruction.walk import StoredCut, Watch
 from slimstate.records.cut import CutRecord
 from slimstate.records.plan import Plan, choice_from_json, choice_to_json
 from slimstate.records.training import ReconstructionRecord
-from slimstate.selectors import Selector, choose
+from slimstate.selectors import choose
 from slimstate.system import distributed
 from slimstate.system.json_files import JsonObject, read_json, write_json
 
-if TYPE_CHECKING:
-    from slimstate.reconstruction.walk import Watch
-
-
-def is_layerwise(selector: Selector, evidence: Path | None) -> bool:
-    """Return whether a method can choose the channels of a layer while a reconstruction is at that layer."""
-    return selector.calibrated and not BACKWARD & selector.needs and evidence is None
-
 
 @dataclass(frozen=True, kw_only=True)
-class LayerwiseCut:
+class LayerwiseCut(StoredCut):
     """The cut that a reconstruction trains; `choices` starts with those of a plan and fills layer by layer.
 
     `folder` keeps the choices, so that a run that was interrupted makes the same ones.
@@ -53,16 +44,9 @@ class LayerwiseCut:
     choices: dict[int, Choice] = field(default_factory=dict)
     plan: list[Plan] = field(default_factory=list)  # one, once it is known
 
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.job.checkpoint
-
     def config(self) -> Config:
         job = self.job
         return self.checkpoint.family.resize(self.checkpoint.config, job.request.keep, corrected=job.corrected)
-
-    def embedding(self, name: str) -> StoredTensor:
-        return self.checkpoint.stored(name)
 
     def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
         mixer = next((mixer for mixer in self.checkpoint.mixers if mixer.layer == number), None)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
-from slimstate.core.evidence import Evidence, EvidenceFile, Need
+from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Need
 from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer
 from slimstate.core.selection import Basis, Choice
@@ -100,6 +100,11 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
 def is_corrected(checkpoint: Checkpoint, keep_norm_eps: bool) -> bool:
     """Return whether a cut adapts the norm epsilon to the new key dim."""
     return not keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
+
+
+def is_layerwise(selector: Selector, evidence: Path | None) -> bool:
+    """Return whether a method can choose the channels of a layer while a reconstruction is at that layer."""
+    return selector.calibrated and not BACKWARD & selector.needs and evidence is None
 
 
 def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> float | None:

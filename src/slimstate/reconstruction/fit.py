@@ -5,18 +5,22 @@
     error   |h' - h|^2 / |h - x|^2
 
 The trained weights are used only if they are better than those of the cut on held-out windows.
+
+A layer of a small model is hundreds of small kernels, and launching them takes longer than running them. On a GPU, a
+CUDA graph launches a whole step at once: forward, backward and Adam. A step that reads from the device cannot be
+captured and is launched kernel by kernel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from slimstate.reconstruction.steps import Errors, local_windows, steps_of
 from slimstate.records.training import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 
@@ -25,6 +29,10 @@ MIN_RATE = 0.05  # of the learning rate, at the end
 OnStep = Callable[[int, float], None]  # called with the number of steps and the error
 VALIDATIONS = 4  # on the held-out windows
 UPDATES = 40  # of the progress, per layer
+Errors = Callable[[Tensor], Iterator[Tensor]]  # yields the sum of squared errors of each piece of the windows
+FIRST_BETA, MIN_SECOND_BETA = 0.9, 0.9
+MEMORY = 0.2  # of all steps, by Adam's second moment
+STEPS_BEFORE_CAPTURE = 3  # in which kernels are compiled and Adam creates its moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,3 +120,92 @@ def _batches(windows: Tensor, size: int, seed: int) -> Iterator[Tensor]:
             queue = torch.cat([queue, windows[torch.randperm(len(windows), generator=generator)]])
         yield queue[:size]
         queue = queue[size:]
+
+
+class Steps:
+    """Take `count` steps of Adam on the errors over windows, relative to `power` per window."""
+
+    def __init__(
+        self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, **adam: Any
+    ) -> None:
+        self.weights, self.errors, self.power = weights, errors, power
+        second_beta = max(MIN_SECOND_BETA, 1 - 1 / (MEMORY * max(1, count)))  # averages over a share of the steps
+        self.adam = torch.optim.Adam(weights, betas=(FIRST_BETA, second_beta), **adam)
+
+    def take(self, windows: Tensor, rate: float) -> Tensor:
+        """Take one step at a learning rate; return the error before it over the windows of this process."""
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        return self._step(local_windows(windows), len(windows))
+
+    def _step(self, windows: Tensor, count: int) -> Tensor:
+        self.adam.zero_grad(set_to_none=True)
+        losses = []
+        for piece in self.errors(windows):
+            part = piece / (self.power * count)
+            part.backward()  # type: ignore[no-untyped-call]
+            losses.append(part.detach())
+        for weight in self.weights if distributed.count() > 1 else ():
+            if weight.grad is None:  # this process has no window of the batch
+                weight.grad = torch.zeros_like(weight)
+            distributed.sum_over_all(weight.grad)
+        self.adam.step()
+        return torch.stack(losses).sum() if losses else torch.zeros(())
+
+
+class CapturedSteps(Steps):
+    """Take steps on one GPU by a CUDA graph, where the step can be captured."""
+
+    def __init__(self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int) -> None:
+        device = weights[0].device
+        self.rate = torch.zeros((), device=device)
+        super().__init__(weights, errors, power, count, lr=self.rate, fused=True, capturable=True)
+        self.windows, self.error = torch.empty(0, device=device), torch.zeros((), device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.count, self.stream = 0, torch.cuda.Stream(device)
+
+    def take(self, windows: Tensor, rate: float) -> Tensor:
+        self.rate.fill_(rate)
+        if self.count == 0:
+            self.windows = windows.to(self.rate.device)
+        self.windows.copy_(windows)
+        self.count += 1
+        if self.count == STEPS_BEFORE_CAPTURE + 1:
+            self._capture()
+        if self.graph is None:
+            return self._step_on_stream()
+        self.graph.replay()
+        return self.error
+
+    def _step_on_stream(self) -> Tensor:
+        """Take a step on a stream of its own, as PyTorch requires before a capture."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            error = self._step(self.windows, len(self.windows))
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return error
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # a graph has memory of its own
+        try:
+            with torch.cuda.graph(graph):
+                self.error = self._step(self.windows, len(self.windows))
+        except RuntimeError:
+            torch.cuda.synchronize()
+            return
+        self.graph = graph
+
+
+def steps_of(
+    weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, *, recordable: bool
+) -> Steps:
+    """Return the fastest steps for this device; `recordable` says that a step can be captured."""
+    alone = distributed.count() == 1 and weights[0].device.type == "cuda"
+    return (CapturedSteps if recordable and alone else Steps)(weights, errors, power, count)
+
+
+def local_windows(windows: Tensor) -> Tensor:
+    """Return those of the windows that belong to this process."""
+    return windows[windows % distributed.count() == distributed.rank()]

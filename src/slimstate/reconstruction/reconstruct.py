@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.model_card import reconstruction_section
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.safetensors_io import Change, StoredTensor
+from slimstate.checkpoints.safetensors_io import Change
 from slimstate.checkpoints.writer import CARD, write_checkpoint
 from slimstate.core.file_names import CONFIG
 from slimstate.data.text import Windows
@@ -27,8 +24,8 @@ from slimstate.models.options import LoadOptions
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.reconstruction.options import ReconstructOptions, held_out_count
-from slimstate.reconstruction.trained_layers import TrainedLayers, TrainedTensors
-from slimstate.reconstruction.walk import CutModel, Walk, Watch
+from slimstate.reconstruction.trained_layers import TrainedLayers
+from slimstate.reconstruction.walk import StoredCut, Walk
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
 from slimstate.records.provenance import config_file
@@ -37,74 +34,6 @@ from slimstate.records.training import LayerErrors, ReconstructionRecord, Recons
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import Reporter
-
-
-class WritableCut(CutModel, Protocol):
-    """A cut model that is reconstructed, and what its folder holds beside the trained tensors."""
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The model whose files are rewritten."""
-
-    def finished_config(self, windows: Windows) -> Config:
-        """Return the config of the cut model, once all layers are trained."""
-
-    def change(self) -> Change | None:
-        """Return how tensors change that are not trained."""
-
-    def documents(self, record: ReconstructionRecord) -> dict[str, str]:
-        """Return the texts that lie beside the weights, the model card among them."""
-
-
-@dataclass(frozen=True)
-class StoredCut:
-    """A cut model in files."""
-
-    checkpoint: Checkpoint
-
-    def config(self) -> Config:
-        return self.checkpoint.config
-
-    def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
-        tensors = {name: self.checkpoint.read(name) for name in uncut}
-        return {
-            name: tensor
-            for name, tensor in tensors.items()
-            if tensor.shape != uncut[name].shape or not torch.equal(tensor, uncut[name][...])
-        }
-
-    def embedding(self, name: str) -> StoredTensor:
-        return self.checkpoint.stored(name)
-
-    def finished_config(self, windows: Windows) -> Config:
-        return self.checkpoint.config
-
-    def change(self) -> None:
-        return None
-
-    def documents(self, record: ReconstructionRecord) -> dict[str, str]:
-        path = self.checkpoint.folder / CARD
-        return {CARD: path.read_text(encoding="utf-8") if path.is_file() else ""}
-
-
-@dataclass(frozen=True)
-class TrainedChange:
-    """Trained tensors, and for the others what the cut, if any, makes of them."""
-
-    cut: Change | None
-    trained: TrainedTensors
-
-    def touches(self, name: str) -> bool:
-        return name in self.trained or (self.cut is not None and self.cut.touches(name))
-
-    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
-        return list(shape) if self.cut is None else self.cut.shape(name, shape)
-
-    def apply(self, name: str, tensor: Tensor) -> Tensor:
-        if name in self.trained:
-            return self.trained.read(name).to(tensor.dtype)
-        assert self.cut is not None
-        return self.cut.apply(name, tensor)
 
 
 def find_teacher(cut: Checkpoint, source: str | PathLike[str] | None, reporter: Reporter) -> Checkpoint:
@@ -134,7 +63,7 @@ class ReconstructionJob:
     `provenance` is the config of the run. Several processes share the windows, and the main one writes.
     """
 
-    cut: WritableCut
+    cut: StoredCut
     teacher: Checkpoint
     out: Path
     identity: Mapping[str, object]
@@ -158,13 +87,14 @@ class ReconstructionJob:
         }
         folder = TrainedLayers.beside(self.out)
         with folder.open(identifying, self.reporter, force=self.force, prepare=lambda: None):
-            layers, trained = self._walk(folder, windows, settings), folder.trained()
+            layers = self._walk(folder, windows, settings)
             config = self.cut.finished_config(windows)
-            record = self._record(config, windows, settings, layers)
+            change = folder.change(self.cut.change())
             record = replace(
-                record, trained_parameters=trained.elements, seconds=time.perf_counter() - started
+                self._record(config, windows, settings, layers),
+                trained_parameters=change.elements, seconds=time.perf_counter() - started,
             )  # fmt: skip
-            left_out = self._write(config, TrainedChange(self.cut.change(), trained), record)
+            left_out = self._write(config, change, record)
         return record, left_out
 
     def _walk(

@@ -1,45 +1,41 @@
-"""Hidden states of many windows, on the device, in host memory or on disk; each process has those of its windows."""
+"""Hidden states of many windows, on the device, in host memory or on disk, and the stream of them through a model.
+
+Each process has the states of its windows: every n-th of all, for n processes.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from slimstate.checkpoints.safetensors_io import StoredTensor
 from slimstate.models.devices import free_bytes
+from slimstate.models.load import check_embedded
+from slimstate.models.one_layer import OneLayerModel
 from slimstate.models.options import parse_limits
+from slimstate.system import distributed
 from slimstate.system.atomic import writing
 
 SHARE = 0.5  # of what is free on a device or in host memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryLimits:
-    """Bytes that hidden states may take on the device and in host memory; the rest goes to disk."""
+def place_for(size: int, device: torch.device, max_memory: str | None) -> str:
+    """Return where this many bytes of hidden states go: device, host or disk.
 
-    device: torch.device
-    on_device: int
-    in_host: int
+    `max_memory` has limits such as "0=40GiB,cpu=100GiB"; without it, half of what is free may be used.
+    """
+    limits = parse_limits(max_memory)
 
-    @classmethod
-    def of(cls, device: torch.device, max_memory: str | None) -> MemoryLimits:
-        """Return limits such as "0=40GiB,cpu=100GiB", or a share of the free memory."""
-        limits = parse_limits(max_memory)
-        if limits is not None:
-            on_device = limits.get(str(device.index or 0), 0) if device.type == "cuda" else 0
-            return cls(device=device, on_device=on_device, in_host=limits.get("cpu", 0))
-        free = int(SHARE * free_bytes(device)) if device.type == "cuda" else 0
-        return cls(device=device, on_device=free, in_host=int(SHARE * free_bytes(torch.device("cpu"))))
+    def limit(memory: torch.device, name: str) -> int:
+        return int(SHARE * free_bytes(memory)) if limits is None else limits.get(name, 0)
 
-    def place(self, size: int) -> str:
-        """Return where this many bytes go: device, host or disk."""
-        if size <= self.on_device:
-            return "device"
-        return "host" if size <= self.in_host else "disk"
+    if device.type == "cuda" and size <= limit(device, str(device.index or 0)):
+        return "device"
+    return "host" if size <= limit(torch.device("cpu"), "cpu") else "disk"
 
 
 def _allocate(file: int, size: int) -> None:
@@ -51,7 +47,7 @@ def _allocate(file: int, size: int) -> None:
 
 
 class HiddenStates:
-    """States [windows, length, size] in float32, indexed by windows."""
+    """States [windows of this process, length, size] in float32, indexed by the numbers of windows."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, place: str, folder: Path) -> None:
         self.device, self.place = device, place
@@ -72,8 +68,30 @@ class HiddenStates:
     def bytes(self) -> int:
         return self._data.numel() * 4
 
+    def _rows(self, windows: Tensor) -> Tensor:
+        return windows.to(self._data.device) // distributed.count()
+
     def __getitem__(self, windows: Tensor) -> Tensor:
-        return self._data[windows.to(self._data.device)].to(self.device)
+        return self._data[self._rows(windows)].to(self.device)
 
     def __setitem__(self, windows: Tensor, states: Tensor) -> None:
-        self._data[windows.to(self._data.device)] = states.detach().to(self._data.device, torch.float32)
+        self._data[self._rows(windows)] = states.detach().to(self._data.device, torch.float32)
+
+
+class Stream:
+    """A model, the embeddings of all tokens, and its hidden states before the current layer."""
+
+    states: HiddenStates
+
+    def __init__(self, model: OneLayerModel, weight: StoredTensor, tokens: Tensor) -> None:
+        check_embedded(tokens, weight.shape[0])
+        distinct, places = tokens.long().unique(return_inverse=True)
+        self.model, self.rows = model, model.embed(weight.rows(distinct))
+        self.places = places.to(self.rows.device)
+
+    def embedded(self, windows: Tensor) -> Tensor:
+        return self.rows[self.places[windows.to(self.rows.device)]]
+
+    def forward(self, layer: int, windows: Tensor) -> Tensor:
+        """Return the output of a layer for these windows."""
+        return self.model.forward(layer, self.states[windows], self.embedded(windows))

@@ -6,7 +6,7 @@ Hidden states are not stored: computing them again from the weights takes a smal
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slimstate.checkpoints.safetensors_io import Change
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import LayerErrors
 from slimstate.system.atomic import staged_file, writing
@@ -60,8 +61,8 @@ class TrainedLayers(RunFolder):
                 save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, file)
             write_json(self._errors(errors.layer), dict(to_json(errors)))
 
-    def trained(self) -> TrainedTensors:
-        """Return all trained tensors; each is read when it is needed."""
+    def change(self, cut: Change) -> TrainedChange:
+        """Return the trained tensors as a change of the model; the others change as in the cut."""
         places: dict[str, Path] = {}
         elements = 0
         for path in sorted(self.path.glob("layer-*.safetensors")):
@@ -69,20 +70,26 @@ class TrainedLayers(RunFolder):
                 names = list(file.keys())
                 places |= dict.fromkeys(names, path)
                 elements += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-        return TrainedTensors(places, elements)
+        return TrainedChange(places, elements, cut)
 
 
 @dataclass(frozen=True)
-class TrainedTensors:
-    """Tensors in files, each read when it is needed."""
+class TrainedChange:
+    """Trained tensors in files, each read when it is needed; the others change as in the cut."""
 
     places: Mapping[str, Path]
     elements: int
+    cut: Change
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.places
+    def touches(self, name: str) -> bool:
+        return name in self.places or self.cut.touches(name)
 
-    def read(self, name: str) -> Tensor:
+    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
+        return self.cut.shape(name, shape)
+
+    def apply(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self.places:
+            return self.cut.apply(name, tensor)
         with safe_open(self.places[name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
+            trained: Tensor = file.get_tensor(name)
+        return trained.to(tensor.dtype)

@@ -7,52 +7,80 @@ model in memory. The uncut stream goes first: its states after a layer are the t
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.checkpoints.safetensors_io import DTYPES, StoredTensor
+from slimstate.checkpoints.safetensors_io import DTYPES, Change, Replacement, StoredTensor
+from slimstate.checkpoints.writer import CARD
 from slimstate.core.layout import Mixer
+from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
-from slimstate.models.load import check_embedded
 from slimstate.models.one_layer import OneLayerModel, Stored
 from slimstate.models.options import LoadOptions
-from slimstate.reconstruction.fit import Task, fit
+from slimstate.reconstruction.fit import Task, fit, local_windows
 from slimstate.reconstruction.options import held_out_count
-from slimstate.reconstruction.parts import trained_places
-from slimstate.reconstruction.states import HiddenStates, MemoryLimits
-from slimstate.reconstruction.steps import local_windows
+from slimstate.reconstruction.states import HiddenStates, Stream, place_for
 from slimstate.reconstruction.trained_layers import TrainedLayers
-from slimstate.records.training import LayerErrors, ReconstructionSettings
+from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, quoted
 from slimstate.system.progress import Reporter
 
+NORM = re.compile("norm", re.IGNORECASE)  # in the name of a class
+FEED_FORWARD = re.compile("(mlp|moe|moeblock|feedforward)$", re.IGNORECASE)  # ends it
 # runs a mixer over all windows of this process within a context of the model, such as hooks; returns their tokens
 Watch = Callable[[Callable[[nn.Module], AbstractContextManager[object]]], int]
 
 
-class CutModel(Protocol):
-    """The cut model to reconstruct, as tensors of its files."""
+@dataclass(frozen=True)
+class StoredCut:
+    """The cut model to reconstruct, here one in files; a cut that is made on the way overrides all but the embedding.
 
-    def config(self) -> Config: ...
+    `checkpoint` is the model whose files are rewritten.
+    """
+
+    checkpoint: Checkpoint
+
+    def config(self) -> Config:
+        return self.checkpoint.config
 
     def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
         """Return the tensors of a layer that differ from the uncut model.
 
         `watch` runs the uncut mixer over the inputs of its layer in the cut model.
         """
+        tensors = {name: self.checkpoint.read(name) for name in uncut}
+        return {
+            name: tensor
+            for name, tensor in tensors.items()
+            if tensor.shape != uncut[name].shape or not torch.equal(tensor, uncut[name][...])
+        }
 
-    def embedding(self, name: str) -> StoredTensor: ...
+    def embedding(self, name: str) -> StoredTensor:
+        return self.checkpoint.stored(name)
+
+    def finished_config(self, windows: Windows) -> Config:
+        """Return the config of the cut model, once all layers are trained."""
+        return self.checkpoint.config
+
+    def change(self) -> Change:
+        """Return how tensors change that are not trained."""
+        return Replacement({})
+
+    def documents(self, record: ReconstructionRecord) -> dict[str, str]:
+        """Return the texts that lie beside the weights, the model card among them."""
+        path = self.checkpoint.folder / CARD
+        return {CARD: path.read_text(encoding="utf-8") if path.is_file() else ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,35 +101,29 @@ class Walk:
     """A reconstruction in progress; `teacher` is the uncut model."""
 
     def __init__(
-        self, teacher: Checkpoint, cut: CutModel, tokens: Tensor, settings: ReconstructionSettings,
+        self, teacher: Checkpoint, cut: StoredCut, tokens: Tensor, settings: ReconstructionSettings,
         *, run: LoadOptions, folder: TrainedLayers, reporter: Reporter,
     ) -> None:  # fmt: skip
         self.teacher, self.cut, self.settings = teacher, cut, settings
         self.folder, self.reporter = folder, reporter
         self.device, self.precision = run.place, run.precision
         self.mixers = {mixer.layer: mixer for mixer in teacher.mixers}
-        self.held_out, self.training = _split(len(tokens))
+        numbers, held_out = torch.arange(len(tokens)), held_out_count(len(tokens))  # windows are in random order
+        self.held_out, self.training = numbers[:held_out], numbers[held_out:]
+        self.here = local_windows(numbers)  # the windows of this process
         weights = DTYPES[teacher.tensors[teacher.mixers[0].name_of(teacher.mixers[0].key)].dtype]
         dtype = torch.float32 if self.precision == torch.float32 else weights
         self.uncut_model = OneLayerModel(teacher, teacher.config, self.device, dtype)
         self.cut_model = OneLayerModel(teacher, cut.config(), self.device, dtype)
         name = self.uncut_model.embedding_name()
-        embeddings = (
-            Embedding.of(self.uncut_model, teacher.stored(name), tokens),
-            Embedding.of(self.cut_model, cut.embedding(name), tokens),
-        )
-        self.uncut_stream, self.cut_stream = self._streams(
-            embeddings, MemoryLimits.of(self.device, run.max_memory), folder.path
-        )
-
-    @property
-    def windows(self) -> int:
-        return len(self.held_out) + len(self.training)
-
-    @cached_property
-    def here(self) -> Tensor:
-        """Windows of this process."""
-        return local_windows(torch.arange(self.windows))
+        self.uncut_stream = Stream(self.uncut_model, teacher.stored(name), tokens)
+        self.cut_stream = Stream(self.cut_model, cut.embedding(name), tokens)
+        shape = (len(self.here), *self._first_states(self.uncut_stream, self.here[:1]).shape[1:])
+        place = place_for(2 * 4 * torch.Size(shape).numel(), self.device, run.max_memory)
+        for stream in (self.uncut_stream, self.cut_stream):
+            stream.states = HiddenStates(shape, self.device, place, folder.path)
+            for piece in self.pieces(self.here):
+                stream.states[piece] = self._first_states(stream, piece)
 
     def pieces(self, windows: Tensor) -> Iterator[Tensor]:
         """Yield as many windows of this process as run at once."""
@@ -114,23 +136,9 @@ class Walk:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.precision)
 
-    def _streams(
-        self, embeddings: tuple[Embedding, Embedding], limits: MemoryLimits, folder: Path
-    ) -> tuple[Stream, Stream]:
-        """Return the streams of both models before the first layer."""
-        models, states = (self.uncut_model, self.cut_model), list[HiddenStates]()
+    def _first_states(self, stream: Stream, windows: Tensor) -> Tensor:
         with torch.no_grad(), self.computing():
-            for piece in self.pieces(self.here):
-                first = [
-                    model.first_states(each.of_windows(piece)) for model, each in zip(models, embeddings, strict=True)
-                ]
-                if not states:
-                    shape = (len(self.here), *first[0].shape[1:])
-                    place = limits.place(2 * 4 * torch.Size(shape).numel())
-                    states = [HiddenStates(shape, limits.device, place, folder) for _ in range(2)]
-                states[0][_local(piece)], states[1][_local(piece)] = first
-        uncut, cut = (Stream(*each) for each in zip(models, embeddings, states, strict=True))
-        return uncut, cut
+            return stream.model.first_states(stream.embedded(windows))
 
     def layers(self) -> Iterator[LayerErrors]:
         """Walk over all layers; yield the errors of every layer with a mixer, once its weights are saved."""
@@ -142,8 +150,9 @@ class Walk:
         uncut = self.uncut_model.convert(number, stored)
         with self.uncut_model.holding(number, uncut):
             layer = self._cut(number, stored, uncut)
-            self._prefetch(number + 1)
-            trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer)
+            if number + 1 < self.uncut_model.layers:  # the system reads the next layer while this one is trained
+                self.teacher.expect(self.uncut_model.stored_names(self.teacher, number + 1))
+            trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer.path)
             added = self._advance(self.uncut_stream, number)
         self._check(added, f"layer {number} of {quoted(self.teacher.source)}")
         del uncut
@@ -175,14 +184,8 @@ class Walk:
         model, stream, place = self.uncut_model, self.cut_stream, self.mixers[number].path
         with torch.no_grad(), self.computing(), watching(model.model):
             for piece in self.pieces(self.here):
-                embedded = self.uncut_stream.embedding.of_windows(piece)
-                model.run_mixer(number, place, stream.states[_local(piece)], embedded)
+                model.run_mixer(number, place, stream.states[piece], self.uncut_stream.embedded(piece))
         return len(self.here) * self.settings.length
-
-    def _prefetch(self, number: int) -> None:
-        """Let the system read the next layer from disk while this one is trained."""
-        if number < self.uncut_model.layers:
-            self.teacher.expect(self.uncut_model.stored_names(self.teacher, number))
 
     def _reconstruct(self, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
         """Train the mixer and the norm before it, which lie at these places, and save them."""
@@ -204,17 +207,30 @@ class Walk:
         self._save(layer, errors, weights)
         return errors
 
-    def _trained_places(self, number: int, mixer: Mixer) -> tuple[str, ...]:
-        """Find what to train in a run over one window."""
-        piece = torch.tensor([int(self.here[0])])
-        with torch.no_grad(), self.computing():
-            return trained_places(self.uncut_model.model, mixer.path, lambda: self.uncut_stream.forward(number, piece))
+    def _trained_places(self, number: int, mixer: str) -> tuple[str, ...]:
+        """Return the path of the mixer, and of the norm whose output only it reads, by observing a run."""
+        above, model = mixer.rpartition(".")[0], self.uncut_model.model
+        siblings = {f"{above}.{name}": module for name, module in model.get_submodule(above).named_children()}
+        calls: dict[str, tuple[Any, Any]] = {}  # input and output of each sibling, in the order of the calls
+        with ExitStack() as stack, torch.no_grad(), self.computing():
+            for place, module in siblings.items():
+
+                def observe(_: nn.Module, args: Any, options: Any, output: Any, place: str = place) -> None:
+                    calls[place] = args[0] if args else options.get("hidden_states"), output
+
+                stack.callback(module.register_forward_hook(observe, with_kwargs=True).remove)
+            self.uncut_stream.forward(number, self.here[:1])
+        kinds = {place: type(siblings[place]).__name__ for place in calls}
+        norms = [place for place, kind in kinds.items() if NORM.search(kind)]
+        inputs = [place for place in norms if calls[place][1] is calls[mixer][0]]
+        others = {place for place, kind in kinds.items() if not (NORM.search(kind) or FEED_FORWARD.search(kind))}
+        return (mixer, inputs[0]) if inputs and others <= {mixer} else (mixer,)
 
     def _errors(self, number: int, windows: Tensor) -> Iterator[Tensor]:
         for piece in self.pieces(windows):
             with self.computing():
                 output = self.cut_stream.forward(number, piece)
-            yield (output.float() - self.uncut_stream.states[_local(piece)]).square().sum()
+            yield (output.float() - self.uncut_stream.states[piece]).square().sum()
 
     def _trainable(self, places: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of mixer and norm by name, after replacing them by copies in float32."""
@@ -247,49 +263,7 @@ class Walk:
         added = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self.computing():
             for piece in self.pieces(self.here):
-                before, after = stream.states[_local(piece)], stream.forward(number, piece).float()
+                before, after = stream.states[piece], stream.forward(number, piece).float()
                 added += (after - before).double().square().sum()
-                stream.states[_local(piece)] = after
-        return float(distributed.sum_over_all(added)) / self.windows
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A model and its hidden states before the current layer."""
-
-    model: OneLayerModel
-    embedding: Embedding
-    states: HiddenStates
-
-    def forward(self, layer: int, windows: Tensor) -> Tensor:
-        """Return the output of a layer for these windows."""
-        return self.model.forward(layer, self.states[_local(windows)], self.embedding.of_windows(windows))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embedding:
-    """The embedding of each distinct token, and the places of the tokens."""
-
-    rows: Tensor
-    places: Tensor
-
-    @classmethod
-    def of(cls, model: OneLayerModel, weight: StoredTensor, tokens: Tensor) -> Embedding:
-        check_embedded(tokens, weight.shape[0])
-        known, places = tokens.long().unique(return_inverse=True)
-        rows = model.embed(weight.rows(known))
-        return cls(rows=rows, places=places.to(rows.device))
-
-    def of_windows(self, windows: Tensor) -> Tensor:
-        return self.rows[self.places[windows.to(self.rows.device)]]
-
-
-def _local(windows: Tensor) -> Tensor:
-    """Return the indices of windows in the hidden states of this process."""
-    return windows // distributed.count()
-
-
-def _split(windows: int) -> tuple[Tensor, Tensor]:
-    """Return the held-out windows and the others; windows are in random order."""
-    held_out, numbers = held_out_count(windows), torch.arange(windows)
-    return numbers[:held_out], numbers[held_out:]
+                stream.states[piece] = after
+        return float(distributed.sum_over_all(added)) / self.settings.samples

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from slimstate.pruning.cut import CardNotes
     from slimstate.pruning.planning import SelectionJob
     from slimstate.records.cut import CutRecord, EstimateRecord
+    from slimstate.records.plan import Plan
     from slimstate.system.progress import Reporter
 
 
@@ -150,7 +151,7 @@ def estimate(
 
 
 def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> CutRecord:
-    from slimstate.pruning.cut import open_cut_writer
+    from slimstate.pruning.cut import CutJob
     from slimstate.pruning.planning import read_plan
     from slimstate.records.provenance import run_config
 
@@ -161,26 +162,21 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
     provenance = run_config("prune", {"model": source, "out": out}, config.to_values())
     if out is None:  # the channels are chosen from the calibration, and nothing is trained
         config = replace(config, reconstruct=None, distill=None)
-    job = plan = None
+    choice: SelectionJob | Plan
     if config.apply is None:
-        job = selection_job(checkpoint, config, reporter)
+        choice = job = selection_job(checkpoint, config, reporter)
         key_dim = job.request.keep
         if config.reconstruct is not None:
             assert out is not None
             return _reconstructed(job, out, config, provenance, started)
     else:
-        plan = read_plan(config.apply, checkpoint)
+        choice = plan = read_plan(config.apply, checkpoint)
         key_dim, line = plan.key_dim, f"applying {config.apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}"
         _announce(checkpoint, key_dim, line, config.engine, reporter)
-    notes = _card_notes(checkpoint, key_dim)
-    with open_cut_writer(
-        checkpoint, key_dim, out, force=config.force, provenance=provenance, notes=notes, reporter=reporter
-    ) as writer:
-        kernels = None
-        if job is not None:
-            plan, kernels = job.plan(on_idle=writer.copy)
-        assert plan is not None
-        return writer.finish(plan, kernels, started)
+    return CutJob(
+        checkpoint=checkpoint, key_dim=key_dim, out=out, force=config.force, provenance=provenance,
+        notes=_card_notes(checkpoint, key_dim), reporter=reporter,
+    ).finish(choice, started)  # fmt: skip
 
 
 def _card_notes(checkpoint: Checkpoint, key_dim: int) -> CardNotes:
@@ -209,8 +205,7 @@ def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, re
 def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> SelectionJob:
     """Refuse what can be refused before a model is loaded, read the text, and announce the cut."""
     from slimstate.pruning.evidence import read_windows
-    from slimstate.pruning.layerwise import is_layerwise
-    from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_corrected
+    from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_corrected, is_layerwise
     from slimstate.selectors import Request, selector_named
 
     selector, calibration = selector_named(config.method), config.calibration
@@ -263,7 +258,8 @@ def _reconstructed(
     job: SelectionJob, out: Path, config: PruneConfig, provenance: dict[str, Any], started: float
 ) -> CutRecord:
     """Cut and reconstruct in one walk over the layers; the channels are chosen on the way where the method can."""
-    from slimstate.pruning.layerwise import LayerwiseCut, is_layerwise
+    from slimstate.pruning.layerwise import LayerwiseCut
+    from slimstate.pruning.planning import is_layerwise
     from slimstate.reconstruction.reconstruct import ReconstructionJob
     from slimstate.reconstruction.trained_layers import TrainedLayers
 
@@ -272,7 +268,8 @@ def _reconstructed(
     plan = None if is_layerwise(job.selector, config.calibration.evidence) else job.plan()[0]
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
     cut = LayerwiseCut(
-        job=job, folder=TrainedLayers.beside(out).path, notes=_card_notes(job.checkpoint, request.keep),
+        checkpoint=job.checkpoint, job=job, folder=TrainedLayers.beside(out).path,
+        notes=_card_notes(job.checkpoint, request.keep),
         choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
     )  # fmt: skip
     identity = {

@@ -67,7 +67,8 @@ def reconstruct(
     from slimstate.data.documents import Reading
     from slimstate.models.load import check_known, load_tokenizer
     from slimstate.models.options import LoadOptions
-    from slimstate.reconstruction.reconstruct import ReconstructionJob, StoredCut, find_teacher
+    from slimstate.reconstruction.reconstruct import ReconstructionJob, find_teacher
+    from slimstate.reconstruction.walk import StoredCut
     from slimstate.records.provenance import run_config
     from slimstate.serving.model_card import serving_lines
     from slimstate.training.distill import DistillationJob
