@@ -29,7 +29,7 @@ from slimstate.models.options import RunOptions
 from slimstate.models.shapes import shipped_shapes
 from slimstate.models.stock import stock_model
 from slimstate.pruning.calibration import calibrate
-from slimstate.pruning.inspect import parameters_after, state_bytes
+from slimstate.pruning.sizes import parameters_after, state_bytes
 from slimstate.records.benchmark import (
     CalibrationRecord,
     DecodeRecord,

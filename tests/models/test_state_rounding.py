@@ -13,7 +13,7 @@ from slimstate.core.state_dtype import StateRounding, check_state_dtypes
 from slimstate.families import family_of
 from slimstate.kernels import patches
 from slimstate.models.state_rounding import rounded_states
-from slimstate.pruning.budget import state_bytes
+from slimstate.pruning.sizes import state_bytes
 from slimstate.system.errors import PlanError
 
 KINDS = ("bfloat16", "float8_e4m3")

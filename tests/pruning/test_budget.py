@@ -9,8 +9,8 @@ import pytest
 import slimstate
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import FAMILIES
-from slimstate.pruning.budget import fit_budget, key_dims_worth_choosing, resolve_key_dim, state_bytes
 from slimstate.pruning.options import GIB, MIB, Budget
+from slimstate.pruning.sizes import fit_budget, key_dims_worth_choosing, resolve_key_dim, state_bytes
 from slimstate.system.errors import PlanError
 
 # published sizes: mebibytes of state per sequence in fp32, from the configs alone

@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from slimstate.data.rows import as_text_source
 from slimstate.system.options import Options
 
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-TextSource = Any  # a path, a dataset's name, or strings, chats or rows in a list or any iterable
+# a path, a dataset's name, or strings, chats or rows in a list or any iterable
+TextSource = Annotated[Any, as_text_source]
 
 
 class DocumentOptions(Options):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from slimstate.core.evidence import Need
 from slimstate.core.state_dtype import TYPES, check_state_dtypes
 from slimstate.evaluation.options import GridOptions
-from slimstate.pruning.budget import resolve_key_dim
+from slimstate.pruning.sizes import resolve_key_dim
 from slimstate.records.evaluation import UNCUT, UNINFORMED, Row
 from slimstate.selectors import METHODS, Selector, channel_methods, selector_named
 from slimstate.system.errors import PlanError

@@ -19,8 +19,8 @@ from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.prepare import has_library
 from slimstate.models.stock import as_published, stock_differences
-from slimstate.pruning.budget import state_bytes
 from slimstate.pruning.planning import SelectionJob
+from slimstate.pruning.sizes import parameters_after, state_bytes
 from slimstate.records.cut import CutRecord
 from slimstate.records.plan import CutFacts, Plan
 from slimstate.records.provenance import config_file
@@ -54,17 +54,6 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter 
         after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
         for name, shape, expected in stock_differences(checkpoint.family.resize(checkpoint.config, key_dim), after):
             raise AssertionError(f"{name} would be {shape} where the stock class makes {expected}")
-
-
-def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
-    """Return the number of parameters after a cut to the key dim."""
-    removed = 0
-    for mixer in checkpoint.mixers:
-        for slot in mixer.axis.slots:
-            info = checkpoint.tensors[mixer.name_of(slot)]
-            row = info.elements // slot.rows_in(info.shape)
-            removed += row * slot.copies * mixer.axis.heads * (mixer.axis.width - key_dim)
-    return checkpoint.parameters - removed
 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:

@@ -9,7 +9,6 @@ from typing import Annotated
 from msgspec import Meta
 
 from slimstate.data.options import TextOptions, TextSource
-from slimstate.data.rows import as_text_source
 from slimstate.system.errors import PlanError
 from slimstate.system.options import Options
 
@@ -28,10 +27,6 @@ class CalibrationText(TextOptions):
     """Calibration windows; default: 128, or as many as the text has."""
     length: Annotated[int | None, Meta(ge=2)] = None
     """Tokens per calibration window; default: 2048, or fewer where the text is shorter."""
-
-    def check(self) -> None:
-        if self.data is not None:
-            object.__setattr__(self, "data", as_text_source(self.data))
 
     @property
     def size(self) -> tuple[int, int]:

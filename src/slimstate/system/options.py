@@ -118,8 +118,10 @@ class Option(Value):
         return self._check(self.annotation, value)
 
     def _check(self, annotation: Any, value: Any) -> Any:
-        """Return the value as its type, within the limits of the annotation."""
+        """Return the value as its type, within the limits and after the functions of the annotation."""
         converted = self._convert(_bare(annotation), value)
+        for function in filter(callable, getattr(annotation, "__metadata__", ())):
+            converted = function(converted)
         for limits in _limits(annotation):
             for name, words in LIMITS.items():
                 bound = getattr(limits, name)

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from slimstate.data.options import TextOptions, TextSource
-from slimstate.data.rows import as_text_source
 from slimstate.models.options import RunOptions
 from slimstate.records.training import TrainSettings
 from slimstate.system import distributed
@@ -39,11 +38,6 @@ class TrainingText(TextOptions):
     """Measure on this many tokens, from the beginning of the text; default: all."""
     no_repeat: bool = False
     """Refuse to train on the same text more than once."""
-
-    def check(self) -> None:
-        for name in ("data", "eval_text"):
-            if (source := getattr(self, name)) is not None:
-                object.__setattr__(self, name, as_text_source(source))
 
 
 class AdaptationOptions(Options):

@@ -52,8 +52,7 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
         >>> record = slimstate.inspect("demo/model", state_mb=1.0)
         >>> record.budget.key_dim
     """
-    from slimstate.pruning.budget import key_dims_worth_choosing
-    from slimstate.pruning.inspect import describe_model, read_headers
+    from slimstate.pruning.sizes import describe_model, key_dims_worth_choosing, read_headers
     from slimstate.serving.engines import describe_serving
     from slimstate.serving.widths import speeds_below
 
@@ -72,8 +71,8 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
 
 def _pool(source: str | PathLike[str], config: InspectConfig) -> PoolRecord:
     from slimstate.families import family_of
-    from slimstate.pruning.budget import key_dims_worth_choosing
     from slimstate.pruning.options import LONG_NAMES
+    from slimstate.pruning.sizes import key_dims_worth_choosing
     from slimstate.serving.pool import config_of, count_sequences
 
     assert config.engine is not None

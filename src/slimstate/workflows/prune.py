@@ -73,7 +73,7 @@ class PruneConfig(EngineChoice):
 
     def resolve_key_dim(self, mixers: tuple[Mixer, ...], *, allow_width: bool) -> tuple[int, str]:
         """Return the key dim and a line that explains it; `allow_width` permits the width itself."""
-        from slimstate.pruning.budget import fit_budget, resolve_key_dim
+        from slimstate.pruning.sizes import fit_budget, resolve_key_dim
 
         width = mixers[0].axis.width
         if not self.budget.is_set:
@@ -227,8 +227,8 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
 
 def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | None, reporter: Reporter) -> None:
     """Check the shapes, and show what is known of the key dim: its speed, and what engines do with it."""
-    from slimstate.pruning.budget import key_dims_worth_choosing
     from slimstate.pruning.cut import check_stock_shapes
+    from slimstate.pruning.sizes import key_dims_worth_choosing
     from slimstate.serving.engines import cut_advice
     from slimstate.serving.widths import speed_of_cut
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from slimstate.data.options import TextOptions, TextSource
-from slimstate.data.rows import as_text_source
 from slimstate.models.options import RunOptions, parse_limits
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.system.errors import PlanError
@@ -39,8 +38,6 @@ class ReconstructConfig(TextOptions):
 
     def check(self) -> None:
         parse_limits(self.max_memory)
-        if self.data is not None:
-            object.__setattr__(self, "data", as_text_source(self.data))
 
 
 def reconstruct(

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from slimstate.data.options import TextSource
-from slimstate.data.rows import as_text_source
 from slimstate.evaluation.options import GridOptions, MeasureOptions
 from slimstate.models.options import LoadOptions, RunOptions
 from slimstate.pruning.options import Calibration, CalibrationText, CutOptions
@@ -67,8 +66,6 @@ class SweepConfig(Options):
     run: RunOptions = RunOptions()
 
     def check(self) -> None:
-        if self.text is not None:
-            object.__setattr__(self, "text", as_text_source(self.text))
         if getattr(self.calibration, "evidence", None) is not None:
             raise PlanError("a sweep keeps its evidence in `out`: leave out `evidence`")
         if self.reconstruct is not None and self.calibration.data is None:
