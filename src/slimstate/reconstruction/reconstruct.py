@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from slimstate.checkpoints.model_card import reconstruction_section
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Change
 from slimstate.checkpoints.writer import CARD, write_checkpoint
-from slimstate.core.file_names import CONFIG
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
@@ -28,7 +26,6 @@ from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.reconstruction.walk import StoredCut, Walk
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
-from slimstate.records.provenance import config_file
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings, Teacher
 from slimstate.system import distributed
@@ -138,11 +135,7 @@ class ReconstructionJob:
     def _write(self, config: Config, change: Change, record: ReconstructionRecord) -> list[str]:
         """Write the folder, whole or not at all; return the files that were left out."""
         documents = self.cut.documents(record)
-        documents |= {
-            CONFIG: config_file(self.provenance),
-            record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
-            CARD: documents[CARD] + reconstruction_section(record),
-        }
+        documents |= {**record.files(), CARD: documents[CARD] + reconstruction_section(record)}
         after, base = record.config_after(as_published(config)), self.cut.checkpoint
         return distributed.from_main(
             lambda: write_checkpoint(base, change, after, documents, self.out, force=self.force, reporter=self.reporter)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, ClassVar
 
+from slimstate.core.file_names import CONFIG
 from slimstate.records.base import Record
 from slimstate.records.parts import Model, Origin, Text
+from slimstate.records.provenance import config_file
 from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.system.json_files import JsonObject
 
@@ -123,6 +126,10 @@ class ModelFolderRecord(Record, Model, Origin):
             "teacher_fingerprint": None if self.teacher is None else self.teacher.fingerprint,
             "settings": to_json(self.settings),
         }
+
+    def files(self) -> dict[str, str]:
+        """Return the texts of the files beside the weights: this record, and the config of its run."""
+        return {self.FILE: json.dumps(self.to_json(), indent=1) + "\n", CONFIG: config_file(self.config)}
 
     def config_after(self, config: Mapping[str, Any]) -> JsonObject:
         """Return a model's config with the entry of this record behind earlier ones."""

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
-from slimstate.families import family_of
-from slimstate.families.contract import Config, Library
+from slimstate.families.contract import Config
 from slimstate.models.stock import stock_model, tied_weights
 from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
@@ -29,6 +28,7 @@ RATE, WIDTH = 5e-4, 512  # the learning rate of a recovery, for models up to thi
 FINAL_RATE = 0.05  # of the highest
 ALL_LINEAR = "all-linear"
 WITHIN_PEFT, ADAPTER_WEIGHTS = "base_model.model.", "adapter_model.safetensors"
+FUSED_MLP = "GatedMLP"  # class of fla
 NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear layers of which fla only reads the weight
 
 C = TypeVar("C", bound=RecoverOptions)
@@ -51,17 +51,15 @@ class Adaptation:
     full: bool = False
     mixers: tuple[str, ...] = ()
     shared: tuple[Mixer, ...] = ()
-    library: Library = "fla"
 
     @classmethod
     def of(cls, config: Config, mixers: Sequence[Mixer], options: AdaptationOptions) -> Adaptation:
         """Return what the options select in a model; by default, adapters on all projections of the mixers."""
         shared = tuple(mixer for mixer in mixers if mixer.sharing is not None)
-        library = family_of(config).library
         if options.full:
-            return cls(full=True, shared=shared, library=library)
+            return cls(full=True, shared=shared)
         if options.mixers:
-            return cls(mixers=tuple(mixer.path for mixer in mixers), shared=shared, library=library)
+            return cls(mixers=tuple(mixer.path for mixer in mixers), shared=shared)
         targets = tuple(f"{mixer.path}.{name}" for mixer in mixers for name in mixer.projections)
         if options.lora_targets is not None:
             targets = _matching(config, mixers, options.lora_targets)
@@ -69,7 +67,7 @@ class Adaptation:
         norms, biases = _unfrozen(config, convolutions, options.unfrozen_kinds)
         return cls(
             targets=targets, convolutions=convolutions, norms=norms, biases=biases, rank=options.lora_rank,
-            alpha=options.lora_alpha, shared=shared, library=library,
+            alpha=options.lora_alpha, shared=shared,
         )  # fmt: skip
 
     @property
@@ -111,8 +109,9 @@ class Adaptation:
     def _with_adapters(self, model: Any) -> Any:
         from peft import LoraConfig, get_peft_model
 
-        if self.library == "fla":
-            _unfuse(model, self.targets)
+        for name, module in model.named_modules():
+            if type(module).__name__ == FUSED_MLP and f"{name}.down_proj" in self.targets:
+                module.fuse_swiglu = False  # fused, the MLP of fla only reads the weight of down_proj
         settings = LoraConfig(
             task_type="CAUSAL_LM", r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0,
             target_modules=list(self.targets), modules_to_save=list(self.whole) or None,
@@ -233,15 +232,6 @@ def _unfrozen(
         if "biases" in kinds and "bias" in name and name.rpartition(".")[0] not in within
     )
     return norms, biases
-
-
-def _unfuse(model: nn.Module, targets: Sequence[str]) -> None:
-    """Have the MLP of fla call down_proj where that has an adapter; fused, it only reads the weight."""
-    from fla.modules import GatedMLP
-
-    for name, module in model.named_modules():
-        if isinstance(module, GatedMLP) and f"{name}.down_proj" in targets:
-            module.fuse_swiglu = False
 
 
 def _matching(config: Config, mixers: Sequence[Mixer], endings: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ The windows that the reconstruction held out are held out here too, and decide.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import check_output
-from slimstate.core.file_names import CONFIG
 from slimstate.data.corpus import Corpus
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.options import held_out_count
-from slimstate.records.provenance import config_file
 from slimstate.records.training import (
     RECONSTRUCTION,
     RECOVERY,
@@ -109,7 +106,7 @@ class DistillationJob:
             session = self._session(folder)
             fingerprints = {"model": student.fingerprint, "teacher": self.teacher.fingerprint}
             with session.open(lambda: student, fingerprints) as tokens:
-                recovery = session.train(Job(student=student, out=folder), tokens)
+                recovery = session.run_training(Job(student=student, out=folder), tokens)
         nats = recovery.measured.nats
         result = DistillationResult(
             steps=self.steps, before=nats.before, after=nats.after, taken=nats.after < nats.before
@@ -119,8 +116,8 @@ class DistillationJob:
 
         def move() -> None:
             winner = folder if result.taken else reconstructed
-            write_text(winner / RECONSTRUCTION, json.dumps(record.to_json(), indent=1) + "\n")
-            write_text(winner / CONFIG, config_file(self.provenance))
+            for name, text in record.files().items():
+                write_text(winner / name, text)
             write_json(self._folder.path / WINNER, {"inode": winner.stat().st_ino})
             publish(winner, self.out, self.force)
 
@@ -138,7 +135,7 @@ class DistillationJob:
         options.check_environment()
         kind = replace(
             RECOVERY_KIND, label="distilling", how_to_continue="the same command continues it",
-            record=lambda run, student: RecoveryRecord(**{**vars(run), "out": str(self.out)}),
+            facts=lambda student: {"out": str(self.out)},
         )  # fmt: skip
         return Session(
             kind=kind, out=folder, options=options, provenance=self.provenance, notes=self.notes,

@@ -21,7 +21,6 @@ class TrainingFolder(RunFolder):
     WORK = "training"
     REQUIRED_SETTINGS = frozenset({"data", "dtype", "length", "lr", "model", "seed", "steps"})
 
-    path: Path
     how_to_continue: str = "`resume` continues it"
 
     def last_checkpoint(self) -> Path | None:

@@ -7,7 +7,6 @@ needs to continue after an interruption lies in a run folder beside its output f
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +23,6 @@ from slimstate.checkpoints.model_card import recovery_card, training_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import ADAPTER, CARD, LOGS, check_apart, write_checkpoint
-from slimstate.core.file_names import CONFIG
 from slimstate.data.corpus import Schedule
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
@@ -35,7 +33,6 @@ from slimstate.models.stock import as_published
 from slimstate.records.base import versions
 from slimstate.records.folder import check_model_folder
 from slimstate.records.parts import Text
-from slimstate.records.provenance import config_file
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import RecoveryRecord, Teacher, TrainingRecord, TrainingRunRecord, TrainSettings
 from slimstate.system import distributed
@@ -52,20 +49,19 @@ R = TypeVar("R", bound=TrainingRunRecord)
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Generic[R]):
-    """What a training is called in the progress, and the functions that return its record and its model card."""
+    """What a training is called in the progress, its record and model card, and what the record says of the student."""
 
     label: str
-    record: Callable[[TrainingRunRecord, Checkpoint], R]
+    record: type[R]
     card: Callable[[R, Config, str], str]
+    facts: Callable[[Checkpoint], Mapping[str, object]] = lambda student: {}
     how_to_continue: str = "`resume` continues it"  # after an interruption
 
 
-RECOVERY_KIND = Kind(label="recovering", record=lambda run, student: RecoveryRecord(**vars(run)), card=recovery_card)
+RECOVERY_KIND = Kind(label="recovering", record=RecoveryRecord, card=recovery_card)
 TRAINING_KIND = Kind(
-    label="training", card=training_card,
-    record=lambda run, student: TrainingRecord(
-        **vars(run), parameters=student.parameters, shared_filters=student.mixers[0].sharing
-    ),
+    label="training", record=TrainingRecord, card=training_card,
+    facts=lambda student: {"parameters": student.parameters, "shared_filters": student.mixers[0].sharing},
 )  # fmt: skip
 
 
@@ -136,7 +132,7 @@ class Session(Generic[R]):
             force=trainer.force, resume=trainer.resume, prepare=prepare,
         )  # fmt: skip
 
-    def train(self, job: Job, tokens: Tokens, control: R | None = None) -> R:
+    def run_training(self, job: Job, tokens: Tokens, control: R | None = None) -> R:
         """Train a model, merge its adapters, write it, and return the record.
 
         `control` is the record of the uncut model that had the same training.
@@ -158,7 +154,7 @@ class Session(Generic[R]):
             run = self.options.run
             facts["measured"] = measure(job.student, weights, tokens, run, self.teacher, nats, self.reporter)
             facts["seconds"] = time.perf_counter() - started
-            record = self.kind.record(self._describe(job, adaptation, tokens, facts), job.student)
+            record = self._describe(job, adaptation, tokens, facts)
             self._write(job, record, job.student.in_files(weights))
             return record
 
@@ -211,16 +207,14 @@ class Session(Generic[R]):
         speed = measure_speed(student, run.place, run.precision).flops_per_second * EFFICIENCY[run.place.type]
         return passes * 2 * student.parameters * self.options.total_tokens / speed / distributed.count()
 
-    def _describe(
-        self, job: Job, adaptation: Adaptation, tokens: Tokens, facts: Mapping[str, Any]
-    ) -> TrainingRunRecord:
+    def _describe(self, job: Job, adaptation: Adaptation, tokens: Tokens, facts: Mapping[str, Any]) -> R:
         student, teacher, options = job.student, self.teacher, self.options
         settings = {**options.settings(), "adaptation": to_json(adaptation.describe())}
         source = student.source if job.source is None else job.source
         loader = loader_of(student.family.model_type)
-        return TrainingRunRecord(
+        return self.kind.record(
             **vars(replace(identity(student, job.out.name), model=source, loader=loader)),
-            **facts,
+            **{"out": str(job.out), **facts, **self.kind.facts(student)},
             config=self.provenance,
             versions=versions(),
             seed=options.text.seed,
@@ -229,17 +223,12 @@ class Session(Generic[R]):
             corpus=from_json(Text, tokens.corpus.describe()),
             tokens=options.total_tokens,
             processes=distributed.count(),
-            out=str(job.out),
         )
 
     def _write(self, job: Job, record: R, weights: Mapping[str, Tensor]) -> None:
         """Write a plain checkpoint with its record, config and card, the logs of the Trainer, and the adapter."""
         config = record.config_after(as_published(job.student.config))
-        documents = {
-            record.FILE: json.dumps(record.to_json(), indent=1) + "\n",
-            CONFIG: config_file(self.provenance),
-            CARD: self.kind.card(record, config, job.out.name) + self.notes(config),
-        }
+        documents = {**record.files(), CARD: self.kind.card(record, config, job.out.name) + self.notes(config)}
         folders = {name: self.run_folder.path / job.part / name for name in (ADAPTER, LOGS)}
         folders = {name: folder for name, folder in folders.items() if folder.is_dir()}
         change, force = Replacement(weights), self.options.trainer.force

@@ -6,7 +6,7 @@ parametrisation that spreads G filters over D channels. It is put on before trai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,9 +33,12 @@ class SharedFilters(nn.Module):
 
 def share(model: Any, mixers: Iterable[Mixer], *, initial: bool = False) -> None:
     """Let the mixers that share filters train one for each group. Other than `initial` filters must not differ."""
-    for name, module, groups in _shared(model, mixers):
-        shared = SharedFilters(groups, module.weight.shape[0])
+    convolutions = [(mixer, axis) for mixer in mixers if mixer.sharing is not None for _, axis in mixer.filters]
+    for mixer, axis in convolutions:
+        name = mixer.running_name_of(axis.slots[0]).rpartition(".")[0]
+        module = model.get_submodule(name)
         weight = module.weight.detach()
+        shared = SharedFilters(axis.heads if mixer.sharing == "head" else 1, len(weight))
         if not initial and not bool((shared(shared.right_inverse(weight)) == weight).all()):
             raise ModelError(
                 f"{name}: its channels should share a filter, as config.json says, and do not; "
@@ -49,11 +52,3 @@ def expand(model: nn.Module) -> None:
     for module in model.modules():
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
-
-
-def _shared(model: Any, mixers: Iterable[Mixer]) -> Iterator[tuple[str, Any, int]]:
-    """Every convolution whose filters are shared, by its name, with the number of filters it has."""
-    for mixer in mixers:
-        for _, axis in mixer.filters if mixer.sharing is not None else ():
-            name = mixer.running_name_of(axis.slots[0]).rpartition(".")[0]
-            yield name, model.get_submodule(name), axis.heads if mixer.sharing == "head" else 1

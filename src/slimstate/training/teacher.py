@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus
-from slimstate.kernels.distillation import FullDistribution, TeacherDistribution, TopDistribution
+from slimstate.kernels.distillation import FullDistribution, TopDistribution
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.load import Runtime, load, load_tokenizer, states_before_head
 from slimstate.models.options import RunOptions
@@ -32,11 +32,6 @@ ABOUT = "teacher.json"
 WINDOWS_IN_A_FILE = 64
 
 
-class Teacher(Protocol):
-    def distribution(self, ids: Tensor, places: Tensor) -> TeacherDistribution:
-        """Return the distribution of tokens 1 to T - 1 of windows `ids` [B, T], at `places` [B] of the corpus."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LiveTeacher:
     """A model in memory."""
@@ -44,6 +39,7 @@ class LiveTeacher:
     runtime: Runtime
 
     def distribution(self, ids: Tensor, places: Tensor) -> FullDistribution:
+        """Return the distribution of tokens 1 to T - 1 of windows `ids` [B, T], at `places` [B] of the corpus."""
         model = self.runtime.model
         with torch.inference_mode(), torch.autocast(ids.device.type, enabled=False):
             hidden = states_before_head(model, ids)[:, :-1].flatten(0, 1)
@@ -144,6 +140,9 @@ class TeacherCache:
         row = place % WINDOWS_IN_A_FILE
         file = self._open(place - row)
         return file.get_slice("ids")[row], file.get_slice("log_probs")[row]
+
+
+Teacher = LiveTeacher | TeacherCache
 
 
 @dataclass(frozen=True, kw_only=True)

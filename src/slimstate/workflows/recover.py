@@ -123,8 +123,7 @@ def recover(
     """
     from slimstate.records.provenance import run_config
     from slimstate.serving.model_card import serving_lines
-    from slimstate.training.control import Control
-    from slimstate.training.recover import check_recovery
+    from slimstate.training.recover import Control, check_recovery
     from slimstate.training.session import RECOVERY_KIND, Job, Session
     from slimstate.training.teacher import Distillation
 
@@ -150,9 +149,9 @@ def recover(
             "control": "teaches" if mode == "control_teaches" else mode is not None,
         }
         with session.open(lambda: student, identity, *([] if control is None else [control.accept])) as tokens:
-            record = None if control is None else control.train(tokens)
+            record = None if control is None else control.run_training(tokens)
             session = session if control is None else control.next_session()
-            return session.train(Job(student=student, out=out), tokens, record)
+            return session.run_training(Job(student=student, out=out), tokens, record)
 
 
 def preview(model: Model, config: RecoverConfig | None = None, *, progress: Progress = True, **options: Any) -> Preview:

@@ -94,7 +94,7 @@ def train(
     with session.open(student, identity) as tokens:
         job = Job(student=student(), out=out, source=name)
         reporter.say(f"{name}: {job.student.parameters:,} parameters")
-        return session.train(job, tokens)
+        return session.run_training(job, tokens)
 
 
 def _start(name: str, config: TrainConfig) -> Checkpoint | InitialModel:
