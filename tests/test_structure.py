@@ -105,12 +105,10 @@ def test_extras_are_imported_only_where_they_are_used(loaded):
 
 
 def test_the_names_of_the_package_are_loaded_from_where_type_checkers_see_them():
-    """Three lists in one file: what type checkers read, what is loaded on demand, what is public."""
+    """One list for both: the imports that only type checkers execute. Another names what is public."""
     front = tree(ROOT / "__init__.py")
     (typed,) = (node.body for node in front.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))
-    homes = {node.module: tuple(alias.name for alias in node.names) for node in typed}
-    assert homes == {f"slimstate.{home}": names for home, names in slimstate.HOMES.items()}
-    assert {*slimstate.__all__} == {"__version__", *(name for names in homes.values() for name in names)}
+    assert {*slimstate.__all__} == {"__version__", *(alias.name for node in typed for alias in node.names)}
     assert set(slimstate.__all__) <= set(dir(slimstate))
     with pytest.raises(AttributeError, match="no attribute 'prunes'"):
         _ = slimstate.prunes

@@ -6,7 +6,10 @@ The verbs of the command are functions here: `inspect`, `prune`, `reconstruct`, 
 Each name is loaded when it is asked for first: most need torch, which takes seconds.
 """
 
+import ast
 import importlib
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimstate.system.version import __version__
@@ -20,40 +23,28 @@ if TYPE_CHECKING:
     from slimstate.selectors import Selector
     from slimstate.system.errors import SlimstateError
     from slimstate.system.progress import Reporter
-    from slimstate.workflows.analyze import AnalyzeConfig, analyze
+    from slimstate.workflows.analyze import analyze
     from slimstate.workflows.bench import bench_calibrate, bench_decode, bench_mixer, bench_model
-    from slimstate.workflows.evaluate import EvalConfig, evaluate
-    from slimstate.workflows.inspect import InspectConfig, inspect
-    from slimstate.workflows.prune import PruneConfig, estimate, prune
-    from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
-    from slimstate.workflows.recover import RecoverConfig, preview, recover
+    from slimstate.workflows.evaluate import evaluate
+    from slimstate.workflows.inspect import inspect
+    from slimstate.workflows.options import (
+        AnalyzeConfig,
+        EvalConfig,
+        InspectConfig,
+        PruneConfig,
+        ReconstructConfig,
+        RecoverConfig,
+        SweepConfig,
+        TrainConfig,
+        VerifyConfig,
+    )
+    from slimstate.workflows.prune import estimate, prune
+    from slimstate.workflows.reconstruct import reconstruct
+    from slimstate.workflows.recover import preview, recover
     from slimstate.workflows.report import report
-    from slimstate.workflows.sweep import SweepConfig, sweep
-    from slimstate.workflows.train import TrainConfig, train
-    from slimstate.workflows.verify import VerifyConfig, verify
-
-# the names above, by the module that each is loaded from
-HOMES = {
-    "benchmark.options": ("CalibrateBenchConfig", "DecodeBenchConfig", "MixerBenchConfig", "ModelBenchConfig"),
-    "models.options": ("LoadOptions", "RunOptions"),
-    "models.prepare": ("prepare", "prepare_fla"),
-    "pruning.options": ("Budget", "Calibration", "CutOptions"),
-    "reconstruction.options": ("ReconstructOptions",),
-    "selectors": ("Selector",),
-    "system.errors": ("SlimstateError",),
-    "system.progress": ("Reporter",),
-    "workflows.analyze": ("AnalyzeConfig", "analyze"),
-    "workflows.evaluate": ("EvalConfig", "evaluate"),
-    "workflows.inspect": ("InspectConfig", "inspect"),
-    "workflows.prune": ("PruneConfig", "estimate", "prune"),
-    "workflows.reconstruct": ("ReconstructConfig", "reconstruct"),
-    "workflows.recover": ("RecoverConfig", "preview", "recover"),
-    "workflows.report": ("report",),
-    "workflows.sweep": ("SweepConfig", "sweep"),
-    "workflows.train": ("TrainConfig", "train"),
-    "workflows.verify": ("VerifyConfig", "verify"),
-    "workflows.bench": ("bench_calibrate", "bench_decode", "bench_mixer", "bench_model"),
-}  # fmt: skip
+    from slimstate.workflows.sweep import sweep
+    from slimstate.workflows.train import train
+    from slimstate.workflows.verify import verify
 
 __all__ = [
     "AnalyzeConfig",
@@ -101,12 +92,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    for home, names in HOMES.items():
-        if name in names:
-            value: object = getattr(importlib.import_module(f"slimstate.{home}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_homes()[name]), name)
+    globals()[name] = value
+    return value
+
+
+@cache
+def _homes() -> dict[str, str]:
+    """Return the module of each name, from the imports above, which only type checkers execute."""
+    nodes = ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,7 +65,16 @@ def shrink(model: str, out: str | None = None, config: ShrinkConfig | None = Non
     return SimpleNamespace(config=config, record=record, out=out, to_json=lambda: record)
 
 
-SHRINK = Command(name="shrink", workflow=shrink, config=ShrinkConfig, show=lambda result: [str(result.record)])
+class ShrinkCommand(Command):
+    """A command whose workflow is declared here."""
+
+    declaration = ast.parse(inspect.getsource(shrink)).body[0]
+
+
+SHRINK = ShrinkCommand(
+    name="shrink", config=ShrinkConfig, show=lambda result: [str(result.record)],
+    run=lambda flags, reporter, **inputs: shrink(**inputs),
+)  # fmt: skip
 EVERY_KIND = {
     "size": 7, "mode": "exact", "sizes": [3, 2], "notes": "n", "thorough": True, "steps": 4, "tune": True,
     "tune_rate": 0.25,

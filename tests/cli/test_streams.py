@@ -79,7 +79,7 @@ def test_errors_of_the_machine_are_one_line_and_a_bug_keeps_its_traceback(name, 
             torch.empty(10**15)
         raise error
 
-    monkeypatch.setattr("slimstate.pruning.sizes.read_headers", fail)
+    monkeypatch.setattr("slimstate.workflows.inspect.read_headers", fail)
     if line is None:
         monkeypatch.setattr(sys, "argv", ["slimstate", "inspect", "model"])
         with pytest.raises(RuntimeError, match="a bug"):

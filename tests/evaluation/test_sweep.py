@@ -113,7 +113,7 @@ def test_a_sweep_calibrates_once_and_loads_once(sweep, text_file, tmp_path, monk
     calls = {}
     places = {
         "calibrate": "slimstate.pruning.evidence.calibrate",
-        "load": "slimstate.models.load.load",
+        "load": "slimstate.workflows.sweep.load",
         "nats": "slimstate.evaluation.sweep.mean_nats",
     }
     functions = {"calibrate": slimstate.pruning.calibration.calibrate, "load": load, "nats": steps.mean_nats}
@@ -148,7 +148,7 @@ def test_an_interrupted_sweep_continues(sweep, text_file, tmp_path, monkeypatch)
     monkeypatch.setattr("slimstate.pruning.evidence.calibrate", None)  # the evidence is there
     assert sweep(tmp_path / "out", **options).rows == whole.rows
     assert len(evaluations) == 4 + len(whole.rows) - 2
-    monkeypatch.setattr("slimstate.models.load.load", None)  # all rows are there: nothing to load
+    monkeypatch.setattr("slimstate.workflows.sweep.load", None)  # all rows are there: nothing to load
     assert sweep(tmp_path / "out", **options).rows == whole.rows
 
 

@@ -74,7 +74,7 @@ def test_a_sweep_with_tasks_is_read_again_and_shown(swept):
 def test_a_sweep_continues_with_the_same_tasks_and_no_others(swept, options, tmp_path, monkeypatch):
     """Also where the same files lie elsewhere; not without tasks or with other documents."""
     folder, record = swept
-    monkeypatch.setattr("slimstate.models.load.load", None)  # all rows are there
+    monkeypatch.setattr("slimstate.workflows.sweep.load", None)  # all rows are there
     copy = write_pages(tmp_path / "copy")
     assert slimstate.sweep(MODEL, folder, **{**options, "task_data": copy}).rows == record.rows
     for changes, settings in (
@@ -95,6 +95,6 @@ def test_a_sweep_continues_with_the_same_tasks_and_no_others(swept, options, tmp
     ],
 )
 def test_impossible_tasks_are_refused_before_the_model_is_loaded(changes, message, options, tmp_path, monkeypatch):
-    monkeypatch.setattr("slimstate.models.load.load", None)
+    monkeypatch.setattr("slimstate.workflows.sweep.load", None)
     with pytest.raises((DataError, PlanError), match=message):
         slimstate.sweep(MODEL, tmp_path / "out", **{**options, **changes})

@@ -18,7 +18,7 @@ from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
 from slimstate.training.adaptation import ALL_LINEAR, Adaptation, adaptation_of, rate_for, resolve, trainable
 from slimstate.training.options import AdaptationOptions
-from slimstate.workflows.recover import RecoverConfig
+from slimstate.workflows.options import RecoverConfig
 
 SOME = (
     "delta_net-gate", "delta_net-no-conv", "delta_net-tied", "delta_net-hybrid", "gated_deltanet-grouped-values",

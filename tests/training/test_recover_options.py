@@ -23,8 +23,7 @@ from slimstate.system.errors import DataError, ModelError, OutputError, PlanErro
 from slimstate.training import options
 from slimstate.training.adaptation import adaptation_of, rate_for, resolve
 from slimstate.training.recover import Preview
-from slimstate.workflows import recover as workflow
-from slimstate.workflows.recover import RecoverConfig
+from slimstate.workflows.options import PRESETS, RecoverConfig
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +100,7 @@ def test_explicit_options_override_the_preset(pairs, capsys, monkeypatch):
     assert (mine.settings.unfreeze, mine.steps) == ("norms,biases", 2000)
     assert dry_run("--preset", "paper", "--tokens", "327680").steps == 10
     assert dry_run("--preset", "paper", "--full").settings.full
-    monkeypatch.setitem(workflow.PRESETS, "paper", {"lora_rank": 5, "steps": 7})
+    monkeypatch.setitem(PRESETS, "paper", {"lora_rank": 5, "steps": 7})
     assert dry_run("--preset", "paper").settings.lora_rank == 5
     usual = dry_run("--preset", "paper", "--lora-rank", "16")
     assert (usual.settings.lora_rank, usual.settings.full) == (16, False)

@@ -25,7 +25,7 @@ from slimstate.training import session, teacher, tokens
 from slimstate.training.adaptation import adaptation_of, trainable
 from slimstate.training.run_checkpoints import COMPLETE
 from slimstate.training.tokens import MIN_GAP
-from slimstate.workflows.recover import RecoverConfig
+from slimstate.workflows.options import RecoverConfig
 
 pytestmark = pytest.mark.slow
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
-import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from slimstate.cli.declarations import declaration
 from slimstate.cli.terminal import print_all, print_json
 from slimstate.system.errors import DataError, PlanError
 from slimstate.system.version import __version__
@@ -25,7 +26,6 @@ MODULES = {  # of `cli.printing`, with their commands
 }
 COMMANDS = {name: module for module, names in MODULES.items() for name in names}
 GROUPS = {"bench": "Time mixers, models, decoding and calibration at several key dims."}
-WORKFLOWS = Path(__file__).parents[1] / "workflows"
 
 
 def find_command(name: str) -> Command:
@@ -63,14 +63,12 @@ class Commands(click.Group):
             formatter.write_dl([(name, self._summary(ctx, name)) for name in self.list_commands(ctx)])
 
     def _summary(self, ctx: click.Context, name: str) -> str:
-        """Return the first paragraph of a command's help, from the source of its workflow, which is not imported."""
-        if self.prefix + name not in COMMANDS:
+        """Return the first paragraph of a command's help."""
+        if self.prefix + name in COMMANDS:
+            text = ast.get_docstring(declaration(self.prefix + name)) or ""
+        else:
             command = self.get_command(ctx, name)
             text = "" if command is None else str(command.help)
-        else:
-            function = "evaluate" if name == "eval" else (self.prefix + name).replace(" ", "_")
-            source = (WORKFLOWS / f"{function.partition('_')[0]}.py").read_text(encoding="utf-8")
-            text = re.split(rf"^def {function}\(", source, flags=re.MULTILINE)[1].split('"""')[1]
         return " ".join(text.partition("\n\n")[0].split())
 
 

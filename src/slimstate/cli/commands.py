@@ -6,7 +6,7 @@ of the config is a flag; so is every option of `flags`, which only the command h
 
 from __future__ import annotations
 
-import inspect
+import ast
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,12 +17,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+import slimstate
+from slimstate.cli.declarations import declaration, function_of
 from slimstate.cli.terminal import Printout, print_all, print_json
 from slimstate.system.distributed import from_main
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.options import Option, Options, once, options_of
 
-NOT_INPUTS = ("config", "tokenizer", "progress", "options", "flags", "reporter")
+NOT_INPUTS = ("config", "tokenizer", "progress")
 SHORT_FLAGS = {"quiet": ["-q"], "verbose": ["-v"]}
 CLICK_TYPES = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
 
@@ -47,14 +49,13 @@ class HubFlags(OutputFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command: its workflow and config, and the lines and tables that it prints, by default the headline.
+    """A command: its config, and the lines and tables that it prints, by default the headline.
 
-    `run` replaces the call of the workflow where flags of the command change it. `metavar` is what the help calls the
-    argument, where that is not the name of the parameter.
+    `run` replaces the call of the workflow where flags of the command change it, and decides whether it needs `out`.
+    `metavar` is what the help calls the argument, where that is not the name of the parameter.
     """
 
     name: str
-    workflow: Callable[..., Any]
     config: type[Options] = Options
     show: Callable[[Any], Printout] = lambda result: [result.headline()]
     flags: type[OutputFlags] = OutputFlags
@@ -63,32 +64,42 @@ class Command:
     metavar: str | None = None
 
     @cached_property
-    def inputs(self) -> dict[str, inspect.Parameter]:
-        """The parameters of the workflow, or of `run`, that a command line can have, by name."""
-        parameters = inspect.signature(self.run or self.workflow).parameters
-        return {name: parameter for name, parameter in parameters.items() if name not in NOT_INPUTS}
+    def declaration(self) -> ast.FunctionDef:
+        return declaration(self.name)
+
+    @cached_property
+    def parameters(self) -> dict[str, bool]:
+        """The parameters of the workflow by name, and whether each is required."""
+        arguments = self.declaration.args
+        names = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+        required = names[: len(arguments.args) - len(arguments.defaults)]
+        return {name: name in required and not (name == "out" and self.run is not None) for name in names}
+
+    @property
+    def inputs(self) -> dict[str, bool]:
+        """The parameters that a command line can have."""
+        return {name: required for name, required in self.parameters.items() if name not in NOT_INPUTS}
 
     @property
     def argument(self) -> str | None:
-        """The input that has no flag: the first parameter of the workflow, where that is not its config."""
-        first = next(iter(inspect.signature(self.workflow).parameters))
-        return None if first == "config" else first
+        """The input that has no flag: the first one, where it is required."""
+        return next((name for name, required in self.inputs.items() if required), None)
 
     @property
     def help(self) -> str:
-        return re.split(r"\n\s*(?:Parameters|Returns|Examples):\n", inspect.getdoc(self.workflow) or "")[0]
+        return re.split(r"\n\s*(?:Parameters|Returns|Examples):\n", ast.get_docstring(self.declaration) or "")[0]
 
     def input_help(self, name: str) -> str:
         """Return the first sentence that the docstring of the workflow says of a parameter."""
-        text = inspect.getdoc(self.workflow) or ""
+        text = ast.get_docstring(self.declaration) or ""
         match = re.search(rf"^    {name}: (.*(?:\n {{8,}}.*)*)", text, re.MULTILINE)
         return "" if match is None else re.split(r"(?<=\.) ", " ".join(match[1].split()))[0]
 
     def parse(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], Options, OutputFlags]:
         """Return the inputs, the config and the flags that values by flat name describe; refuse unknown names."""
         inputs = {name: value for name, value in values.items() if name in self.inputs}
-        for name, parameter in self.inputs.items():
-            if name not in inputs and parameter.default is inspect.Parameter.empty:
+        for name, is_required in self.inputs.items():
+            if is_required and name not in inputs:
                 raise PlanError(f"{self.name} needs `{name}`")
         for name, value in inputs.items():
             texts = value if name == "models" else [value]
@@ -107,10 +118,12 @@ class Command:
         reporter = TerminalReporter(-1 if flags.quiet else int(flags.verbose))
         if (repository := getattr(flags, "push_to_hub", None)) is not None:  # fails before the work, not after it
             from_main(lambda: hub.check_repository(repository))
-        function = self.run or self.workflow
-        more = {"config": config, "flags": flags, "progress": reporter, "reporter": reporter}
-        parameters = inspect.signature(function).parameters
-        result = function(**inputs, **{name: value for name, value in more.items() if name in parameters})
+        if self.run is not None:
+            result = self.run(config=config, flags=flags, reporter=reporter, **inputs)
+        else:
+            more = {"config": config, "progress": reporter}
+            inputs |= {name: value for name, value in more.items() if name in self.parameters}
+            result = getattr(slimstate, function_of(self.name))(**inputs)
         out = result.out if hasattr(result, "out") else getattr(result, "config", {}).get("out")
         if flags.json:
             print_json(result.to_json())
@@ -128,10 +141,9 @@ class WorkflowCommand(click.Command):
 
     def __init__(self, command: Command) -> None:
         self.command, about = command, command.help
-        required = {name: item.default is inspect.Parameter.empty for name, item in command.inputs.items()}
         flags = [
-            ("Options", click.Option([flag_of(name)], required=required[name], help=command.input_help(name), type=str))
-            for name in command.inputs
+            ("Options", click.Option([flag_of(name)], required=required, help=command.input_help(name), type=str))
+            for name, required in command.inputs.items()
             if name != command.argument
         ]
         flags += [(option.section, click_option(option)) for option in options_of(command.config)]
@@ -140,7 +152,7 @@ class WorkflowCommand(click.Command):
         params: list[click.Parameter] = [flag for _, flag in flags]
         if (name := command.argument) is not None:
             count, metavar = -1 if name == "models" else 1, command.metavar
-            params.insert(0, click.Argument([name], nargs=count, required=required[name], metavar=metavar))
+            params.insert(0, click.Argument([name], nargs=count, required=command.inputs[name], metavar=metavar))
             about += f"\n\n{metavar or name.upper()}: {command.input_help(name)}"
         names = ["-h", "--help"]
         super().__init__(command.name, params=params, help=about, context_settings={"help_option_names": names})

@@ -7,27 +7,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from slimstate.checkpoints.identity import identity
+from slimstate.data.documents import Reading
 from slimstate.data.options import TextSource
-from slimstate.evaluation.options import TraceOptions
-from slimstate.models.options import RunOptions
+from slimstate.data.rows import as_text_source
+from slimstate.evaluation.analysis import Analysis, StateUse, filters_record, trace_model
+from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
+from slimstate.records.base import versions
+from slimstate.records.folder import check_drawn, check_record
+from slimstate.records.parts import Text
+from slimstate.records.provenance import run_config
+from slimstate.system.atomic import check_kind, check_place, staged_files
 from slimstate.system.errors import DataError, PlanError
+from slimstate.system.progress import Reporter
 from slimstate.workflows.inputs import Inputs, Model, Progress, in_memory
-
-if TYPE_CHECKING:
-    from slimstate.evaluation.analysis import Analysis
-    from slimstate.system.progress import Reporter
+from slimstate.workflows.options import AnalyzeConfig
 
 FIGURES = ("utilisation*", "spectra.*", "spectrum.*", "retrieval-error.*", "filters-*")
-
-
-class AnalyzeConfig(TraceOptions):
-    """How to follow the states of models"""
-
-    head: str | None = None
-    """LAYER:HEAD whose spectra are drawn; default: a typical one."""
-    run: RunOptions = RunOptions()
 
 
 def analyze(
@@ -61,16 +59,7 @@ def _analyze(
     sources: Sequence[str | PathLike[str]], text: TextSource, folder: Path, config: AnalyzeConfig, reporter: Reporter
 ) -> Analysis:
     """Measure all models, then write the records and draw them."""
-    from slimstate.checkpoints.identity import identity
-    from slimstate.data.documents import Reading
-    from slimstate.data.rows import as_text_source
-    from slimstate.evaluation.analysis import Analysis, StateUse, filters_record, trace_model
-    from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
-    from slimstate.records.base import versions
-    from slimstate.records.parts import Text
-    from slimstate.records.provenance import run_config
     from slimstate.reports.plots.states import draw_analysis, find_head
-    from slimstate.system.atomic import check_place, staged_files
 
     started = time.perf_counter()
     check_place(folder, folder=True)
@@ -112,9 +101,6 @@ def _analyze(
 
 def _check_files(folder: Path, names: Iterable[str]) -> None:
     """Refuse a folder that has files of others by the names that ours will have."""
-    from slimstate.records.folder import check_drawn, check_record
-    from slimstate.system.atomic import check_kind
-
     for kind in ("trace", "filters", "plan"):
         for name in names:
             check_kind(folder / f"{kind}-{name}.json", folder=False)

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from slimstate.benchmark.bench import Bench
+from slimstate.benchmark.calibration import time_calibration
+from slimstate.benchmark.decoding import time_decoding
+from slimstate.benchmark.mixers import time_mixers
+from slimstate.benchmark.models import time_models
 from slimstate.benchmark.options import (
     BenchConfig,
     CalibrateBenchConfig,
@@ -18,14 +23,13 @@ from slimstate.benchmark.options import (
     MixerBenchConfig,
     ModelBenchConfig,
 )
+from slimstate.benchmark.output import check_output, write_output
+from slimstate.benchmark.random_models import library_of
+from slimstate.families.contract import Library
 from slimstate.records import benchmark as records
 from slimstate.records.provenance import run_config
 from slimstate.system.errors import PlanError
 from slimstate.workflows.inputs import Progress, reporter_for
-
-if TYPE_CHECKING:
-    from slimstate.benchmark.bench import Bench
-    from slimstate.families.contract import Library
 
 B = TypeVar("B", bound=records.BenchRecord)
 
@@ -44,8 +48,6 @@ def bench_mixer(
     Examples:
         >>> slimstate.bench_mixer(models=["delta_net"], key_dims=[128, 64], batch=1, length=256).to_dataframe()
     """
-    from slimstate.benchmark.mixers import time_mixers
-
     config = MixerBenchConfig.merge(config, options)
     return _run("mixer", config, time_mixers, out, progress)
 
@@ -61,9 +63,6 @@ def bench_model(
     Examples:
         >>> slimstate.bench_model(models=["delta_net-5m"], batch=1, length=256).to_dataframe()
     """
-    from slimstate.benchmark.models import time_models
-    from slimstate.benchmark.random_models import library_of
-
     config = ModelBenchConfig.merge(config, options)
     library = library_of(config.models)
     return _run("model", config, time_models, out, progress, library=library)
@@ -80,9 +79,6 @@ def bench_decode(
     Examples:
         >>> slimstate.bench_decode(models=["delta_net-5m"], key_dims=[128, 64], batches=[1, 8]).to_dataframe()
     """
-    from slimstate.benchmark.decoding import time_decoding
-    from slimstate.benchmark.random_models import library_of
-
     config = DecodeBenchConfig.merge(config, options)
     if not config.batches:
         raise PlanError("`batches` must name at least one batch")
@@ -103,9 +99,6 @@ def bench_calibrate(
     Examples:
         >>> slimstate.bench_calibrate(model="delta_net-5m", samples=4, length=256).to_dataframe()
     """
-    from slimstate.benchmark.calibration import time_calibration
-    from slimstate.benchmark.random_models import library_of
-
     config = CalibrateBenchConfig.merge(config, options)
     return _run("calibrate", config, time_calibration, out, progress, library=library_of([config.model]))
 
@@ -115,9 +108,6 @@ def _run(
     library: Library = "fla",
 ) -> B:  # fmt: skip
     """Measure, put the config into the record, and write it where there is a folder for it."""
-    from slimstate.benchmark.bench import Bench
-    from slimstate.benchmark.output import check_output, write_output
-
     folder = None if out is None else Path(out)
     if folder is not None:
         check_output(folder, name)

@@ -5,40 +5,23 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from msgspec import Meta
-
-from slimstate.data.options import TextOptions, TextSource
-from slimstate.evaluation.options import MeasureOptions, full_name
-from slimstate.models.options import RunOptions
+from slimstate.core.state_dtype import StateRounding
+from slimstate.data.documents import Reading
+from slimstate.data.options import TextSource
+from slimstate.data.rows import as_text_source
+from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
+from slimstate.evaluation.measure import Measurement, compare
+from slimstate.evaluation.task_sources import find_sources
+from slimstate.records.base import versions
+from slimstate.records.evaluation import EvaluationRecord
+from slimstate.records.folder import check_record
+from slimstate.records.provenance import run_config
+from slimstate.system.atomic import check_place
 from slimstate.system.errors import PlanError
 from slimstate.workflows.inputs import Inputs, Model, Progress
-
-if TYPE_CHECKING:
-    from slimstate.records.evaluation import EvaluationRecord
-
-
-class EvalConfig(TextOptions):
-    """What to measure of a model"""
-
-    length: Annotated[int, Meta(ge=2)] = 1024
-    """Tokens per window of the text."""
-    recall: bool = False
-    """Run the six recall tasks: DROP, FDA, NQ, SQuAD, SWDE, TriviaQA. How their prompts differ from those of
-    prefix-linear-attention: docs/EXPERIMENTS.md."""
-    associative: bool = False
-    """Also measure recall of random pairs placed in --text; needs no download."""
-    baseline: Model | None = None
-    """A second model to compare with, such as the uncut one."""
-    state_dtype: str = "float32"
-    """Data type that states are stored in between steps, as in an engine: float32, bfloat16 or float8_e4m3. A baseline
-    stores float32."""
-    measures: MeasureOptions = MeasureOptions()
-    run: RunOptions = RunOptions()
-
-    def check(self) -> None:
-        object.__setattr__(self, "state_dtype", full_name(self.state_dtype))
+from slimstate.workflows.options import EvalConfig
 
 
 def evaluate(
@@ -62,18 +45,6 @@ def evaluate(
         >>> record = slimstate.evaluate("slim", "demo/evaluation.txt", baseline="demo/model")
         >>> record.perplexity, record.baseline.perplexity
     """
-    from slimstate.core.state_dtype import StateRounding
-    from slimstate.data.documents import Reading
-    from slimstate.data.rows import as_text_source
-    from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
-    from slimstate.evaluation.measure import Measurement, compare
-    from slimstate.evaluation.task_sources import find_sources
-    from slimstate.records.base import versions
-    from slimstate.records.evaluation import EvaluationRecord
-    from slimstate.records.folder import check_record
-    from slimstate.records.provenance import run_config
-    from slimstate.system.atomic import check_place
-
     started = time.perf_counter()
     config = EvalConfig.merge(config, options)
     measures = replace(config.measures, tasks=(*config.measures.tasks, *["recall"] * config.recall))

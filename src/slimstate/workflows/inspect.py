@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slimstate.pruning.options import Budget
-from slimstate.serving.options import EngineChoice, PoolOptions
-from slimstate.system.errors import PlanError
+from slimstate.families import family_of
+from slimstate.pruning.options import LONG_NAMES
+from slimstate.pruning.sizes import describe_model, key_dims_worth_choosing, read_headers
+from slimstate.records.cut import InspectionRecord
+from slimstate.records.serving import PoolRecord
+from slimstate.serving.engines import describe_serving
+from slimstate.serving.pool import config_of, count_sequences
+from slimstate.serving.widths import speeds_below
 from slimstate.workflows.inputs import Inputs, Model
-
-if TYPE_CHECKING:
-    from slimstate.records.cut import InspectionRecord
-    from slimstate.records.serving import PoolRecord
-
-
-class InspectConfig(EngineChoice):
-    """What to show of a model"""
-
-    budget: Budget = Budget()
-    pool: PoolOptions = PoolOptions()
-
-    @property
-    def counts_pool(self) -> bool:
-        return self.engine is not None and self.pool.context is not None
-
-    def check(self) -> None:
-        if self.counts_pool:
-            if self.budget.memory_gb is None:
-                raise PlanError("`context` with `engine` needs `memory_gb`: GiB for states and caches on each GPU")
-            return
-        unused = [name for name in self.pool.to_values() if name != "context"]
-        if self.pool.context is not None and self.budget.memory_gb is not None and self.budget.sequences is None:
-            unused.append("context")
-        if unused:
-            needed = "give `engine` vllm or sglang, `context` and `memory_gb`"
-            raise PlanError(f"`{unused[0]}` is for the memory of a serving engine: {needed}")
+from slimstate.workflows.options import InspectConfig
 
 
 def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -> InspectionRecord | PoolRecord:
@@ -52,10 +31,6 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
         >>> record = slimstate.inspect("demo/model", state_mb=1.0)
         >>> record.budget.key_dim
     """
-    from slimstate.pruning.sizes import describe_model, key_dims_worth_choosing, read_headers
-    from slimstate.serving.engines import describe_serving
-    from slimstate.serving.widths import speeds_below
-
     config = InspectConfig.merge(config, options)
     with Inputs(False, None, model) as inputs:
         source = inputs.model(model, reads_text=False)
@@ -70,11 +45,6 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
 
 
 def _pool(source: str | PathLike[str], config: InspectConfig) -> PoolRecord:
-    from slimstate.families import family_of
-    from slimstate.pruning.options import LONG_NAMES
-    from slimstate.pruning.sizes import key_dims_worth_choosing
-    from slimstate.serving.pool import config_of, count_sequences
-
     assert config.engine is not None
     assert config.budget.memory_gb is not None
     model = config_of(str(source))

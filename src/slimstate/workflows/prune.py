@@ -10,78 +10,42 @@ import time
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-from msgspec import Meta
-
-from slimstate.models.options import LoadOptions
-from slimstate.pruning.options import Budget, Calibration, CutOptions
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.writer import check_output
+from slimstate.data.documents import Reading
+from slimstate.data.text import Windows
+from slimstate.models.load import load_tokenizer
+from slimstate.pruning.cut import CardNotes, CutJob, check_stock_shapes, describe_cut
+from slimstate.pruning.estimate import estimate_cut
+from slimstate.pruning.evidence import read_windows
+from slimstate.pruning.layerwise import LayerwiseCut
+from slimstate.pruning.planning import (
+    SelectionJob,
+    check_epsilon,
+    check_rotatable,
+    is_corrected,
+    is_layerwise,
+    read_plan,
+)
+from slimstate.pruning.sizes import fit_budget, key_dims_worth_choosing, resolve_key_dim
 from slimstate.reconstruction.options import ReconstructOptions
-from slimstate.serving.options import EngineChoice
+from slimstate.reconstruction.reconstruct import ReconstructionJob
+from slimstate.reconstruction.trained_layers import TrainedLayers
+from slimstate.records.cut import CutRecord, EstimateRecord
+from slimstate.records.plan import Plan
+from slimstate.records.provenance import run_config
+from slimstate.selectors import Request, selector_named
+from slimstate.serving.engines import cut_advice
+from slimstate.serving.model_card import serving_lines
+from slimstate.serving.widths import speed_of_cut
 from slimstate.system.errors import PlanError
-from slimstate.system.options import once, prefixed
+from slimstate.system.options import prefixed
+from slimstate.system.progress import Reporter
+from slimstate.training.distill import DistillationJob
 from slimstate.workflows.inputs import Inputs, Model, Progress, in_memory
-
-if TYPE_CHECKING:
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.core.layout import Mixer
-    from slimstate.data.text import Windows
-    from slimstate.pruning.cut import CardNotes
-    from slimstate.pruning.planning import SelectionJob
-    from slimstate.records.cut import CutRecord, EstimateRecord
-    from slimstate.records.plan import Plan
-    from slimstate.system.progress import Reporter
-
-
-class PruneConfig(EngineChoice):
-    """How to cut a model"""
-
-    key_dim: int | None = None
-    """Channels to keep in every head, exactly."""
-    compression: float | None = None
-    """Share of the key channels to remove, rounded to a key dim that is a multiple of 16; 0.5 removes half."""
-    method: Any = "drrqr"
-    """{methods}"""
-    score: Literal["kq", "k", "q"] = "kq"
-    """Choose channels by keys and queries (kq), keys (k) or queries (q)."""
-    reconstruct: ReconstructOptions | None = None
-    """Train each cut layer to match the output of the uncut layer, on the calibration text."""
-    distill: Annotated[int | None, Meta(ge=1)] = None
-    """Steps of distillation of the whole model after the reconstruction, such as 300; used only if it helps on
-    held-out windows."""
-    apply: Path | None = None
-    """Repeat the cut of this slimstate_plan.json, or of the folder of a cut model; no calibration."""
-    force: bool = once()
-    """Replace an existing output folder, once the new one is complete."""
-    calibration: Calibration = Calibration()
-    cut: CutOptions = CutOptions()
-    budget: Budget = Budget()
-    run: LoadOptions = LoadOptions()
-
-    def check(self) -> None:
-        if self.distill is not None and self.reconstruct is None:
-            raise PlanError("`distill` needs `reconstruct`")
-        if self.apply is not None and self.reconstruct is not None:
-            raise PlanError("`apply` repeats a cut; reconstruct it afterwards with slimstate reconstruct")
-        if self.reconstruct is not None and self.calibration.data is None:
-            raise PlanError("`reconstruct` trains on text: give it with `data`")
-        sized = self.key_dim is not None or self.compression is not None
-        if self.apply is not None and (sized or self.budget.is_set):
-            raise PlanError("the plan of `apply` says how much is kept: leave out `key_dim`, `compression` and budgets")
-        if sized and self.budget.is_set:
-            raise PlanError("a budget says how much is kept: leave out `compression` and `key_dim`")
-
-    def resolve_key_dim(self, mixers: tuple[Mixer, ...], *, allow_width: bool) -> tuple[int, str]:
-        """Return the key dim and a line that explains it; `allow_width` permits the width itself."""
-        from slimstate.pruning.sizes import fit_budget, resolve_key_dim
-
-        width = mixers[0].axis.width
-        if not self.budget.is_set:
-            return resolve_key_dim(width, self.compression, self.key_dim, allow_width=allow_width)
-        key_dim, line = fit_budget(self.budget, mixers)
-        if key_dim == width:
-            raise PlanError(f"{line}; nothing to cut")
-        return key_dim, line
+from slimstate.workflows.options import PruneConfig
 
 
 def prune(
@@ -108,8 +72,6 @@ def prune(
         >>> cut = slimstate.prune(model, tokenizer=tokenizer, compression=0.5, data=["Some text.", ...])
         >>> cut.cut_model.generate(...)
     """
-    from slimstate.selectors import selector_named
-
     config = PruneConfig.merge(config, options)
     with Inputs(progress, tokenizer, model) as inputs:
         reads_text = config.calibration.data is not None and selector_named(config.method).calibrated
@@ -137,9 +99,6 @@ def estimate(
     Examples:
         >>> slimstate.estimate("demo/model", key_dim=64, data="demo/calibration.txt").seconds["total"]
     """
-    from slimstate.pruning.estimate import estimate_cut
-    from slimstate.serving.widths import speed_of_cut
-
     config = PruneConfig.merge(config, options)
     if config.apply is not None:
         raise PlanError("`apply` has its plan and loads no model: there is nothing to estimate")
@@ -151,10 +110,6 @@ def estimate(
 
 
 def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> CutRecord:
-    from slimstate.pruning.cut import CutJob
-    from slimstate.pruning.planning import read_plan
-    from slimstate.records.provenance import run_config
-
     started = time.perf_counter()
     if config.distill is not None and out is not None:
         return _distilled(source, out, config, reporter)
@@ -180,19 +135,12 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
 
 
 def _card_notes(checkpoint: Checkpoint, key_dim: int) -> CardNotes:
-    from slimstate.pruning.cut import CardNotes
-    from slimstate.serving.model_card import serving_lines
-    from slimstate.serving.widths import speed_of_cut
-
     speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
     return CardNotes(speed=speed, section=serving_lines)
 
 
 def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> Checkpoint:
     """Open the model, and check that there is a place for its cut."""
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.checkpoints.writer import check_output
-
     checkpoint = Checkpoint.open(source)
     if out is not None:
         check_output(checkpoint, out, config.force)
@@ -204,12 +152,8 @@ def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, re
 
 def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> SelectionJob:
     """Refuse what can be refused before a model is loaded, read the text, and announce the cut."""
-    from slimstate.pruning.evidence import read_windows
-    from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_corrected, is_layerwise
-    from slimstate.selectors import Request, selector_named
-
     selector, calibration = selector_named(config.method), config.calibration
-    key_dim, line = config.resolve_key_dim(checkpoint.mixers, allow_width=selector.rotates)
+    key_dim, line = _key_dim(checkpoint, config, allow_width=selector.rotates)
     corrected = is_corrected(checkpoint, config.cut.keep_norm_eps)
     check_rotatable(checkpoint, selector)
     check_epsilon(checkpoint, key_dim, corrected)
@@ -225,13 +169,19 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     )  # fmt: skip
 
 
+def _key_dim(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> tuple[int, str]:
+    """Return the key dim and a line that explains it; `allow_width` permits the width itself."""
+    width = checkpoint.mixers[0].axis.width
+    if not config.budget.is_set:
+        return resolve_key_dim(width, config.compression, config.key_dim, allow_width=allow_width)
+    key_dim, line = fit_budget(config.budget, checkpoint.mixers)
+    if key_dim == width:
+        raise PlanError(f"{line}; nothing to cut")
+    return key_dim, line
+
+
 def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | None, reporter: Reporter) -> None:
     """Check the shapes, and show what is known of the key dim: its speed, and what engines do with it."""
-    from slimstate.pruning.cut import check_stock_shapes
-    from slimstate.pruning.sizes import key_dims_worth_choosing
-    from slimstate.serving.engines import cut_advice
-    from slimstate.serving.widths import speed_of_cut
-
     check_stock_shapes(checkpoint, key_dim, reporter)
     reporter.say(line)
     speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
@@ -243,9 +193,6 @@ def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | Non
 
 
 def _reconstruction_windows(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> Windows:
-    from slimstate.data.documents import Reading
-    from slimstate.models.load import load_tokenizer
-
     calibration = config.calibration
     assert config.reconstruct is not None
     reading = Reading(calibration.data, calibration.documents)
@@ -258,11 +205,6 @@ def _reconstructed(
     job: SelectionJob, out: Path, config: PruneConfig, provenance: dict[str, Any], started: float
 ) -> CutRecord:
     """Cut and reconstruct in one walk over the layers; the channels are chosen on the way where the method can."""
-    from slimstate.pruning.layerwise import LayerwiseCut
-    from slimstate.pruning.planning import is_layerwise
-    from slimstate.reconstruction.reconstruct import ReconstructionJob
-    from slimstate.reconstruction.trained_layers import TrainedLayers
-
     assert config.reconstruct is not None
     request = job.request
     plan = None if is_layerwise(job.selector, config.calibration.evidence) else job.plan()[0]
@@ -286,13 +228,6 @@ def _reconstructed(
 
 def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, reporter: Reporter) -> CutRecord:
     """Cut and reconstruct in a folder of its own, distil the result, and move what is better to `out`."""
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.pruning.cut import describe_cut
-    from slimstate.pruning.planning import read_plan
-    from slimstate.records.provenance import run_config
-    from slimstate.serving.model_card import serving_lines
-    from slimstate.training.distill import DistillationJob
-
     assert config.reconstruct is not None
     assert config.distill is not None
     checkpoint, values = Checkpoint.open(source), config.to_values()

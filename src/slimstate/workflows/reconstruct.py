@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from msgspec import Meta
-
-from slimstate.data.options import TextOptions, TextSource
-from slimstate.models.options import RunOptions, parse_limits
-from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.writer import check_apart, check_output
+from slimstate.data.documents import Reading
+from slimstate.models.load import check_known, load_tokenizer
+from slimstate.models.options import LoadOptions
+from slimstate.reconstruction.reconstruct import ReconstructionJob, find_teacher
+from slimstate.reconstruction.walk import StoredCut
+from slimstate.records.provenance import run_config
+from slimstate.records.training import ReconstructionRecord
+from slimstate.serving.model_card import serving_lines
 from slimstate.system.errors import PlanError
-from slimstate.system.options import once
+from slimstate.training.distill import DistillationJob
 from slimstate.workflows.inputs import Inputs, Model, Progress
-
-if TYPE_CHECKING:
-    from slimstate.records.training import ReconstructionRecord
-
-
-class ReconstructConfig(TextOptions):
-    """How to reconstruct a cut model"""
-
-    data: TextSource = None
-    """Text to train on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
-    teacher: Model = None
-    """The uncut model; default: the one that the model was cut from."""
-    training: ReconstructOptions = ReconstructOptions()
-    distill: Annotated[int | None, Meta(ge=1)] = None
-    """Steps of distillation of the whole model after the reconstruction, such as 300; used only if it helps on
-    held-out windows."""
-    max_memory: str | None = None
-    """Most memory that hidden states may take, such as 0=40GiB,cpu=100GiB; the rest lies on disk."""
-    force: bool = once()
-    """Replace an existing output folder, once the new one is complete."""
-    run: RunOptions = RunOptions()
-
-    def check(self) -> None:
-        parse_limits(self.max_memory)
+from slimstate.workflows.options import ReconstructConfig
 
 
 def reconstruct(
@@ -59,17 +41,6 @@ def reconstruct(
     Examples:
         >>> slimstate.reconstruct("slim", "better", data="demo/calibration.txt", teacher="demo/model")
     """
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.checkpoints.writer import check_apart, check_output
-    from slimstate.data.documents import Reading
-    from slimstate.models.load import check_known, load_tokenizer
-    from slimstate.models.options import LoadOptions
-    from slimstate.reconstruction.reconstruct import ReconstructionJob, find_teacher
-    from slimstate.reconstruction.walk import StoredCut
-    from slimstate.records.provenance import run_config
-    from slimstate.serving.model_card import serving_lines
-    from slimstate.training.distill import DistillationJob
-
     started = time.perf_counter()
     config = ReconstructConfig.merge(config, options)
     if config.data is None:

@@ -2,104 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.records.provenance import run_config
+from slimstate.records.training import RecoveryRecord
+from slimstate.serving.model_card import serving_lines
+from slimstate.system import distributed
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Options, once
-from slimstate.training.options import RecoverOptions
+from slimstate.training.adaptation import resolve
+from slimstate.training.recover import Control, Preview, check_recovery, describe_recovery
+from slimstate.training.session import RECOVERY_KIND, Job, Session
+from slimstate.training.teacher import Distillation, find_teacher
 from slimstate.workflows.inputs import Inputs, Model, Progress
-
-if TYPE_CHECKING:
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.records.training import RecoveryRecord
-    from slimstate.training.recover import Preview
-
-# (L634) is a line of the paper's source. The convolutions are always trained whole (L634), as in the released code.
-PAPER: Mapping[str, object] = {
-    "steps": 2000,  # 32k samples (L634) in batches of 16
-    "tokens": None,
-    "batch_size": 16,  # L634
-    "length": 2048,  # L634
-    "lr": 1e-4,  # L634
-    "min_lr": 1e-5,  # L634
-    "warm_up": 0.05,  # L634
-    "full": False,
-    "mixers": False,
-    "lora_rank": 16,  # L634; 32 in the released code
-    "lora_alpha": 32,  # L634; 64 in the released code
-    "lora_targets": "q_proj,k_proj,v_proj",  # released code
-    "unfreeze": "norms,biases",  # released code
-    "kd_weight": 1.0,  # ours: the paper distils from the original model (L634) and names no weight
-    "temperature": 2.0,  # ours: nor a temperature
-}
-PRESETS = {"paper": PAPER}
-IN_MEMORY = ("data", "eval_text", "teacher")  # options that may be objects in place of names
-
-
-class ControlOptions(Options):
-    """Control"""
-
-    control: bool = False
-    """Also train the uncut model in the same way, into OUT-control, to show how much of the gain is recovery and how
-    much is more training. If the model is the uncut one, train only that."""
-    control_out: Path | None = None
-    """Another folder for the control; a control that was trained with the same settings is used again."""
-    control_teaches: bool = False
-    """Train the control first, from the text alone, and learn from it in place of the uncut model: for text from which
-    the uncut model itself can still learn."""
-
-    def check(self) -> None:
-        if self.control_out is not None and self.mode is None:
-            raise PlanError("`control_out` needs `control` or `control_teaches`")
-
-    @property
-    def mode(self) -> str | None:
-        """The option that asks for a control, or None."""
-        return "control_teaches" if self.control_teaches else "control" if self.control else None
-
-
-class RecoverConfig(RecoverOptions):
-    """How to recover a cut model"""
-
-    preset: Literal["paper"] | None = once(None)
-    """paper: the recovery that the paper describes for DeltaNet and Gated DeltaNet; where its text says nothing, what
-    its released code does (adapters on q, k and v, norms and biases trained too). Explicit options override the
-    preset."""
-    comparison: ControlOptions = ControlOptions()
-
-    def check(self) -> None:
-        super().check()
-        mode, distillation = self.comparison.mode, self.distillation
-        if mode is not None and distillation.no_teacher:
-            raise PlanError(f"`{mode}` trains the uncut model too: give it with `teacher`")
-        if mode == "control_teaches" and not distillation.kd_weight:
-            raise PlanError("`control_teaches` needs a `kd_weight` above 0")
-        if mode == "control_teaches" and distillation.cache_teacher is not None:
-            raise PlanError("`cache_teacher` needs a teacher that exists: train the control first, as `teacher`")
-        if self.preset is not None:  # options that differ from their defaults override it
-            values = {name: value for name, value in self.to_values().items() if name not in IN_MEMORY}
-            config = self.from_values({**values, "preset": self.preset}, replace(self, preset=None))
-            for item in fields(self):
-                object.__setattr__(self, item.name, getattr(config, item.name))
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, object], base: RecoverConfig | None = None) -> RecoverConfig:
-        """Return the config with these values, and those of the preset or of `base` for the rest."""
-        values = dict(values)
-        if (preset := values.pop("preset", None)) is not None:
-            if preset not in PRESETS:
-                raise PlanError(f"unknown `preset` {preset!r}; there are {', '.join(PRESETS)}")
-            base = super().from_values(PRESETS[preset], base)
-        if values.get("tokens") is not None:
-            values = {"steps": None, **values}
-        if values.get("full") or values.get("mixers"):
-            values = {"lora": False, "lora_targets": None, "unfreeze": None, **values}
-        elif "lora_rank" in values or "lora_alpha" in values:
-            values = {"lora": True, **values}
-        return super().from_values(values, base)
+from slimstate.workflows.options import RecoverConfig
 
 
 def recover(
@@ -121,12 +39,6 @@ def recover(
         >>> quick = slimstate.RecoverConfig(steps=50, batch_size=4, length=512)
         >>> slimstate.recover("slim", "recovered", quick, data="demo/calibration.txt")
     """
-    from slimstate.records.provenance import run_config
-    from slimstate.serving.model_card import serving_lines
-    from slimstate.training.recover import Control, check_recovery
-    from slimstate.training.session import RECOVERY_KIND, Job, Session
-    from slimstate.training.teacher import Distillation
-
     config = RecoverConfig.merge(config, options)
     if config.text.data is None:
         raise PlanError("a recovery trains on text: give it with `data`")
@@ -166,8 +78,6 @@ def preview(model: Model, config: RecoverConfig | None = None, *, progress: Prog
     Examples:
         >>> print(slimstate.preview("slim"))
     """
-    from slimstate.training.recover import describe_recovery
-
     config = RecoverConfig.merge(config, options)
     with Inputs(progress, None, model, config.distillation.teacher) as inputs:
         student, teacher, config = _open(inputs, model, config, reads_text=False)
@@ -181,11 +91,6 @@ def _open(
     inputs: Inputs, model: Model, config: RecoverConfig, *, reads_text: bool = True
 ) -> tuple[Checkpoint, Checkpoint | None, RecoverConfig]:
     """Return the cut model, its teacher, and the config with what depends on the model."""
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.system import distributed
-    from slimstate.training.adaptation import resolve
-    from slimstate.training.teacher import find_teacher
-
     if config.distillation.teacher is not None:
         teacher = inputs.model(config.distillation.teacher, reads_text=reads_text)
         config = replace(config, distillation=replace(config.distillation, teacher=teacher))

@@ -13,31 +13,39 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from msgspec import Meta
-
-from slimstate.data.options import TextSource
-from slimstate.evaluation.options import GridOptions, MeasureOptions
-from slimstate.models.options import LoadOptions, RunOptions
-from slimstate.pruning.options import Calibration, CalibrationText, CutOptions
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.evidence import EvidenceFile
+from slimstate.data.documents import Reading
+from slimstate.data.text import Windows
+from slimstate.evaluation.perplexity import evaluation_windows
+from slimstate.evaluation.sweep import CandidateModel, SweepStudy
+from slimstate.evaluation.sweep_grid import Candidate, Grid, grid_of
+from slimstate.evaluation.sweep_results import read_earlier, recommend
+from slimstate.models.hooks import masked
+from slimstate.models.load import Runtime, load, load_tokenizer
+from slimstate.models.options import LoadOptions
+from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
+from slimstate.pruning.options import Calibration
+from slimstate.pruning.planning import check_rotatable
 from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.records.evaluation import UNCUT, Measure, Row, SweepRecord, SweepSettings
+from slimstate.records.folder import check_drawn
+from slimstate.records.numbers import fixed, perplexity
+from slimstate.records.parts import Text
+from slimstate.records.provenance import command_line, run_config
+from slimstate.records.training import RECONSTRUCTION
+from slimstate.selectors import Selector
+from slimstate.system import distributed
+from slimstate.system.atomic import check_place, staged_files
 from slimstate.system.errors import PlanError
-from slimstate.system.options import Options, prefixed
-from slimstate.system.progress import SILENT
+from slimstate.system.interruption import STOP
+from slimstate.system.options import prefixed
+from slimstate.system.progress import SILENT, Reporter
 from slimstate.workflows.inputs import Inputs, Model, Progress
-from slimstate.workflows.prune import PruneConfig, prune, selection_job
-
-if TYPE_CHECKING:
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.core.evidence import EvidenceFile
-    from slimstate.data.text import Windows
-    from slimstate.evaluation.sweep import CandidateModel
-    from slimstate.evaluation.sweep_grid import Candidate
-    from slimstate.models.load import Runtime
-    from slimstate.records.evaluation import Measure, Row, SweepRecord, SweepSettings
-    from slimstate.selectors import Selector
-    from slimstate.system.progress import Reporter
+from slimstate.workflows.options import PruneConfig, SweepConfig
+from slimstate.workflows.prune import prune, selection_job
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
 DRAWN = ("sweep.*", "ablation.*", "pareto.*")
@@ -46,30 +54,6 @@ COLUMNS = (
     "method", "score", "compression", "key dim", "state", "per token", "per word", "bits per byte", "nats over uncut",
     "utilisation", "kappa",
 )  # fmt: skip
-
-
-class SweepConfig(Options):
-    """What to sweep, and what to measure it on"""
-
-    text: TextSource = None
-    """Text to predict: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
-    text_length: Annotated[int, Meta(ge=2)] = 1024
-    """Tokens per window of --text."""
-    max_loss: Annotated[float, Meta(ge=0)] = 0.1
-    """Nats per token that a recommended cut may cost."""
-    reconstruct: ReconstructOptions | None = None
-    """Measure every cut after a reconstruction on --data."""
-    grid: GridOptions = GridOptions()
-    calibration: CalibrationText = CalibrationText()
-    cut: CutOptions = CutOptions()
-    measures: MeasureOptions = MeasureOptions()
-    run: RunOptions = RunOptions()
-
-    def check(self) -> None:
-        if getattr(self.calibration, "evidence", None) is not None:
-            raise PlanError("a sweep keeps its evidence in `out`: leave out `evidence`")
-        if self.reconstruct is not None and self.calibration.data is None:
-            raise PlanError("`reconstruct` trains on text: give it with `data`")
 
 
 def sweep(
@@ -100,15 +84,7 @@ def sweep(
 
 
 def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, reporter: Reporter) -> SweepRecord:
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.evaluation.sweep_grid import grid_of
-    from slimstate.evaluation.sweep_results import recommend
-    from slimstate.records.folder import check_drawn
-    from slimstate.records.provenance import run_config
     from slimstate.reports.plots.results import draw_sweep
-    from slimstate.system import distributed
-    from slimstate.system.atomic import check_place, staged_files
-    from slimstate.system.interruption import STOP
 
     started, checkpoint = time.perf_counter(), Checkpoint.open(source)
     check_place(folder, folder=True)
@@ -143,9 +119,6 @@ def _describe_progress(folder: Path) -> str | None:
 
 def command_for(row: Row, source: str | PathLike[str], folder: Path, config: SweepConfig) -> str:
     """Return the command that makes the cut of a row, or that serves the uncut model with other states."""
-    from slimstate.records.evaluation import UNCUT
-    from slimstate.records.provenance import command_line, run_config
-
     if row.method == UNCUT:
         return shlex.join(["vllm", "serve", str(source), f"--{ENGINE_OPTION}", row.state_dtype])
     cut = cut_config(row.method, row, folder, config)
@@ -174,16 +147,6 @@ def _measure(
     source: str | PathLike[str], checkpoint: Checkpoint, folder: Path, config: SweepConfig, reporter: Reporter
 ) -> SweepRecord:
     """Return the rows of an earlier sweep and those that were missing, in the order of the grid."""
-    from slimstate.data.documents import Reading
-    from slimstate.evaluation.perplexity import evaluation_windows
-    from slimstate.evaluation.sweep import SweepStudy
-    from slimstate.evaluation.sweep_grid import Grid
-    from slimstate.evaluation.sweep_results import read_earlier
-    from slimstate.models.load import load, load_tokenizer
-    from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
-    from slimstate.pruning.planning import check_rotatable
-    from slimstate.system import distributed
-
     if config.reconstruct is not None and distributed.count() > 1:
         raise PlanError("a sweep with `reconstruct` must run in one process")
     grid, calibration = Grid.of(config.grid, checkpoint.mixers[0].axis.width, reporter), _calibration(config, folder)
@@ -221,10 +184,6 @@ def _measure(
 
 def _settings(config: SweepConfig, tokenizer: Any, windows: Windows | None) -> SweepSettings:
     """Return the settings that decide how cuts are made; `windows` are those of the calibration."""
-    from slimstate.data.documents import Reading
-    from slimstate.records.evaluation import SweepSettings
-    from slimstate.records.parts import Text
-
     text, device, reconstruction = config.calibration, config.run.place.type, None
     if config.reconstruct is not None:
         with prefixed("reconstruct_", ReconstructOptions):
@@ -255,12 +214,6 @@ class _Cuts:
 
         A reconstruction that an interrupted sweep has finished is used again.
         """
-        from slimstate.checkpoints.reader import Checkpoint
-        from slimstate.evaluation.sweep import CandidateModel
-        from slimstate.models.hooks import masked
-        from slimstate.models.load import load
-        from slimstate.records.training import RECONSTRUCTION
-
         assert candidate.selector is not None
         config = cut_config(candidate.selector, candidate, self.folder, self.config)
         job = selection_job(self.checkpoint, config, SILENT)
@@ -283,7 +236,6 @@ class _Cuts:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """Return a row of the table that shows progress."""
-    from slimstate.records.numbers import fixed, perplexity
 
     def cell(measure: Measure) -> str:
         return "" if measure.value is None else f"{measure.label} {measure.value:.4g}"

@@ -7,38 +7,22 @@ weights.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-from msgspec import Meta
-
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.models.shapes import read_shape
+from slimstate.records.provenance import run_config
+from slimstate.records.training import TrainingRecord
+from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.system.input_files import expand_home
-from slimstate.training.options import TrainOptions
+from slimstate.training.adaptation import adaptation_of
+from slimstate.training.initial_model import InitialModel
+from slimstate.training.session import TRAINING_KIND, Job, Session
 from slimstate.workflows.inputs import Progress, reporter_for
-
-if TYPE_CHECKING:
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.records.training import TrainingRecord
-    from slimstate.training.initial_model import InitialModel
+from slimstate.workflows.options import TrainConfig
 
 INITIAL = "initial"  # the model before its first step, in the run folder
-
-
-class TrainConfig(TrainOptions):
-    """How to train a model"""
-
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
-    """Weight decay of AdamW."""
-    second_beta: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    """Second beta of AdamW."""
-    tokenizer: str | None = None
-    """Folder or hub id of the tokenizer; default: one is learnt from the text."""
-    shared_filters: Literal["head", "all"] | None = None
-    """One convolution filter for every head (head), or one for all of them (all)."""
-
-    @property
-    def optimizer(self) -> dict[str, float]:
-        return {"adam_beta2": self.second_beta, "weight_decay": self.weight_decay}
 
 
 def train(
@@ -60,12 +44,6 @@ def train(
         >>> quick = slimstate.TrainConfig(steps=20, batch_size=4, length=128)
         >>> slimstate.train("delta_net-5m", "tiny", quick, data="demo/calibration.txt")
     """
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.records.provenance import run_config
-    from slimstate.system import distributed
-    from slimstate.training.adaptation import adaptation_of
-    from slimstate.training.session import TRAINING_KIND, Job, Session
-
     config = TrainConfig.merge(config, options)
     if config.text.data is None:
         raise PlanError("a training needs text: give it with `data`")
@@ -99,10 +77,6 @@ def train(
 
 def _start(name: str, config: TrainConfig) -> Checkpoint | InitialModel:
     """Return the model to train further, or the description of a new one."""
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.models.shapes import read_shape
-    from slimstate.training.initial_model import InitialModel
-
     if not expand_home(name).is_dir():
         return InitialModel(config=read_shape(name), tokenizer=config.tokenizer, shared_filters=config.shared_filters)
     if config.tokenizer is not None or config.shared_filters is not None:

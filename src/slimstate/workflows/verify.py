@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from slimstate.models.options import RunOptions
-from slimstate.serving.options import ComparisonOptions, EngineOptions
-from slimstate.system.errors import PlanError
+from slimstate.checkpoints.identity import identity
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.records.base import versions
+from slimstate.records.parts import Text
+from slimstate.records.provenance import run_config
+from slimstate.records.schema import from_json
+from slimstate.records.serving import VerificationRecord
+from slimstate.serving.verification.verify import Comparison, read_windows
 from slimstate.workflows.inputs import Progress, reporter_for
-
-if TYPE_CHECKING:
-    from slimstate.records.serving import VerificationRecord
-
-
-class VerifyRunOptions(RunOptions):
-    """Where the model runs"""
-
-    dtype: Literal["float32", "bfloat16", "float16"] | None = "float32"
-    """Data type that both compute in: float32, bfloat16 or float16."""
-
-
-class VerifyConfig(EngineOptions):
-    """How to compare an engine with transformers"""
-
-    against: str | None = None
-    """The uncut model: tells an engine that is wrong by itself from a cut that breaks it."""
-    comparison: ComparisonOptions = ComparisonOptions()
-    run: VerifyRunOptions = VerifyRunOptions()
-
-    def check(self) -> None:
-        super().check()
-        if self.engine is None:
-            raise PlanError("give `engine`: transformers, mlx, llama.cpp, vllm or sglang")
+from slimstate.workflows.options import VerifyConfig
 
 
 def verify(
@@ -54,15 +36,6 @@ def verify(
     Examples:
         >>> print(slimstate.verify("slim", engine="mlx", against="model").verdict)
     """
-    from slimstate.checkpoints.identity import identity
-    from slimstate.checkpoints.reader import Checkpoint
-    from slimstate.records.base import versions
-    from slimstate.records.parts import Text
-    from slimstate.records.provenance import run_config
-    from slimstate.records.schema import from_json
-    from slimstate.records.serving import VerificationRecord
-    from slimstate.serving.verification.verify import Comparison, read_windows
-
     start = time.perf_counter()
     config = VerifyConfig.merge(config, options)
     checkpoint = Checkpoint.open(model)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
 from slimstate.cli.commands import Command
 from slimstate.cli.terminal import Printout, Table, printer
-from slimstate.workflows import bench
 
 if TYPE_CHECKING:
     from slimstate.records.benchmark import BenchRecord
@@ -28,8 +27,8 @@ def show_bench(record: BenchRecord) -> Printout:
 
 
 COMMANDS = (
-    Command(name="bench mixer", workflow=bench.bench_mixer, config=MixerBenchConfig, show=show_bench),
-    Command(name="bench model", workflow=bench.bench_model, config=ModelBenchConfig, show=show_bench),
-    Command(name="bench decode", workflow=bench.bench_decode, config=DecodeBenchConfig, show=show_bench),
-    Command(name="bench calibrate", workflow=bench.bench_calibrate, config=CalibrateBenchConfig, show=show_bench),
+    Command(name="bench mixer", config=MixerBenchConfig, show=show_bench),
+    Command(name="bench model", config=ModelBenchConfig, show=show_bench),
+    Command(name="bench decode", config=DecodeBenchConfig, show=show_bench),
+    Command(name="bench calibrate", config=CalibrateBenchConfig, show=show_bench),
 )

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import slimstate
 from slimstate.cli.commands import Command, HubFlags
 from slimstate.cli.terminal import Printout, Table
 from slimstate.records.numbers import format_mib
 from slimstate.system.errors import MAX_LINE, PlanError, quoted
 from slimstate.system.options import once
 from slimstate.system.progress import Reporter
-from slimstate.workflows.inspect import InspectConfig, inspect
-from slimstate.workflows.prune import PruneConfig, estimate, prune
-from slimstate.workflows.reconstruct import ReconstructConfig, reconstruct
+from slimstate.workflows.options import InspectConfig, PruneConfig, ReconstructConfig
 
 if TYPE_CHECKING:
     from slimstate.records.cut import CutRecord, EstimateRecord, InspectionRecord
@@ -40,7 +39,7 @@ def run_prune(
         raise PlanError("give `out`, or `dry_run` to write nothing")
     if flags.push_to_hub is not None and (flags.dry_run or flags.plan_only):
         raise PlanError("`push_to_hub` uploads what is written: leave out `dry_run` and `plan_only`")
-    workflow: Callable[..., CutRecord | EstimateRecord] = estimate if flags.plan_only else prune
+    workflow: Callable[..., CutRecord | EstimateRecord] = slimstate.estimate if flags.plan_only else slimstate.prune
     return workflow(model, None if flags.dry_run else out, config, progress=reporter)
 
 
@@ -158,9 +157,7 @@ def show_reconstruction(record: ReconstructionRecord) -> Printout:
 
 
 COMMANDS = (
-    Command(name="inspect", workflow=inspect, config=InspectConfig, show=show_inspection),
-    Command(name="prune", workflow=prune, config=PruneConfig, show=show_prune, flags=PruneFlags, run=run_prune),
-    Command(
-        name="reconstruct", workflow=reconstruct, config=ReconstructConfig, show=show_reconstruction, flags=HubFlags
-    ),
+    Command(name="inspect", config=InspectConfig, show=show_inspection),
+    Command(name="prune", config=PruneConfig, show=show_prune, flags=PruneFlags, run=run_prune),
+    Command(name="reconstruct", config=ReconstructConfig, show=show_reconstruction, flags=HubFlags),
 )

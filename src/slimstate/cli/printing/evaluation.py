@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 from slimstate.cli.commands import Command
 from slimstate.cli.terminal import Printout, Table
 from slimstate.records.numbers import HUGE, fixed, format_mib, percent, perplexity
-from slimstate.workflows.analyze import AnalyzeConfig, analyze
-from slimstate.workflows.evaluate import EvalConfig, evaluate
-from slimstate.workflows.report import report
-from slimstate.workflows.sweep import SweepConfig, sweep
-from slimstate.workflows.verify import VerifyConfig, verify
+from slimstate.workflows.options import AnalyzeConfig, EvalConfig, SweepConfig, VerifyConfig
 
 if TYPE_CHECKING:
     from slimstate.evaluation.analysis import Analysis
@@ -100,12 +96,12 @@ def show_verification(record: VerificationRecord) -> Printout:
 
 
 COMMANDS = (
-    Command(name="eval", workflow=evaluate, config=EvalConfig, show=show_evaluation),
-    Command(name="analyze", workflow=analyze, config=AnalyzeConfig, show=show_analysis),
-    Command(name="sweep", workflow=sweep, config=SweepConfig, show=show_sweep),
-    Command(name="report", workflow=report),
+    Command(name="eval", config=EvalConfig, show=show_evaluation),
+    Command(name="analyze", config=AnalyzeConfig, show=show_analysis),
+    Command(name="sweep", config=SweepConfig, show=show_sweep),
+    Command(name="report"),
     Command(
-        name="verify", workflow=verify, config=VerifyConfig, show=show_verification,
+        name="verify", config=VerifyConfig, show=show_verification,
         exit_code=lambda record: EXIT_CODES[record.outcome.verdict],
     ),
 )  # fmt: skip

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import slimstate
 from slimstate.cli.commands import Command, HubFlags
 from slimstate.cli.terminal import Printout, Table
 from slimstate.records.numbers import fixed, perplexity
 from slimstate.system.errors import PlanError
 from slimstate.system.options import once
 from slimstate.system.progress import Reporter
-from slimstate.workflows.recover import RecoverConfig, preview, recover
-from slimstate.workflows.train import TrainConfig, train
+from slimstate.workflows.options import RecoverConfig, TrainConfig
 
 if TYPE_CHECKING:
     from slimstate.records.training import RecoveryRecord, TrainingRunRecord
@@ -34,10 +34,10 @@ def run_recover(
     if flags.dry_run:
         if flags.push_to_hub is not None:
             raise PlanError("`push_to_hub` uploads what is written: leave out `dry_run`")
-        return preview(model, config, progress=reporter)
+        return slimstate.preview(model, config, progress=reporter)
     if out is None or config.text.data is None:
         raise PlanError("give `data` and `out`, or `dry_run` to train nothing")
-    return recover(model, out, config, progress=reporter)
+    return slimstate.recover(model, out, config, progress=reporter)
 
 
 def show_recovery(record: RecoveryRecord | Preview) -> Printout:
@@ -82,8 +82,6 @@ def show_training(record: TrainingRunRecord) -> Printout:
 
 
 COMMANDS = (
-    Command(
-        name="recover", workflow=recover, config=RecoverConfig, show=show_recovery, flags=RecoverFlags, run=run_recover
-    ),
-    Command(name="train", workflow=train, config=TrainConfig, show=show_training, metavar="CONFIG"),
+    Command(name="recover", config=RecoverConfig, show=show_recovery, flags=RecoverFlags, run=run_recover),
+    Command(name="train", config=TrainConfig, show=show_training, metavar="CONFIG"),
 )

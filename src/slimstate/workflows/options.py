@@ -1,0 +1,284 @@
+"""Configs of the workflows: every option of a command is declared here, or in the group that a config has.
+
+They need no torch, so that the help of a command and a wrong option wait for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from slimstate.data.options import TextOptions, TextSource
+from slimstate.evaluation.options import GridOptions, MeasureOptions, TraceOptions, full_name
+from slimstate.models.options import LoadOptions, RunOptions, parse_limits
+from slimstate.pruning.options import Budget, Calibration, CalibrationText, CutOptions
+from slimstate.reconstruction.options import ReconstructOptions
+from slimstate.serving.options import ComparisonOptions, EngineChoice, EngineOptions, PoolOptions
+from slimstate.system.errors import PlanError
+from slimstate.system.options import Options, once
+from slimstate.training.options import RecoverOptions, TrainOptions
+from slimstate.workflows.inputs import Model
+
+
+class InspectConfig(EngineChoice):
+    """What to show of a model"""
+
+    budget: Budget = Budget()
+    pool: PoolOptions = PoolOptions()
+
+    @property
+    def counts_pool(self) -> bool:
+        return self.engine is not None and self.pool.context is not None
+
+    def check(self) -> None:
+        if self.counts_pool:
+            if self.budget.memory_gb is None:
+                raise PlanError("`context` with `engine` needs `memory_gb`: GiB for states and caches on each GPU")
+            return
+        unused = [name for name in self.pool.to_values() if name != "context"]
+        if self.pool.context is not None and self.budget.memory_gb is not None and self.budget.sequences is None:
+            unused.append("context")
+        if unused:
+            needed = "give `engine` vllm or sglang, `context` and `memory_gb`"
+            raise PlanError(f"`{unused[0]}` is for the memory of a serving engine: {needed}")
+
+
+class PruneConfig(EngineChoice):
+    """How to cut a model"""
+
+    key_dim: int | None = None
+    """Channels to keep in every head, exactly."""
+    compression: float | None = None
+    """Share of the key channels to remove, rounded to a key dim that is a multiple of 16; 0.5 removes half."""
+    method: Any = "drrqr"
+    """{methods}"""
+    score: Literal["kq", "k", "q"] = "kq"
+    """Choose channels by keys and queries (kq), keys (k) or queries (q)."""
+    reconstruct: ReconstructOptions | None = None
+    """Train each cut layer to match the output of the uncut layer, on the calibration text."""
+    distill: Annotated[int | None, Meta(ge=1)] = None
+    """Steps of distillation of the whole model after the reconstruction, such as 300; used only if it helps on
+    held-out windows."""
+    apply: Path | None = None
+    """Repeat the cut of this slimstate_plan.json, or of the folder of a cut model; no calibration."""
+    force: bool = once()
+    """Replace an existing output folder, once the new one is complete."""
+    calibration: Calibration = Calibration()
+    cut: CutOptions = CutOptions()
+    budget: Budget = Budget()
+    run: LoadOptions = LoadOptions()
+
+    def check(self) -> None:
+        if self.distill is not None and self.reconstruct is None:
+            raise PlanError("`distill` needs `reconstruct`")
+        if self.apply is not None and self.reconstruct is not None:
+            raise PlanError("`apply` repeats a cut; reconstruct it afterwards with slimstate reconstruct")
+        if self.reconstruct is not None and self.calibration.data is None:
+            raise PlanError("`reconstruct` trains on text: give it with `data`")
+        sized = self.key_dim is not None or self.compression is not None
+        if self.apply is not None and (sized or self.budget.is_set):
+            raise PlanError("the plan of `apply` says how much is kept: leave out `key_dim`, `compression` and budgets")
+        if sized and self.budget.is_set:
+            raise PlanError("a budget says how much is kept: leave out `compression` and `key_dim`")
+
+
+class ReconstructConfig(TextOptions):
+    """How to reconstruct a cut model"""
+
+    data: TextSource = None
+    """Text to train on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
+    teacher: Model = None
+    """The uncut model; default: the one that the model was cut from."""
+    training: ReconstructOptions = ReconstructOptions()
+    distill: Annotated[int | None, Meta(ge=1)] = None
+    """Steps of distillation of the whole model after the reconstruction, such as 300; used only if it helps on
+    held-out windows."""
+    max_memory: str | None = None
+    """Most memory that hidden states may take, such as 0=40GiB,cpu=100GiB; the rest lies on disk."""
+    force: bool = once()
+    """Replace an existing output folder, once the new one is complete."""
+    run: RunOptions = RunOptions()
+
+    def check(self) -> None:
+        parse_limits(self.max_memory)
+
+
+# (L634) is a line of the paper's source. The convolutions are always trained whole (L634), as in the released code.
+PAPER: Mapping[str, object] = {
+    "steps": 2000,  # 32k samples (L634) in batches of 16
+    "tokens": None,
+    "batch_size": 16,  # L634
+    "length": 2048,  # L634
+    "lr": 1e-4,  # L634
+    "min_lr": 1e-5,  # L634
+    "warm_up": 0.05,  # L634
+    "full": False,
+    "mixers": False,
+    "lora_rank": 16,  # L634; 32 in the released code
+    "lora_alpha": 32,  # L634; 64 in the released code
+    "lora_targets": "q_proj,k_proj,v_proj",  # released code
+    "unfreeze": "norms,biases",  # released code
+    "kd_weight": 1.0,  # ours: the paper distils from the original model (L634) and names no weight
+    "temperature": 2.0,  # ours: nor a temperature
+}
+PRESETS = {"paper": PAPER}
+IN_MEMORY = ("data", "eval_text", "teacher")  # options that may be objects in place of names
+
+
+class ControlOptions(Options):
+    """Control"""
+
+    control: bool = False
+    """Also train the uncut model in the same way, into OUT-control, to show how much of the gain is recovery and how
+    much is more training. If the model is the uncut one, train only that."""
+    control_out: Path | None = None
+    """Another folder for the control; a control that was trained with the same settings is used again."""
+    control_teaches: bool = False
+    """Train the control first, from the text alone, and learn from it in place of the uncut model: for text from which
+    the uncut model itself can still learn."""
+
+    def check(self) -> None:
+        if self.control_out is not None and self.mode is None:
+            raise PlanError("`control_out` needs `control` or `control_teaches`")
+
+    @property
+    def mode(self) -> str | None:
+        """The option that asks for a control, or None."""
+        return "control_teaches" if self.control_teaches else "control" if self.control else None
+
+
+class RecoverConfig(RecoverOptions):
+    """How to recover a cut model"""
+
+    preset: Literal["paper"] | None = once(None)
+    """paper: the recovery that the paper describes for DeltaNet and Gated DeltaNet; where its text says nothing, what
+    its released code does (adapters on q, k and v, norms and biases trained too). Explicit options override the
+    preset."""
+    comparison: ControlOptions = ControlOptions()
+
+    def check(self) -> None:
+        super().check()
+        mode, distillation = self.comparison.mode, self.distillation
+        if mode is not None and distillation.no_teacher:
+            raise PlanError(f"`{mode}` trains the uncut model too: give it with `teacher`")
+        if mode == "control_teaches" and not distillation.kd_weight:
+            raise PlanError("`control_teaches` needs a `kd_weight` above 0")
+        if mode == "control_teaches" and distillation.cache_teacher is not None:
+            raise PlanError("`cache_teacher` needs a teacher that exists: train the control first, as `teacher`")
+        if self.preset is not None:  # options that differ from their defaults override it
+            values = {name: value for name, value in self.to_values().items() if name not in IN_MEMORY}
+            config = self.from_values({**values, "preset": self.preset}, replace(self, preset=None))
+            for item in fields(self):
+                object.__setattr__(self, item.name, getattr(config, item.name))
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, object], base: RecoverConfig | None = None) -> RecoverConfig:
+        """Return the config with these values, and those of the preset or of `base` for the rest."""
+        values = dict(values)
+        if (preset := values.pop("preset", None)) is not None:
+            if preset not in PRESETS:
+                raise PlanError(f"unknown `preset` {preset!r}; there are {', '.join(PRESETS)}")
+            base = super().from_values(PRESETS[preset], base)
+        if values.get("tokens") is not None:
+            values = {"steps": None, **values}
+        if values.get("full") or values.get("mixers"):
+            values = {"lora": False, "lora_targets": None, "unfreeze": None, **values}
+        elif "lora_rank" in values or "lora_alpha" in values:
+            values = {"lora": True, **values}
+        return super().from_values(values, base)
+
+
+class TrainConfig(TrainOptions):
+    """How to train a model"""
+
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    """Weight decay of AdamW."""
+    second_beta: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    """Second beta of AdamW."""
+    tokenizer: str | None = None
+    """Folder or hub id of the tokenizer; default: one is learnt from the text."""
+    shared_filters: Literal["head", "all"] | None = None
+    """One convolution filter for every head (head), or one for all of them (all)."""
+
+    @property
+    def optimizer(self) -> dict[str, float]:
+        return {"adam_beta2": self.second_beta, "weight_decay": self.weight_decay}
+
+
+class EvalConfig(TextOptions):
+    """What to measure of a model"""
+
+    length: Annotated[int, Meta(ge=2)] = 1024
+    """Tokens per window of the text."""
+    recall: bool = False
+    """Run the six recall tasks: DROP, FDA, NQ, SQuAD, SWDE, TriviaQA. How their prompts differ from those of
+    prefix-linear-attention: docs/EXPERIMENTS.md."""
+    associative: bool = False
+    """Also measure recall of random pairs placed in --text; needs no download."""
+    baseline: Model | None = None
+    """A second model to compare with, such as the uncut one."""
+    state_dtype: str = "float32"
+    """Data type that states are stored in between steps, as in an engine: float32, bfloat16 or float8_e4m3. A baseline
+    stores float32."""
+    measures: MeasureOptions = MeasureOptions()
+    run: RunOptions = RunOptions()
+
+    def check(self) -> None:
+        object.__setattr__(self, "state_dtype", full_name(self.state_dtype))
+
+
+class AnalyzeConfig(TraceOptions):
+    """How to follow the states of models"""
+
+    head: str | None = None
+    """LAYER:HEAD whose spectra are drawn; default: a typical one."""
+    run: RunOptions = RunOptions()
+
+
+class SweepConfig(Options):
+    """What to sweep, and what to measure it on"""
+
+    text: TextSource = None
+    """Text to predict: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name."""
+    text_length: Annotated[int, Meta(ge=2)] = 1024
+    """Tokens per window of --text."""
+    max_loss: Annotated[float, Meta(ge=0)] = 0.1
+    """Nats per token that a recommended cut may cost."""
+    reconstruct: ReconstructOptions | None = None
+    """Measure every cut after a reconstruction on --data."""
+    grid: GridOptions = GridOptions()
+    calibration: CalibrationText = CalibrationText()
+    cut: CutOptions = CutOptions()
+    measures: MeasureOptions = MeasureOptions()
+    run: RunOptions = RunOptions()
+
+    def check(self) -> None:
+        if getattr(self.calibration, "evidence", None) is not None:
+            raise PlanError("a sweep keeps its evidence in `out`: leave out `evidence`")
+        if self.reconstruct is not None and self.calibration.data is None:
+            raise PlanError("`reconstruct` trains on text: give it with `data`")
+
+
+class VerifyRunOptions(RunOptions):
+    """Where the model runs"""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = "float32"
+    """Data type that both compute in: float32, bfloat16 or float16."""
+
+
+class VerifyConfig(EngineOptions):
+    """How to compare an engine with transformers"""
+
+    against: str | None = None
+    """The uncut model: tells an engine that is wrong by itself from a cut that breaks it."""
+    comparison: ComparisonOptions = ComparisonOptions()
+    run: VerifyRunOptions = VerifyRunOptions()
+
+    def check(self) -> None:
+        super().check()
+        if self.engine is None:
+            raise PlanError("give `engine`: transformers, mlx, llama.cpp, vllm or sglang")
