@@ -19,12 +19,13 @@ from places import ROOT
 from slimstate.data import documents as module
 from slimstate.data.corpus import Corpus
 from slimstate.data.documents import PIECE, Piece, Reading
+from slimstate.data.options import DocumentOptions
 from slimstate.data.text import sample_windows, token_stream
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
 from slimstate.pruning.evidence import calibration_windows
 from slimstate.pruning.options import Calibration
-from slimstate.system.errors import DataError
+from slimstate.system.errors import PlanError
 
 TOKENIZER = load_tokenizer(ROOT / "demo" / "model")  # tokens of several characters, so that a divided word shows
 LETTERS = tiny.tokenizer()  # a token per character
@@ -227,8 +228,8 @@ def test_windows_and_corpora_record_how_documents_were_divided(tmp_path):
         corpus = Corpus.collect(TOKENIZER, Reading(str(rows), documents), 16, 3, 1, tmp_path)
         assert corpus.describe()["documents"] == expected
         assert Corpus.open(tmp_path) == corpus
-    with pytest.raises(DataError, match="unknown `documents` pages; there are lines, blank, file, rows"):
-        Reading("text.txt", "pages")
+    with pytest.raises(PlanError, match="unknown `documents` pages; there are lines, blank, file, rows"):
+        DocumentOptions(documents="pages")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer, Slot
 from slimstate.families import Config, Family, family_of
 from slimstate.families.config_values import check_values
-from slimstate.records.parts import ConfigEntry
+from slimstate.records.parts import ConfigEntry, Cut, Model
 from slimstate.records.plan import MAX_PLAN_BYTES, Plan
 from slimstate.records.schema import ValidationError, from_json
 from slimstate.system import hub
@@ -142,6 +142,19 @@ class Checkpoint(Value):
         text = json.dumps([self.config, sorted(self.files), digests], sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
+    def identity(self, name: str, after: Config | None = None) -> Model:
+        """Return the identity of this model in records, by its config or by its config `after` a change."""
+        config = self.config if after is None else after
+        entry, first = cut_in(config), described_mixers(config)[0]
+        try:
+            cut = None if entry is None else from_json(Cut, entry)
+        except ValidationError as error:
+            raise ModelError(f"{self.folder}/config.json describes the cut wrongly: {error}") from error
+        return Model(
+            name=name, model=self.source, fingerprint=self.fingerprint, model_type=self.family.model_type,
+            key_dim=first.axis.width, value_dim=first.value_dim, cut=cut,
+        )  # fmt: skip
+
     def check_unchanged(self) -> None:
         """Refuse a model whose weights or config have changed since it was opened."""
         for file in self.files.values():
@@ -249,7 +262,7 @@ def _hub_errors(repository: str, online: bool) -> Iterator[None]:
     except Exception as error:
         if not online:
             raise ModelError(f"no folder {repository}, and the hub cannot be reached from here") from error
-        raise ModelError(f"no folder {repository}, and the hub does not provide it: {hub.reason(error)}") from error
+        raise ModelError(f"no folder {repository}, and the hub does not provide it: {reason_of(error)}") from error
 
 
 def described_mixers(config: Config) -> tuple[Mixer, ...]:

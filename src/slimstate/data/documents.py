@@ -7,15 +7,14 @@ WikiText, are joined. A row that is joined and does not end with a line end gets
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby, islice
 
 from slimstate.data.rows import Render, Texts
 from slimstate.data.sources import Source, max_line_length, sources, too_long
-from slimstate.system.errors import DataError
 from slimstate.system.value import Value
 
-DOCUMENTS = ("lines", "blank", "file", "rows")
 PIECE = 2**18  # characters of a document that are tokenised together
 MAX_BATCH = 32 * PIECE  # characters that are tokenised in parallel
 FIRST_ROWS = 64  # which decide whether all rows are lines of one text
@@ -28,11 +27,6 @@ class Piece(Value):
     ends: bool
 
 
-def check_documents(documents: str | None) -> None:
-    if documents is not None and documents not in DOCUMENTS:
-        raise DataError(f"unknown `documents` {documents}; there are {', '.join(DOCUMENTS)}")
-
-
 class Reading:
     """A text and how it is divided into documents: as requested, or by default as its sources suggest.
 
@@ -41,7 +35,6 @@ class Reading:
     """
 
     def __init__(self, source: str | Texts, documents: str | None = None) -> None:
-        check_documents(documents)
         self.source, self._text, self._requested = str(source), source, documents
         self._seen: dict[str, None] = {}
         self.usual = True
@@ -153,17 +146,5 @@ def _blocks(texts: Iterable[str], size: int) -> Iterator[str]:
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     """Yield lines with their line ends; the last may have none."""
-    rest: list[str] = []
-    length, limit = 0, max_line_length()
-    for text in texts:
-        first, *others = text.split("\n")
-        rest.append(first)
-        length += len(first)
-        if others:
-            yield "".join((*rest, "\n"))
-            yield from (f"{line}\n" for line in others[:-1])
-            rest, length = [others[-1]], len(others[-1])
-        if length > limit:
-            raise too_long("the text")
-    if length:
-        yield "".join(rest)
+    for piece in _document_pieces(texts):
+        yield from io.StringIO(piece.text, newline="\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ class Texts:
             items = [items]
         count = f"{len(items)} texts" if isinstance(items, Sized) else "texts"
         self.name = f"{count} in memory" if count != "1 texts" else "1 text in memory"
-        self._stored: list[object] = []
         self._items = items
 
     def __str__(self) -> str:
@@ -30,17 +30,9 @@ class Texts:
 
     def __iter__(self) -> Iterator[object]:
         if not isinstance(self._items, Iterator):
-            yield from self._items
-            return
-        place = 0
-        while True:
-            if place == len(self._stored):
-                try:
-                    self._stored.append(next(self._items))
-                except StopIteration:
-                    return
-            yield self._stored[place]
-            place += 1
+            return iter(self._items)
+        self._items, items = tee(self._items)
+        return items
 
 
 def as_text_source(text: str | Path | Texts | Iterable[object]) -> str | Texts:

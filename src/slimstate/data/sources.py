@@ -189,7 +189,7 @@ def _from_hub(name: str, render: Render | None) -> Iterator[str]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"no file {quoted(name)}, and no dataset of that name: {hub.reason(error)}") from error
+        raise DataError(f"no file {quoted(name)}, and no dataset of that name: {reason_of(error)}") from error
 
 
 def _in_memory(texts: Texts, render: Render | None) -> Iterator[str]:

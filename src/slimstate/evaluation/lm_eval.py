@@ -28,8 +28,7 @@ from slimstate.evaluation.options import TaskOptions
 from slimstate.evaluation.task_sources import RECALL, Source, find_sources, resolve_tasks, task_manager
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import LmEval, TaskScores
-from slimstate.system import hub
-from slimstate.system.errors import DataError, ModelError, SlimstateError
+from slimstate.system.errors import DataError, ModelError, SlimstateError, reason_of
 from slimstate.system.progress import SILENT, Reporter
 
 AVERAGES = {
@@ -122,7 +121,7 @@ def _reason(error: Exception) -> str:
     """Return the first cause of an error in one line."""
     if isinstance(error.__cause__, Exception):
         return _reason(error.__cause__)
-    return f"{type(error).__name__}: {hub.reason(error)}"
+    return reason_of(error)
 
 
 def _evaluate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.state_dtype import StateRounding
 from slimstate.data.documents import Reading
@@ -39,7 +38,7 @@ class Measurement:
         self.reporter.say(f"kernels: {runtime.kernels}")
         mixers = checkpoint.mixers
         result = Result(
-            **vars(identity(checkpoint, name)),
+            **vars(checkpoint.identity(name)),
             kernels=runtime.kernels,
             state_dtype=rounding.dtype,
             state_every=None if rounding.is_exact else rounding.every,

@@ -9,7 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.model_card import reconstruction_section
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Change
@@ -118,7 +117,7 @@ class ReconstructionJob:
     ) -> ReconstructionRecord:
         model = self.cut.checkpoint
         return ReconstructionRecord(
-            **{**vars(identity(model, self.out.name, config)), "loader": loader_of(model.family.model_type)},
+            **{**vars(model.identity(self.out.name, config)), "loader": loader_of(model.family.model_type)},
             config=self.provenance,
             versions=versions(),
             kernels=describe_kernels(self.run.place, self.run.precision, model.family.library),

@@ -15,7 +15,6 @@ from slimstate.checkpoints.reader import described_mixers
 from slimstate.families.contract import Config
 from slimstate.records.cut import Serving
 from slimstate.records.schema import from_json
-from slimstate.system.errors import PlanError, quoted
 from slimstate.system.value import Value
 
 TITLES: Mapping[str, str] = {
@@ -156,7 +155,6 @@ def describe_serving(config: Config, engine: str | None, candidates: Iterable[in
     }
     if engine is None:
         return Serving(**facts)
-    check_engine(engine)
     rules = {key_dim: rules_for(ServedModel.at_key_dim(config, key_dim), engine) for key_dim in candidates}
     safe = tuple(key_dim for key_dim, known in rules.items() if known and not any(rule.is_unsafe for rule in known))
     fast = tuple(key_dim for key_dim in safe if not any(rule.is_slow for rule in rules[key_dim]))
@@ -169,8 +167,6 @@ def describe_serving(config: Config, engine: str | None, candidates: Iterable[in
 
 def warning(model: ServedModel, engine: str | None = None) -> str | None:
     """Return a warning where the engine, or without one every engine that has rules, cannot serve the model."""
-    if engine is not None:
-        check_engine(engine)
     names = [engine] if engine is not None else [name for name in TITLES if name != "transformers"]
     known = [name for name in names if rules_of(model.model_type, name)]
     failures = [next((rule for rule in rules_for(model, name) if rule.is_failure), None) for name in known]
@@ -193,6 +189,12 @@ def cut_advice(config: Config, key_dim: int, engine: str | None, candidates: Ite
     return [*lines, str(describe_serving(config, engine, candidates).advice)]
 
 
-def check_engine(engine: str) -> None:
-    if engine not in TITLES:
-        raise PlanError(f"unknown engine {quoted(engine)}; there are {', '.join(TITLES)}")
+def serving_lines(config: Config) -> str:
+    """Return what engines do with a cut model, first whether none can serve it; nothing for an uncut model."""
+    from slimstate.checkpoints.model_card import render
+
+    if (config.get("slimstate") or {}).get("key_dim") is None:
+        return ""
+    model = ServedModel.at_key_dim(config)
+    rules, line = rules_for(model), warning(model)
+    return render("serving.md", date=rule_book().date, rules=rules, warning=line) if rules or line else ""

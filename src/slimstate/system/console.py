@@ -9,9 +9,8 @@ from datetime import datetime
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from slimstate.system import distributed
 from slimstate.system.progress import Pace, Reporter, Update
@@ -42,11 +41,11 @@ class TerminalReporter(Reporter):
             yield self._lines(pace)
             return
         with nullcontext(self.bars) if self.bars is not None else self._new_bars() as bars:
-            task = bars.add_task(label, total=total, note="", pace=pace)
+            task = bars.add_task(label, total=total, left="", note="")
 
             def update(done: int, note: str) -> None:
                 pace.update(done)
-                bars.update(task, completed=done, note=note)
+                bars.update(task, completed=done, left=pace.left(), note=note)
 
             yield update
             bars.remove_task(task)
@@ -67,8 +66,8 @@ class TerminalReporter(Reporter):
 
     def _new_bars(self) -> Progress:
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"), TextColumn("{task.fields[note]}"),
         )  # fmt: skip
         return Progress(*columns, console=self.console, transient=True)
 
@@ -86,15 +85,6 @@ class TerminalReporter(Reporter):
                 yield lambda cells: table.add_row(*cells)
         finally:
             self.bars = None
-
-
-class _TimeLeft(ProgressColumn):
-    """The estimate of `Pace`; that of rich forgets all steps but those of the last half minute."""
-
-    max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["pace"].left())
 
 
 def console(*, stderr: bool, quiet: bool = False) -> Console:

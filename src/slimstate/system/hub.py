@@ -1,4 +1,4 @@
-"""Use the model hub: find out whether it can be reached, and say in one line why its client failed.
+"""Use the model hub, after a check whether it can be reached.
 
 Offline, the client itself retries for half a minute and reports every attempt.
 """
@@ -10,12 +10,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlparse
 
-from slimstate.system.errors import OutputError, quoted
-
-
-def reason(error: Exception) -> str:
-    """Return the first line of an exception of the client, which raises many kinds."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+from slimstate.system.errors import OutputError, quoted, reason_of
 
 
 def reachable() -> bool:
@@ -43,7 +38,7 @@ def check_repository(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise OutputError(f"`push_to_hub`: {quoted(name)} is not a repository name: {reason(error)}") from error
+        raise OutputError(f"`push_to_hub`: {quoted(name)} is not a repository name: {reason_of(error)}") from error
     if not reachable():
         raise OutputError("`push_to_hub`: the hub cannot be reached from here")
     if get_token() is None:
@@ -51,7 +46,7 @@ def check_repository(name: str) -> None:
     try:
         HfApi().whoami()
     except Exception as error:  # of many kinds
-        raise OutputError(f"`push_to_hub`: the hub refuses the login: {reason(error)}") from error
+        raise OutputError(f"`push_to_hub`: the hub refuses the login: {reason_of(error)}") from error
 
 
 def push(folder: Path, name: str) -> str:
@@ -66,5 +61,5 @@ def push(folder: Path, name: str) -> str:
             repo_id=repository.repo_id, folder_path=folder, commit_message=message, ignore_patterns=["runs/*"]
         )
     except Exception as error:  # of many kinds; the folder itself is complete
-        raise OutputError(f"{folder} is written, but could not be pushed to {name}: {reason(error)}") from error
+        raise OutputError(f"{folder} is written, but could not be pushed to {name}: {reason_of(error)}") from error
     return str(repository)

@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.model_card import recovery_card, training_card
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Replacement
@@ -213,7 +212,7 @@ class Session(Generic[R]):
         source = student.source if job.source is None else job.source
         loader = loader_of(student.family.model_type)
         return self.kind.record(
-            **vars(replace(identity(student, job.out.name), model=source, loader=loader)),
+            **vars(replace(student.identity(job.out.name), model=source, loader=loader)),
             **{"out": str(job.out), **facts, **self.kind.facts(student)},
             config=self.provenance,
             versions=versions(),

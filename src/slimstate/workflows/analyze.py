@@ -9,7 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoints.identity import identity
 from slimstate.data.documents import Reading
 from slimstate.data.options import TextSource
 from slimstate.data.rows import as_text_source
@@ -80,7 +79,7 @@ def _analyze(
     }  # fmt: skip
     traces, filters, plans = [], [], {}
     for name, checkpoint in checkpoints.items():
-        about = {**vars(identity(checkpoint, name)), **shared}
+        about = {**vars(checkpoint.identity(name)), **shared}
         traces.append(trace_model(checkpoint, windows.tokens, about, config, config.run, reporter))
         if checkpoint.plan is not None:
             plans[name] = replace(checkpoint.plan, folder=checkpoint.source)

@@ -37,8 +37,7 @@ from slimstate.records.cut import CutRecord, EstimateRecord
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import run_config
 from slimstate.selectors import Request, selector_named
-from slimstate.serving.engines import cut_advice
-from slimstate.serving.model_card import serving_lines
+from slimstate.serving.engines import cut_advice, serving_lines
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system.errors import PlanError
 from slimstate.system.options import prefixed

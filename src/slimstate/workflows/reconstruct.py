@@ -15,7 +15,7 @@ from slimstate.reconstruction.reconstruct import ReconstructionJob, find_teacher
 from slimstate.reconstruction.walk import StoredCut
 from slimstate.records.provenance import run_config
 from slimstate.records.training import ReconstructionRecord
-from slimstate.serving.model_card import serving_lines
+from slimstate.serving.engines import serving_lines
 from slimstate.system.errors import PlanError
 from slimstate.training.distill import DistillationJob
 from slimstate.workflows.inputs import Inputs, Model, Progress

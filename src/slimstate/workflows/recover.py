@@ -9,7 +9,7 @@ from typing import Any
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.records.provenance import run_config
 from slimstate.records.training import RecoveryRecord
-from slimstate.serving.model_card import serving_lines
+from slimstate.serving.engines import serving_lines
 from slimstate.system import distributed
 from slimstate.system.errors import PlanError
 from slimstate.training.adaptation import resolve

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slimstate.checkpoints.identity import identity
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
@@ -46,7 +45,7 @@ def verify(
     )
     version, outcome = comparison.compare(checkpoint)
     record = VerificationRecord(
-        **vars(identity(checkpoint, checkpoint.folder.name)),
+        **vars(checkpoint.identity(checkpoint.folder.name)),
         engine=str(config.engine),
         engine_version=version,
         text=from_json(Text, text.describe()),

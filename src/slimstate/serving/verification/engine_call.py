@@ -22,7 +22,6 @@ from slimstate.system.json_files import JsonObject
 from slimstate.system.value import Value
 
 PROGRAM = Path(__file__).with_name("engine_process.py")
-CONVERSION = Path(__file__).with_name("gguf_process.py")
 OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 INSTALL: Mapping[str, str] = {
     "transformers": "pip install transformers torch",
@@ -55,9 +54,7 @@ class Refusal(Value):
 
 def run_engine(options: EngineOptions, request: JsonObject) -> Scores | Refusal:
     """Return what the engine answers to a request; raise with advice where it is not installed."""
-    result = run_program(
-        options.interpreter, PROGRAM, {**request, "engine": options.engine, "options": options.settings}
-    )
+    result = run_program(options.interpreter, {**request, "engine": options.engine, "options": options.settings})
     answer = result.answer
     if "missing" in answer:
         raise ModelError(
@@ -66,7 +63,7 @@ def run_engine(options: EngineOptions, request: JsonObject) -> Scores | Refusal:
         )
     version = answer.get("version")
     if not answer or "error" in answer:
-        return Refusal(version=version, message=result.message(answer.get("error")))
+        return Refusal(version=version, message=result.message)
     try:
         scores = from_json(Scores, {**answer, **{kind: _finite(answer[kind]) for kind in ("prefill", "decoding")}})
         _check_lengths(scores, request)
@@ -102,11 +99,11 @@ def convert_to_gguf(folder: Path, converter: Path | None, dtype: str) -> Iterato
     with tempfile.TemporaryDirectory(prefix="slimstate-gguf-") as temporary:
         target = Path(temporary) / "model.gguf"
         paths = {"converter": str(converter), "model": str(folder), "out": str(target)}
-        result = run_program(sys.executable, CONVERSION, {**paths, "outtype": OUTTYPES[dtype]})
+        result = run_program(sys.executable, {**paths, "outtype": OUTTYPES[dtype]})
         if target.is_file() and not result.answer:
             yield target
         else:
-            yield Refusal(version=None, message=f"converter: {result.message(result.answer.get('error'))}")
+            yield Refusal(version=None, message=f"converter: {result.message}")
 
 
 class ProcessResult(Value):
@@ -116,16 +113,19 @@ class ProcessResult(Value):
     log: str
     status: int
 
-    def message(self, error: str | None) -> str:
-        """Return why it failed: the first line of the log with an error, which is the root cause."""
+    @property
+    def message(self) -> str:
+        """Why it failed: the first line of the log with an error, which is the root cause."""
         lines = self.log.splitlines()
         cause = next((match[0] for match in map(ERROR_LINE.search, lines) if match), None)
         last = next((line for line in reversed(lines) if line.strip()), None)
-        return quoted(cause or error or last or f"it ended with status {self.status}", MAX_ERROR_LENGTH)
+        return quoted(
+            cause or self.answer.get("error") or last or f"it ended with status {self.status}", MAX_ERROR_LENGTH
+        )
 
 
-def run_program(interpreter: str, program: Path, request: JsonObject) -> ProcessResult:
-    """Run one of the programs beside this file, which reads a request and writes an answer."""
+def run_program(interpreter: str, request: JsonObject) -> ProcessResult:
+    """Run the program beside this file, which reads a request and writes an answer."""
     with tempfile.TemporaryDirectory(prefix="slimstate-") as folder:
         request_path, answer_path, log_path = (
             Path(folder) / name for name in ("request.json", "answer.json", "log.txt")
@@ -134,7 +134,7 @@ def run_program(interpreter: str, program: Path, request: JsonObject) -> Process
         with log_path.open("wb") as log:
             try:
                 process = subprocess.run(
-                    [interpreter, str(program), str(request_path), str(answer_path)],
+                    [interpreter, str(PROGRAM), str(request_path), str(answer_path)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
                     env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Score a model with an engine, in the engine's own environment.
+"""Score a model with an engine, in the engine's own environment, or convert one to GGUF for llama.cpp.
 
     python engine_process.py REQUEST.json ANSWER.json
 
@@ -6,6 +6,9 @@ This program imports nothing of slimstate and exchanges two JSON files. The requ
 of token ids, how many tokens of each are a prompt, and how many to decode after it. The answer has log-probabilities
 (natural logarithms): of every token of a window after its first (`prefill`), and of the tokens that the engine chose as
 the most likely, one at a time with its cache (`decoding`). Or it names the package that is `missing`, or the `error`.
+
+A request with a `converter` (`convert_hf_to_gguf.py` of llama.cpp) has a model folder, the file to write and its
+precision instead. The answer is empty, or has the `error`.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import runpy
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ HERE = str(Path(__file__).resolve().parent)
 sys.path[:] = [path for path in sys.path if path != HERE]  # the files beside this one are not the engine's
 
 Answer = dict[str, list[list[Any]]]
+FALLBACK = "gpt-2"  # pre-tokenizer where the converter to GGUF does not know the model's
 
 
 class Mlx:
@@ -207,16 +213,53 @@ def answer_to(request: Any) -> Any:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:  # built from a source tree
         version = str(getattr(sys.modules[modules[-1]], "__version__", ""))
+    return {"version": version, **attempt(run, request)}
+
+
+def convert(request: Any) -> Answer:
+    """Run llama.cpp's own converter, without heads for speculative decoding, which a model may lack.
+
+    It knows tokenizers by a digest and stops at an unknown one, such as one that was trained here; then the tokens are
+    written as for GPT-2, because engines get token ids and never text.
+    """
+    converter = Path(request["converter"]).resolve()
+    sys.path.insert(0, str(converter.parent))
+    sys.argv = [str(converter), "--outfile", request["out"], "--outtype", request["outtype"], request["model"]]
+    names = runpy.run_path(str(converter), run_name="converter")
+    for model in [*names.values(), *vars(sys.modules.get("conversion.base", sys)).values()]:
+        attributes = vars(model) if isinstance(model, type) else {}
+        if "get_vocab_base_pre" in attributes:
+            model.get_vocab_base_pre = with_fallback(model.get_vocab_base_pre)  # type: ignore[attr-defined]
+        if "no_mtp" in attributes:
+            model.no_mtp = True  # type: ignore[attr-defined]
+    names["main"]()
+    return {}
+
+
+def with_fallback(original: Callable[[Any, Any], str]) -> Callable[[Any, Any], str]:
+    def pre_tokenizer(model: Any, tokenizer: Any) -> str:
+        try:
+            return original(model, tokenizer)
+        except NotImplementedError:
+            return FALLBACK
+
+    return pre_tokenizer
+
+
+def attempt(work: Callable[[Any], Answer], request: Any) -> Any:
+    """Return the answer of some work, or its error."""
     try:
-        return {"version": version, **run(request)}
-    except Exception as error:
+        return work(request)
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return {"version": version, "error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    Path(sys.argv[2]).write_text(json.dumps(answer_to(request)), encoding="utf-8")
+    source, target = map(Path, sys.argv[1:])
+    request = json.loads(source.read_text(encoding="utf-8"))
+    answer = attempt(convert, request) if "converter" in request else answer_to(request)
+    target.write_text(json.dumps(answer), encoding="utf-8")
 
 
 if __name__ == "__main__":
