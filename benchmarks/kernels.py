@@ -21,11 +21,11 @@ from engine_kernels.sglang_kernels import SglangKernels
 from engine_kernels.vllm_kernels import VllmKernels
 
 from slimstate.benchmark.bench import Bench, with_ratios
+from slimstate.benchmark.options import BenchConfig
 from slimstate.benchmark.output import check_output, write_output
 from slimstate.benchmark.tables import as_markdown
 from slimstate.benchmark.timing import copy_bandwidth
 from slimstate.kernels.autotune import compile_side_by_side, tune_briefly
-from slimstate.models.options import RunOptions
 from slimstate.records.benchmark import KernelRecord, KernelRow
 from slimstate.records.schema import Whole, to_json
 from slimstate.system.errors import PlanError, reason_of
@@ -164,7 +164,7 @@ def main() -> None:
         kernels=arguments.source, shapes=shapes_named(arguments.shapes.split(",")), sequences=arguments.sequences,
         key_dims=arguments.key_dims and tuple(map(int, arguments.key_dims.split(","))),
     )  # fmt: skip
-    bench = Bench.prepare("kernels", arguments.rounds, RunOptions(), kernels=f"{engine.title}, Triton")
+    bench = Bench.prepare("kernels", BenchConfig(rounds=arguments.rounds), f"{engine.title}, Triton")
     record = time_kernels(settings, engine, bench)
     print(as_markdown(record))
     if arguments.out is not None:

@@ -17,7 +17,6 @@ from places import ROOT
 from slimstate import bench_calibrate, bench_decode, bench_mixer, bench_model
 from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.compilation import compile_ahead
-from slimstate.benchmark.compiling_process import run_once
 from slimstate.benchmark.options import MixerBenchConfig
 from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, random_model, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
@@ -274,38 +273,30 @@ def test_the_command_of_a_record_makes_the_same_rows(name, records, capsys, monk
     assert (again.config, again.dtype) == (record.config, record.dtype)
 
 
-@pytest.mark.parametrize("name", ["mixer", "model", "decode"])
-def test_the_process_that_compiles_runs_its_settings(name, records):
-    record = records[name]
-    again = run_once(name, json.dumps(record.settings), RunOptions(device="cpu", dtype=record.dtype))
-    assert again.settings == record.settings
-    assert [row.label for row in again.rows] == [row.label for row in record.rows]
-
-
-def test_each_key_dim_is_compiled_by_a_process_with_its_settings(monkeypatch):
+def test_each_key_dim_is_compiled_by_a_process_that_runs_its_command(monkeypatch):
     """The GPU is pretended. A process that fails is reported and ends nothing."""
     calls, lines = [], []
 
     def process(words, **_):
-        calls.append(words[-4:])
+        calls.append(shlex.join(words[2:]))
         return subprocess.CompletedProcess(words, 1, "", "first\nno room")
 
     monkeypatch.setattr(subprocess, "run", process)
     reporter = Reporter()
     reporter.say = lines.append
-    bench = Bench.prepare("mixer", 1, RunOptions(dtype="bfloat16"), jobs=2)
-    cases = [("delta_net", 64), ("delta_net", 32)]
-    compile_ahead(bench, SMALL, cases)
+    config = replace(SMALL, jobs=2, rounds=5, run=RunOptions(dtype="bfloat16"))
+    bench = Bench.prepare("mixer", config)
+    compile_ahead(bench, config, [("delta_net", 64), ("delta_net", 32)])
     assert calls == []
-    compile_ahead(replace(bench, device=torch.device("cuda"), reporter=reporter), SMALL, cases)
-    commands = [
-        (module, name, dtype, MixerBenchConfig.from_values(json.loads(text))) for module, name, dtype, text in calls
-    ]
-    expected = [
-        ("slimstate.benchmark.compiling_process", "mixer", "bfloat16", replace(SMALL, models=(model,), key_dims=(dim,)))
-        for model, dim in cases
-    ]
-    assert sorted(commands, key=str) == sorted(expected, key=str)
+    compile_ahead(
+        replace(bench, device=torch.device("cuda"), reporter=reporter), config, [("delta_net", 64), ("delta_net", 32)]
+    )
+    sizes = "--batch 2 --length 16 --hidden 32 --heads 2 --value-dim 8"
+    expected = {
+        f"slimstate bench mixer --rounds 1 --dtype bfloat16 --models delta_net --key-dims {width} {sizes}"
+        for width in (64, 32)
+    }
+    assert {*calls} == expected
     assert lines[0] == "compiling 2 widths in 2 processes"
     assert lines[1:] == [f"key dim {width} will be compiled when it is timed: no room" for width in (64, 32)]
 

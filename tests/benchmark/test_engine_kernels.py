@@ -14,6 +14,7 @@ import torch
 
 from places import ROOT
 from slimstate.benchmark.bench import Bench
+from slimstate.benchmark.options import BenchConfig
 from slimstate.benchmark.tables import as_markdown
 from slimstate.kernels import delta_rule
 from slimstate.kernels.fla_calls import unit
@@ -143,7 +144,8 @@ def file_of(wheels: Path, engine: str, role: str) -> Path:
 def time_small(source: str, **more) -> KernelRecord:
     settings = kernels.KernelSettings(kernels=source, shapes=(SMALL,), sequences=5, prompts=2, length=16, **more)
     engine = kernels.load_kernels(source)
-    bench = Bench.prepare("kernels", 2, RunOptions(device="cpu", dtype="float32"), kernels=engine.title)
+    config = BenchConfig(rounds=2, run=RunOptions(device="cpu", dtype="float32"))
+    bench = Bench.prepare("kernels", config, kernels=engine.title)
     return kernels.time_kernels(settings, engine, bench)
 
 

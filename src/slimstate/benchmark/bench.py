@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from slimstate.benchmark import timing
+from slimstate.benchmark.options import BenchConfig
 from slimstate.families.contract import Library
-from slimstate.models.options import RunOptions
 from slimstate.models.prepare import describe_kernels, prepare_fla
 from slimstate.records.base import versions
 from slimstate.records.benchmark import BenchRecord, TimedRow, WidthRow
@@ -27,8 +27,7 @@ class Bench:
     """Where a benchmark runs, how many rounds it times, and who reports its progress."""
 
     name: str
-    rounds: int
-    jobs: int
+    config: BenchConfig
     device: torch.device
     dtype: torch.dtype
     kernels: str
@@ -37,35 +36,22 @@ class Bench:
 
     @classmethod
     def prepare(
-        cls,
-        name: str,
-        rounds: int,
-        run: RunOptions,
-        *,
-        jobs: int = 0,
-        library: Library = "fla",
-        kernels: str | None = None,
+        cls, name: str, config: BenchConfig, kernels: str | None = None, library: Library = "fla", *,
         reporter: Reporter = SILENT,
-    ) -> Bench:
+    ) -> Bench:  # fmt: skip
         """Prepare the kernels of a library, unless others are named, and report what will run where."""
-        device, dtype = run.place, run.precision
+        device, dtype = config.run.place, config.run.precision
         if kernels is None:
             prepare_fla()
             kernels = describe_kernels(device, dtype, library)
         reporter.say(f"{timing.device_name(device)}; kernels: {kernels}")
-        return cls(
-            name=name, rounds=rounds, jobs=jobs, device=device, dtype=dtype, kernels=kernels, reporter=reporter
-        )  # fmt: skip
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return cls(name=name, config=config, device=device, dtype=dtype, kernels=kernels, reporter=reporter)
 
     def time(self, work: timing.Work, warm_up: int = 2) -> timing.Timing:
-        return timing.time_work(work, self.device, rounds=self.rounds, warm_up=warm_up)
+        return timing.time_work(work, self.device, rounds=self.config.rounds, warm_up=warm_up)
 
     def time_as_graph(self, work: timing.Work) -> timing.Timing:
-        return timing.time_as_graph(work, self.device, rounds=self.rounds, say=self.reporter.say)
+        return timing.time_as_graph(work, self.device, rounds=self.config.rounds, say=self.reporter.say)
 
     def attempt(self, row: R, measure: Callable[[R], R]) -> R:
         """Return the measured row; where the GPU has too little memory, the row with that as its error."""
@@ -83,10 +69,10 @@ class Bench:
         return kind(
             bench=self.name,
             device=timing.device_name(self.device),
-            dtype=self.dtype_name,
+            dtype=self.config.run.precision_name,
             kernels=self.kernels,
             settings=settings,
-            rounds=self.rounds,
+            rounds=self.config.rounds,
             rows=tuple(rows),
             versions=versions(),
             seconds=time.perf_counter() - self.start,

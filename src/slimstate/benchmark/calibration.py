@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +16,16 @@ from slimstate.benchmark.options import CalibrateBenchConfig
 from slimstate.benchmark.random_models import config_of, model_for, resized, width_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import Evidence
-from slimstate.core.layout import Mixer
+from slimstate.core.layout import Mixer, Slot
 from slimstate.data.documents import Reading
 from slimstate.data.text import sample_windows
 from slimstate.families import family_of
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.load import Runtime, load_tokenizer
 from slimstate.pruning.calibration import calibrate
+from slimstate.pruning.planning import cases
 from slimstate.records.benchmark import CalibrationRecord, CalibrationRow
-from slimstate.selectors import Case, Request, Selector, choose, selector_named
+from slimstate.selectors import Request, Selector, choose, selector_named
 from slimstate.system.errors import PlanError
 
 
@@ -38,35 +38,18 @@ def time_calibration(options: CalibrateBenchConfig, bench: Bench) -> Calibration
     config = config_of(options.model)
     key_dim = width_of(config) // 2 if options.key_dim is None else options.key_dim
     resized(config, key_dim)  # raises where the model has no such key dim
-    job = CalibrationJob.prepare(options, bench)
+    model = model_for(options.model, width_of(config), bench.device, bench.dtype)
+    runtime = Runtime(model=model, tokenizer=None, device=bench.device, dtype=bench.dtype, kernels=bench.kernels)
+    tokens = read_tokens(options, model.config.vocab_size)
+    measure = partial(_measure, bench, runtime, family_of(config).mixers(config), tokens)
     forward, *rows = (
         bench.attempt(
-            CalibrationRow(method=selector.name if selector else "forward", key_dim=key_dim),
-            partial(_measure, bench, job, selector),
+            CalibrationRow(method=selector.name if selector else "forward", key_dim=key_dim), partial(measure, selector)
         )
         for selector in (None, *selectors)
     )
     rows = [row if row.error or forward.error else row.against(forward) for row in (forward, *rows)]
     return bench.finish(CalibrationRecord, {**options.settings, "key_dim": key_dim}, rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationJob:
-    """A model, its mixers and the tokens to calibrate on, [samples, length]."""
-
-    runtime: Runtime
-    mixers: Sequence[Mixer]
-    tokens: Tensor
-
-    @classmethod
-    def prepare(cls, options: CalibrateBenchConfig, bench: Bench) -> CalibrationJob:
-        config = config_of(options.model)
-        model = model_for(options.model, width_of(config), bench.device, bench.dtype)
-        runtime = Runtime(
-            model=model, tokenizer=None, device=bench.device, dtype=bench.dtype, kernels=bench.kernels
-        )  # fmt: skip
-        tokens = read_tokens(options, model.config.vocab_size)
-        return cls(runtime=runtime, mixers=family_of(config).mixers(config), tokens=tokens)
 
 
 def read_tokens(options: CalibrateBenchConfig, vocabulary: int) -> Tensor:
@@ -92,37 +75,23 @@ def run_forward(runtime: Runtime, tokens: Tensor) -> None:
             runtime.model.base_model(input_ids=ids.to(runtime.device, torch.long), use_cache=False)
 
 
-def _measure(bench: Bench, job: CalibrationJob, selector: Selector | None, row: CalibrationRow) -> CalibrationRow:
-    """Time the calibration for a method, or the forward pass where there is none."""
+def _measure(
+    bench: Bench, runtime: Runtime, mixers: Sequence[Mixer], tokens: Tensor, selector: Selector | None,
+    row: CalibrationRow,
+) -> CalibrationRow:  # fmt: skip
+    """Time the calibration for a method and the selection, or the forward pass where there is no method."""
     if selector is None:
-        return bench.time(lambda: run_forward(job.runtime, job.tokens)).fill(row)
+        return bench.time(lambda: run_forward(runtime, tokens)).fill(row)
     evidence: dict[int, Evidence] = {}
+    timing = bench.time(lambda: evidence.update(calibrate(runtime, mixers, tokens, selector.needs)), warm_up=1)
 
-    def work() -> None:
-        evidence.update(calibrate(job.runtime, job.mixers, job.tokens, selector.needs))
+    def read_rows(mixer: Mixer, slot: Slot) -> Tensor:
+        weight = runtime.model.get_parameter(mixer.running_name_of(slot)).detach()
+        return mixer.by_channel(slot, weight).cpu()
 
-    timing = bench.time(work, warm_up=1)
+    each = list(cases(read_rows, mixers, selector.needs, evidence))
     request = Request(keep=row.key_dim, device=bench.device.type)
-    return replace(timing.fill(row), selection_seconds=_selection_seconds(job, evidence, selector, request))
-
-
-def _selection_seconds(
-    job: CalibrationJob, evidence: Mapping[int, Evidence], selector: Selector, request: Request
-) -> float:
-    """Time the selection for all heads of all layers, from evidence in host memory to channels there."""
-    weighted = "weight" in selector.needs
-    cases = [_case(job.runtime.model, mixer, evidence.get(mixer.layer), weighted) for mixer in job.mixers]
-    choose(selector.name, cases[:1], request)
+    choose(selector.name, each[:1], request)
     start = time.perf_counter()
-    choose(selector.name, cases, request)
-    return time.perf_counter() - start
-
-
-def _case(model: Any, mixer: Mixer, evidence: Evidence | None, weighted: bool) -> Case:
-    query, key = (
-        mixer.by_channel(slot, model.get_parameter(mixer.running_name_of(slot)).detach()).cpu() if weighted else None
-        for slot in (mixer.query, mixer.key)
-    )
-    return Case(
-        heads=mixer.axis.heads, width=mixer.axis.width, query_weight=query, key_weight=key, evidence=evidence
-    )  # fmt: skip
+    choose(selector.name, each, request)  # for all heads of all layers, from evidence in host memory to channels there
+    return replace(timing.fill(row), selection_seconds=time.perf_counter() - start)

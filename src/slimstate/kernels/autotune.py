@@ -5,6 +5,7 @@ Triton cannot skip a variant that fails: an illegal memory access ends the proce
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
@@ -23,11 +24,13 @@ def judge_variants_by(judge: Judge) -> None:
 
 
 def tune_briefly() -> None:
-    """Time variants briefly, unless `judge_variants_by` was called before."""
-    from triton.runtime.autotuner import Autotuner
+    """Time variants briefly; a process that compiles ahead of a benchmark runs them untimed."""
+    judge_variants_by(_run_untimed if "SLIMSTATE_COMPILING" in os.environ else _time_briefly)
 
-    if not isinstance(vars(Autotuner).get("do_bench"), property):
-        judge_variants_by(_time_briefly)
+
+def _run_untimed(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
+    kernel()
+    return [1.0 for _ in quantiles]
 
 
 def _time_briefly(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:

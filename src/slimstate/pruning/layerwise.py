@@ -63,7 +63,7 @@ class LayerwiseCut(StoredCut):
         if path.is_file():
             return choice_from_json(read_json(path))
         evidence = self._evidence(mixer, watch)
-        case = cases(self.checkpoint, [mixer], job.selector.needs, {mixer.layer: evidence})
+        case = cases(self.checkpoint.read_rows, [mixer], job.selector.needs, {mixer.layer: evidence})
         choice = certify(choose(job.selector, case, job.request)[0], evidence)
         distributed.from_main(lambda: write_json(path, choice_to_json(choice)))
         return choice

@@ -12,7 +12,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Need
 from slimstate.core.file_names import PLAN
-from slimstate.core.layout import Mixer
+from slimstate.core.layout import Mixer, Slot
 from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import check_choice
 from slimstate.data.text import Windows
@@ -59,7 +59,7 @@ class SelectionJob:
         check_rotatable(self.checkpoint, self.selector)
         evidence = {} if file is None else file.evidence
         mixers = self.checkpoint.mixers
-        each = cases(self.checkpoint, mixers, self.selector.needs, evidence)
+        each = cases(self.checkpoint.read_rows, mixers, self.selector.needs, evidence)
         selections = choose(self.selector, self.reporter.track(each, "choosing", len(mixers)), self.request)
         layers = [mixer.layer for mixer in mixers]
         with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
@@ -132,20 +132,17 @@ def check_rotatable(checkpoint: Checkpoint, selector: Selector) -> None:
 
 
 def cases(
-    checkpoint: Checkpoint, mixers: Iterable[Mixer], needs: frozenset[Need], evidence: Mapping[int, Evidence]
-) -> Iterator[Case]:
-    """Yield what a selector sees of each mixer."""
+    read_rows: Callable[[Mixer, Slot], Tensor], mixers: Iterable[Mixer], needs: frozenset[Need],
+    evidence: Mapping[int, Evidence],
+) -> Iterator[Case]:  # fmt: skip
+    """Yield what a selector sees of each mixer; `read_rows` returns weights by channel."""
     for mixer in mixers:
-        weights = (
-            [checkpoint.read_rows(mixer, slot) for slot in (mixer.query, mixer.key)]
-            if "weight" in needs
-            else [None, None]
-        )
+        query, key = (read_rows(mixer, slot) if "weight" in needs else None for slot in (mixer.query, mixer.key))
         yield Case(
             heads=mixer.axis.heads,
             width=mixer.axis.width,
-            query_weight=weights[0],
-            key_weight=weights[1],
+            query_weight=query,
+            key_weight=key,
             evidence=evidence.get(mixer.layer),
         )
 

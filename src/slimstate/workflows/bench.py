@@ -111,8 +111,7 @@ def _run(
     folder = None if out is None else Path(out)
     if folder is not None:
         check_output(folder, name)
-    jobs, reporter = getattr(config, "jobs", 0), reporter_for(progress)
-    bench = Bench.prepare(name, config.rounds, config.run, jobs=jobs, library=library, reporter=reporter)
+    bench = Bench.prepare(name, config, library=library, reporter=reporter_for(progress))
     values = {**config.to_values(), "out": folder}
     record = replace(measure(config, bench), config=run_config(f"bench {name}", {}, values))
     if folder is not None:
