@@ -398,11 +398,11 @@ def test_strips_cover_the_kept_channels_and_no_other():
 
 
 def test_colours_go_from_dark_to_bright_and_stay_within_the_scale():
-    scale = Scale(low=1, high=10_000, logarithmic=True)
-    assert scale.share(100) == pytest.approx(0.5)
+    scale = Scale(1, 10_000, logarithmic=True)
+    assert scale.colour(100) == Scale(0, 1).colour(0.5)
     assert scale.colour(0.001) == scale.colour(1)
     assert (scale.is_dark(1), scale.is_dark(1e9)) == (True, False)
-    assert Scale(low=2, high=2).share(2) == 0.5
+    assert Scale(2, 2).colour(2) == Scale.ramp[0]
 
 
 @pytest.fixture(scope="module")

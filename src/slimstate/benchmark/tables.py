@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow
+from slimstate.reports.tables import latex_line, latex_tabular, latex_text, markdown_table
 
 TITLES = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}  # as the paper writes them
 NONE = "--"
@@ -74,8 +75,8 @@ def table(record: BenchRecord, narrow: bool = False) -> tuple[list[str], list[li
 
 def as_markdown(record: BenchRecord) -> str:
     titles, rows = table(record)
-    lines = [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
-    return "\n".join([*lines, "", f"{record.device}, {record.dtype}; {record.kernels}", "", f"`{record.command}`", ""])
+    origin = f"{record.device}, {record.dtype}; {record.kernels}"
+    return f"{markdown_table(titles, rows)}\n\n{origin}\n\n`{record.command}`\n"
 
 
 def as_latex(record: BenchRecord) -> str:
@@ -85,21 +86,8 @@ def as_latex(record: BenchRecord) -> str:
     if isinstance(record, ModelRecord):
         return _models(record.rows)
     titles, rows = table(record)
-    head = _line([rf"\textbf{{{_escape(name)}}}" for name in titles])
-    return _tabular("l" * len(titles), [head], [_line(map(_escape, cells)) for cells in rows])
-
-
-def _tabular(columns: str, head: Sequence[str], body: Sequence[str]) -> str:
-    begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
-    return "\n".join([begin, r"\toprule", *head, r"\midrule", *body, r"\bottomrule", end, ""])
-
-
-def _line(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
-
-
-def _escape(text: str) -> str:
-    return text.replace("%", r"\%").replace("_", r"\_")
+    head = latex_line([rf"\textbf{{{latex_text(name)}}}" for name in titles])
+    return latex_tabular("l" * len(titles), [head], [latex_line(map(latex_text, cells)) for cells in rows])
 
 
 def _mixers(rows: Sequence[MixerRow]) -> str:
@@ -108,25 +96,26 @@ def _mixers(rows: Sequence[MixerRow]) -> str:
     for row in rows:
         block = blocks.setdefault((row.model, row.mode), [])
         cells = [
-            "" if block else f"{_escape(title(row.model))}, {row.mode}",
+            "" if block else f"{latex_text(title(row.model))}, {row.mode}",
             str(row.key_dim),
             _speed(row.tokens_per_second),
             rf"{number(row.speedup, '.2f')}$\times$",
             f"{number(row.peak_bytes, '.2f', GIB)}GiB" if row.peak_bytes else NONE,
             number(row.memory_ratio, ".2f"),
         ]
-        block.append(_line(cells))
+        block.append(latex_line(cells))
     bold = (rf"\textbf{{{name}}}" for name in ("TPS", "Speedup", "Memory", "Ratio"))
-    head = _line([r"\textbf{Model}", r"$\boldsymbol{d_k}$", *bold])
-    return _tabular("llcccc", [head], "\n\\midrule\n".join("\n".join(block) for block in blocks.values()).splitlines())
+    head = latex_line([r"\textbf{Model}", r"$\boldsymbol{d_k}$", *bold])
+    body = "\n\\midrule\n".join("\n".join(block) for block in blocks.values())
+    return latex_tabular("llcccc", [head], [body])
 
 
 def _models(rows: Sequence[ModelRow]) -> str:
     """Return a line for each compression and two columns for each model and mode: thousands of tokens/s, speed-up."""
     by_cell = {((row.model, row.mode), row.compression): row for row in rows}
     groups = list(dict.fromkeys(group for group, _ in by_cell))
-    names = [rf"\multicolumn{{2}}{{c}}{{\textbf{{{_escape(title(model))}, {mode}}}}}" for model, mode in groups]
-    head = [_line(["", *names]), _line(["", *["Throughput & Speedup"] * len(groups)])]
+    names = [rf"\multicolumn{{2}}{{c}}{{\textbf{{{latex_text(title(model))}, {mode}}}}}" for model, mode in groups]
+    head = [latex_line(["", *names]), latex_line(["", *["Throughput & Speedup"] * len(groups)])]
     body = []
     for compression in sorted({row.compression for row in rows}):
         cells = [rf"{100 * compression:g}\%"]
@@ -134,5 +123,5 @@ def _models(rows: Sequence[ModelRow]) -> str:
             row = by_cell.get((group, compression))
             speed, speedup = (None, None) if row is None else (row.tokens_per_second, row.speedup)
             cells += [number(speed, ".1f", 1e-3), rf"${number(speedup, '.2f')}\times$"]
-        body.append(_line(cells))
-    return _tabular("c" + "|cc" * len(groups), head, body)
+        body.append(latex_line(cells))
+    return latex_tabular("c" + "|cc" * len(groups), head, body)

@@ -54,6 +54,8 @@ class TimedRow(Value):
 class WidthRow(TimedRow):
     """A model, or a layer of its type, at a key dim."""
 
+    LABELS = ("model", "key_dim", "mode")
+
     model: str
     tokens_per_second: float | None = None
     speedup: float | None = None
@@ -85,15 +87,11 @@ class GraphRow(WidthRow):
 
 
 class MixerRow(WidthRow):
-    LABELS = ("model", "key_dim", "mode")
-
     mode: str
 
 
 class ModelRow(GraphRow):
     """A pass of a model; `width` is its own key dim."""
-
-    LABELS = ("model", "key_dim", "mode")
 
     mode: str
     width: Whole
@@ -122,8 +120,6 @@ class KernelRow(GraphRow):
 
     `difference` is the largest from our recurrence, of outputs and states, in standard deviations of ours.
     """
-
-    LABELS = ("model", "key_dim", "mode")
 
     mode: str
     state_bytes: Count | None = None

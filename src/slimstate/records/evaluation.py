@@ -274,17 +274,13 @@ class SweepRecord(Record, Origin):
     @property
     def front(self) -> tuple[int, ...]:
         """The indices of rows that no other row, nor the uncut model, beats in both bytes and nats per token."""
-        models: tuple[ModelScores, ...] = (*self.rows, self.uncut)
-        points = [(model.state_bytes, model.nats_per_token) for model in models if model.nats_per_token is not None]
+        scores = {place: (row.state_bytes, row.nats_per_token) for place, row in enumerate((*self.rows, self.uncut))}
+        points = {place: (size, nats) for place, (size, nats) in scores.items() if nats is not None}
 
-        def is_beaten(size: float, nats: float) -> bool:
-            return any(x <= size and y <= nats and (x, y) != (size, nats) for x, y in points)
+        def is_beaten(point: tuple[float, float]) -> bool:
+            return any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points.values())
 
-        return tuple(
-            place
-            for place, row in enumerate(self.rows)
-            if row.nats_per_token is not None and not is_beaten(row.state_bytes, row.nats_per_token)
-        )
+        return tuple(place for place, point in points.items() if place < len(self.rows) and not is_beaten(point))
 
     def contradiction(self) -> str | None:
         row = None if self.recommended is None else self.recommended.row

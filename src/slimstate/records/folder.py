@@ -46,15 +46,15 @@ class RecordFile(Generic[R_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """The records of a folder by kind, and a line on each file that is not valid."""
+    """The records of a folder by kind, in the order of the work, and a line on each file that is not valid."""
 
     sweep: tuple[RecordFile[SweepRecord], ...] = ()
-    trace: tuple[RecordFile[TraceRecord], ...] = ()
-    filters: tuple[RecordFile[FiltersRecord], ...] = ()
-    evaluation: tuple[RecordFile[EvaluationRecord], ...] = ()
     plan: tuple[RecordFile[Plan], ...] = ()
     reconstruction: tuple[RecordFile[ReconstructionRecord], ...] = ()
     recovery: tuple[RecordFile[RecoveryRecord], ...] = ()
+    trace: tuple[RecordFile[TraceRecord], ...] = ()
+    filters: tuple[RecordFile[FiltersRecord], ...] = ()
+    evaluation: tuple[RecordFile[EvaluationRecord], ...] = ()
     verification: tuple[RecordFile[VerificationRecord], ...] = ()
     skipped: tuple[str, ...] = ()
 

@@ -116,14 +116,14 @@ class Plan(PlanHeader):
 
     @classmethod
     def parse(cls, data: Mapping[str, object]) -> Plan:
-        header, selections = from_json(PlanHeader, data), {}
-        for layer, entry in from_json(_Layers, data).layers.items():
+        stored, selections = dict(vars(from_json(_StoredPlan, data))), {}
+        for layer, entry in stored.pop("layers").items():
             try:
                 selections[int(layer)] = choice_from_json(entry)
             except (ValueError, ArithmeticError, RuntimeError) as error:
                 reason = str(error) if isinstance(error, ValidationError) else reason_of(error)
                 raise ValidationError(f"layers.{quoted(layer)}: {reason}") from error
-        return cls(**vars(header), selections=selections)
+        return cls(**stored, selections=selections)
 
     def contradiction(self) -> str | None:
         if self.key_dim > self.width:
@@ -139,7 +139,7 @@ class Plan(PlanHeader):
         return None
 
 
-class _Layers(Value):
+class _StoredPlan(PlanHeader):
     layers: Annotated[Mapping[str, Mapping[str, Any]], NON_EMPTY]
 
 

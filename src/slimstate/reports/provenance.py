@@ -6,25 +6,15 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from slimstate.core.stock_class import FLA, StockClass
 from slimstate.records.base import Record
-from slimstate.records.evaluation import EvaluationRecord, SweepRecord
-from slimstate.records.folder import RecordFile, Records
-from slimstate.records.parts import Text
+from slimstate.records.folder import KINDS, RecordFile, Records
 from slimstate.records.provenance import command_line, run_config
-from slimstate.records.serving import VerificationRecord
-from slimstate.records.states import FiltersRecord, TraceRecord
-from slimstate.records.training import ReconstructionRecord, RecoveryRecord
 
-if TYPE_CHECKING:
-    from slimstate.records.plan import Plan
-
-ModelRecord: TypeAlias = (
-    ReconstructionRecord | RecoveryRecord | TraceRecord | FiltersRecord | EvaluationRecord | VerificationRecord
-)
 AGAIN = Path("again")  # where the commands on the page write to
 
 
@@ -35,59 +25,44 @@ class Provenance:
     file: RecordFile[Record]
     model: str
     base: str
-    loader: StockClass | None = None
-    fingerprint: str | None = None
-    digest: str | None = None
-    seed: int | None = None
-    kernels: str | None = None
+    loader: StockClass | None
+    fingerprint: str | None
+    digest: str | None
+    seed: int | None
+    kernels: str | None
     versions: Mapping[str, str]
-    commands: tuple[str | None, ...] = ()
+    commands: tuple[str | None, ...]
 
 
 def provenances(records: Records) -> list[Provenance]:
     """Return the provenance of all records, in the order of the work."""
-    return [
-        *map(_of_sweep, records.sweep),
-        *map(_of_plan, records.plan),
-        *(_of_model(file, file.record.calibration) for file in records.reconstruction),
-        *(_of_model(file, file.record.corpus, file.record.settings.seed) for file in records.recovery),
-        *(_of_model(file, file.record.text) for file in records.trace),
-        *(_of_model(file, file.record.text) for file in records.filters),
-        *(_of_model(file, file.record) for file in records.evaluation),
-        *(_of_model(file, file.record.text) for file in records.verification),
-    ]
+    return [_provenance(file) for kind in KINDS for file in getattr(records, kind)]
 
 
-def _of_sweep(file: RecordFile[SweepRecord]) -> Provenance:
-    sweep, settings, best = file.record, file.record.settings, file.record.recommended
-    commands = (sweep.command, None if best is None else best.command)
-    seed = settings.seed if sweep.seed is None else sweep.seed
-    return _provenance(
-        file, settings.text, base=sweep.model, fingerprint=settings.fingerprint, seed=seed, commands=commands
+def _provenance(file: RecordFile[Record]) -> Provenance:
+    """Return the provenance of a record; each kind has some of these fields."""
+
+    def first(*paths: str) -> Any:
+        record: Any = file.record
+        values = (reduce(lambda part, name: getattr(part, name, None), path.split("."), record) for path in paths)
+        return next((value for value in values if value is not None), None)
+
+    commands = (first("command"), first("recommended.command"))
+    if file.record.KIND == "plan":
+        options = {"apply": file.path, "out": file.path.parent}
+        commands = (command_line(run_config("prune", {"model": first("model.source")}, options)), None)
+    return Provenance(
+        file=file,
+        model=first("model.source", "model"),
+        base=first("cut.base_model", "model.source", "model"),
+        loader=first("loader", "model.loader"),
+        fingerprint=first("fingerprint", "settings.fingerprint", "model.fingerprint"),
+        digest=first("settings.text.digest", "calibration.digest", "corpus.digest", "text.digest", "digest"),
+        seed=first("seed", "settings.seed"),
+        kernels=first("kernels"),
+        versions=first("versions"),
+        commands=commands,
     )
-
-
-def _of_plan(file: RecordFile[Plan]) -> Provenance:
-    model, options = file.record.model, {"apply": file.path, "out": file.path.parent}
-    command = command_line(run_config("prune", {"model": model.source}, options))
-    named = {"model": model.source, "base": model.source, "loader": model.loader, "fingerprint": model.fingerprint}
-    return _provenance(file, file.record.calibration, commands=(command,), **named)
-
-
-def _of_model(
-    file: RecordFile[ModelRecord], text: Text | EvaluationRecord | None, seed: int | None = None
-) -> Provenance:
-    record = file.record
-    base = (None if record.cut is None else record.cut.base_model) or record.model
-    seed = seed if record.seed is None else record.seed
-    return _provenance(file, text, base=base, seed=seed, commands=(record.command,))
-
-
-def _provenance(file: RecordFile[Record], text: Text | EvaluationRecord | None, **values: Any) -> Provenance:
-    """Return the provenance with these values; the others are fields of the record."""
-    names = ("model", "loader", "fingerprint", "seed", "kernels", "versions")
-    fields: dict[str, Any] = {name: getattr(file.record, name, None) for name in names}
-    return Provenance(file=file, digest=None if text is None else text.digest, **fields | values)
 
 
 def reproduce_section(sources: Sequence[Provenance], records: Records, folder: Path) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import matplotlib as mpl
-from matplotlib.colors import to_hex
+from matplotlib.colors import LogNorm, Normalize, to_hex, to_rgb
 
 from slimstate.records.evaluation import EvaluationRecord, Measure, Result, Row, SweepRecord, Uncut
 from slimstate.records.folder import RecordFile
@@ -135,29 +134,24 @@ def utilisation_differences(sweeps: Sequence[RecordFile[SweepRecord]], traces: T
                 yield f"{label_of(trace)} {fixed(swept, 3)}, here {fixed(mean_utilisation(trace), 3)}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A scale from numbers to colours of viridis, linear or logarithmic."""
+    """A scale from numbers to colours of viridis, linear from 0 or logarithmic."""
 
-    low: float
-    high: float
-    logarithmic: bool = False
     ramp = tuple(to_hex(mpl.colormaps["viridis"](step / 8)) for step in range(9))  # from the lowest to the highest
 
-    def share(self, value: float) -> float:
-        """Return where a value lies between low and high, from 0 to 1."""
-        low, high, value = (math.log(max(x, 1e-12)) if self.logarithmic else x for x in (self.low, self.high, value))
-        return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
+    def __init__(self, low: float, high: float, logarithmic: bool = False) -> None:
+        low, high = (max(value, 1e-12) if logarithmic else value for value in (low, high))
+        self.norm = (LogNorm if logarithmic else Normalize)(low, high, clip=True)
 
     def colour(self, value: float) -> str:
-        return to_hex(mpl.colormaps["viridis"](self.share(value)))
+        return to_hex(mpl.colormaps["viridis"](float(self.norm(value))))
 
     def is_dark(self, value: float) -> bool:
-        red, green, blue, _ = mpl.colormaps["viridis"](self.share(value))
+        red, green, blue = to_rgb(self.colour(value))
         return bool(0.299 * red + 0.587 * green + 0.114 * blue < 0.5)
 
 
 def shared_scale(maps: Sequence[Sequence[Sequence[float | None]]], logarithmic: bool) -> Scale:
     """Return one scale for several maps, so that their colours can be compared."""
     known = [value for values in maps for row in values for value in row if value is not None] or [1.0]
-    return Scale(low=min(known) if logarithmic else 0.0, high=max(known), logarithmic=logarithmic)
+    return Scale(min(known) if logarithmic else 0.0, max(known), logarithmic)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from slimstate.records.evaluation import EvaluationRecord, Row, SweepRecord
+from slimstate.records.evaluation import EvaluationRecord, Result, Row, SweepRecord
 from slimstate.records.folder import Records
 from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.reports.plots.style import label_of
 from slimstate.reports.provenance import Provenance
 from slimstate.reports.sections import Traces, comparable, mean_utilisation, saved_share, trace_of
-from slimstate.reports.tables import PER_TOKEN, Metric, perplexity_metric
+from slimstate.reports.tables import PER_TOKEN, perplexity_metric
 
 
 class Card(NamedTuple):
@@ -40,11 +41,11 @@ def summary_cards(records: Records) -> Iterator[Card]:
             yield Card("Key dim per head", f"{plan.width}{ARROW}{plan.key_dim}", f"by {plan.method}")
             yield Card("State saved", percent(plan.compression), plural(len(plan.selections), "layer"))
         if evaluation is not None:
-            yield from perplexity_cards(evaluation)
+            yield from evaluation_cards(evaluation, perplexities, perplexity)
         if records.trace:
             yield utilisation_card(comparable(records.trace)[0])
     if evaluation is not None:
-        yield from average_cards(evaluation)
+        yield from evaluation_cards(evaluation, averages, partial(fixed, digits=3))
 
 
 def sweep_cards(sweep: SweepRecord, traces: Traces) -> Iterator[Card]:
@@ -65,14 +66,10 @@ def sweep_cards(sweep: SweepRecord, traces: Traces) -> Iterator[Card]:
 
 def sweep_perplexity_card(sweep: SweepRecord, remark: str, row: Row | None = None) -> Card:
     """Return the perplexity per word where it is known, with the one per token in the remark."""
-    metric = perplexity_metric(sweep)
-
-    def change(unit: Metric) -> str:
-        values = [unit.value(sweep.uncut), *([] if row is None else [unit.value(row)])]
-        return ARROW.join(map(perplexity, values))
-
-    per_token = "" if metric is PER_TOKEN else f"{change(PER_TOKEN)} per token, "
-    return Card(metric.long_title.capitalize(), change(metric), f"{per_token}{remark}")
+    metric, models = perplexity_metric(sweep), (sweep.uncut,) if row is None else (sweep.uncut, row)
+    change, per_token = (ARROW.join(perplexity(unit.value(model)) for model in models) for unit in (metric, PER_TOKEN))
+    also = "" if metric is PER_TOKEN else f"{per_token} per token, "
+    return Card(metric.long_title.capitalize(), change, f"{also}{remark}")
 
 
 def sweep_utilisation_card(sweep: SweepRecord, row: Row, traces: Traces) -> Card:
@@ -86,26 +83,26 @@ def sweep_utilisation_card(sweep: SweepRecord, row: Row, traces: Traces) -> Card
     return Card("State in use", change, f"rank utilisation {where}, uncut and cut")
 
 
-def perplexity_cards(record: EvaluationRecord) -> Iterator[Card]:
-    """Yield the perplexities of an evaluation, after those of its baseline."""
-    for name, unit in (("perplexity", "per token"), ("word_perplexity", "per word")):
-        values = [getattr(result, name, None) for result in (record.baseline, record)]
-        if values[-1] is not None:
-            change = ARROW.join(perplexity(value) for value in values if value)
-            yield Card(f"Perplexity {unit}", change, label_of(record))
+def evaluation_cards(
+    record: EvaluationRecord, values: Callable[[Result], dict[str, float]], text: Callable[[float], str]
+) -> Iterator[Card]:
+    """Yield numbers of an evaluation by label, after those of its baseline."""
+    baseline = {} if record.baseline is None else values(record.baseline)
+    for label, value in values(record).items():
+        both = [baseline[label], value] if label in baseline else [value]
+        yield Card(label, ARROW.join(map(text, both)), label_of(record))
+
+
+def perplexities(result: Result) -> dict[str, float]:
+    units = {"token": result.perplexity, "word": result.word_perplexity}
+    return {f"Perplexity per {unit}": value for unit, value in units.items() if value is not None}
+
+
+def averages(result: Result) -> dict[str, float]:
+    return {f"{name.replace('_', '-').capitalize()} average": value for name, value in result.averages.items()}
 
 
 def utilisation_card(group: Sequence[TraceRecord]) -> Card:
     """Return the utilisation of the first model, and of the first cut model after it."""
-    cut = next((trace for trace in group[1:] if trace.cut is not None), None)
-    shown = [group[0]] if cut is None else [group[0], cut]
+    shown = [group[0], *[trace for trace in group[1:] if trace.cut is not None][:1]]
     return Card("State in use", ARROW.join(fixed(mean_utilisation(trace), 3) for trace in shown), label_of(shown[-1]))
-
-
-def average_cards(record: EvaluationRecord) -> Iterator[Card]:
-    """Yield the averages over tasks, after those of the baseline."""
-    baseline = {} if record.baseline is None else record.baseline.averages
-    for name, value in record.averages.items():
-        values = [baseline[name], value] if name in baseline else [value]
-        label = f"{name.replace('_', '-').capitalize()} average"
-        yield Card(label, ARROW.join(fixed(each, 3) for each in values), label_of(record))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -75,16 +75,12 @@ def task_metrics(sweep: SweepRecord) -> list[Metric]:
     return [
         Metric(
             title=f"{measure.name} {'↑' if measure.more_is_better else '↓'}",
-            value=partial(_task_value, measure.name),
+            value=partial(lambda name, result: task_values(result).get(name), measure.name),
             text=partial(perplexity, digits=3 if measure.more_is_better else 2),
             more_is_better=bool(measure.more_is_better),
         )
         for measure in (() if sweep.uncut.lm_eval is None else sweep.uncut.lm_eval.chief_measures())
     ]
-
-
-def _task_value(name: str, result: Row | Uncut) -> float | None:
-    return task_values(result).get(name)
 
 
 def task_values(result: Row | Uncut) -> dict[str, float | None]:
@@ -172,7 +168,7 @@ def _grid(sweep: SweepRecord, rows: Sequence[Row], columns: Sequence[tuple[str, 
     titles = tuple(title for title, _, _ in columns)
     return Grid(
         caption=grid_caption(sweep),
-        groups=tuple((_group_title(size, compressions[size]), titles) for size in sizes),
+        groups=tuple((_group_title(*size[1:], compressions[size]), titles) for size in sizes),
         lines=tuple(
             (NAMES.get(method, method), tuple(column[place] for column in cells))
             for place, method in enumerate(methods)
@@ -185,8 +181,7 @@ def _size(row: Row) -> tuple[float, int, str]:
     return row.state_bytes, row.key_dim, row.state_dtype
 
 
-def _group_title(size: tuple[float, int, str], compression: float) -> str:
-    _, key_dim, state_dtype = size
+def _group_title(key_dim: int, state_dtype: str, compression: float) -> str:
     stored = "" if state_dtype == "float32" else f", state in {state_dtype}"
     return f"{100 * compression:.3g}% compression (key dim {key_dim}{stored})"
 
@@ -206,40 +201,42 @@ def _marked(cell: GridCell, marks: tuple[str, str]) -> str:
 def as_markdown(grid: Grid) -> str:
     """Return a grid as a Markdown table with its caption below."""
     titles = [f"{group}: {title}" for group, names in grid.groups for title in names]
-    lines = [["Method", *titles], ["---"] * (len(titles) + 1)]
-    lines += [[name, *(_marked(cell, ("**%s**", "<u>%s</u>")) for cell in cells)] for name, cells in grid.lines]
-    lines.append(["Baseline", *grid.baseline])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{grid.caption}\n"
+    lines = [[name, *(_marked(cell, ("**%s**", "<u>%s</u>")) for cell in cells)] for name, cells in grid.lines]
+    return f"{markdown_table(['Method', *titles], [*lines, ['Baseline', *grid.baseline]])}\n\n{grid.caption}\n"
+
+
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as a Markdown table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
 
 
 def as_latex(grid: Grid) -> str:
     """Return a grid as a LaTeX tabular; it needs the package booktabs."""
     width = len(grid.groups[0][1])
-    groups = [rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{_latex(group)}}}}}" for group, _ in grid.groups]
+    groups = [rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{latex_text(group)}}}}}" for group, _ in grid.groups]
     rules = [rf"\cmidrule(lr){{{2 + place * width}-{1 + (place + 1) * width}}}" for place in range(len(grid.groups))]
+    titles = [latex_text(title) for _, names in grid.groups for title in names]
     marks = (r"\textbf{%s}", r"\underline{%s}")
     lines = [
-        rf"\begin{{tabular}}{{l {' '.join(['c' * width] * len(grid.groups))}}}",
-        r"\toprule",
-        _latex_line(["", *groups]),
-        " ".join(rules),
-        _latex_line(["Method", *(_latex(title) for _, names in grid.groups for title in names)]),
-        r"\midrule",
-        *(
-            _latex_line([_latex(name), *(_marked(cell._replace(text=_latex(cell.text)), marks) for cell in cells)])
-            for name, cells in grid.lines
-        ),
-        r"\midrule",
-        _latex_line(["Baseline", *map(_latex, grid.baseline)]),
-        r"\bottomrule",
-        r"\end{tabular}",
+        latex_line([latex_text(name), *(_marked(cell._replace(text=latex_text(cell.text)), marks) for cell in cells)])
+        for name, cells in grid.lines
     ]
-    return "\n".join([f"% {' '.join(grid.caption.split())}", *lines, ""])
+    tabular = latex_tabular(
+        f"l {' '.join(['c' * width] * len(grid.groups))}",
+        [latex_line(["", *groups]), " ".join(rules), latex_line(["Method", *titles])],
+        [*lines, r"\midrule", latex_line(["Baseline", *map(latex_text, grid.baseline)])],
+    )
+    return f"% {' '.join(grid.caption.split())}\n{tabular}"
 
 
-def _latex(text: str) -> str:
+def latex_text(text: str) -> str:
     return text.translate(LATEX)
 
 
-def _latex_line(cells: Sequence[str]) -> str:
+def latex_line(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
+
+
+def latex_tabular(columns: str, head: Sequence[str], body: Sequence[str]) -> str:
+    begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+    return "\n".join([begin, r"\toprule", *head, r"\midrule", *body, r"\bottomrule", end, ""])

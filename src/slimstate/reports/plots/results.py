@@ -51,11 +51,9 @@ def pareto(sweep: SweepRecord) -> Figure:
         label = "recommended" if best.within else "smallest loss"
         ring = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.6}
         axes.plot(*_point(sweep.rows[best.row], metric), "o", markersize=15, label=label, **ring)
-    axes.set_yscale("log")
+    axes.set(yscale="log", ylabel=metric.long_title, title="What a smaller state costs", xlim=(0, None))
+    axes.set_xlabel(f"state per sequence, MiB ({stored})")
     style.plain_log_ticks(axes)
-    xlabel = f"state per sequence, MiB ({stored})"
-    axes.set(xlabel=xlabel, ylabel=metric.long_title, title="What a smaller state costs")
-    axes.set_xlim(left=0)
     style.place_legend(figure, axes)
     return figure
 
@@ -88,8 +86,7 @@ def recall_curves(results: Sequence[Result]) -> Figure:
         axes.axhline(1 / first.candidates, color=MUTED, linewidth=1, linestyle="--", label="chance")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.set_ylim(0, 1)
-    axes.set(xlabel="key-value pairs in the text", ylabel="recalled", title="Associative recall")
+    axes.set(xlabel="key-value pairs in the text", ylabel="recalled", title="Associative recall", ylim=(0, 1))
     axes.legend()
     return figure
 
@@ -100,8 +97,7 @@ def layer_errors(records: Sequence[ReconstructionRecord]) -> Figure:
     figure, axes = new_figure(7, 3.6)
     for record, shade, label in series(records):
         layers = [layer.layer for layer in record.layers]
-        before = [layer.held_out_before for layer in record.layers]
-        after = [layer.held_out_after for layer in record.layers]
+        before, after = zip(*((layer.held_out_before, layer.held_out_after) for layer in record.layers), strict=True)
         axes.vlines(layers, after, before, color=shade, linewidth=1.2, alpha=0.5)
         axes.plot(layers, before, "o", color=shade, markerfacecolor="none", markersize=5, clip_on=False)
         axes.plot(layers, after, "o", color=shade, markersize=5, label=label)

@@ -23,9 +23,8 @@ def utilisation_curves(traces: Sequence[TraceRecord]) -> Figure:
     figure, axes = new_figure(7, 3.8)
     for trace, shade, label in series(traces):
         axes.plot(trace.times, trace.curve, color=shade, linewidth=2, label=label)
-    axes.set(xlabel="token index", ylabel="rank utilisation u(S)", title="State utilisation")
+    axes.set(xlabel="token index", ylabel="rank utilisation u(S)", title="State utilisation", xlim=(0, None))
     axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
     axes.legend()
     return figure
 
@@ -58,22 +57,21 @@ def spectra(traces: Sequence[TraceRecord], head: str | None = None) -> Figure:
     """Draw histograms of the singular values of one head's states, a panel for each model that has this head."""
     traces, layer, number = _with_head(traces, head)
     figure, grid = new_figure(7, 1.1 + 1.35 * len(traces), len(traces), sharex=True, squeeze=False)
-    lows, highs = [], []
+    ends: list[float] = []
     for axes, (trace, shade, label) in zip(grid[:, 0], series(traces), strict=True):
         histogram = trace.histogram
         counts = histogram.counts[trace.layers.index(layer)][number]
         step = (histogram.high - histogram.low) / len(counts)
         left = [histogram.low + step * i for i in range(len(counts))]
-        total = sum(counts)
         filled = [x for x, count in zip(left, counts, strict=True) if count]
-        lows.append(min(filled))
-        highs.append(max(filled))
-        axes.bar(left, [count / total / step for count in counts], width=step, align="edge", color=shade, linewidth=0)
+        ends += [min(filled), max(filled)]
+        heights = [count / sum(counts) / step for count in counts]
+        axes.bar(left, heights, width=step, align="edge", color=shade, linewidth=0)
         axes.set_ylabel("density")
         axes.set_title(label, fontsize=10, fontweight="normal")
         axes.yaxis.set_major_locator(MaxNLocator(3))
     last = grid[-1, 0]
-    last.set_xlim(max(min(lows), traces[0].histogram.low) - 0.2, max(highs) + 0.4)
+    last.set_xlim(max(min(ends), traces[0].histogram.low) - 0.2, max(ends) + 0.4)
     last.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"$10^{{{x:.0f}}}$"))
     last.xaxis.set_major_locator(MaxNLocator(integer=True))
     last.set_xlabel(f"singular value of the state, layer {layer}, head {number}")
@@ -88,12 +86,8 @@ def ordered_spectra(traces: Sequence[TraceRecord], head: str | None = None) -> F
     for trace, shade, label in series(traces):
         values = [10**x for x in trace.spectrum[trace.layers.index(layer)][number]]
         axes.plot(range(1, len(values) + 1), values, color=shade, linewidth=2, label=label)
-    axes.set_yscale("log")
-    axes.set(
-        xlabel=f"rank of the singular value, layer {layer}, head {number}",
-        ylabel="singular value",
-        title="Spectrum of the state",
-    )
+    axes.set(yscale="log", ylabel="singular value", title="Spectrum of the state")
+    axes.set_xlabel(f"rank of the singular value, layer {layer}, head {number}")
     axes.legend()
     return figure
 
@@ -157,9 +151,7 @@ def retrieval(traces: Sequence[TraceRecord]) -> Figure:
     figure, grid = new_figure(7, 1 + 2.4 * len(traces), len(traces), squeeze=False, sharey=True)
     for axes, (trace, shade, label) in zip(grid[:, 0], series(traces), strict=True):
         _draw_states(axes, trace.bounds, shade)
-        violations = trace.bounds.violations
-        verdict = f"{violations or 'none'} outside the bounds"
-        title = f"{label}: {trace.bounds.states} states, {verdict}"
+        title = f"{label}: {trace.bounds.states} states, {trace.bounds.violations or 'none'} outside the bounds"
         axes.set_title(title, fontsize=10, fontweight="normal")
     grid[-1][0].set_xlabel("states, by effective rank")
     grid[0][0].legend(loc="upper left")

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -20,8 +19,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from slimstate.records.parts import Model
 from slimstate.system.atomic import staged_file, writing
 
-P = ParamSpec("P")
-T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 INK, GRID, PAPER, MUTED = "#1d2430", "#dfe3e8", "#fefefe", "#6b7480"
 COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"|(?:rotate|translate)\([^)]*\)')  # in SVG; text keeps all its digits
@@ -48,22 +45,12 @@ STYLE: Any = {
     "svg.hashsalt": "slimstate",
     "pdf.fonttype": 42,
 }
+styled = mpl.rc_context(STYLE)  # a decorator, which leaves the caller's settings of matplotlib alone
 
 
 def colour(number: int, method: str | None = None) -> str:
     """Return the colour of a method, or of the palette for a method without its own."""
     return METHODS.get(method or "", PALETTE[number % len(PALETTE)])
-
-
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Run a function in the house style, which leaves the caller's settings of matplotlib alone."""
-
-    @functools.wraps(draw)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
-        with mpl.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return wrapper
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -114,21 +101,15 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def colours_of(models: Sequence[Model]) -> list[str]:
-    """Return one colour per model: ink for uncut models, else the colour of the method where it is still free."""
+def series(models: Sequence[M]) -> list[tuple[M, str, str]]:
+    """Return each model with a colour and its label: ink for uncut models, else that of the method where it is free."""
     shades: list[str] = []
     for number, model in enumerate(models):
         shade = INK if model.cut is None else colour(number, model.cut.method)
         if shade in shades:
             shade = next((other for other in PALETTE if other not in shades), PALETTE[number % len(PALETTE)])
         shades.append(shade)
-    return shades
-
-
-def series(models: Sequence[M]) -> list[tuple[M, str, str]]:
-    """Return each model with its colour and its label."""
-    labels = [literal(label_of(model)) for model in models]
-    return list(zip(models, colours_of(models), labels, strict=True))
+    return [(model, shade, literal(label_of(model))) for model, shade in zip(models, shades, strict=True)]
 
 
 def place_legend(figure: Figure, axes: Axes) -> None:
