@@ -121,18 +121,18 @@ def _measure(
             difference = largest_difference(kernels, inputs, row.mode, settings)
             if row.mode == "prefill":
                 arguments = inputs.for_prefill(settings.prompts, settings.length)
-                timing = bench.time(lambda: inputs.prefill(kernels, arguments))
+                row = bench.time(row, lambda: inputs.prefill(kernels, arguments))
                 tokens = settings.prompts * settings.length
             else:
                 arguments = inputs.for_decode(settings.sequences)
-                timing = bench.time_as_graph(lambda: inputs.decode(kernels, arguments))
+                row = bench.time_as_graph(row, lambda: inputs.decode(kernels, arguments))
                 tokens = settings.sequences
     except (CompilationError, OutOfResources) as error:
         return replace(row, error=reason_of(error))
     shape = inputs.shape
     return replace(
-        timing.fill(row),
-        tokens_per_second=tokens / timing.median,
+        row,
+        tokens_per_second=tokens / row.time,
         state_bytes=4 * shape.value_heads * shape.value_dim * row.key_dim,
         difference=difference,
     )

@@ -15,12 +15,11 @@ import tiny
 from command import run
 from places import ROOT
 from slimstate import bench_calibrate, bench_decode, bench_mixer, bench_model
-from slimstate.benchmark.bench import Bench, with_ratios
-from slimstate.benchmark.compilation import compile_ahead
+from slimstate.benchmark.bench import Bench, compile_ahead, with_ratios
 from slimstate.benchmark.options import MixerBenchConfig
 from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, random_model, width_of
 from slimstate.benchmark.tables import as_latex, as_markdown
-from slimstate.benchmark.timing import time_work
+from slimstate.benchmark.timing import time_rounds
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import family_of
 from slimstate.models.load import load
@@ -59,14 +58,18 @@ def check_files(record, folder):
 
 def test_only_the_rounds_after_the_warm_up_are_timed():
     calls = []
-    timing = time_work(lambda: calls.append(0), CPU, rounds=5, warm_up=3)
-    assert (len(calls), len(timing.seconds)) == (8, 5)
-    row = timing.fill(MixerRow(model="delta_net", mode="forward", key_dim=8))
-    low, high = row.quartiles
-    assert min(timing.seconds) <= low <= row.time <= high <= max(timing.seconds)
-    assert (row.rounds, row.peak_bytes, row.key_dim) == (5, None, 8)
-    single = time_work(lambda: None, CPU, rounds=1)
-    assert single.quartiles == (single.median, single.median)
+    seconds, peak = time_rounds(lambda: calls.append(0), CPU, rounds=5, warm_up=3)
+    assert (len(calls), len(seconds), peak) == (8, 5, None)
+
+
+def test_a_row_gets_the_median_and_the_quartiles(monkeypatch):
+    row = MixerRow(model="delta_net", mode="forward", key_dim=8)
+    bench = Bench.prepare("mixer", SMALL)
+    monkeypatch.setattr("slimstate.benchmark.timing.time_rounds", lambda *_, **__: ([4.0, 1.0, 2.0, 3.0, 9.0], 7))
+    timed = bench.time(row, lambda: None)
+    assert (timed.time, timed.quartiles, timed.rounds, timed.peak_bytes) == (3.0, (1.5, 6.5), 5, 7)
+    monkeypatch.setattr("slimstate.benchmark.timing.time_rounds", lambda *_, **__: ([4.0], None))
+    assert bench.time(row, lambda: None).quartiles == (4.0, 4.0)
 
 
 def test_ratios_are_to_the_widest_key_dim_that_was_measured():
@@ -315,7 +318,7 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
     def full(*args):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("slimstate.benchmark.mixers._measure", full)
+    monkeypatch.setattr("slimstate.benchmark.passes._measure_mixer", full)
     record = bench_mixer(models=["delta_net"], key_dims=[8], **SIZES, **TWICE)
     assert [(row.error, row.speedup) for row in record.rows] == [("out of memory", None)] * 2
     assert "out of memory" in as_markdown(record)

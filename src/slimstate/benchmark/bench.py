@@ -1,25 +1,34 @@
-"""One benchmark run: from timings to a record that says what it ran on."""
+"""One benchmark run: from kernels that are compiled ahead and timings to a record that says what it ran on."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from slimstate.benchmark import timing
-from slimstate.benchmark.options import BenchConfig
+from slimstate.benchmark.options import BenchConfig, ModelsBenchConfig
 from slimstate.families.contract import Library
 from slimstate.models.prepare import describe_kernels, prepare_fla
 from slimstate.records.base import versions
-from slimstate.records.benchmark import BenchRecord, TimedRow, WidthRow
+from slimstate.records.benchmark import BenchRecord, GraphRow, TimedRow, WidthRow
+from slimstate.records.provenance import command_line, run_config
 from slimstate.system.progress import SILENT, Reporter
 
+COMPILE_BATCH = 2  # sequences: enough to compile, and small enough for many processes on one GPU
 B = TypeVar("B", bound=BenchRecord)
 R = TypeVar("R", bound=TimedRow)
 W = TypeVar("W", bound=WidthRow)
+G = TypeVar("G", bound=GraphRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +56,23 @@ class Bench:
         reporter.say(f"{timing.device_name(device)}; kernels: {kernels}")
         return cls(name=name, config=config, device=device, dtype=dtype, kernels=kernels, reporter=reporter)
 
-    def time(self, work: timing.Work, warm_up: int = 2) -> timing.Timing:
-        return timing.time_work(work, self.device, rounds=self.config.rounds, warm_up=warm_up)
+    def time(self, row: R, work: timing.Work, warm_up: int = 2) -> R:
+        """Return the row with the median time of the work, its quartiles (of one round: the median) and its memory."""
+        seconds, peak = timing.time_rounds(work, self.device, rounds=self.config.rounds, warm_up=warm_up)
+        quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+        return replace(
+            row, seconds=statistics.median(seconds), quartiles=(quartiles[0], quartiles[2]), rounds=len(seconds),
+            peak_bytes=peak,
+        )  # fmt: skip
 
-    def time_as_graph(self, work: timing.Work) -> timing.Timing:
-        return timing.time_as_graph(work, self.device, rounds=self.config.rounds, say=self.reporter.say)
+    def time_as_graph(self, row: G, work: timing.Work) -> G:
+        """Time the work as a CUDA graph, as servers run it: launching kernels one by one can take the host longer than
+        the GPU needs for them. Without a graph time the launches; the peak memory is always that of the launches.
+        """
+        eager = self.time(row, work)
+        graph = timing.capture(work, self.reporter.say) if self.device.type == "cuda" else None
+        row = eager if graph is None else replace(self.time(row, graph.replay), peak_bytes=eager.peak_bytes)
+        return replace(row, graph=graph is not None, eager_seconds=eager.seconds)
 
     def attempt(self, row: R, measure: Callable[[R], R]) -> R:
         """Return the measured row; where the GPU has too little memory, the row with that as its error."""
@@ -82,9 +103,35 @@ class Bench:
 
 def with_ratios(rows: Sequence[W]) -> list[W]:
     """Return the rows with speed and memory relative to the widest key dim of their group that was measured."""
-    widest: dict[tuple[object, ...], W] = {}
-    for row in rows:
-        reference = widest.get(row.group)
-        if not row.error and (reference is None or row.key_dim > reference.key_dim):
-            widest[row.group] = row
+    measured = sorted((row for row in rows if not row.error), key=lambda row: row.key_dim)
+    widest = {row.group: row for row in measured}
     return [row if row.error else row.against(widest[row.group]) for row in rows]
+
+
+def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tuple[str, int]]) -> None:
+    """Compile the kernels of each case, a model at a key dim, by its command in a process of its own, `jobs` at a time.
+
+    Triton caches compiled kernels on disk. Tuning is left to the process that times: it runs every variant with the GPU
+    to itself, and finds the variants compiled, except those of norms that depend on the number of rows.
+    Does nothing on a CPU or without jobs.
+    """
+    if bench.device.type != "cuda" or options.jobs < 1:
+        return
+    threads = max(1, len(os.sched_getaffinity(0)) // options.jobs)
+    # fla must not cache its choice of variants, which was not timed with the GPU to itself
+    environment = os.environ | {"SLIMSTATE_COMPILING": str(threads), "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
+
+    def run(case: tuple[str, int]) -> subprocess.CompletedProcess[str]:
+        config = replace(options, models=(case[0],), key_dims=(case[1],), rounds=1, jobs=0)
+        words = shlex.split(command_line(run_config(f"bench {bench.name}", {}, config.to_values())))
+        return subprocess.run(
+            [sys.executable, "-m", *words], env=environment, capture_output=True, text=True, check=False
+        )  # fmt: skip
+
+    cases = list(cases)
+    bench.reporter.say(f"compiling {len(cases)} widths in {options.jobs} processes")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for (_, key_dim), process in zip(cases, pool.map(run, cases), strict=True):
+            if process.returncode:
+                reason = (process.stderr.strip() or "the process was killed").splitlines()[-1]
+                bench.reporter.say(f"key dim {key_dim} will be compiled when it is timed: {reason}")

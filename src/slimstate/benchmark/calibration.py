@@ -81,9 +81,9 @@ def _measure(
 ) -> CalibrationRow:  # fmt: skip
     """Time the calibration for a method and the selection, or the forward pass where there is no method."""
     if selector is None:
-        return bench.time(lambda: run_forward(runtime, tokens)).fill(row)
+        return bench.time(row, lambda: run_forward(runtime, tokens))
     evidence: dict[int, Evidence] = {}
-    timing = bench.time(lambda: evidence.update(calibrate(runtime, mixers, tokens, selector.needs)), warm_up=1)
+    row = bench.time(row, lambda: evidence.update(calibrate(runtime, mixers, tokens, selector.needs)), warm_up=1)
 
     def read_rows(mixer: Mixer, slot: Slot) -> Tensor:
         weight = runtime.model.get_parameter(mixer.running_name_of(slot)).detach()
@@ -94,4 +94,4 @@ def _measure(
     choose(selector.name, each[:1], request)
     start = time.perf_counter()
     choose(selector.name, each, request)  # for all heads of all layers, from evidence in host memory to channels there
-    return replace(timing.fill(row), selection_seconds=time.perf_counter() - start)
+    return replace(row, selection_seconds=time.perf_counter() - start)

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimstate.benchmark.bench import Bench, with_ratios
-from slimstate.benchmark.compilation import compile_ahead
+from slimstate.benchmark.bench import Bench, compile_ahead, with_ratios
 from slimstate.benchmark.options import DecodeBenchConfig
 from slimstate.benchmark.random_models import model_for, models_at_key_dims
 from slimstate.benchmark.timing import copy_bandwidth
@@ -54,15 +53,15 @@ def _measure(bench: Bench, model: Any, bandwidth: float, row: DecodeRow) -> Deco
     ids = torch.randint(model.config.vocab_size, (row.batch, 1), device=bench.device)
     with torch.inference_mode():
         cache = model(input_ids=ids, use_cache=True).past_key_values
-        timing = bench.time_as_graph(lambda: model(input_ids=ids, past_key_values=cache, use_cache=True))
+        row = bench.time_as_graph(row, lambda: model(input_ids=ids, past_key_values=cache, use_cache=True))
     layers = [cache[layer] for layer in range(len(cache))]
     states = _bytes(layer.get("recurrent_state") for layer in layers)
     convolutions = _bytes(layer.get("conv_state") for layer in layers)
     weights = sum(weight.nbytes for weight in model.parameters())
-    state_bandwidth = 2 * states / timing.median
+    state_bandwidth = 2 * states / row.time
     return replace(
-        timing.fill(row),
-        tokens_per_second=row.batch / timing.median,
+        row,
+        tokens_per_second=row.batch / row.time,
         state_bytes=states // row.batch,
         convolution_bytes=convolutions // row.batch,
         state_bandwidth=state_bandwidth,

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from slimstate.benchmark.bench import Bench
 from slimstate.benchmark.calibration import time_calibration
 from slimstate.benchmark.decoding import time_decoding
-from slimstate.benchmark.mixers import time_mixers
-from slimstate.benchmark.models import time_models
 from slimstate.benchmark.options import (
     BenchConfig,
     CalibrateBenchConfig,
@@ -24,6 +22,7 @@ from slimstate.benchmark.options import (
     ModelBenchConfig,
 )
 from slimstate.benchmark.output import check_output, write_output
+from slimstate.benchmark.passes import time_mixers, time_models
 from slimstate.benchmark.random_models import library_of
 from slimstate.families.contract import Library
 from slimstate.records import benchmark as records
