@@ -21,8 +21,8 @@ from slimstate.core.effective_rank import rank_utilisation, singular_values
 from slimstate.core.evidence import EvidenceFile
 from slimstate.evaluation import sweep as steps
 from slimstate.evaluation.options import GridOptions
+from slimstate.evaluation.sweep import recommend
 from slimstate.evaluation.sweep_grid import Grid
-from slimstate.evaluation.sweep_results import recommend
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
 from slimstate.records.evaluation import Row, SweepRecord, SweepSettings, Uncut

@@ -18,11 +18,11 @@ from slimstate.system.version import __version__
 if TYPE_CHECKING:
     from slimstate.cli.commands import Command
 
+BENCHMARKS = ("bench mixer", "bench model", "bench decode", "bench calibrate")
 MODULES = {  # of `cli.printing`, with their commands
     "cut": ("inspect", "prune", "reconstruct"),
     "training": ("recover", "train"),
-    "evaluation": ("eval", "analyze", "sweep", "report", "verify"),
-    "benchmark": ("bench mixer", "bench model", "bench decode", "bench calibrate"),
+    "evaluation": ("eval", "analyze", "sweep", "report", "verify", *BENCHMARKS),
 }
 COMMANDS = {name: module for module, names in MODULES.items() for name in names}
 GROUPS = {"bench": "Time mixers, models, decoding and calibration at several key dims."}

@@ -22,13 +22,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy
 import torch
 
 from slimstate.evaluation.options import TaskOptions
-from slimstate.evaluation.task_sources import RECALL, Source, find_sources, resolve_tasks, task_manager
+from slimstate.evaluation.task_sources import RECALL, Source, find_sources, lm_eval_module, resolve_tasks, task_manager
 from slimstate.models.load import Runtime
 from slimstate.records.evaluation import LmEval, TaskScores
-from slimstate.system.errors import DataError, ModelError, SlimstateError, reason_of
+from slimstate.system.errors import DataError, ModelError, reason_of
 from slimstate.system.progress import SILENT, Reporter
 
 AVERAGES = {
@@ -59,7 +60,8 @@ def run_tasks(runtime: Runtime, options: TaskOptions, *, seed: int = 0, reporter
         recall = {name: task for name, task in tasks.items() if name in RECALL}
         others = {name: task for name, task in tasks.items() if name not in RECALL}
         scores = _evaluate(runtime, others, limit, seed, max_length)
-        scores |= _evaluate(runtime, recall, limit, seed, _longest_prompt(recall))
+        lengths = [task.prompt_tokens + task.config.generation_kwargs["max_gen_toks"] for task in recall.values()]
+        scores |= _evaluate(runtime, recall, limit, seed, max(lengths, default=None))  # which truncates longer ones
     scores = {source.task: replace(scores[source.task], data=source.data) for source in sources}
     return LmEval(
         tasks=scores, averages=averages(scores), seed=seed, limit=limit, max_length=max_length,
@@ -111,12 +113,6 @@ def _try_documents(task: Any, source: Source, limit: int | None) -> None:
             raise DataError(f"task {source.task} cannot use {where}: {_reason(error)}") from error
 
 
-def _longest_prompt(recall: Mapping[str, Any]) -> int | None:
-    """Return the tokens of the longest prompt with its continuation; lm-eval truncates anything longer."""
-    lengths = (task.prompt_tokens + task.config.generation_kwargs["max_gen_toks"] for task in recall.values())
-    return max(lengths, default=None)
-
-
 def _reason(error: Exception) -> str:
     """Return the first cause of an error in one line."""
     if isinstance(error.__cause__, Exception):
@@ -130,13 +126,7 @@ def _evaluate(
     """Run lm-eval's `evaluate`; `simple_evaluate` would also describe the machine, for which it runs programs."""
     if not tasks:
         return {}
-    try:
-        import numpy
-        from lm_eval import evaluate
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise SlimstateError(f"lm-eval cannot be imported ({error}): pip install 'slimstate[eval]'") from error
-
+    evaluate, HFLM = lm_eval_module("lm_eval").evaluate, lm_eval_module("lm_eval.models.huggingface").HFLM
     for task in tasks.values():
         task.set_config("num_fewshot", task.get_config("num_fewshot") or 0)
         task.set_fewshot_seed(seed)
@@ -171,11 +161,11 @@ def _scores(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
         if not comma or metric.endswith("_stderr") or not isinstance(value, Real):
             continue
         label = metric if filter_name == "none" else key
-        metrics[label] = _number(value)
+        metrics[label] = finite_or_none(value)
         better[label] = bool(task.higher_is_better().get(metric, True))
         values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
         if task.aggregation().get(metric) is mean and len(values) > 1:
-            errors[label] = _number(mean_stderr(values))
+            errors[label] = finite_or_none(mean_stderr(values))
     return TaskScores(
         metrics=metrics, stderr=errors, higher_is_better=better, version=result["versions"][name],
         samples=int(result["n-samples"][name]["effective"]),
@@ -191,7 +181,7 @@ def _log_likelihoods(samples: Sequence[Mapping[str, Any]]) -> Iterator[float]:
                     yield value
 
 
-def _number(value: Any) -> float | None:
+def finite_or_none(value: Any) -> float | None:
     """Return a float, or None where JSON has no such number."""
     return float(value) if math.isfinite(value) else None
 

@@ -77,10 +77,10 @@ class _LayerStatistics:
     pending: list[tuple[int, Tensor]] = field(default_factory=list)
     utilisation: list[Tensor] = field(default_factory=list)
     kappa: list[Tensor] = field(default_factory=list)
-    histogram: Tensor | None = None
-    logarithms: Tensor | None = None
+    histogram: Tensor = torch.tensor(0)
+    logarithms: Tensor = torch.tensor(0.0)
     count: int = 0
-    key_gram: Tensor | None = None
+    key_gram: Tensor = torch.tensor(0.0)
     sampled: list[dict[str, Tensor]] = field(default_factory=list)
 
     def reduce(self) -> None:
@@ -101,21 +101,17 @@ class _LayerStatistics:
         logarithms = values.clamp_min(10.0 ** float(EDGES[0])).log10()
         by_head = logarithms.flatten(0, 1).transpose(0, 1)  # [G, n * B, d]
         bins = torch.bucketize(by_head.flatten(1), EDGES[1:-1].contiguous())
-        counts = torch.stack([torch.bincount(row, minlength=len(EDGES) - 1) for row in bins])
-        self.histogram = counts if self.histogram is None else self.histogram + counts
-        total = by_head.sum(1)
-        self.logarithms = total if self.logarithms is None else self.logarithms + total
+        self.histogram = self.histogram + torch.stack([torch.bincount(row, minlength=len(EDGES) - 1) for row in bins])
+        self.logarithms = self.logarithms + by_head.sum(1)
         self.count += by_head.shape[1]
 
     def add_keys(self, keys: Tensor) -> None:
         """Add keys [B, t, H, K] to their Gram matrix."""
         by_head = keys.double().transpose(1, 2)
-        gram = by_head.mT @ by_head
-        self.key_gram = gram if self.key_gram is None else self.key_gram + gram
+        self.key_gram = self.key_gram + by_head.mT @ by_head
 
     def test_bounds(self, reading: StateReading, time: int, generator: torch.Generator) -> None:
         """Read the state with its own query and random noise, and store the result beside the bounds of the theory."""
-        assert self.key_gram is not None
         state = reading.state.mT.double().cpu()
         _check_finite(state, self.mixer, "the state")
         _check_finite(self.key_gram, self.mixer, "the keys")
@@ -190,11 +186,11 @@ def _join(layers: list[_LayerStatistics], times: tuple[int, ...], skip: int) -> 
 
     sampled = [entry for layer in layers for entry in layer.sampled]
     names = sampled[0].keys() if sampled else ()
-    logarithms = [layer.logarithms / layer.count for layer in layers if layer.logarithms is not None]
+    logarithms = [layer.logarithms / layer.count for layer in layers]
     return Trace(
         layers=tuple(layer.mixer.layer for layer in layers), times=times, skip=skip, capacity=logarithms[0].shape[-1],
         utilisation=stack("utilisation"), kappa=10 ** stack("kappa"), spectrum=torch.stack(logarithms),
-        histogram=torch.stack([layer.histogram for layer in layers if layer.histogram is not None]),
+        histogram=torch.stack([layer.histogram for layer in layers]),
         sampled={name: torch.cat([entry[name] for entry in sampled]) for name in names},
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Measure the candidates of a sweep, always on the same windows.
+"""Measure the candidates of a sweep, always on the same windows, and recommend one of them.
 
 The record is written after every row, so that an interrupted sweep continues where it was.
 """
@@ -8,32 +8,35 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.layout import Mixer
-from slimstate.core.state_dtype import StateRounding
+from slimstate.core.state_dtype import SERVED, StateRounding
 from slimstate.data.text import Windows
-from slimstate.evaluation.lm_eval import run_tasks
+from slimstate.evaluation.lm_eval import finite_or_none, run_tasks
 from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
 from slimstate.evaluation.state_traces import FinalUtilisation
 from slimstate.evaluation.sweep_grid import Candidate, order_rows
-from slimstate.evaluation.task_sources import find_sources
 from slimstate.families import loader_of
 from slimstate.models.hooks import observed
-from slimstate.models.load import Runtime, load_tokenizer
+from slimstate.models.load import Runtime
 from slimstate.models.state_rounding import rounded_states
 from slimstate.records.base import versions
-from slimstate.records.evaluation import UNCUT, Row, SweepRecord, SweepSettings, Uncut
+from slimstate.records.evaluation import UNCUT, Recommendation, Row, SweepRecord, SweepSettings, TaskData, Uncut
 from slimstate.records.parts import Text
+from slimstate.records.schema import ValidationError
+from slimstate.system.errors import DataError
+from slimstate.system.json_files import read_json
 from slimstate.system.progress import Reporter
 
 STATE_WINDOWS = 2  # whose last states give the utilisation
+HINT = "choose another `out` or remove it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,25 +66,6 @@ class SweepStudy:
     options: MeasureOptions
     settings: SweepSettings
     reporter: Reporter
-
-    @classmethod
-    def prepare(
-        cls, checkpoint: Checkpoint, candidates: tuple[Candidate, ...], windows: Windows, options: MeasureOptions,
-        settings: SweepSettings, reporter: Reporter,
-    ) -> SweepStudy:  # fmt: skip
-        """Find the tasks, read the fingerprint, and complete the settings, which say how cuts are made."""
-        with reporter.waiting("reading the weights for their fingerprint"):
-            fingerprint = checkpoint.fingerprint
-        settings = replace(
-            settings, fingerprint=fingerprint, text=Text(**windows.describe()), limit=options.limit,
-            max_length=options.max_length, state_every=options.state_every,
-            tasks={source.task: source.data for source in find_sources(options)},
-        )  # fmt: skip
-        size = TextSize.of(load_tokenizer(checkpoint.folder), windows.tokens)
-        return cls(
-            checkpoint=checkpoint, candidates=candidates, windows=windows, size=size, options=options,
-            settings=settings, reporter=reporter,
-        )  # fmt: skip
 
     def missing(self, earlier: SweepRecord | None) -> list[Candidate]:
         """Return the candidates that an earlier sweep has not measured."""
@@ -142,8 +126,8 @@ class SweepStudy:
             state_dtype=candidate.state_dtype,
             **measures,
             nats_over_uncut=measures["nats_per_token"] - uncut.nats_per_token,
-            kappa=_finite(statistics.median_high(kappas)) if kappas else None,
-            kappa_worst=_finite(max(kappas)) if kappas else None,
+            kappa=finite_or_none(statistics.median_high(kappas)) if kappas else None,
+            kappa_worst=finite_or_none(max(kappas)) if kappas else None,
         )
 
     def _measure(self, model: CandidateModel, key_dim: int, label: str, rounding: StateRounding) -> dict[str, Any]:
@@ -165,5 +149,65 @@ class SweepStudy:
         }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def read_earlier(path: Path, settings: SweepSettings) -> SweepRecord | None:
+    """Return what an interrupted sweep with the same settings has measured, or None where there was none."""
+    if not path.exists():
+        return None
+    try:
+        record = SweepRecord.from_json(read_json(path, DataError))
+    except ValidationError as error:
+        raise DataError(f"{path} is not a sweep that can be continued ({error}): {HINT}") from error
+    if not _is_complete(record):
+        raise DataError(f"{path} is not a sweep that can be continued (numbers are missing): {HINT}")
+    different = [
+        "model" if item.name == "fingerprint" else item.name
+        for item in fields(SweepSettings)
+        if _content(getattr(record.settings, item.name)) != _content(getattr(settings, item.name))
+    ]
+    if different:
+        raise DataError(f"{path} is a sweep with another {', '.join(different)}: {HINT}")
+    return record
+
+
+def _content(setting: object) -> object:
+    """Return the part of a setting that decides a result: of texts and files their digest, not their path."""
+    if isinstance(setting, Mapping):
+        return {name: _content(part) for name, part in setting.items()}
+    if isinstance(setting, TaskData):
+        return setting.digest or setting.path
+    return setting.digest if isinstance(setting, Text) else setting
+
+
+def _is_complete(record: SweepRecord) -> bool:
+    """Return whether every number that a sweep measures is there; a report can do with fewer."""
+    numbers = [record.uncut.nats_per_token]
+    for row in record.rows:
+        numbers += [row.perplexity, row.nats_per_token, row.rank_utilisation, row.nats_over_uncut]
+    return None not in numbers
+
+
+def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str]) -> Recommendation:
+    """Recommend the smallest state in bytes whose loss is within `max_loss`, or else the row with the smallest loss.
+
+    Data types that no engine supports yet are not recommended, unless nothing else was measured.
+    """
+    rows = [row for row in record.rows if row.state_dtype in SERVED] or list(record.rows)
+    within = [row for row in rows if _loss(row) <= max_loss]
+    row = min(within, key=lambda row: (row.state_bytes, _loss(row))) if within else min(rows, key=_loss)
+    saved = f"{1 - row.state_bytes / record.uncut.state_bytes:.0%} less state for {_loss(row):+.3f} nats per token"
+    stored = "" if row.state_dtype == "float32" else f", states stored in {row.state_dtype}"
+    cut = "no cut" if row.method == UNCUT else f"{row.method} at key dim {row.key_dim}"
+    if within:
+        reason = f"{cut}{stored}: {saved}, the smallest state within {max_loss:g} nats of the uncut model"
+    else:
+        none = "no cut" if record.state_dtypes == ("float32",) else "nothing"
+        smallest = f"the smallest loss is {cut}{stored}: {saved}"
+        reason = f"{none} stays within {max_loss:g} nats of the uncut model; {smallest}"
+    return Recommendation(
+        row=record.rows.index(row), within=bool(within), max_loss=max_loss, reason=reason, command=command(row)
+    )
+
+
+def _loss(row: Row) -> float:
+    """Return the nats per token over the uncut model; a row without them is never recommended."""
+    return math.inf if row.nats_over_uncut is None else row.nats_over_uncut

@@ -120,12 +120,16 @@ def _lm_eval_folder() -> Path:
 
 def task_manager(names: Sequence[str]) -> Any:
     """Return an index of lm-eval of the folders that contain these tasks."""
+    folders = sorted({str(task_files()[name].parent) for name in names})
+    return lm_eval_module("lm_eval.tasks").TaskManager(include_path=folders, include_defaults=False)
+
+
+def lm_eval_module(name: str) -> Any:
+    """Import a module of lm-eval, which is an extra."""
     try:
-        from lm_eval.tasks import TaskManager
+        return importlib.import_module(name)
     except ImportError as error:
         raise SlimstateError(f"lm-eval cannot be imported ({error}): pip install 'slimstate[eval]'") from error
-    folders = sorted({str(task_files()[name].parent) for name in names})
-    return TaskManager(include_path=folders, include_defaults=False)
 
 
 def _hub_source(name: str, config: Mapping[str, Any]) -> Source:

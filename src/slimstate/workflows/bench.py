@@ -47,8 +47,7 @@ def bench_mixer(
     Examples:
         >>> slimstate.bench_mixer(models=["delta_net"], key_dims=[128, 64], batch=1, length=256).to_dataframe()
     """
-    config = MixerBenchConfig.merge(config, options)
-    return _run("mixer", config, time_mixers, out, progress)
+    return _run("mixer", MixerBenchConfig.merge(config, options), time_mixers, out, progress)
 
 
 def bench_model(
@@ -63,8 +62,7 @@ def bench_model(
         >>> slimstate.bench_model(models=["delta_net-5m"], batch=1, length=256).to_dataframe()
     """
     config = ModelBenchConfig.merge(config, options)
-    library = library_of(config.models)
-    return _run("model", config, time_models, out, progress, library=library)
+    return _run("model", config, time_models, out, progress, library=library_of(config.models))
 
 
 def bench_decode(

@@ -1,27 +1,8 @@
 """`slimstate run`: repeat the work of a config, or run a recipe, which is a list of configs.
 
 A config is what lies beside a result, `slimstate_config.json`: a command, its inputs and its options. A recipe is a
-TOML file that reproduces tables and figures of the paper, at the paper's scale and at a small one:
-
-    title = "..."
-    about = "..."
-    reproduces = ["tab:mixer_scaling"]   # labels in the paper's source
-    [paper]                              # values for the names in braces; [small] has those that differ
-    models = ["A", {model = "B", key_dims = [179, 153]}]
-    key_dims = [89, 76]
-    [[steps]]
-    command = "prune"
-    each = {model = "models", key_dim = "key_dims"}   # every combination of the members of these lists
-    model = "{model}"
-    key_dim = "{key_dim}"
-    out = "{out}/{model:name}-{key_dim}"
-
-A member of a list may be a table: its entries then take the place of the values of the same names, and of lists that
-come later in `each`. Above, A is cut to 89 and 76, B to 179 and 153. A text that is just one name in braces takes its
-value as it is; `{name:name}` is the last part of a path. `options` names tables of options that join those of the
-step, and `only` restricts a step to one scale. An option that is an empty text is left out. `{out}` is the folder of
-the results, `{root}` the folder above the recipe's, `{demo}` that of the bundled model, `{built}` that of the results
-of other recipes. Steps that are done are recorded, so that a recipe continues where it was interrupted.
+TOML file that reproduces tables and figures of the paper; docs/guides/paper.md describes it. Steps that are done are
+recorded, so that a recipe continues where it was interrupted.
 """
 
 from __future__ import annotations
@@ -209,36 +190,27 @@ def _parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | 
         raise PlanError(f"--set {name}: it must be a number, got {quoted(text)}") from error
 
 
-class _Names(Formatter):
-    """Formats values by name; with `:name`, the last part of a path."""
-
-    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
-        if field_name not in kwargs:  # nor attributes of values
-            raise KeyError(field_name)
-        return kwargs[field_name], field_name
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec not in ("", "name"):
-            raise ValueError(f"only `name` may follow a colon, got {format_spec}")
-        return Path(str(value)).name if format_spec else str(value)
-
-
 def _fill(value: Any, values: Mapping[str, Any]) -> Any:
     """Fill in names in braces; a text that is one name takes its value as it is, and a list joins its parent list."""
     if isinstance(value, list):
-        parts = [(part, _fill(part, values)) for part in value]
-        return [
-            item
-            for part, filled in parts
-            for item in (filled if isinstance(part, str) and isinstance(filled, list) else [filled])
-        ]
+        items: list[Any] = []
+        for part in value:
+            filled = _fill(part, values)
+            items += filled if isinstance(part, str) and isinstance(filled, list) else [filled]
+        return items
     if isinstance(value, Mapping):
         return {name: _fill(entry, values) for name, entry in value.items()}
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}") and value[1:-1] in values:
         return values[value[1:-1]]
-    return _Names().vformat(value, (), dict(values))
+    parts = []
+    for text, name, form, _ in Formatter().parse(value):
+        if form not in (None, "", "name"):
+            raise ValueError(f"only `name` may follow a colon, got {form}")
+        filled = "" if name is None else str(values[name])
+        parts += [text, Path(filled).name if form else filled]
+    return "".join(parts)
 
 
 def recipe_path(name: str) -> Path:

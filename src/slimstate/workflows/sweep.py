@@ -10,7 +10,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
-from slimstate.evaluation.perplexity import evaluation_windows
-from slimstate.evaluation.sweep import CandidateModel, SweepStudy
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows
+from slimstate.evaluation.sweep import CandidateModel, SweepStudy, read_earlier, recommend
 from slimstate.evaluation.sweep_grid import Candidate, Grid, grid_of
-from slimstate.evaluation.sweep_results import read_earlier, recommend
+from slimstate.evaluation.task_sources import find_sources
 from slimstate.models.hooks import masked
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.options import LoadOptions
@@ -156,8 +157,13 @@ def _measure(
     text, max_tokens = Reading(config.text, calibration.documents), config.measures.max_tokens
     text_windows = evaluation_windows(tokenizer, text, config.text_length, max_tokens, option="text_length")
     windows = None if calibration.data is None else calibration_windows(calibration, tokenizer)
-    candidates, settings = tuple(grid.candidates()), _settings(config, tokenizer, windows)
-    study = SweepStudy.prepare(checkpoint, candidates, text_windows, config.measures, settings, reporter)
+    settings = _settings(config, tokenizer, text_windows, windows)
+    with reporter.waiting("reading the weights for their fingerprint"):
+        settings = replace(settings, fingerprint=checkpoint.fingerprint)
+    study = SweepStudy(
+        checkpoint=checkpoint, candidates=tuple(grid.candidates()), windows=text_windows, options=config.measures,
+        size=TextSize.of(tokenizer, text_windows.tokens), settings=settings, reporter=reporter,
+    )  # fmt: skip
     earlier, count = read_earlier(folder / SWEEP, study.settings), len(study.candidates)
     missing = len(study.missing(earlier))
     if earlier is not None:
@@ -170,68 +176,58 @@ def _measure(
     run = LoadOptions(**vars(config.run))
     collector = EvidenceCollector(calibration=calibration, windows=windows, run=run, runtime=runtime)
     evidence, _ = collector.collect(checkpoint, needs, reporter)
-    cuts = _Cuts(
-        source=source, checkpoint=checkpoint, folder=folder, config=config, runtime=runtime, evidence=evidence,
-        reporter=reporter,
-    )  # fmt: skip
+    open_cut = partial(_open_cut, source, checkpoint, folder, config, runtime, evidence, reporter)
 
     def measure() -> SweepRecord:
         with reporter.table((*COLUMNS, *study.settings.tasks)) as table:
-            return study.measure(runtime, cuts.open, earlier, folder / SWEEP, lambda row: table(_cells(row)))
+            return study.measure(runtime, open_cut, earlier, folder / SWEEP, lambda row: table(_cells(row)))
 
     return distributed.from_main(measure)
 
 
-def _settings(config: SweepConfig, tokenizer: Any, windows: Windows | None) -> SweepSettings:
-    """Return the settings that decide how cuts are made; `windows` are those of the calibration."""
-    text, device, reconstruction = config.calibration, config.run.place.type, None
+def _settings(config: SweepConfig, tokenizer: Any, measured: Windows, calibration: Windows | None) -> SweepSettings:
+    """Return what decides the numbers of a sweep, but for the fingerprint."""
+    text, device, reconstruction, options = config.calibration, config.run.place.type, None, config.measures
     if config.reconstruct is not None:
         with prefixed("reconstruct_", ReconstructOptions):
             training = config.reconstruct.windows(tokenizer, Reading(text.data, text.documents), text.seed, device)
         reconstruction = config.reconstruct.settings(device, training)
     return SweepSettings(
-        calibration=None if windows is None else Text(**windows.describe()), f=config.cut.rrqr_f, seed=text.seed,
-        device=device, dtype=config.run.precision_name, keep_norm_eps=config.cut.keep_norm_eps,
-        reconstruct=reconstruction,
+        calibration=None if calibration is None else Text(**calibration.describe()), text=Text(**measured.describe()),
+        f=config.cut.rrqr_f, seed=text.seed, device=device, dtype=config.run.precision_name,
+        keep_norm_eps=config.cut.keep_norm_eps, reconstruct=reconstruction, limit=options.limit,
+        max_length=options.max_length, state_every=options.state_every,
+        tasks={source.task: source.data for source in find_sources(options)},
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cuts:
-    """Turns candidates into models that run."""
+@contextmanager
+def _open_cut(
+    source: str | PathLike[str], checkpoint: Checkpoint, folder: Path, config: SweepConfig, runtime: Runtime,
+    evidence: EvidenceFile | None, reporter: Reporter, candidate: Candidate,
+) -> Iterator[CandidateModel]:  # fmt: skip
+    """Yield the model of a candidate: the uncut model under masks, or a reconstructed cut, which is then removed.
 
-    source: str | PathLike[str]
-    checkpoint: Checkpoint
-    folder: Path
-    config: SweepConfig
-    runtime: Runtime
-    evidence: EvidenceFile | None
-    reporter: Reporter
-
-    @contextmanager
-    def open(self, candidate: Candidate) -> Iterator[CandidateModel]:
-        """Yield the model of a candidate: the uncut model under masks, or a reconstructed cut, which is then removed.
-
-        A reconstruction that an interrupted sweep has finished is used again.
-        """
-        assert candidate.selector is not None
-        config = cut_config(candidate.selector, candidate, self.folder, self.config)
-        job = selection_job(self.checkpoint, config, SILENT)
-        plan, mixers = job.choose(self.evidence), self.checkpoint.mixers
-        choices = plan.selections.values()
-        kappas = [kappa for choice in choices for kappa in choice.certificate.get("condition_after", ())]
-        if config.reconstruct is None:
-            with masked(self.runtime.model, mixers, plan.selections, rescaled=not job.corrected):
-                yield CandidateModel(runtime=self.runtime, mixers=mixers, condition_numbers=kappas)
-            return
-        out = self.folder / CANDIDATES / f"{plan.method}-{plan.score}-{plan.key_dim}"
-        if not (out / RECONSTRUCTION).is_file():
-            prune(self.source, out, config, progress=self.reporter)
-        runtime = load(out, device=config.run.device, dtype=config.run.dtype)
-        yield CandidateModel(runtime=runtime, mixers=Checkpoint.open(out).mixers, condition_numbers=kappas)
-        shutil.rmtree(out)
-        with suppress(OSError):  # another candidate is still there
-            out.parent.rmdir()
+    A reconstruction that an interrupted sweep has finished is used again.
+    """
+    assert candidate.selector is not None
+    cut, mixers = cut_config(candidate.selector, candidate, folder, config), checkpoint.mixers
+    job = selection_job(checkpoint, cut, SILENT)
+    plan = job.choose(evidence)
+    choices = plan.selections.values()
+    kappas = [kappa for choice in choices for kappa in choice.certificate.get("condition_after", ())]
+    if cut.reconstruct is None:
+        with masked(runtime.model, mixers, plan.selections, rescaled=not job.corrected):
+            yield CandidateModel(runtime=runtime, mixers=mixers, condition_numbers=kappas)
+        return
+    out = folder / CANDIDATES / f"{plan.method}-{plan.score}-{plan.key_dim}"
+    if not (out / RECONSTRUCTION).is_file():
+        prune(source, out, cut, progress=reporter)
+    runtime = load(out, device=cut.run.device, dtype=cut.run.dtype)
+    yield CandidateModel(runtime=runtime, mixers=Checkpoint.open(out).mixers, condition_numbers=kappas)
+    shutil.rmtree(out)
+    with suppress(OSError):  # another candidate is still there
+        out.parent.rmdir()
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -1,16 +1,18 @@
-"""The commands that measure, verify and report, and how their results are printed."""
+"""The commands that measure, time, verify and report, and how their results are printed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
 from slimstate.cli.commands import Command
-from slimstate.cli.terminal import Printout, Table
+from slimstate.cli.terminal import Printout, Table, printer
 from slimstate.records.numbers import HUGE, fixed, format_mib, percent, perplexity
 from slimstate.workflows.options import AnalyzeConfig, EvalConfig, SweepConfig, VerifyConfig
 
 if TYPE_CHECKING:
     from slimstate.evaluation.analysis import Analysis
+    from slimstate.records.benchmark import BenchRecord
     from slimstate.records.evaluation import EvaluationRecord, Row, SweepRecord, Uncut
     from slimstate.records.serving import VerificationRecord
 
@@ -95,6 +97,20 @@ def show_verification(record: VerificationRecord) -> Printout:
     yield f"the difference is the {record.measure}; tolerance {record.tolerance:g}, {record.dtype}"
 
 
+def show_bench(record: BenchRecord) -> Printout:
+    """Yield the table of a benchmark."""
+    from slimstate.benchmark.tables import table
+    from slimstate.records.benchmark import DecodeRecord, KernelRecord
+
+    yield Table(*table(record, narrow=printer().width < 120))
+    if isinstance(record, DecodeRecord | KernelRecord):
+        yield f"copying: {record.copy_bandwidth / 1e9:,.0f} GB/s, read and written"
+    if isinstance(record, DecodeRecord):
+        for entry in record.largest_batch:
+            if entry.batch is not None:
+                yield f"{entry.model}, key dim {entry.key_dim}: {entry.batch:,} sequences fit"
+
+
 COMMANDS = (
     Command(name="eval", config=EvalConfig, show=show_evaluation),
     Command(name="analyze", config=AnalyzeConfig, show=show_analysis),
@@ -104,4 +120,8 @@ COMMANDS = (
         name="verify", config=VerifyConfig, show=show_verification,
         exit_code=lambda record: EXIT_CODES[record.outcome.verdict],
     ),
+    Command(name="bench mixer", config=MixerBenchConfig, show=show_bench),
+    Command(name="bench model", config=ModelBenchConfig, show=show_bench),
+    Command(name="bench decode", config=DecodeBenchConfig, show=show_bench),
+    Command(name="bench calibrate", config=CalibrateBenchConfig, show=show_bench),
 )  # fmt: skip
