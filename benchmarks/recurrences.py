@@ -21,7 +21,7 @@ from harness import arguments
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from slimstate.kernels import delta_product, delta_rule, gla, kda, linear_attention, mamba2, rwkv6
+from slimstate.kernels import delta_product, delta_rule, gla, rwkv6
 
 UPDATES = 2  # of a token in the delta product
 Form = Callable[..., tuple[Tensor, Tensor]]
@@ -61,8 +61,8 @@ def families(x: dict[str, Tensor]) -> dict[str, tuple[Form, Form, list[Tensor], 
     bonus = {"bonus": torch.randn(x["q"].shape[2:])}
     forms = (delta_rule.recurrence, delta_rule.chunked)
     return {
-        "linear attention": (linear_attention.recurrence, linear_attention.chunked, head[:3], {}),
-        "Mamba-2": (mamba2.recurrence, mamba2.chunked, head, {}),
+        "linear attention": (gla.recurrence, gla.chunked, head[:3], {}),
+        "Mamba-2": (gla.recurrence, gla.chunked, head, {}),
         "GLA": (gla.recurrence, gla.chunked, channel, {}),
         "GLA, decays down to e^-50": (gla.recurrence, gla.chunked, strong, {}),
         "RWKV-6": (rwkv6.recurrence, rwkv6.chunked, channel, bonus),
@@ -70,8 +70,8 @@ def families(x: dict[str, Tensor]) -> dict[str, tuple[Form, Form, list[Tensor], 
         "Gated DeltaNet": (*forms, gated, {}),
         "Gated DeltaProduct": (spread(forms[0]), spread(forms[1]), gated, {}),
         "Comba": (*forms, gated, {"erase": x["erase"]}),
-        "KDA": (kda.recurrence, kda.chunked, [*rule, x["channels"]], {}),
-        "KDA, decays down to e^-50": (kda.recurrence, kda.chunked, [*rule, x["strong"]], {}),
+        "KDA": (*forms, [*rule, x["channels"]], {}),
+        "KDA, decays down to e^-50": (*forms, [*rule, x["strong"]], {}),
     }
 
 

@@ -150,7 +150,7 @@ def saved_bytes(inputs: Inputs) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        chunk_scan(inputs, None, Rule())
+        chunk_scan(inputs, Rule())
     own = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
     return sum(saved.values()) - sum(x.untyped_storage().nbytes() for x in own if x is not None)
 

@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 from recurrence_inputs import drawn, inputs
 from slimstate.families import FAMILIES
 from slimstate.kernels import delta_rule, gla
-from slimstate.kernels.comba import comba_rule
 from slimstate.kernels.delta_product import delta_product
-from slimstate.kernels.gla import gated_linear_attention
-from slimstate.kernels.kda import kimi_delta_rule
-from slimstate.kernels.linear_attention import linear_attention
-from slimstate.kernels.mamba2 import state_space_scan
+from slimstate.kernels.delta_rule import comba_rule, gated_delta_rule
+from slimstate.kernels.gla import gated_linear_attention, linear_attention, state_space_scan
 from slimstate.kernels.patches import in_transformers
 from slimstate.kernels.rwkv6 import rwkv6_rule, token_shift
 
@@ -65,14 +62,14 @@ def kimi(lower_bound: float | None) -> tuple[Results, Results]:
     x, rate, bias = drawn(g="channel"), torch.rand(4), torch.randn(20)
     options = {} if lower_bound is None else {"lower_bound": lower_bound}
     gate = (naive_kda_lowerbound_gate if options else naive_kda_gate)(x["g"], rate, bias, **options)
-    actual = kimi_delta_rule(**x, A_log=rate, dt_bias=bias, use_gate_in_kernel=True, **final, **options)
+    actual = gated_delta_rule(**x, A_log=rate, dt_bias=bias, use_gate_in_kernel=True, **final, **options)
     return actual, naive_recurrent_kda(x["q"], x["k"], x["v"], gate, x["beta"], **final)
 
 
 def kimi_with_equal_decays() -> tuple[Results, Results]:
     x, options = drawn(), {"use_qk_l2norm_in_kernel": True, **final}
     channels = {**x, "g": x["g"].unsqueeze(-1).expand(-1, -1, -1, 5)}
-    return kimi_delta_rule(**channels, **options), delta_rule.gated_delta_rule(**x, **options)
+    return gated_delta_rule(**channels, **options), gated_delta_rule(**x, **options)
 
 
 def rwkv(start: bool) -> tuple[Results, Results]:

@@ -123,6 +123,11 @@ class HookPoint:
     # the name of the cache, as an argument and in the output: "past_key_values", "cache_params"
     cache: str = "past_key_values"
 
+    @property
+    def every_operator(self) -> tuple[str, ...]:
+        """The operators, with that for one token."""
+        return self.operators if self.step_operator is None else (*self.operators, self.step_operator)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer:

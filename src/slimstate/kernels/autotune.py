@@ -36,8 +36,7 @@ def _run_untimed(kernel: Callable[[], object], quantiles: Sequence[float]) -> li
 def _time_briefly(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
     from triton.testing import do_bench
 
-    times: list[float] = do_bench(kernel, warmup=WARMUP_MS, rep=TIMING_MS, quantiles=quantiles)
-    return times
+    return do_bench(kernel, warmup=WARMUP_MS, rep=TIMING_MS, quantiles=quantiles)
 
 
 def compile_side_by_side(threads: int) -> None:

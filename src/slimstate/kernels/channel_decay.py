@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from slimstate.kernels.chunks import product
-from slimstate.kernels.head_decay import Decayed, DecayedGradient
+from slimstate.kernels.head_decay import Decayed
 
 # tokens of half a block up to which a matrix product is slower than elementwise products
 SMALL = 4
@@ -51,13 +51,14 @@ class ChannelDecay:
         local, ends, hop = self.reading.clone(), keys.clone(), self.decay
         half = 1
         while half < keys.shape[1]:
-            pair = self._pair(local, ends, hop, half)
+            left, right = hop.view(len(hop), -1, 2, hop.shape[2]).unbind(2)
+            pair = _Halves(_right(local, half), _left(ends, half), left, right)
             _blocks(scores, half).copy_(_between(pair))
             if keep:
-                self.halves.append(_Halves(pair.readers.clone(), pair.keys.clone(), pair.left, pair.right))
-            pair.readers.mul_(pair.left[:, :, None, None])
-            pair.keys.mul_(pair.right.unsqueeze(2))
-            hop, half = pair.left * pair.right, 2 * half
+                self.halves.append(_Halves(pair.readers.clone(), pair.keys.clone(), left, right))
+            pair.readers.mul_(left[:, :, None, None])
+            pair.keys.mul_(right.unsqueeze(2))
+            hop, half = left * right, 2 * half
         if late or bonus is not None:
             scores[:, 0].diagonal(0, -2, -1).copy_((self._own(readers[:, 0]) * keys).sum(-1))
         self.decayed = Decayed(scores=scores, readers=local, keys=ends, fade=hop.mT)
@@ -66,13 +67,7 @@ class ChannelDecay:
         """Weight a reader or a key for the other one of its token."""
         return x if self.bonus is None else x * self.bonus
 
-    @staticmethod
-    def _pair(local: Tensor, ends: Tensor, hop: Tensor, half: int) -> _Halves:
-        """Return views of the halves of all blocks."""
-        left, right = hop.view(len(hop), -1, 2, hop.shape[2]).unbind(2)
-        return _Halves(_right(local, half), _left(ends, half), left, right)
-
-    def backward(self, by: DecayedGradient) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def backward(self, by: Decayed) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the gradient of the readers, the keys, g and the bonus."""
         assert by.fade is not None
         assert self.decayed.fade is not None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from slimstate.kernels.channel_decay import ChannelDecay
 from slimstate.kernels.chunks import chunk_views, in_chunks, inverse_of_unit_lower, product, put_in_time
-from slimstate.kernels.head_decay import DecayedGradient, HeadDecay
+from slimstate.kernels.head_decay import Decayed, HeadDecay
 from slimstate.system.threads import parallel_map
 
 # tokens of a chunk: longer chunks cost more inside of them, shorter ones more between them, above all where every
@@ -36,8 +36,9 @@ CHUNK, CHUNK_BY_CHANNEL = 64, 32
 WORTH_A_THREAD = 65536
 # groups of chunks that a gradient is computed in, and tokens times channels that a group has at least
 GROUPS, SMALL_GROUP = 4, 32768
-# the axis of the heads in q, k, v, g, beta, erase, bonus and the state
-HEAD_AXES = (2, 2, 2, 2, 2, 2, 0, 1)
+# the axis of the heads in each of `Inputs`, of which the first six are by token
+HEAD_AXES, BY_TOKEN = (2, 2, 2, 2, 2, 2, 0, 1), 6
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +55,8 @@ class Rule:
     chunk: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """The tensors of a recurrence by token; None for those that it does not have."""
+class Inputs(NamedTuple):
+    """The tensors of a recurrence, or the gradient of each; None for those that it does not have."""
 
     q: Tensor
     k: Tensor
@@ -66,37 +66,35 @@ class Inputs:
     erase: Tensor | None = None
     # the weight of their own token that queries see beside the state before it [H, K]
     bonus: Tensor | None = None
+    # the state before the first token; None is zero
+    state: Tensor | None = None
 
 
-def chunk_scan(inputs: Inputs, state: Tensor | None, rule: Rule) -> tuple[Tensor, Tensor]:
+def before_first(k: Tensor, v: Tensor) -> Tensor:
+    """Return a state of zeros."""
+    return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+
+
+def chunk_scan(inputs: Inputs, rule: Rule) -> tuple[Tensor, Tensor]:
     """Return the outputs [B, T, H, V] and the last state of a recurrence."""
-    if state is None:
-        shape = inputs.v.shape
-        state = inputs.v.new_zeros(shape[0], shape[2], inputs.k.shape[-1], shape[3])
-    tensors = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.erase, inputs.bonus, state)
-    o, last = _ChunkScan.apply(rule, *tensors)  # type: ignore[no-untyped-call]
-    return o, last
-
-
-Tensors = tuple[Tensor | None, ...]
-T = TypeVar("T")
+    state = before_first(inputs.k, inputs.v) if inputs.state is None else inputs.state
+    return _ChunkScan.apply(rule, *inputs._replace(state=state))  # type: ignore[no-untyped-call]
 
 
 class _ChunkScan(torch.autograd.Function):
     """The scan and its gradient; on a CPU the heads, which are independent, are divided between threads."""
 
     @staticmethod
-    def forward(ctx: Any, rule: Rule, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        v, parts = tensors[2], _parts(tensors)
-        assert v is not None
+    def forward(ctx: Any, rule: Rule, *tensors: Any) -> tuple[Tensor, Tensor]:
+        v, parts = Inputs(*tensors).v, _parts(Inputs(*tensors))
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
         def work(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-            own = _heads(o, 2, number, parts)
             inputs = _heads_of_all(tensors, number, parts)
-            return _Chunks(rule, inputs, chunk=_chunk_of(rule, inputs)).forward(own)
+            chunks = _Chunks(rule, inputs, chunk=_chunk_of(rule, inputs))
+            return chunks.forward(_heads(o, 2, number, parts))
 
-        results = _run(work, parts, v.device)
+        results = _in_parts(work, parts, v.device)
         ctx.rule, ctx.parts, ctx.count_per_part = rule, parts, len(results[0][1])
         ctx.save_for_backward(*tensors, *(tensor for _, saved in results for tensor in saved))
         lasts = [last for last, _ in results]
@@ -115,59 +113,56 @@ class _ChunkScan(torch.autograd.Function):
             mine = saved[number * each : (number + 1) * each]
             _backward_in_groups(ctx.rule, own, mine, by, _heads_of_all(gradients, number, ctx.parts))
 
-        _run(work, ctx.parts, by_output.device)
+        _in_parts(work, ctx.parts, by_output.device)
         return None, *gradients
 
 
-def _backward_in_groups(rule: Rule, tensors: Tensors, saved: Tensors, by: tuple[Tensor, Tensor], into: Tensors) -> None:
+def _backward_in_groups(
+    rule: Rule, inputs: Inputs, saved: Sequence[Tensor], by: tuple[Tensor, Tensor], into: Inputs
+) -> None:
     """Compute the gradient some chunks at a time, from the end, so that what is computed again stays small."""
-    chunk = _chunk_of(rule, tensors)
+    chunk = _chunk_of(rule, inputs)
     output, last = by
-    bonus, first = into[6:]
-    if bonus is not None:
-        bonus.zero_()
-    for start, end in reversed(_groups(tensors, chunk)):
+    if into.bonus is not None:
+        into.bonus.zero_()
+    for start, end in reversed(_groups(inputs, chunk)):
         tokens = slice(start * chunk, end * chunk)
-        part, into_part = (
-            (*(None if x is None else x[:, tokens] for x in all_[:6]), *all_[6:]) for all_ in (tensors, into)
-        )
+        part, into_part = (_at_tokens(tensors, tokens) for tensors in (inputs, into))
         chunks = _Chunks(rule, part, chunk=chunk, keep=True)
-        last = chunks.backward(tuple(x[start:end] for x in saved if x is not None), output[:, tokens], last, into_part)
-    assert first is not None
-    first.copy_(last)
+        last = chunks.backward(tuple(x[start:end] for x in saved), output[:, tokens], last, into_part)
+    assert into.state is not None
+    into.state.copy_(last)
 
 
-def _chunk_of(rule: Rule, tensors: Tensors) -> int:
+def _at_tokens(inputs: Inputs, tokens: slice) -> Inputs:
+    by_token: Any = (None if x is None else x[:, tokens] for x in inputs[:BY_TOKEN])
+    return Inputs(*by_token, *inputs[BY_TOKEN:])
+
+
+def _chunk_of(rule: Rule, inputs: Inputs) -> int:
     """Return the tokens of a chunk, not many more than there are; a power of 2 where every channel has a decay."""
-    q, g = tensors[0], tensors[3]
-    assert q is not None
-    time = q.shape[1]
-    if g is not None and g.ndim == q.ndim:
+    time = inputs.q.shape[1]
+    if inputs.g is not None and inputs.g.ndim == inputs.q.ndim:
         return min(rule.chunk or CHUNK_BY_CHANNEL, 1 << (time - 1).bit_length())
     return min(rule.chunk or CHUNK, time)
 
 
-def _groups(tensors: Tensors, chunk: int) -> list[tuple[int, int]]:
+def _groups(inputs: Inputs, chunk: int) -> list[tuple[int, int]]:
     """Return the first and last chunk of every group whose gradient is computed together."""
-    q = tensors[0]
-    assert q is not None
-    count, each = -(-q.shape[1] // chunk), q[:, :chunk].numel()
+    count, each = -(-inputs.q.shape[1] // chunk), inputs.q[:, :chunk].numel()
     size = max(1, min(max(-(-count // GROUPS), SMALL_GROUP // each), count))
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _parts(tensors: Tensors) -> int:
+def _parts(inputs: Inputs) -> int:
     """Return the number of parts of the heads: one for each core if there is enough work for a thread."""
-    q, state = tensors[0], tensors[-1]
-    assert q is not None
-    assert state is not None
-    if state.device.type != "cpu":
+    if inputs.k.device.type != "cpu":
         return 1
-    parts = min(state.shape[1], torch.get_num_threads())
-    return parts if q.shape[1] * state[:, :, :, 0].numel() >= parts * WORTH_A_THREAD else 1
+    parts = min(inputs.k.shape[2], torch.get_num_threads())
+    return parts if inputs.k.numel() >= parts * WORTH_A_THREAD else 1
 
 
-def _run(work: Callable[[int], T], parts: int, device: torch.device) -> list[T]:
+def _in_parts(work: Callable[[int], T], parts: int, device: torch.device) -> list[T]:
     """Compute every part, on a CPU in a thread of its own, even if there is only one."""
     with torch.autocast(device.type, enabled=False):
         return parallel_map(work, range(parts)) if device.type == "cpu" else [work(0)]
@@ -177,20 +172,18 @@ def _heads(x: Tensor, axis: int, number: int, parts: int) -> Tensor:
     return x.tensor_split(parts, axis)[number]
 
 
-def _heads_of_all(tensors: Sequence[Tensor | None], number: int, parts: int) -> Tensors:
-    """Return the inputs and the state of some heads, as views."""
+def _heads_of_all(tensors: Sequence[Any], number: int, parts: int) -> Inputs:
+    """Return the inputs of some heads, as views."""
     axes = zip(tensors, HEAD_AXES, strict=True)
-    return tuple(None if x is None else _heads(x, axis, number, parts) for x, axis in axes)
+    views: Any = (None if x is None else _heads(x, axis, number, parts) for x, axis in axes)
+    return Inputs(*views)
 
 
 class _Chunks:
     """The inputs of a recurrence in chunks, with their decays applied; `keep` what a backward pass needs."""
 
-    def __init__(self, rule: Rule, tensors: Tensors, *, chunk: int, keep: bool = False) -> None:
-        q, k, v, g, beta, erase, bonus, state = tensors
-        assert q is not None
-        assert k is not None
-        assert v is not None
+    def __init__(self, rule: Rule, inputs: Inputs, *, chunk: int, keep: bool = False) -> None:
+        q, k, v, g, beta, erase, bonus, state = inputs
         assert state is not None
         self.rule, self.state, self.chunk = rule, state, chunk
         self.v, self.by_keys = in_chunks(v, chunk), erase is None
@@ -260,7 +253,7 @@ class _Chunks:
         o.baddbmm_(decayed.readers[:, 0], states[:-1].flatten(0, 1))
         return self._by_chunk(o), carried.clone(), (states, update, self._by_chunk(inverse))
 
-    def backward(self, saved: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor, into: Tensors) -> Tensor:
+    def backward(self, saved: tuple[Tensor, ...], by_output: Tensor, by_last: Tensor, into: Inputs) -> Tensor:
         """Return the gradient of the first state; write the others by token, and add that of the bonus."""
         output, last = in_chunks(by_output, self.chunk).flatten(0, 1), by_last.flatten(0, 1)
         if self.beta is None:
@@ -274,12 +267,12 @@ class _Chunks:
         elif self.beta is not None:
             erase = readers[:, 1]
         gradients = (readers[:, 0] * self.rule.scale, keys, v, g, beta, erase)
-        for target, x in zip(into[:6], gradients, strict=True):
+        for target, x in zip(into[:BY_TOKEN], gradients, strict=True):
             if target is not None and x is not None:
                 put_in_time(target if target.ndim == 4 else target.unsqueeze(-1), self._by_chunk(x))
-        if bonus is not None and into[6] is not None:
+        if bonus is not None and into.bonus is not None:
             # head by head, so that the order of a sum does not depend on the number of heads
-            for own, parts in zip(into[6], bonus.unflatten(0, (-1, len(into[6]))).unbind(1), strict=True):
+            for own, parts in zip(into.bonus, bonus.unflatten(0, (-1, len(into.bonus))).unbind(1), strict=True):
                 own.add_(parts.contiguous().sum(0))
         return first.view(self.state.shape)
 
@@ -292,7 +285,7 @@ class _Chunks:
 
     def _add_backward(
         self, states: Tensor, output: Tensor, last: Tensor
-    ) -> tuple[DecayedGradient, tuple[Tensor, Tensor | None, Tensor]]:
+    ) -> tuple[Decayed, tuple[Tensor, Tensor | None, Tensor]]:
         decayed, v = self.decay.decayed, self.v.flatten(0, 1)
         read = self._by_chunk(product(decayed.readers[:, 0].mT, output))
         after = []
@@ -301,7 +294,7 @@ class _Chunks:
             last = last + new if fade is None else torch.addcmul(new, last, fade)
         later, states = torch.stack(after[::-1]).flatten(0, 1), states.flatten(0, 1)
         by_v = torch.baddbmm(product(decayed.scores[:, 0].mT, output), decayed.keys, later)
-        gradient = DecayedGradient(
+        gradient = Decayed(
             scores=product(output, v.mT).unsqueeze(1),
             readers=product(output, states.mT).unsqueeze(1),
             keys=product(v, later.mT),
@@ -311,7 +304,7 @@ class _Chunks:
 
     def _erase_backward(
         self, saved: tuple[Tensor, ...], output: Tensor, last: Tensor
-    ) -> tuple[DecayedGradient, tuple[Tensor, Tensor | None, Tensor]]:
+    ) -> tuple[Decayed, tuple[Tensor, Tensor | None, Tensor]]:
         assert self.beta is not None
         decayed, (states, update, inverse) = self.decay.decayed, (x.flatten(0, 1) for x in saved)
         read = self._by_chunk(product(decayed.readers[:, 0].mT, output))
@@ -333,7 +326,7 @@ class _Chunks:
         scores = product(both, update.mT)
         residual = self.v.flatten(0, 1) - torch.bmm(decayed.readers[:, 1], states)
         residual = torch.baddbmm(residual, decayed.scores[:, 1], update, alpha=-1)
-        gradient = DecayedGradient(
+        gradient = Decayed(
             scores=scores.unflatten(1, (2, -1)),
             readers=product(both, states.mT).unflatten(1, (2, -1)),
             keys=product(update, later.mT),

@@ -22,25 +22,22 @@ def short_convolution(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Convolve [B, T, D] with causal filters [D, W]; states [N, D, W] are the last W inputs."""
     cu_seqlens = options.get("cu_seqlens")
-    packing = None if cu_seqlens is None else Packing(cu_seqlens)
-    inputs = x if packing is None else packing.pad(x)
-    batch, time, _channels = inputs.shape
-    taps = weight.shape[-1]
-    past = inputs.new_zeros(batch, taps, inputs.shape[-1]) if initial_state is None else initial_state.mT.to(inputs)
+    packing = Packing(cu_seqlens)
+    inputs = packing.pad(x)
+    (batch, time, channels), taps = inputs.shape, weight.shape[-1]
+    past = inputs.new_zeros(batch, taps, channels) if initial_state is None else initial_state.mT.to(inputs)
     padded = torch.cat([past, inputs], dim=1)
     kernel, shifted = wide(weight), wide(padded)
     y = shifted[:, 1 : time + 1] * kernel[:, 0]
     for tap in range(1, taps):
         y = torch.addcmul(y, shifted[:, tap + 1 : tap + 1 + time], kernel[:, tap])
-    y = y if bias is None else y + bias
-    y = (F.silu(y) if activation in ("silu", "swish") else y).to(x.dtype)
-    y = y if packing is None else packing.pack(y)
+    y = packing.pack(_biased(y, bias, activation).to(x.dtype))
     y = y if residual is None else y + residual
     if not output_final_state:
         return y, None
-    lengths = torch.full((batch,), time, device=x.device) if packing is None else packing.lengths
+    lengths = torch.full((batch,), time, device=x.device) if cu_seqlens is None else cu_seqlens.diff()
     last = lengths.view(-1, 1, 1) + torch.arange(taps, device=x.device).view(1, -1, 1)
-    return y, padded.gather(1, last.expand(-1, -1, padded.shape[-1])).mT.contiguous()
+    return y, padded.gather(1, last.expand(-1, -1, channels)).mT.contiguous()
 
 
 def convolution_step(
@@ -52,9 +49,13 @@ def convolution_step(
     rolled = torch.cat([cache[..., 1:], x.reshape(cache.shape[0], -1, 1).to(cache.dtype)], dim=-1)
     cache.copy_(rolled)
     y = (wide(rolled) * wide(weight)).sum(-1)
-    y = y if bias is None else y + bias
-    y = (F.silu(y) if activation in ("silu", "swish") else y).to(x.dtype).view_as(x)
+    y = _biased(y, bias, activation).to(x.dtype).view_as(x)
     return (y if residual is None else y + residual), cache
+
+
+def _biased(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    y = y if bias is None else y + bias
+    return F.silu(y) if activation in ("silu", "swish") else y
 
 
 PATCHES = (

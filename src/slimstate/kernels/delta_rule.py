@@ -1,4 +1,6 @@
-"""The delta rule, gated or not, in PyTorch: the recurrence to read, and the chunked form to run.
+"""The delta rule in PyTorch, gated by head (Gated DeltaNet), by channel (Kimi Delta Attention) or not; and Comba.
+
+There is the recurrence to read, and the chunked form to run.
 
 B batch, T time, H query/key heads, G value heads (a multiple of H), K key dim, V value dim.
 q, k [B, T, H, K]; v [B, T, G, V]; beta [B, T, G]; g, the logarithm of the decay, [B, T, G], for every channel
@@ -6,8 +8,9 @@ q, k [B, T, H, K]; v [B, T, G, V]; beta [B, T, G]; g, the logarithm of the decay
 
     S_t = e^{g_t} S_{t-1} + k_t u_t',   u_t = beta_t (v_t - e^{g_t} S_{t-1}' k_t),   o_t = scale S_t' q_t
 
-With `erase` p [B, T, H, K] it is u_t = beta_t (v_t - S_{t-1}' p_t): what to erase is looked up by another vector, and
-in the state before its decay.
+With `erase` p [B, T, H, K], as in Comba, it is u_t = beta_t (v_t - S_{t-1}' p_t): what to erase is looked up by another
+vector, and in the state before its decay. This is what fla's kernels and its `naive_chunk_comba` compute; in its
+`naive_recurrent_comba` the state decays first.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
-from slimstate.kernels.fla_calls import CallOptions, before_first, call, fade, per_value_head, wide
-from slimstate.kernels.patches import Backend, Patch, needs_torch_gated_rule, too_precise_for_triton
+from slimstate.kernels.chunk_scan import Inputs, Rule, before_first, chunk_scan
+from slimstate.kernels.fla_calls import CallOptions, call, fade, per_value_head, wide
+from slimstate.kernels.patches import Backend, Patch, in_place_of, needs_torch_gated_rule, too_precise_for_triton
 
 
 def recurrence(
@@ -47,8 +50,8 @@ def chunked(
     """Compute the same function C tokens at a time: the updates of a chunk solve a unit triangular system."""
     q, k = per_value_head(q, v), per_value_head(k, v)
     by = None if erase is None else per_value_head(erase, v)
-    inputs = Inputs(q=q, k=k, v=v, g=g, beta=beta, erase=by)
-    return chunk_scan(inputs, state, Rule(early_erase=erase is not None, **rule))
+    inputs = Inputs(q=q, k=k, v=v, g=g, beta=beta, erase=by, state=state)
+    return chunk_scan(inputs, Rule(early_erase=erase is not None, **rule))
 
 
 def delta_rule(
@@ -74,6 +77,13 @@ def gated_delta_rule(
     return call(delta_rule, known, q=q, k=k, v=v, beta=known.strength(beta), g=_decay(g, known))
 
 
+def comba_rule(
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the rule that erases by p, as fla's layers call it."""
+    return call(delta_rule, CallOptions.read(options), q=q, k=k, v=v, beta=beta, g=g, erase=p)
+
+
 def stock_gated_delta_rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = 64, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
@@ -87,8 +97,12 @@ def _decay(g: Tensor | None, options: CallOptions) -> Tensor | None:
         return g
     assert g is not None
     assert options.A_log is not None
-    biased = wide(g) if options.dt_bias is None else wide(g) + wide(options.dt_bias)
-    return -wide(options.A_log).exp() * F.softplus(biased)
+    biased = wide(g) if options.dt_bias is None else wide(g) + wide(options.dt_bias).view(g.shape[2:])
+    rate = wide(options.A_log).exp()
+    rate = rate.unsqueeze(-1) if g.ndim == 4 else rate
+    if options.lower_bound is None:
+        return -rate * F.softplus(biased)
+    return options.lower_bound * (rate * biased).sigmoid()
 
 
 PATCHES = (
@@ -99,6 +113,8 @@ PATCHES = (
     ),
     Patch("fla.layers.gated_deltanet.fused_recurrent_gated_delta_rule", gated_delta_rule),
     Patch("fla.layers.gated_deltaproduct.fused_recurrent_gated_delta_rule", gated_delta_rule),
+    *in_place_of("fla.layers.kda", ("chunk_kda", "fused_recurrent_kda"), gated_delta_rule),
+    *in_place_of("fla.layers.comba", ("chunk_comba", "fused_recurrent_comba"), comba_rule, needs_torch_gated_rule),
 )
 
 IN_TRANSFORMERS = {"torch_chunk_gated_delta_rule": stock_gated_delta_rule}

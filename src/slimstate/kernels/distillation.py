@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS_AT_ONCE = 2**24  # elements of a chunk of logits; about ten tensors of that size exist at once
-
-
-class TeacherDistribution(Protocol):
-    """The distribution of a teacher for the next token after each of N tokens."""
-
-    def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
-        """Return the sum of KL(teacher || student) over the tokens `rows`, for student logits [n, V]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +37,7 @@ class FullDistribution:
         return self.logits(rows).float().div_(temperature).log_softmax(-1)
 
     def divergence(self, rows: slice, logits: Tensor, temperature: float) -> Tensor:
+        """Return the sum of KL(teacher || student) over the tokens `rows`, for student logits [n, V]."""
         ours = (logits / temperature).log_softmax(-1)
         return F.kl_div(ours, self.log_probs(rows, temperature), reduction="sum", log_target=True)
 
@@ -67,6 +61,9 @@ class TopDistribution:
         return best + F.kl_div(rest, log_rest(theirs), reduction="sum", log_target=True)
 
 
+TeacherDistribution: TypeAlias = FullDistribution | TopDistribution
+
+
 def log_rest(log_probs: Tensor) -> Tensor:
     """Return the logarithm of the probability that `log_probs` [N, k] leave."""
     return torch.log1p(-log_probs.exp().sum(-1).clamp(max=1 - 1e-6))
@@ -81,8 +78,7 @@ def distilled_loss(
     hidden [N, D] and head [V, D] of the student, targets [N].
     """
     options = (teacher, temperature, weight, max(1, logits_at_once // len(head)))
-    loss, cross_entropy, distillation = _ChunkedLoss.apply(hidden, head, targets, *options)
-    return loss, cross_entropy, distillation
+    return _ChunkedLoss.apply(hidden, head, targets, *options)  # type: ignore[no-untyped-call]
 
 
 def _in_pytorch(

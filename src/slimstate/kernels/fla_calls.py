@@ -63,18 +63,22 @@ class CallOptions:
 class Packing:
     """Convert sequences packed end to end [1, total, ...] to a padded batch [N, longest, ...] and back."""
 
-    def __init__(self, cu_seqlens: Tensor) -> None:
-        starts, self.lengths = cu_seqlens[:-1], cu_seqlens.diff()
-        steps = torch.arange(int(self.lengths.max()), device=cu_seqlens.device)
-        self.inside = steps < self.lengths.unsqueeze(1)
-        self.index = torch.where(self.inside, starts.unsqueeze(1) + steps, 0)
+    def __init__(self, cu_seqlens: Tensor | None) -> None:
+        self.inside: Tensor | None = None  # nothing is packed
+        if cu_seqlens is not None:
+            starts, lengths = cu_seqlens[:-1], cu_seqlens.diff()
+            steps = torch.arange(int(lengths.max()), device=cu_seqlens.device)
+            self.inside = steps < lengths.unsqueeze(1)
+            self.index = torch.where(self.inside, starts.unsqueeze(1) + steps, 0)
 
     def pad(self, x: Tensor) -> Tensor:
+        if self.inside is None:
+            return x
         inside = self.inside.view(*self.inside.shape, *[1] * (x.ndim - 2))
         return torch.where(inside, x[0][self.index], x.new_zeros(()))
 
     def pack(self, x: Tensor) -> Tensor:
-        return x[self.inside].unsqueeze(0)
+        return x if self.inside is None else x[self.inside].unsqueeze(0)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -90,11 +94,6 @@ def unit(x: Tensor) -> Tensor:
 def per_value_head(x: Tensor, v: Tensor) -> Tensor:
     """Repeat queries or keys for the value heads that share them."""
     return x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) if x.shape[2] != v.shape[2] else x
-
-
-def before_first(k: Tensor, v: Tensor) -> Tensor:
-    """Return the state before the first token."""
-    return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
 
 
 def fade(state: Tensor, g: Tensor | None, t: int) -> Tensor:
@@ -113,16 +112,15 @@ def call(recurrence: Recurrence, options: CallOptions, **tensors: Tensor | None)
     if options.use_qk_l2norm_in_kernel:
         inputs |= {name: unit(inputs[name]) for name in NORMALISED if name in inputs}
     scale = inputs["k"].shape[-1] ** -0.5 if options.scale is None else options.scale
-    packing = None if options.cu_seqlens is None else Packing(options.cu_seqlens)
-    if packing is not None:
-        inputs = {name: packing.pad(x) for name, x in inputs.items()}
+    packing = Packing(options.cu_seqlens)
+    inputs = {name: packing.pad(x) for name, x in inputs.items()}
     state = options.initial_state
     if state is not None:
         state = (state.mT if options.state_v_first else state).to(inputs["v"])
     o, state = recurrence(**inputs, scale=scale, state=state)
     values = tensors["v"]
     assert values is not None
-    o = (o if packing is None else packing.pack(o)).to(values.dtype)
+    o = packing.pack(o).to(values.dtype)
     if not options.output_final_state:
         return o, None
     return o, state.mT.contiguous() if options.state_v_first else state

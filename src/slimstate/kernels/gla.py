@@ -1,20 +1,25 @@
-"""Gated linear attention: keys and values are added up under a decay, and nothing is erased.
+"""Gated linear attention, without a decay (linear attention), and with one from a step size (Mamba-2).
 
 B batch, T time, H key heads, G value heads, K key dim, V value dim. q, k [B, T, H, K]; v [B, T, G, V]; g, the logarithm
 of the decay, is [B, T, G, K] for every channel, [B, T, G] for a whole head, or None; state [B, G, K, V].
 
     S_t = e^{g_t} S_{t-1} + k_t v_t',   o_t = scale S_t' q_t
+
+Keys and values are added up under the decay, and nothing is erased. In Mamba-2 B is the key, C the query, and with
+steps dt [B, T, G], A and D [G] the decay is g = A dt, the value dt x, and the output C_t' S_t + D x_t.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
-from slimstate.kernels.fla_calls import CallOptions, before_first, call, fade, per_value_head
+from slimstate.kernels.chunk_scan import Inputs, Rule, before_first, chunk_scan
+from slimstate.kernels.fla_calls import CallOptions, call, fade, per_value_head, wide
 from slimstate.kernels.patches import in_place_of
 
 
@@ -32,12 +37,10 @@ def recurrence(
 
 
 def chunked(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
-    *, scale: float = 1.0, state: Tensor | None = None, chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, *, state: Tensor | None = None, **rule: Any
+) -> tuple[Tensor, Tensor]:
     """Compute the same function C tokens at a time."""
-    inputs = Inputs(q=per_value_head(q, v), k=per_value_head(k, v), v=v, g=g)
-    return chunk_scan(inputs, state, Rule(scale=scale, chunk=chunk))
+    return chunk_scan(Inputs(q=per_value_head(q, v), k=per_value_head(k, v), v=v, g=g, state=state), Rule(**rule))
 
 
 def gated_linear_attention(
@@ -48,4 +51,37 @@ def gated_linear_attention(
     return call(form, CallOptions.read(options), q=q, k=k, v=v, g=gk if g is None else g)
 
 
-PATCHES = in_place_of("fla.layers.gla", ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"), gated_linear_attention)
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, normalize: bool = True, **options: Any) -> tuple[Tensor, Any]:
+    """Compute it as fla's layers call it; `normalize` divides by the sum without the values, and states are pairs."""
+    known = CallOptions.read(options)
+    if not normalize:
+        return call(chunked, known, q=q, k=k, v=v)
+    values, keys = (None, None) if known.initial_state is None else known.initial_state
+    before = None if keys is None else keys.transpose(1, 2).mT
+    o, state = call(chunked, replace(known, initial_state=values), q=q, k=k, v=v)
+    below, sums = call(chunked, replace(known, initial_state=before), q=q, k=k, v=torch.ones_like(v[..., :1]))
+    return o / (below + 1e-10), None if sums is None else (state, sums.mT.transpose(1, 2))
+
+
+def state_space_scan(
+    hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int, D: Tensor | None = None,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute Mamba-2 as the layers of transformers call it, with states [B, G, V, K]; `chunk_size` is for GPUs."""
+    x, bias, first = wide(hidden_states), options.get("dt_bias"), options.get("initial_states")
+    step = dt if bias is None else dt + bias.to(dt.dtype)
+    step = F.softplus(step) if options.get("dt_softplus") else step
+    step = wide(torch.clamp(step, *options.get("dt_limit", (0.0, None))))
+    state = None if first is None else first.to(x).mT
+    form = recurrence if x.shape[1] == 1 else chunked
+    y, last = form(wide(C), wide(B), x * step.unsqueeze(-1), A.to(x) * step, state=state)
+    y = y if D is None else torch.addcmul(y, D.unsqueeze(-1).to(y), x)
+    return (y, last.mT.contiguous()) if options.get("return_final_states") else y
+
+
+LINEAR = ("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn")
+PATCHES = (
+    *in_place_of("fla.layers.gla", ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"), gated_linear_attention),
+    *in_place_of("fla.layers.linear_attn", LINEAR, linear_attention),
+)
+IN_TRANSFORMERS = {"mamba2_chunk_scan": state_space_scan}

@@ -17,7 +17,10 @@ from slimstate.kernels.chunks import lower, product, sum_to_end
 
 @dataclass(frozen=True, kw_only=True)
 class Decayed:
-    """What the scan of chunks needs: the scores inside a chunk, and what reads and changes the state between chunks."""
+    """What the scan of chunks needs: the scores inside a chunk, and what reads and changes the state between chunks.
+
+    The same fields hold the gradient of each.
+    """
 
     # the weight of each token of its chunk for each reader [M, R, C, C]: 0 above the diagonal, and on it for erasing
     scores: Tensor
@@ -26,16 +29,6 @@ class Decayed:
     # the keys at the end of the chunk [M, C, K]
     keys: Tensor
     # the decay of the state over the chunk [M, 1 or K, 1]; None is no decay
-    fade: Tensor | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecayedGradient:
-    """The gradient of each field of `Decayed`."""
-
-    scores: Tensor
-    readers: Tensor
-    keys: Tensor
     fade: Tensor | None
 
 
@@ -54,9 +47,8 @@ class HeadDecay:
         # differences of large sums: in float32 a decay of e^-50 would leave few digits for the tokens after it
         total = g.double().cumsum(-2)
         seen = [total, total - g if early else total][: readers.shape[1]]
-        between = [
-            (end - total.mT).to(g).masked_fill_(~mask, -torch.inf) for end, mask in zip(seen, masks, strict=True)
-        ]
+        pairs = zip(seen, masks, strict=True)
+        between = [(end - total.mT).to(g).masked_fill_(~mask, -torch.inf) for end, mask in pairs]
         last = total[:, -1:]
         self.between = torch.stack(between, 1).exp_()
         self.begun, self.left = torch.stack(seen, 1).to(g).exp(), (last - total).to(g).exp()
@@ -65,7 +57,7 @@ class HeadDecay:
             scores=products * self.between, readers=readers * self.begun, keys=keys * self.left, fade=last.to(g).exp()
         )
 
-    def backward(self, by: DecayedGradient) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(self, by: Decayed) -> tuple[Tensor, Tensor, Tensor | None, None]:
         """Return the gradient of the readers, the keys and g; there is no bonus."""
         inside = (by.scores * self.between).flatten(1, 2)
         readers = product(inside, self.keys).view_as(self.inputs)

@@ -119,14 +119,14 @@ class Backend(Patch):
     def install(self) -> None:
         from fla.backends import BaseBackend, register
 
-        def verify(*args: Any, **kwargs: Any) -> tuple[bool, str | None]:
+        def accept(*args: Any, **kwargs: Any) -> tuple[bool, str | None]:
             return self.runs(*args, **kwargs), "fla's own kernel runs"
 
         members = {
             "backend_type": "slimstate_torch",
             "priority": -1,
             self.name: staticmethod(self.version),
-            f"{self.name}_verifier": staticmethod(verify),
+            f"{self.name}_verifier": staticmethod(accept),
         }
         register(self.operation or getattr(self.owner, self.name))(type("TorchBackend", (BaseBackend,), members))
 
@@ -170,8 +170,7 @@ def use_reference(hook: HookPoint) -> None:
     A second call does nothing.
     """
     module, ours = importlib.import_module(hook.module), in_transformers()
-    step = () if hook.step_operator is None else (hook.step_operator,)
-    for name in (*hook.operators, *step, *hook.gpu_kernels):
+    for name in (*hook.every_operator, *hook.gpu_kernels):
         current = getattr(module, name)
         version = ours.get(name, inspect.unwrap(current))
         if version is not current:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
-from slimstate.kernels.fla_calls import CallOptions, Packing, before_first, call, wide
+from slimstate.kernels.chunk_scan import Inputs, Rule, before_first, chunk_scan
+from slimstate.kernels.fla_calls import CallOptions, Packing, call, wide
 from slimstate.kernels.patches import Patch, in_place_of
 
 
@@ -37,7 +37,7 @@ def chunked(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, bonus: Tensor, state: Tensor | None = None, **rule: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute the same function C tokens at a time; queries read the state before their token, and the bonus."""
-    return chunk_scan(Inputs(q=q, k=k, v=v, g=w, bonus=bonus), state, Rule(late=False, **rule))
+    return chunk_scan(Inputs(q=q, k=k, v=v, g=w, bonus=bonus, state=state), Rule(late=False, **rule))
 
 
 def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -48,10 +48,9 @@ def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options:
 
 def token_shift(x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     """Return the difference of each token [B, T, D] to the one before it; before the first there is a zero."""
-    packing = None if cu_seqlens is None else Packing(cu_seqlens)
-    inputs = x if packing is None else packing.pad(x)
-    delta = F.pad(inputs, (0, 0, 1, 0))[:, :-1] - inputs
-    return delta if packing is None else packing.pack(delta)
+    packing = Packing(cu_seqlens)
+    inputs = packing.pad(x)
+    return packing.pack(F.pad(inputs, (0, 0, 1, 0))[:, :-1] - inputs)
 
 
 PATCHES = (
