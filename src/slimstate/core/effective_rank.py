@@ -157,14 +157,6 @@ class Memory:
         mu = mean_norm(self.state.shape[-1])
         return Bounds(mu / self.kappa, mu * self.kappa)
 
-    def query_jacobian(self, x: Tensor) -> Tensor:
-        """Return d o / d vec(W_Q') = x' (x) S for o = S W_Q' x, x [..., input size].
-
-        Its non-zero singular values are |x| times those of S, so that kappa(x' (x) S) = kappa(S) over them.
-        """
-        product = x.double()[..., None, :, None] * self.state[..., :, None, :]
-        return product.flatten(-2)
-
     def _gain(self, x: Tensor) -> Tensor:
         """Return |S x| / |x|."""
         x = x.double()
