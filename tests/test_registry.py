@@ -25,7 +25,7 @@ from slimstate.families import Family
 
 @dataclass(frozen=True, kw_only=True)
 class Short(Family):
-    mixers = softmax_layers = correction = resize = lambda *_: None
+    mixers = softmax_layers = correction = sizes = fields_for = lambda *_: None
 
 def family(name, library="fla"):
     return Short(model_type=name, library=library, defaults={})
@@ -104,8 +104,8 @@ def test_a_module_that_lists_its_values_wrongly_is_refused(kind, line, error, pa
 
 
 @pytest.mark.parametrize(("text", "error"), [
-    (FAMILY.replace("mixers = softmax_layers = correction = resize", "softmax_layers = correction"),
-     "Short.*methods.*mixers.*resize"),
+    (FAMILY.replace("mixers = softmax_layers = correction = sizes", "softmax_layers = correction"),
+     "Short.*methods.*mixers.*sizes"),
     (FAMILY.replace(", defaults={}", ""), "required keyword-only argument: 'defaults'"),
 ], ids=["methods", "fields"])  # fmt: skip
 def test_a_family_without_a_method_or_a_field_says_which(text, error, package):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.core.stock_class import StockClass
+from slimstate.system.errors import ModelError
 
 Config = Mapping[str, Any]
 EXACT_EPSILON, MAX_EPSILON = 1e-4, 1e-3  # after a cut: up to the first the cut is exact, above the second refused
@@ -82,6 +83,11 @@ class Sizes:
     # inputs of the projections, the hidden size
     input_size: int
 
+    def __post_init__(self) -> None:
+        if min(self.heads, self.width, self.value_heads, self.value_dim) < 1 or self.value_heads % self.heads:
+            sizes = f"{self.heads} key heads of {self.width} and {self.value_heads} value heads of {self.value_dim}"
+            raise ModelError(f"config.json: value heads must be a multiple of key heads, with channels, got {sizes}")
+
     @property
     def keys(self) -> int:
         """The key channels of all heads."""
@@ -147,15 +153,35 @@ class Family(ABC):
         """Return what corrects the query scale."""
 
     @abstractmethod
+    def sizes(self, config: Config) -> Sizes:
+        """Return the sizes of every linear-attention layer."""
+
+    @abstractmethod
+    def fields_for(self, config: Config, key_dim: int) -> Config:
+        """Return the config fields that give the same model `key_dim` channels per head, without its epsilon."""
+
     def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
         """Return the config of the same model with `key_dim` channels per head.
 
         `corrected` also changes what makes the output of layers equal to that with channels zeroed.
         """
+        fields, name = dict(self.fields_for(config, key_dim)), self.correction(config).epsilon
+        if corrected and name is not None:
+            fields[name] = float(self.known(config)[name]) * self.sizes(config).width / key_dim
+        return self.changed(config, fields)
+
+    def changed(self, config: Config, fields: Config) -> Config:
+        """Return the config with other values of some fields of the language model."""
+        return {**config, **fields}
+
+    def known(self, config: Config) -> Config:
+        """Return the config of the language model with its defaults."""
+        return {**self.defaults, **config}
 
     def epsilon(self, config: Config) -> float | None:
         """Return the norm epsilon that a cut changes to correct the query scale, or None."""
-        return None
+        name = self.correction(config).epsilon
+        return None if name is None else float(self.known(config)[name])
 
     def published(self, config: Config) -> Config:
         """Return fields that published checkpoints have and configs of transformers 5 express in another way."""
@@ -175,7 +201,11 @@ class Family(ABC):
 
     def cached_per_token(self, config: Config) -> int | None:
         """Return the numbers that softmax layers cache per token, keys and values together; None if unknown."""
-        return cached_numbers(len(self.softmax_layers(config)), {**self.defaults, **config})
+        layers, known = len(self.softmax_layers(config)), self.known(config)
+        if not layers or not known.get("num_attention_heads"):
+            return None if layers else 0
+        heads, channels = softmax_sizes(known)
+        return 2 * layers * heads * channels or None
 
     @property
     def stock_config(self) -> Config:
@@ -214,21 +244,15 @@ def flat_rope(config: Config) -> dict[str, float]:
     return {name: known[name] for name in names if isinstance(known.get(name), (int, float))}
 
 
-def cached_numbers(layers: int, known: Config) -> int | None:
-    """Return the size of keys and values of so many softmax layers per token; None if the config does not say."""
-    if not layers or not known.get("num_attention_heads"):
-        return None if layers else 0
-    heads, channels = softmax_sizes(known)
-    return 2 * layers * heads * channels or None
-
-
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:
     """Return the channels that a convolution filters, head by head from row `start` on."""
     return Axis(heads=heads, width=width, slots=(Slot(parameter=parameter, start=start),))
 
 
-def corrected_epsilon(correction: Correction, known: Config, width: int, key_dim: int) -> dict[str, float]:
-    """Return the changed norm epsilon, if there is one to change; `known` is the config with its defaults."""
-    if correction.epsilon is None:
-        return {}
-    return {correction.epsilon: float(known[correction.epsilon]) * width / key_dim}
+def fused_filters(sizes: Sizes, *, query: int, key: int, value: int) -> tuple[tuple[str, Axis], ...]:
+    """Return the filters of one convolution over queries, keys and values, by the first row of each."""
+    return (
+        ("query", filter_axis("conv1d.weight", sizes.heads, sizes.width, query)),
+        ("key", filter_axis("conv1d.weight", sizes.heads, sizes.width, key)),
+        ("value", filter_axis("conv1d.weight", sizes.value_heads, sizes.value_dim, value)),
+    )

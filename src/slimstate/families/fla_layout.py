@@ -8,8 +8,7 @@ config and the sizes.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
@@ -20,7 +19,6 @@ from slimstate.families.contract import (
     Family,
     Library,
     Sizes,
-    corrected_epsilon,
     filter_axis,
 )
 from slimstate.system.errors import ModelError
@@ -64,17 +62,10 @@ class FlaFamily(Family):
     layer: Callable[[Config, Sizes], Layer]
     library: Library = "fla"
 
-    @abstractmethod
-    def sizes(self, known: Config) -> Sizes:
-        """Return the sizes of a layer from a config with its defaults."""
-
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
-        known = self.known(config)
-        sizes, layers = self.sizes(known), int(known["num_hidden_layers"])
-        if min(layers, sizes.heads, sizes.width, sizes.value_heads, sizes.value_dim) < 1:
-            sizes_text = f"{layers} layers of {sizes.heads} heads, key dim {sizes.width}, value dim {sizes.value_dim}"
-            raise ModelError(f"config.json: all sizes must be positive, got {sizes_text}")
-        softmax = self.softmax_layers(config)
+        known, sizes, softmax = self.known(config), self.sizes(config), self.softmax_layers(config)
+        if (layers := int(known["num_hidden_layers"])) < 1:
+            raise ModelError(f"config.json: num_hidden_layers must be positive, got {layers}")
         first = _mixer(known, sizes, self.layer(known, sizes))
         return tuple(
             replace(first, layer=layer, path=f"model.layers.{layer}.attn")
@@ -82,52 +73,37 @@ class FlaFamily(Family):
             if layer not in softmax
         )
 
+    @staticmethod
+    def _softmax(config: Config) -> Sequence[Config]:
+        """Return the entries for softmax attention, each with its layers and heads."""
+        entries = () if config.get("attn") is None else config["attn"]
+        return [entries] if isinstance(entries, Mapping) else entries
+
     def softmax_layers(self, config: Config) -> frozenset[int]:
-        """Return the layers with softmax attention, which have no state to cut."""
-        attention = config.get("attn")
-        if attention is None:
-            return frozenset()
-        specs = [attention] if isinstance(attention, Mapping) else attention
-        return frozenset(int(layer) for spec in specs for layer in spec["layers"])
+        return frozenset(int(layer) for spec in self._softmax(config) for layer in spec["layers"])
 
     def cached_per_token(self, config: Config) -> int | None:
-        """Sum over the entries under `attn`, each with its layers and heads."""
-        attention = config.get("attn") or ()
-        specs = [attention] if isinstance(attention, Mapping) else attention
         hidden, total = int(self.known(config)["hidden_size"]), 0
-        for spec in specs:
+        for spec in self._softmax(config):
             heads = int(spec["num_heads"])
             total += 2 * len(spec["layers"]) * int(spec.get("num_kv_heads") or heads) * (hidden // heads)
         return total
 
     def correction(self, config: Config) -> Correction:
-        known = self.known(config)
-        return self.layer(known, self.sizes(known)).correction
-
-    def epsilon(self, config: Config) -> float | None:
-        field = self.correction(config).epsilon
-        return None if field is None else float(self.known(config)[field])
-
-    def known(self, config: Config) -> Config:
-        """Return the config with its defaults."""
-        return {**self.defaults, **config}
+        return self.layer(self.known(config), self.sizes(config)).correction
 
     def optional(self, known: Config, name: str) -> int | None:
         """Return a size that only some families and some configs have."""
         value = known[name] if name in self.defaults else None
         return None if value is None else int(value)
 
-    def new_epsilon(self, config: Config, key_dim: int) -> Config:
-        """Return the norm epsilon that corrects the query scale, if there is one."""
-        known = self.known(config)
-        return corrected_epsilon(self.correction(config), known, self.sizes(known).width, key_dim)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ByHeadDim(FlaFamily):
     """Families whose key width is `head_dim` and value width a ratio to it; value heads may share a key head."""
 
-    def sizes(self, known: Config) -> Sizes:
+    def sizes(self, config: Config) -> Sizes:
+        known = self.known(config)
         heads, value_heads = int(known["num_heads"]), self.optional(known, "num_v_heads")
         return Sizes(
             heads=heads,
@@ -137,18 +113,17 @@ class ByHeadDim(FlaFamily):
             input_size=int(known["hidden_size"]),
         )
 
-    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """Return the config with another `head_dim` and the same value width."""
-        value_dim = self.sizes(self.known(config)).value_dim
-        epsilon = self.new_epsilon(config, key_dim) if corrected else {}
-        return {**config, "head_dim": key_dim, "expand_v": ratio_for(value_dim, key_dim), **epsilon}
+    def fields_for(self, config: Config, key_dim: int) -> Config:
+        """Return another `head_dim`, and the same value width as a ratio to it."""
+        return {"head_dim": key_dim, "expand_v": ratio_for(self.sizes(config).value_dim, key_dim)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByExpansion(FlaFamily):
     """Families whose widths are ratios to the hidden size; query heads may share a key head."""
 
-    def sizes(self, known: Config) -> Sizes:
+    def sizes(self, config: Config) -> Sizes:
+        known = self.known(config)
         heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
         key_heads = self.optional(known, "num_kv_heads")
         return Sizes(
@@ -159,12 +134,10 @@ class ByExpansion(FlaFamily):
             input_size=hidden,
         )
 
-    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """Return the config with another `expand_k`, which gives the key dim exactly."""
+    def fields_for(self, config: Config, key_dim: int) -> Config:
+        """Return another `expand_k`, which gives the key dim exactly."""
         known = self.known(config)
-        epsilon = self.new_epsilon(config, key_dim) if corrected else {}
-        ratio = ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))
-        return {**config, "expand_k": ratio, **epsilon}
+        return {"expand_k": ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))}
 
 
 def _mixer(known: Config, sizes: Sizes, layer: Layer) -> Mixer:

@@ -18,9 +18,6 @@ from slimstate.families.contract import (
     Family,
     Library,
     Sizes,
-    cached_numbers,
-    corrected_epsilon,
-    filter_axis,
     flat_rope,
     softmax_sizes,
 )
@@ -54,15 +51,6 @@ class Layout:
     correction: Correction = RMS_NORM_EPS
 
 
-def fused_filters(sizes: Sizes) -> tuple[tuple[str, Axis], ...]:
-    """Return the filters of one convolution over [q | k | v], head by head."""
-    return (
-        ("query", filter_axis("conv1d.weight", sizes.heads, sizes.width)),
-        ("key", filter_axis("conv1d.weight", sizes.heads, sizes.width, start=sizes.keys)),
-        ("value", filter_axis("conv1d.weight", sizes.value_heads, sizes.value_dim, start=2 * sizes.keys)),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaHybrid(Family):
     """A family of hybrids."""
@@ -76,7 +64,7 @@ class GatedDeltaHybrid(Family):
     library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
-        text, sizes = self.text(config), self.sizes(config)
+        sizes = self.sizes(config)
         layout = self.layout(sizes)
         stored = "model.language_model.layers.{}.linear_attn" if self.nested else "model.layers.{}.linear_attn"
         axis = Axis(heads=sizes.heads, width=sizes.width, slots=(layout.query, layout.key, *layout.others))
@@ -87,7 +75,7 @@ class GatedDeltaHybrid(Family):
                 value_heads=sizes.value_heads, value_dim=sizes.value_dim, filters=layout.filters,
                 projections=layout.projections, joined=layout.joined,
             )
-            for layer, kind in enumerate(layer_types(text))
+            for layer, kind in enumerate(layer_types(self.known(config)))
             if kind == "linear_attention"
         )  # fmt: skip
 
@@ -107,33 +95,28 @@ class GatedDeltaHybrid(Family):
             gpu_kernels=("causal_conv1d_fn", "causal_conv1d_update"),
         )
 
-    def text(self, config: Config) -> Config:
-        """Return the config of the language model with its defaults."""
+    def known(self, config: Config) -> Config:
         inner = config.get("text_config") if self.nested else config
         if not isinstance(inner, Mapping):
             raise ModelError(f"config.json of {self.model_type} has no text_config with its language model")
         return {**self.defaults, **{key: value for key, value in inner.items() if value is not None}}
 
     def sizes(self, config: Config) -> Sizes:
-        text = self.text(config)
-        sizes = Sizes(
+        text = self.known(config)
+        return Sizes(
             heads=int(text["linear_num_key_heads"]),
             width=int(text["linear_key_head_dim"]),
             value_heads=int(text["linear_num_value_heads"]),
             value_dim=int(text["linear_value_head_dim"]),
             input_size=int(text["hidden_size"]),
         )
-        if min(sizes.heads, sizes.width, sizes.value_dim) < 1 or sizes.value_heads % sizes.heads:
-            heads = f"{sizes.value_heads} of {sizes.value_dim} for {sizes.heads} of {sizes.width}"
-            raise ModelError(f"config.json: value heads must be a multiple of key heads, with channels, got {heads}")
-        return sizes
 
     def softmax_layers(self, config: Config) -> frozenset[int]:
-        kinds = enumerate(layer_types(self.text(config)))
+        kinds = enumerate(layer_types(self.known(config)))
         return frozenset(layer for layer, kind in kinds if kind != "linear_attention")
 
     def caches(self, config: Config) -> Caches:
-        text, softmax = self.text(config), self.softmax_layers(config)
+        text, softmax = self.known(config), self.softmax_layers(config)
         kv_heads, kv_dim = softmax_sizes(text)
         return Caches(
             sizes=self.sizes(config), linear_layers=len(layer_types(text)) - len(softmax), softmax_layers=len(softmax),
@@ -141,30 +124,21 @@ class GatedDeltaHybrid(Family):
             kv_heads=kv_heads, kv_dim=kv_dim,
         )  # fmt: skip
 
-    def cached_per_token(self, config: Config) -> int | None:
-        return cached_numbers(len(self.softmax_layers(config)), self.text(config))
-
     def correction(self, config: Config) -> Correction:
         return self.layout(self.sizes(config)).correction
-
-    def epsilon(self, config: Config) -> float | None:
-        field = self.correction(config).epsilon
-        return None if field is None else float(self.text(config)[field])
 
     def published(self, config: Config) -> Config:
         """Return also the interval of softmax layers, if it is regular."""
         text = config.get("text_config", {}) if self.nested else config
-        fields = {**flat_rope(text), **_interval(layer_types(self.text(config)))}
+        fields = {**flat_rope(text), **_interval(layer_types(self.known(config)))}
         return {"text_config": {**fields, **text}} if self.nested else fields
 
-    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """Return the config with another key width; the value width is set, too, since it may be derived from it."""
-        text, sizes = self.text(config), self.sizes(config)
-        epsilon = corrected_epsilon(self.correction(config), text, sizes.width, key_dim) if corrected else {}
-        changes = {"linear_key_head_dim": key_dim, "linear_value_head_dim": sizes.value_dim, **epsilon}
-        if self.nested:
-            return {**config, "text_config": {**config["text_config"], **changes}}
-        return {**config, **changes}
+    def fields_for(self, config: Config, key_dim: int) -> Config:
+        """Return another key width, and the value width, since it may be derived from it."""
+        return {"linear_key_head_dim": key_dim, "linear_value_head_dim": self.sizes(config).value_dim}
+
+    def changed(self, config: Config, fields: Config) -> Config:
+        return {**config, "text_config": {**config["text_config"], **fields}} if self.nested else {**config, **fields}
 
 
 def _interval(kinds: list[str]) -> dict[str, int]:

@@ -18,10 +18,9 @@ from slimstate.families.contract import (
     Family,
     Library,
     Sizes,
-    filter_axis,
+    fused_filters,
     softmax_sizes,
 )
-from slimstate.system.errors import ModelError
 
 TAPS = 4  # of the convolution, by default
 LINEAR = ("linear_attention", "mamba", "hybrid")  # names of layers with a state, in new and old configs
@@ -80,7 +79,7 @@ class Mamba2(Family):
     library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
-        known, sizes = {**self.defaults, **config}, self.sizes(config)
+        known, sizes = self.known(config), self.sizes(config)
         inner, keys = sizes.values, sizes.keys
         key, query = (Slot(parameter="in_proj.weight", start=2 * inner + offset) for offset in (0, keys))
         biased = bool(known[self.fields.biased])
@@ -94,7 +93,7 @@ class Mamba2(Family):
                 layer=layer, path=self._path(self.path, layer, kind), axis=axis, query=query, key=key, hook=self.hook,
                 stored_path=None if self.stored_path is None else self._path(self.stored_path, layer, kind),
                 input_size=sizes.input_size, value_heads=sizes.value_heads, value_dim=sizes.value_dim,
-                filters=_filters(sizes),
+                filters=fused_filters(sizes, query=inner + keys, key=inner, value=0),
                 projections=("in_proj",),  # fused kernels would ignore an adapter of out_proj; PEFT refuses it
             )
             for layer, kind in enumerate(self.layers(config))
@@ -103,14 +102,13 @@ class Mamba2(Family):
 
     def sizes(self, config: Config) -> Sizes:
         """Return the sizes, with the groups as key heads of N channels."""
-        known, names = {**self.defaults, **config}, self.fields
-        heads, groups, width = (int(known[name]) for name in (names.heads, names.groups, names.state))
-        head_dim = self.head_dim(known)
-        if min(heads, groups, width, head_dim) < 1 or heads % groups:
-            sizes = f"{heads} heads of {head_dim}, {groups} groups, state {width}"
-            raise ModelError(f"config.json: heads must be a multiple of groups, and all sizes positive, got {sizes}")
+        known, names = self.known(config), self.fields
         return Sizes(
-            heads=groups, width=width, value_heads=heads, value_dim=head_dim, input_size=int(known["hidden_size"])
+            heads=int(known[names.groups]),
+            width=int(known[names.state]),
+            value_heads=int(known[names.heads]),
+            value_dim=self.head_dim(known),
+            input_size=int(known["hidden_size"]),
         )
 
     @staticmethod
@@ -140,7 +138,7 @@ class Mamba2(Family):
 
     def layers(self, config: Config) -> list[str]:
         """Return the kind of each layer."""
-        known = {**self.defaults, **config}
+        known = self.known(config)
         if known.get("hybrid_override_pattern"):
             return [PATTERN[letter] for letter in known["hybrid_override_pattern"]]
         for name in ("layers_block_type", "layer_types"):
@@ -156,7 +154,7 @@ class Mamba2(Family):
         return frozenset(layer for layer, kind in enumerate(self.layers(config)) if kind in kinds)
 
     def caches(self, config: Config) -> Caches:
-        known, kinds = {**self.defaults, **config}, self.layers(config)
+        known, kinds = self.known(config), self.layers(config)
         kv_heads, kv_dim = softmax_sizes(known)
         dtype = known.get("mamba_ssm_dtype") or known.get("mamba_ssm_cache_dtype")
         return Caches(
@@ -182,18 +180,8 @@ class Mamba2(Family):
             fields.setdefault(self.published_inner, config.get(self.published_inner) or self.sizes(config).values)
         return fields | {name: value for name, value in self.published_unset.items() if config.get(name) is None}
 
-    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """Return the config with another state size, which is the same for all layers."""
-        return {**config, self.fields.state: key_dim}
-
-
-def _filters(sizes: Sizes) -> tuple[tuple[str, Axis], ...]:
-    inner, keys = sizes.values, sizes.keys
-    return (
-        ("query", filter_axis("conv1d.weight", sizes.heads, sizes.width, start=inner + keys)),
-        ("key", filter_axis("conv1d.weight", sizes.heads, sizes.width, start=inner)),
-        ("value", filter_axis("conv1d.weight", sizes.value_heads, sizes.value_dim)),
-    )
+    def fields_for(self, config: Config, key_dim: int) -> Config:
+        return {self.fields.state: key_dim}
 
 
 def _zamba2_layers() -> list[str]:

@@ -38,8 +38,8 @@ def separate(sizes: Sizes) -> Layout:
 class OlmoHybrid(GatedDeltaHybrid):
     """A family whose config may leave out the sizes of linear layers, which then follow from the others."""
 
-    def text(self, config: Config) -> Config:
-        text = dict(super().text(config))
+    def known(self, config: Config) -> Config:
+        text = dict(super().known(config))
         for name in ("linear_num_key_heads", "linear_num_value_heads"):
             text.setdefault(name, text["num_attention_heads"])
         text.setdefault("linear_key_head_dim", int(0.75 * text["hidden_size"] / text["linear_num_key_heads"]))

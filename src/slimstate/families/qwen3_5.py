@@ -7,8 +7,8 @@ A vision-language checkpoint has the config of the language model under `text_co
 from __future__ import annotations
 
 from slimstate.core.layout import Slot
-from slimstate.families.contract import Sizes
-from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, fused_filters
+from slimstate.families.contract import Sizes, fused_filters
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout
 
 STOCK = {
     "qwen3_5": {"hidden_size": 4096, "num_hidden_layers": 32},
@@ -24,7 +24,7 @@ def side_by_side(sizes: Sizes) -> Layout:
         query=query,
         key=key,
         others=tuple(others),
-        filters=fused_filters(sizes),
+        filters=fused_filters(sizes, query=0, key=sizes.keys, value=2 * sizes.keys),
         projections=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
     )
 

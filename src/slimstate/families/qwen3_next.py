@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slimstate.core.layout import Slot
-from slimstate.families.contract import Sizes
-from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, fused_filters
+from slimstate.families.contract import Sizes, fused_filters
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout
 
 
 def interleaved(sizes: Sizes) -> Layout:
@@ -13,7 +13,7 @@ def interleaved(sizes: Sizes) -> Layout:
         query=Slot(parameter="in_proj_qkvz.weight", head_stride=block),
         key=Slot(parameter="in_proj_qkvz.weight", start=sizes.width, head_stride=block),
         others=(Slot(parameter="conv1d.weight"), Slot(parameter="conv1d.weight", start=sizes.keys)),
-        filters=fused_filters(sizes),
+        filters=fused_filters(sizes, query=0, key=sizes.keys, value=2 * sizes.keys),
         projections=("in_proj_qkvz", "in_proj_ba", "out_proj"),
     )
 
