@@ -10,8 +10,7 @@ import torch
 import slimstate
 import tiny
 from slimstate import cli
-from slimstate.models.load import load
-from slimstate.models.offload import load_spread
+from slimstate.models.load import load, load_spread
 from slimstate.models.options import LoadOptions, parse_limits
 from slimstate.system.errors import PlanError, SlimstateError
 

@@ -85,13 +85,7 @@ def models_at_key_dims(subjects: ModelsBenchConfig) -> list[tuple[str, int]]:
 def random_model(config: Config, device: torch.device, dtype: torch.dtype) -> Any:
     """Return the stock model with random weights, created on the device."""
     torch.manual_seed(0)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        model = stock_model(config, device)
-    finally:
-        torch.set_default_dtype(default)
-    return model.to(dtype).eval()
+    return stock_model(config, device, dtype).to(dtype).eval()
 
 
 def model_for(model: str, key_dim: int, device: torch.device, dtype: torch.dtype) -> Any:

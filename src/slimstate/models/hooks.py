@@ -10,7 +10,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,36 +27,20 @@ Transform = Callable[[Mixer, Role, Tensor], Tensor]
 Operator = Callable[..., Any]
 
 
-class Arguments:
+class Arguments(dict[str, Any]):
     """The arguments of a call by name; positional ones stay positional, because kernels name them differently."""
 
-    def __init__(self, names: tuple[str, ...], args: Sequence[Any], options: Mapping[str, Any]) -> None:
-        self.names, self.args, self.options = names, list(args), dict(options)
+    def __init__(self, values: Mapping[str, Any], positional: int) -> None:
+        super().__init__(values)
+        self.positional = positional
 
-    def _place(self, name: str) -> int | None:
-        place = self.names.index(name) if name in self.names else len(self.args)
-        return place if place < len(self.args) else None
-
-    def __getitem__(self, name: str) -> Any:
-        place = self._place(name)
-        return self.options[name] if place is None else self.args[place]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        place = self._place(name)
-        if place is None:
-            self.options[name] = value
-        else:
-            self.args[place] = value
-
-    def __contains__(self, name: str) -> bool:
-        return self._place(name) is not None or name in self.options
-
-    def copy(self) -> Arguments:
-        return Arguments(self.names, self.args, self.options)
+    def pass_to(self, operator: Operator) -> Any:
+        items = list(self.items())
+        return operator(*(value for _, value in items[: self.positional]), **dict(items[self.positional :]))
 
 
-def parameter_names(operator: Operator) -> tuple[str, ...]:
-    return tuple(inspect.signature(operator).parameters)
+# runs in place of an operator, from the operator, the mixer that calls it, and the arguments
+Version = Callable[[Operator, Mixer, Arguments], Any]
 
 
 def roles(hook: HookPoint) -> tuple[tuple[Role, str], ...]:
@@ -64,59 +48,43 @@ def roles(hook: HookPoint) -> tuple[tuple[Role, str], ...]:
     return ("query", hook.query), ("key", hook.key)
 
 
-def _transform(transform: Transform, mixer: Mixer, role: Role, x: Tensor, timeless: bool) -> Tensor:
+def _transform(transform: Transform, mixer: Mixer, role: Role, x: Tensor) -> Tensor:
     """Transform x, which may have a copy of each head for every value head, and may have no time axis."""
-    x = x.unsqueeze(1) if timeless else x
+    if x.ndim == 3:
+        return _transform(transform, mixer, role, x.unsqueeze(1)).squeeze(1)
     copies = x.shape[2] // mixer.axis.heads
     slot = mixer.query if role == "query" else mixer.key
     distinct = slot.copies if slot.copies == copies else 1  # copies that differ, as queries of one key head may
     result = torch.stack([transform(mixer, role, x[:, :, copy::copies]) for copy in range(distinct)], 3)
-    result = result.expand(-1, -1, -1, copies, -1).flatten(2, 3)
-    return result.squeeze(1) if timeless else result
+    return result.expand(-1, -1, -1, copies, -1).flatten(2, 3)
 
 
-def _scale_output(result: Any, factor: float) -> Any:
-    """Multiply the output of an operator, which may come with a state."""
-    return (result[0] * factor, *result[1:]) if isinstance(result, tuple) else result * factor
-
-
-@contextmanager
 def hooked(
     model: nn.Module, mixers: Sequence[Mixer], transform: Transform, scale: float | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Transform the queries and keys [B, T, H, D] of every mixer while this is open; `scale` is the query scale."""
 
-    def versions(hook: HookPoint, running: list[Mixer], module: Any) -> dict[str, Operator]:
-        def wrap(operator: Operator, *, timeless: bool = False) -> Operator:
-            names = parameter_names(operator)
+    def transform_inputs(operator: Operator, mixer: Mixer, arguments: Arguments) -> Any:
+        hook = mixer.hook
+        if hook.normaliser is None:
+            for role, name in (*roles(hook), *(("key-like", name) for name in hook.key_like)):
+                arguments[name] = _transform(transform, mixer, role, arguments[name])
+        result = arguments.pass_to(operator)
+        if scale is None or not hook.scales_queries:
+            return result
+        factor = scale * arguments[hook.query].shape[-1] ** 0.5
+        return (result[0] * factor, *result[1:]) if isinstance(result, tuple) else result * factor
 
-            @functools.wraps(operator)
-            def call(*args: Any, **options: Any) -> Any:
-                arguments = Arguments(names, args, options)
-                for mixer in running:
-                    if hook.normaliser is None:
-                        for role, name in (*roles(hook), *(("key-like", name) for name in hook.key_like)):
-                            arguments[name] = _transform(transform, mixer, role, arguments[name], timeless)
-                result = operator(*arguments.args, **arguments.options)
-                if scale is None or not hook.scales_queries or not running:
-                    return result
-                return _scale_output(result, scale * arguments[hook.query].shape[-1] ** 0.5)
+    def versions(hook: HookPoint) -> dict[str, Version]:
+        order: Iterator[Role] = itertools.cycle(("query", "key"))
 
-            return call
+        def transform_next(normalise: Operator, mixer: Mixer, arguments: Arguments) -> Any:
+            return normalise(*(transform(mixer, next(order), x) for x in arguments.values()))
 
-        def wrap_normaliser(normalise: Operator) -> Operator:
-            roles: Iterator[Role] = itertools.cycle(("query", "key"))
-            return lambda x: normalise(transform(running[0], next(roles), x) if running else x)
+        normaliser = {} if hook.normaliser is None else {hook.normaliser: transform_next}
+        return {**dict.fromkeys(hook.every_operator, transform_inputs), **normaliser}
 
-        operators = {name: wrap(getattr(module, name)) for name in hook.operators}
-        if hook.step_operator is not None:
-            operators[hook.step_operator] = wrap(getattr(module, hook.step_operator), timeless=True)
-        if hook.normaliser is not None:
-            operators[hook.normaliser] = wrap_normaliser(getattr(module, hook.normaliser))
-        return operators
-
-    with replaced(model, mixers, versions):
-        yield
+    return replaced(model, mixers, versions)
 
 
 @contextmanager
@@ -177,43 +145,28 @@ class StateReading:
     keys: Tensor
 
 
-@contextmanager
 def observed(
     model: nn.Module, mixers: Sequence[Mixer], read: Callable[[StateReading], None], every: int | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Call `read` with the state of every mixer after each `every` tokens, or at the end of each call of the model.
 
     The mixer's own operator runs piece by piece, each from the state after the piece before it.
     """
 
-    def versions(hook: HookPoint, running: list[Mixer], module: Any) -> dict[str, Operator]:
-        def wrap(operator: Operator) -> Operator:
-            names = parameter_names(operator)
+    def read_pieces(operator: Operator, mixer: Mixer, arguments: Arguments) -> Any:
+        def between(piece: Arguments, time: int, state: Any) -> Any:
+            read(_reading(mixer, piece, time, state))
+            return state
 
-            @functools.wraps(operator)
-            def call(*args: Any, **options: Any) -> Any:
-                if not running:
-                    return operator(*args, **options)
-                mixer = running[0]
+        return in_pieces(operator, mixer.hook, arguments, every, between)
 
-                def between(piece: Arguments, time: int, state: Any) -> Any:
-                    read(_reading(mixer, piece, time, state))
-                    return state
-
-                return in_pieces(operator, mixer.hook, Arguments(names, args, options), every, between)
-
-            return call
-
-        return {name: wrap(getattr(module, name)) for name in hook.operators}
-
-    with replaced(model, mixers, versions):
-        yield
+    return replaced(model, mixers, lambda hook: dict.fromkeys(hook.operators, read_pieces))
 
 
 def _reading(mixer: Mixer, piece: Arguments, time: int, state: Tensor) -> StateReading:
-    normalised = piece.options.get("use_qk_l2norm_in_kernel", False)
+    normalised = piece.get("use_qk_l2norm_in_kernel", False)
     queries, keys = (F.normalize(piece[name], dim=-1) if normalised else piece[name] for _, name in roles(mixer.hook))
-    value_first = piece.options.get("state_v_first", mixer.hook.value_first)
+    value_first = piece.get("state_v_first", mixer.hook.value_first)
     return StateReading(mixer=mixer, time=time, state=state.mT if value_first else state, queries=queries, keys=keys)
 
 
@@ -229,19 +182,19 @@ def in_pieces(
     `between` gets the arguments of a piece, the number of tokens so far and the state after it, and returns the state
     that the next piece starts from.
     """
-    state, needs_state = arguments.options.get(hook.initial_state), arguments.options.get(hook.final_state, False)
+    state, needs_state = arguments.get(hook.initial_state), arguments.get(hook.final_state, False)
     names = (hook.query, hook.key, *hook.key_like, *hook.per_token)
-    with_time = [name for name in names if name in arguments and arguments[name] is not None]
+    with_time = [name for name in names if arguments.get(name) is not None]
     length = arguments[hook.query].shape[1]
     every = length if every is None else every
     outputs = []
     for start in range(0, length, every):
-        piece = arguments.copy()
+        piece = Arguments(arguments, arguments.positional)
         for name in with_time:
             steps = arguments[name].shape[1] // length  # updates per token
             piece[name] = arguments[name][:, start * steps : (start + every) * steps].contiguous()
-        piece.options |= {hook.initial_state: state, hook.final_state: True}
-        output, state = operator(*piece.args, **piece.options)
+        piece.update({hook.initial_state: state, hook.final_state: True})
+        output, state = piece.pass_to(operator)
         outputs.append(output)
         state = between(piece, min(start + every, length), state)
     output = torch.cat(outputs, dim=1)
@@ -250,13 +203,23 @@ def in_pieces(
 
 @contextmanager
 def replaced(
-    model: nn.Module, mixers: Sequence[Mixer], versions: Callable[[HookPoint, list[Mixer], Any], dict[str, Operator]]
+    model: nn.Module, mixers: Sequence[Mixer], versions: Callable[[HookPoint], Mapping[str, Version]]
 ) -> Iterator[None]:
-    """Replace the functions that the mixers call while this is open, by what `versions` returns for a hook.
-
-    `versions` also gets a list with the mixer whose forward is running, if it is one of these.
-    """
+    """Replace functions that the mixers call while this is open, by the versions for their hook."""
     running: list[Mixer] = []
+
+    def route(operator: Operator, version: Version) -> Operator:
+        names = tuple(inspect.signature(operator).parameters)
+
+        @functools.wraps(operator)
+        def call(*args: Any, **options: Any) -> Any:
+            if not running:
+                return operator(*args, **options)
+            values = {**dict(zip(names, args, strict=False)), **options}
+            return version(operator, running[0], Arguments(values, len(args)))
+
+        return call
+
     with ExitStack() as stack:
         for mixer in mixers:
             module = model.get_submodule(mixer.path)
@@ -266,7 +229,8 @@ def replaced(
             stack.callback(leave.remove)
         for hook in {mixer.hook for mixer in mixers}:
             owner = importlib.import_module(hook.module)
-            for name, version in versions(hook, running, owner).items():
-                stack.callback(setattr, owner, name, getattr(owner, name))
-                setattr(owner, name, version)
+            for name, version in versions(hook).items():
+                operator = getattr(owner, name)
+                stack.callback(setattr, owner, name, operator)
+                setattr(owner, name, route(operator, version))
         yield

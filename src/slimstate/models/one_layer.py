@@ -7,11 +7,11 @@ to it. The layers before the one of interest pass their input on, and the run en
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -43,18 +43,20 @@ class OneLayerModel:
 
     def __init__(self, checkpoint: Checkpoint, config: Config, device: torch.device, dtype: torch.dtype) -> None:
         """Build the model of a config, whose layers are named as in the checkpoint; `dtype` is that of its weights."""
+        from accelerate import init_empty_weights
+
         self._device, self._dtype = device, dtype
         self._roots = checkpoint.roots
         prepare(family_of(config).model_type)
-        with _default_dtype(dtype), _parameters_on_meta():
-            self.model = stock_model(config, device).eval()
+        with init_empty_weights(include_buffers=False):
+            self.model = stock_model(config, device, dtype).eval()
         self.model.requires_grad_(False)
         self._mixers = tuple(f"{mixer.path}." for mixer in checkpoint.mixers)
         running = checkpoint.mixers[0].path.split(".")
         self._layers_path = ".".join(running[: next(n for n, part in enumerate(running) if part.isdigit())])
         self._current = 0
         self._states: Tensor | None = None
-        self._other_outputs: tuple[Any, ...] | None = None
+        self._other_outputs: list[Any] | None = None
         layers = self.model.get_submodule(self._layers_path)
         self.layers = len(layers)
         for number, layer in enumerate(layers):
@@ -138,16 +140,15 @@ class OneLayerModel:
                 _keep_only(self, paths)
 
         Part.__name__ = stock.__name__
-        with warnings.catch_warnings(), refusals(), _no_async_loading():
-            warnings.simplefilter("ignore")
-            quiet_transformers()
+        quiet_transformers()
+        # the stock class reads a tensor when it is needed, not all of them in threads at the start
+        with refusals(), mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"):
             model, report = Part.from_pretrained(
                 None, config=self.model.config, state_dict=dict(stored), dtype=dtype, output_loading_info=True
             )
         if wrong := [*report["missing_keys"], *report["mismatched_keys"]]:
             raise ModelError(f"the stock class does not load {len(wrong)} tensors of layer {layer}, such as {wrong[0]}")
-        weights: dict[str, Tensor] = model.state_dict()
-        return weights
+        return model.state_dict()
 
     @contextmanager
     def holding(self, layer: int, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
@@ -162,15 +163,12 @@ class OneLayerModel:
         finally:
             for owner in module.modules():
                 for name, weight in owner.named_parameters(recurse=False):
-                    setattr(owner, name, _on_meta(weight))
+                    empty = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+                    setattr(owner, name, nn.Parameter(empty, requires_grad=False))
 
     def first_states(self, embedded: Tensor) -> Tensor:
         """Return what enters the first layer, from the output of the embedding."""
-        return self._run(-1, None, embedded)
-
-    def forward(self, layer: int, states: Tensor, embedded: Tensor) -> Tensor:
-        """Return the output of a layer for the hidden states that enter it."""
-        return self._run(layer, states, embedded)
+        return self.forward(-1, None, embedded)
 
     def run_mixer(self, layer: int, mixer: str, states: Tensor, embedded: Tensor) -> None:
         """Run a layer up to the end of its mixer, whose path this is, for hooks on the mixer."""
@@ -180,11 +178,12 @@ class OneLayerModel:
 
         hook = self.model.get_submodule(mixer).register_forward_hook(leave)
         try:
-            self._run(layer, states, embedded)
+            self.forward(layer, states, embedded)
         finally:
             hook.remove()
 
-    def _run(self, layer: int, states: Tensor | None, embedded: Tensor) -> Tensor:
+    def forward(self, layer: int, states: Tensor | None, embedded: Tensor) -> Tensor:
+        """Return the output of a layer for the hidden states that enter it."""
         self._current, self._states = layer, states
         try:
             self.model.base_model(inputs_embeds=embedded, use_cache=False)
@@ -200,10 +199,8 @@ class OneLayerModel:
                     "the layers of this model pass on more than hidden states, such as attention residuals, so that it"
                     " cannot be reconstructed layer by layer: train it with `recover`"
                 )
-            self._other_outputs = output[1:]
-            output = output[0]
-        result: Tensor = output
-        return result
+            output, *self._other_outputs = output
+        return output
 
     def _enter(self, number: int, forward: Any, *args: Any, **options: Any) -> Any:
         """Run in place of the forward of every layer."""
@@ -231,54 +228,9 @@ class OneLayerModel:
         module.weight, module.padding_idx = nn.Parameter(rows.to(self._dtype), requires_grad=False), None
         try:
             with torch.no_grad():
-                output: Tensor = module(torch.arange(len(rows))).to(self._device)
-            return output
+                return module(torch.arange(len(rows))).to(self._device)
         finally:
             module.weight, module.padding_idx = weight, padding
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def _no_async_loading() -> Iterator[None]:
-    """Let the stock class read a tensor when it is needed, not all of them in threads at the start."""
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-def _on_meta(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), requires_grad=False)
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Put the parameters of new modules on the meta device while this is open; buffers keep their contents."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, None if parameter is None else _on_meta(parameter))
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _keep_only(model: Any, paths: list[str]) -> None:

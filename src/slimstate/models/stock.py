@@ -70,9 +70,8 @@ def _loading_differences(
     prepare(family.model_type)
     config_class, model_class = stock_class(family, whole=True)
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    with warnings.catch_warnings(), refusals():
-        warnings.simplefilter("ignore")
-        quiet_transformers()
+    quiet_transformers()
+    with refusals():
         model, report = model_class.from_pretrained(
             None, config=_settings(config_class, config), state_dict=empty, device_map="meta",
             ignore_mismatched_sizes=True, output_loading_info=True,
@@ -109,8 +108,7 @@ def as_published(config: Mapping[str, Any]) -> JsonObject:
     if family.library == "fla":
         return published
     config_class, _ = stock_class(family, whole=True)
-    with warnings.catch_warnings(), refusals():
-        warnings.simplefilter("ignore")
+    with refusals():
         before = _settings(config_class, config).to_dict()
         for name, value in family.published(config).items():
             after = _settings(config_class, {**published, name: value}).to_dict()
@@ -140,22 +138,27 @@ def text_settings(family: Family, settings: Any) -> Any:
 
 @contextmanager
 def refusals(what: str = "the stock class refuses this config") -> Iterator[None]:
-    """Turn whatever a library raises for an untrusted config or file into a `ModelError`."""
+    """Turn whatever a library raises for an untrusted config or file into a `ModelError`, and ignore its warnings."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except SlimstateError:
         raise
     except Exception as error:  # of many kinds
         raise ModelError(f"{what}: {reason_of(error)}") from error
 
 
-def stock_model(config: Mapping[str, Any], device: torch.device | None = None) -> Any:
+def stock_model(
+    config: Mapping[str, Any], device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Any:
     """Build the stock language model with random weights on a device; without a device nothing is allocated."""
+    from transformers.modeling_utils import local_torch_dtype
+
     family = family_of(config)
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
-    with warnings.catch_warnings(), device or torch.device("meta"), refusals():
-        warnings.simplefilter("ignore")
+    with local_torch_dtype(dtype), device or torch.device("meta"), refusals():
         if family.library == "transformers":
             return model_class(text_settings(family, _settings(config_class, config)))
         others = {key: value for key, value in config.items() if key != "model_type"}

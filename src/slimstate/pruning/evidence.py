@@ -15,8 +15,7 @@ from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.layout import Axis
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows, sample_windows, windows
-from slimstate.models.load import Runtime, load_tokenizer
-from slimstate.models.offload import load_with
+from slimstate.models.load import Runtime, load_tokenizer, load_with
 from slimstate.models.options import LoadOptions
 from slimstate.pruning.calibration import calibrate
 from slimstate.pruning.options import LENGTH, Calibration
