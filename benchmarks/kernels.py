@@ -22,8 +22,7 @@ from engine_kernels.vllm_kernels import VllmKernels
 
 from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.options import BenchConfig
-from slimstate.benchmark.output import check_output, write_output
-from slimstate.benchmark.tables import as_markdown
+from slimstate.benchmark.tables import as_markdown, check_output, write_output
 from slimstate.benchmark.timing import copy_bandwidth
 from slimstate.kernels.autotune import compile_side_by_side, tune_briefly
 from slimstate.records.benchmark import KernelRecord, KernelRow

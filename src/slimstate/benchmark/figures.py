@@ -23,10 +23,8 @@ def figure_of(record: BenchRecord) -> Figure:
     """Return the figure of a record, of the rows that were measured."""
     rows: list[Any] = [row for row in record.rows if not row.error]
     if record.bench == "calibrate":
-        figure: Figure = draw_calibration(rows)
-    else:
-        figure = (draw_decoding if record.bench == "decode" else draw_key_dims)(rows, record.device)
-    return figure
+        return draw_calibration(rows)
+    return (draw_decoding if record.bench == "decode" else draw_key_dims)(rows, record.device)
 
 
 @styled

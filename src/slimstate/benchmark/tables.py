@@ -1,12 +1,15 @@
-"""Render benchmark records as tables: Markdown with every number that matters, LaTeX in the paper's layout."""
+"""Write benchmark records with a figure and tables: Markdown with every number, LaTeX in the paper's layout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow
+from slimstate.records.folder import check_drawn, check_record
 from slimstate.reports.tables import latex_line, latex_tabular, latex_text, markdown_table
+from slimstate.system.atomic import check_place, staged_files, write_text
 
 TITLES = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}  # as the paper writes them
 NONE = "--"
@@ -125,3 +128,25 @@ def _models(rows: Sequence[ModelRow]) -> str:
             cells += [number(speed, ".1f", 1e-3), rf"${number(speedup, '.2f')}\times$"]
         body.append(latex_line(cells))
     return latex_tabular("c" + "|cc" * len(groups), head, body)
+
+
+def check_output(folder: Path, name: str) -> None:
+    """Raise before any work where the files of a benchmark could not be written later."""
+    import slimstate.reports.plots  # noqa: F401  needs matplotlib
+
+    check_place(folder, folder=True)
+    check_record(folder / f"bench-{name}.json")
+    check_drawn(folder, [f"bench-{name}.*"], beside=f"bench-{name}.json")
+
+
+def write_output(record: BenchRecord, folder: Path) -> None:
+    """Write `bench-NAME` as JSON, Markdown and LaTeX, and its figure."""
+    from slimstate.benchmark.figures import figure_of
+    from slimstate.reports.plots.style import save
+
+    with staged_files(folder) as staging:
+        path = staging / f"bench-{record.bench}"
+        record.write(path.with_suffix(".json"))
+        write_text(path.with_suffix(".md"), as_markdown(record))
+        write_text(path.with_suffix(".tex"), as_latex(record))
+        save(figure_of(record), path)

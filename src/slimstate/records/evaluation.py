@@ -123,12 +123,8 @@ class Result(Model, TextScores):
 
     def measures(self) -> Iterator[Measure]:
         """Yield every number that can be compared with that of another model."""
-        for name, value in (
-            ("perplexity", self.perplexity),
-            ("word perplexity", self.word_perplexity),
-            ("bits per byte", self.bits_per_byte),
-        ):
-            if value is not None:
+        for name in ("perplexity", "word perplexity", "bits per byte"):
+            if (value := getattr(self, name.replace(" ", "_"))) is not None:
                 yield Measure(group="text", name=name, label=name, value=value, more_is_better=False)
         for point in self.recall_points:
             label = f"{point.pairs} pairs"
@@ -254,10 +250,9 @@ class SweepRecord(Record, Origin):
 
     def headline(self) -> str:
         uncut = self.uncut.perplexity
-        lines = [f"{len(self.rows)} cuts of {self.model}; perplexity per token, {uncut:.4g} uncut"]
-        if self.recommended is not None and self.recommended.reason is not None:
-            lines.append(f"recommended: {self.recommended.reason}")
-        return "\n".join(lines)
+        reason = None if self.recommended is None else self.recommended.reason
+        advice = "" if reason is None else f"\nrecommended: {reason}"
+        return f"{len(self.rows)} cuts of {self.model}; perplexity per token, {uncut:.4g} uncut{advice}"
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for the uncut model and for every cut."""

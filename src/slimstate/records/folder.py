@@ -76,8 +76,12 @@ def read_records(folder: Path) -> Records:
         try:
             data = read_any(path, DataError, MAX_RECORD_BYTES)
             kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
-            if isinstance(kind, str) and kind in KINDS:
-                files[kind].append(RecordFile(path=path, record=_type_of(kind).from_json(data)))
+            if kind == "plan":
+                from slimstate.records.plan import Plan  # plans hold tensors: without one, torch is not needed
+
+                files[kind].append(RecordFile(path=path, record=Plan.from_json(data)))
+            elif isinstance(kind, str) and kind in TYPES:
+                files[kind].append(RecordFile(path=path, record=TYPES[kind].from_json(data)))
         except ValidationError as error:
             skipped.append(f"{quoted(path)} was skipped: not a valid {kind} record: {error}")
         except DataError as error:
@@ -90,14 +94,6 @@ def _candidates(folder: Path) -> Iterator[Path]:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if not hidden and (path.name in (PLAN, RECOVERY, RECONSTRUCTION) or not (path.parent / "config.json").exists()):
             yield path
-
-
-def _type_of(kind: str) -> type[Record]:
-    if kind != "plan":
-        return TYPES[kind]
-    from slimstate.records.plan import Plan  # plans hold tensors: without one, torch is not needed
-
-    return Plan
 
 
 DRAWN = (".csv", ".md", ".tex", ".png", ".pdf")

@@ -6,8 +6,6 @@ The ablation has a column for each score. The best number of a column is bold, t
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -127,13 +125,10 @@ def write_tables(sweep: SweepRecord, folder: Path) -> list[Path]:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Return all numbers of the rows, a column for each field and each metric of a task."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    tasks = list(dict.fromkeys(name for row in rows for name in task_values(row)))
-    writer.writerow([*FIELDS, *tasks])
-    for row in rows:
-        writer.writerow([*(getattr(row, name) for name in FIELDS), *map(task_values(row).get, tasks)])
-    return buffer.getvalue()
+    from pandas import DataFrame
+
+    lines = [{**{name: getattr(row, name) for name in FIELDS}, **task_values(row)} for row in rows]
+    return str(DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 def main_grid(sweep: SweepRecord) -> Grid:

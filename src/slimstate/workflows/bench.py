@@ -21,9 +21,9 @@ from slimstate.benchmark.options import (
     MixerBenchConfig,
     ModelBenchConfig,
 )
-from slimstate.benchmark.output import check_output, write_output
 from slimstate.benchmark.passes import time_mixers, time_models
 from slimstate.benchmark.random_models import library_of
+from slimstate.benchmark.tables import check_output, write_output
 from slimstate.families.contract import Library
 from slimstate.records import benchmark as records
 from slimstate.records.provenance import run_config
