@@ -108,7 +108,7 @@ def test_killed_after_its_last_step_or_after_the_move_it_ends_at_once(prune, tmp
             prune(out)
     assert not out.exists()
     with monkeypatch.context() as patch:
-        patch.setattr(session.Session, "train", interrupted)  # nothing is left to train
+        patch.setattr(session.Session, "run_training", interrupted)  # nothing is left to train
         empty = distill.DistillationFolder.empty
         patch.setattr(distill.DistillationFolder, "empty", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -6,7 +6,7 @@ sums are added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -126,18 +126,17 @@ def observed(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: 
                 x.register_hook(lambda gradient: sums[mixer.layer].add_weighted(role, values, gradient))
         return x
 
-    def observe_input(mixer: Mixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        sums[mixer.layer].add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
-
     with ExitStack() as stack:
         if {"gram", "moments", "weighted"} & needs:
             stack.enter_context(hooked(model, mixers, observe))
         if "input" in needs:
             for mixer in mixers:
-                handle = model.get_submodule(mixer.path).register_forward_pre_hook(
-                    lambda _, args, kwargs, mixer=mixer: observe_input(mixer, args, kwargs), with_kwargs=True
-                )
-                stack.callback(handle.remove)
+
+                def observe_input(_: object, args: Any, kwargs: Any, entry: Sums = sums[mixer.layer]) -> None:
+                    entry.add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+
+                module = model.get_submodule(mixer.path)
+                stack.callback(module.register_forward_pre_hook(observe_input, with_kwargs=True).remove)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Write the model that a plan describes: its shapes, its config, its record, and its folder."""
+"""Write the model that a plan describes, at once or layer by layer during a reconstruction."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from slimstate.checkpoints.model_card import cut_card
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.safetensors_io import StoredTensor
 from slimstate.checkpoints.writer import CARD, CheckpointWriter, new_checkpoint
+from slimstate.core.evidence import Evidence
 from slimstate.core.file_names import CONFIG, PLAN
+from slimstate.core.layout import Mixer
+from slimstate.core.selection import Choice
 from slimstate.core.surgery import Cutter, outline
+from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.prepare import has_library
 from slimstate.models.stock import as_published, stock_differences
-from slimstate.pruning.planning import SelectionJob
+from slimstate.pruning.calibration import Sums, observed, sum_evidence
+from slimstate.pruning.planning import SelectionJob, cases, certify, plan_of
 from slimstate.pruning.sizes import parameters_after, state_bytes
+from slimstate.reconstruction.walk import StoredCut, Watch
 from slimstate.records.cut import CutRecord
-from slimstate.records.plan import CutFacts, Plan
+from slimstate.records.plan import CutFacts, Plan, choice_from_json, choice_to_json
 from slimstate.records.provenance import config_file
 from slimstate.records.serving import LayerSpeed
+from slimstate.records.training import ReconstructionRecord
+from slimstate.selectors import choose
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
-from slimstate.system.json_files import JsonObject
+from slimstate.system.json_files import JsonObject, read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardNotes:
-    """What a model card says besides the cut: its effect on speed, and a section that follows from the config."""
-
-    speed: LayerSpeed | None
-    section: Callable[[Config], str]
 
 
 def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
@@ -96,12 +99,6 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed:
     )
 
 
-def cut_documents(plan: Plan, name: str, record: CutRecord, config: Config, notes: CardNotes) -> dict[str, str]:
-    """Return the texts that lie beside the weights: the plan and the model card."""
-    card = cut_card(plan, name, record, config["slimstate"]["history"])
-    return {PLAN: json.dumps(plan.to_json(), indent=1) + "\n", CARD: card + notes.section(config)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class CutJob:
     """One cut of a model, written to `out` where there is one; `provenance` is the config of the run."""
@@ -111,7 +108,8 @@ class CutJob:
     out: Path | None
     force: bool
     provenance: Mapping[str, Any]
-    notes: CardNotes
+    speed: LayerSpeed | None
+    notes: Callable[[Config], str]  # of the model card
     reporter: Reporter
 
     def finish(self, choice: SelectionJob | Plan, started: float) -> CutRecord:
@@ -134,16 +132,82 @@ class CutJob:
             if plan.rotates and (others := self.checkpoint.mixers[0].noncommuting):
                 acting = f"{' and '.join(others)} act on the channels themselves"
                 self.reporter.say(f"the rotation is not exact here: {acting}")
-            record = describe_cut(self.checkpoint, plan, kernels, self.notes.speed)
+            record = describe_cut(self.checkpoint, plan, kernels, self.speed)
             if self.out is not None:
                 left_out = distributed.from_main(lambda: self._write(writers[0], plan, record))
                 record = replace(record, out=str(self.out), left_out=tuple(left_out))
         return replace(record, seconds=time.perf_counter() - started)
 
-    def _write(self, writer: CheckpointWriter, plan: Plan, record: CutRecord) -> list[str]:
+    def documents(self, plan: Plan, record: CutRecord, config: Config) -> dict[str, str]:
+        """Return the texts that lie beside the weights: the plan and the model card."""
         assert self.out is not None
+        card = cut_card(plan, self.out.name, record, config["slimstate"]["history"])
+        return {PLAN: json.dumps(plan.to_json(), indent=1) + "\n", CARD: card + self.notes(config)}
+
+    def _write(self, writer: CheckpointWriter, plan: Plan, record: CutRecord) -> list[str]:
         config = cut_config(self.checkpoint, plan)
         cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
-        documents = cut_documents(plan, self.out.name, record, config, self.notes)
-        documents[CONFIG] = config_file(self.provenance)
+        documents = {**self.documents(plan, record, config), CONFIG: config_file(self.provenance)}
         return writer.finish(cutter, config, documents, reporter=self.reporter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerwiseCut(StoredCut):
+    """The cut that a reconstruction trains; `choices` starts with those of a plan and fills layer by layer.
+
+    The channels of a layer are chosen from what really enters it after the layers before it were cut. Where a method
+    needs gradients of the whole model, weights alone, or evidence from a file, its plan is made before. `folder` keeps
+    the choices, so that a run that was interrupted makes the same ones.
+    """
+
+    cut: CutJob
+    job: SelectionJob
+    folder: Path
+    choices: dict[int, Choice] = field(default_factory=dict)
+    plan: list[Plan] = field(default_factory=list)  # one, once it is known
+
+    def config(self) -> Config:
+        job = self.job
+        return self.checkpoint.family.resize(self.checkpoint.config, job.request.keep, corrected=job.corrected)
+
+    def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
+        mixer = next((mixer for mixer in self.checkpoint.mixers if mixer.layer == number), None)
+        if mixer is None:
+            return {}
+        if number not in self.choices:
+            self.choices[number] = self._choose(mixer, watch)
+        cutter = Cutter([mixer], {number: self.choices[number]}, corrected=self.job.corrected)
+        return {name: cutter.apply(name, stored[...]) for name, stored in uncut.items() if cutter.touches(name)}
+
+    def _choose(self, mixer: Mixer, watch: Watch) -> Choice:
+        """Return the choice of an earlier run, or choose from the evidence that the layer gives now."""
+        path, job = self.folder / f"choice-{mixer.layer}.json", self.job
+        if path.is_file():
+            return choice_from_json(read_json(path))
+        evidence = self._evidence(mixer, watch)
+        case = cases(self.checkpoint.read_rows, [mixer], job.selector.needs, {mixer.layer: evidence})
+        choice = certify(choose(job.selector, case, job.request)[0], evidence)
+        distributed.from_main(lambda: write_json(path, choice_to_json(choice)))
+        return choice
+
+    def _evidence(self, mixer: Mixer, watch: Watch) -> Evidence:
+        needs = self.job.selector.needs - {"weight"}
+        sums = {mixer.layer: Sums(mixer, self.job.run.place, needs)}
+        sums[mixer.layer].tokens = watch(lambda model: observed(model, [mixer], sums, needs))
+        return sum_evidence([mixer], sums)[mixer.layer]
+
+    def finished_config(self, windows: Windows) -> JsonObject:
+        if not self.plan:
+            self.plan.append(plan_of(self.job, self.choices, windows.provenance()))
+        return cut_config(self.checkpoint, self.plan[0])
+
+    def change(self) -> Cutter:
+        return Cutter(self.checkpoint.mixers, self.plan[0].selections, corrected=self.plan[0].corrected)
+
+    def documents(self, record: ReconstructionRecord) -> dict[str, str]:
+        return self.cut.documents(self.plan[0], self.record(record), cut_config(self.checkpoint, self.plan[0]))
+
+    def record(self, reconstruction: ReconstructionRecord) -> CutRecord:
+        """Return the record of the cut with its reconstruction."""
+        record = describe_cut(self.checkpoint, self.plan[0], reconstruction.kernels, self.cut.speed)
+        return replace(record, reconstruction=reconstruction)

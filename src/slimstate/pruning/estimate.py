@@ -6,9 +6,6 @@ whole passes; they come from an H200 and a two-core CPU, so expect errors up to 
 
 from __future__ import annotations
 
-import torch
-
-from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import BLOCK
 from slimstate.checkpoints.writer import WRITERS
 from slimstate.core.evidence import BACKWARD
@@ -16,8 +13,7 @@ from slimstate.core.surgery import outline
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.speed import EFFICIENCY, WITH_GRADIENT, measure_speed
 from slimstate.pruning.planning import SelectionJob
-from slimstate.records.cut import DeviceSpeed, EstimateRecord
-from slimstate.selectors import Selector
+from slimstate.records.cut import EstimateRecord
 
 # of a calibration that needs it
 TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": WITH_GRADIENT, "weighted": 3.4}
@@ -30,8 +26,8 @@ def estimate_cut(job: SelectionJob) -> EstimateRecord:
     """Return the seconds and bytes of every stage of a cut; no model is loaded."""
     checkpoint, selector, run = job.checkpoint, job.selector, job.run
     tokens = 0 if job.windows is None else job.windows.tokens.numel()
-    device, dtype = run.place, run.precision
-    speed = measure_speed(checkpoint, device, dtype)
+    device = run.place
+    speed = measure_speed(checkpoint, device, run.precision)
     stored = sum(info.size for info in checkpoint.tensors.values())
     cut = outline(checkpoint.mixers, 1)
     largest = max(info.size for name, info in checkpoint.tensors.items() if cut.touches(name))
@@ -39,9 +35,10 @@ def estimate_cut(job: SelectionJob) -> EstimateRecord:
     device_bytes: dict[str, float] = {}
     host: dict[str, float] = {"Python and torch": INTERPRETER, "tensors being written": WRITERS * (2 * largest + BLOCK)}
     if selector.calibrated:
-        seconds["calibration"] = _passes(checkpoint, selector, tokens, speed, device)
+        forward = 2 * checkpoint.parameters * tokens / (speed.flops_per_second * EFFICIENCY[device.type])
+        seconds["calibration"] = forward * max(TIMES_FORWARD.get(need, 0) for need in selector.needs)
         seconds["loading"] = stored / speed.read_bytes_per_second
-        device_bytes = _on_device(checkpoint, selector, device, dtype)
+        device_bytes = _bytes_on_device(job)
     if device.type == "cpu":
         host, device_bytes = host | device_bytes, {}
     return EstimateRecord(
@@ -59,27 +56,20 @@ def estimate_cut(job: SelectionJob) -> EstimateRecord:
     )
 
 
-def _passes(checkpoint: Checkpoint, selector: Selector, tokens: int, speed: DeviceSpeed, device: torch.device) -> float:
-    """Seconds of running the model over the calibration text."""
-    forward = 2 * checkpoint.parameters * tokens / (speed.flops_per_second * EFFICIENCY[device.type])
-    return max(TIMES_FORWARD[need] for need in selector.needs if need in TIMES_FORWARD) * forward
-
-
-def _on_device(
-    checkpoint: Checkpoint, selector: Selector, device: torch.device, dtype: torch.dtype
-) -> dict[str, float]:
-    tokens, hidden = TOKENS_AT_ONCE[device.type], checkpoint.mixers[0].input_size
-    states = tokens * hidden * dtype.itemsize
+def _bytes_on_device(job: SelectionJob) -> dict[str, float]:
+    checkpoint, needs, kind, size = job.checkpoint, job.selector.needs, job.run.place.type, job.run.precision.itemsize
+    tokens = TOKENS_AT_ONCE[kind]
+    states = tokens * checkpoint.mixers[0].input_size * size
     needed: dict[str, float] = {
-        "weights": checkpoint.parameters * dtype.itemsize,
-        "a pass": FORWARD_COPIES[device.type] * states,
+        "weights": checkpoint.parameters * size,
+        "a pass": FORWARD_COPIES[kind] * states,
         "evidence": sum(16 * mixer.axis.heads * mixer.axis.width**2 for mixer in checkpoint.mixers),
     }
-    if BACKWARD & selector.needs:
+    if BACKWARD & needs:
         vocabulary = int(checkpoint.config.get("vocab_size", 0))
         layers = int(checkpoint.config.get("num_hidden_layers", len(checkpoint.mixers)))
-        needed["a pass"] = BACKWARD_COPIES[device.type] * layers * states + 12 * tokens * vocabulary
-    if "gradient" in selector.needs:
+        needed["a pass"] = BACKWARD_COPIES[kind] * layers * states + 12 * tokens * vocabulary
+    if "gradient" in needs:
         rows = sum(mixer.axis.heads * mixer.axis.width * mixer.input_size for mixer in checkpoint.mixers)
         needed["evidence"] = 8 * rows
     return needed

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
@@ -125,8 +124,8 @@ class EvidenceCollector:
         hashing = threads.start(lambda: checkpoint.fingerprint)  # the disk is read while the device works
         runtime = self.runtime
         if runtime is None:
-            axis, device = checkpoint.mixers[0].axis, self.run.place
-            with reporter.waiting("loading the model"), _warm_up_linear_algebra(axis, device, needs):
+            with reporter.waiting("loading the model"), ExitStack() as stack:
+                stack.callback(_warm_up_linear_algebra(checkpoint.mixers[0].axis, self.run.place, needs))
                 runtime = load_with(self.run, checkpoint.folder)
             reporter.say(f"kernels: {runtime.kernels}")
         self.on_idle()
@@ -138,24 +137,18 @@ class EvidenceCollector:
         return EvidenceFile(model=fingerprint, calibration=calibration, evidence=evidence), runtime.kernels
 
 
-@contextmanager
-def _warm_up_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Need]) -> Iterator[None]:
-    """Load the libraries of a GPU beside the body, by a first Gram matrix and its factors.
+def _warm_up_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Need]) -> Callable[[], object]:
+    """Load the libraries of a GPU in a thread, by a first Gram matrix and its factors; return a function that waits.
 
     Loading takes up to a second and must be over before the next factorisation.
     """
     if device.type == "cpu" or "gram" not in needs:
-        yield
-        return
+        return lambda: None
 
-    def first() -> Tensor:
-        activations = torch.zeros(axis.heads, 2048, axis.width, dtype=torch.float64, device=device)
-        gram = activations.mT @ activations
-        return torch.linalg.cholesky(gram + torch.eye(axis.width).to(gram))
-
-    done = threads.start(first)
-    try:
-        yield
-    finally:
+    def first() -> None:
         with suppress(RuntimeError):  # the real factorisation will raise it again
-            done()
+            activations = torch.zeros(axis.heads, 2048, axis.width, dtype=torch.float64, device=device)
+            gram = activations.mT @ activations
+            torch.linalg.cholesky(gram + torch.eye(axis.width).to(gram))
+
+    return threads.start(first)

@@ -97,11 +97,6 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
     )
 
 
-def is_corrected(checkpoint: Checkpoint, keep_norm_eps: bool) -> bool:
-    """Return whether a cut adapts the norm epsilon to the new key dim."""
-    return not keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
-
-
 def is_layerwise(selector: Selector, evidence: Path | None) -> bool:
     """Return whether a method can choose the channels of a layer while a reconstruction is at that layer."""
     return selector.calibrated and not BACKWARD & selector.needs and evidence is None

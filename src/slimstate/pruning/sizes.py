@@ -69,7 +69,10 @@ def fit_budget(budget: Budget, mixers: tuple[Mixer, ...]) -> tuple[int, str]:
 def resolve_key_dim(
     width: int, compression: float | None, key_dim: int | None, *, allow_width: bool = False
 ) -> tuple[int, str]:
-    """Return the key dim for a compression or a key dim, and a line that explains it."""
+    """Return the key dim for a compression or a key dim, and a line that explains it.
+
+    A compression gives the nearest multiple of ALIGNMENT, where the width has room for one.
+    """
     if (compression is None) == (key_dim is None):
         raise PlanError("give either `key_dim` or `compression`, or a budget (`state_mb`, or `sequences`)")
     if key_dim is not None:
@@ -83,11 +86,6 @@ def resolve_key_dim(
         raise PlanError(
             f"`compression` must lie between 0 and 1, got {compression:g}; 0.5 removes half of the channels"
         )
-    return _rounded(width, compression)
-
-
-def _rounded(width: int, compression: float) -> tuple[int, str]:
-    """Return the nearest multiple of ALIGNMENT, where the width has room for one."""
     exact = width * (1 - Fraction(str(compression)))
     line = f"compression {compression:g} of {width} channels keeps {float(exact):g}"
     if width <= ALIGNMENT:
@@ -122,10 +120,6 @@ class Headers:
     mixers: tuple[Mixer, ...]
     parameters: Callable[[int], int | None]
 
-    @property
-    def width(self) -> int:
-        return self.mixers[0].axis.width
-
 
 def read_headers(model: str | PathLike[str]) -> Headers:
     """Read the config and tensor headers of a model, or a config.json alone."""
@@ -157,8 +151,8 @@ def describe_model(
 
     KV caches of softmax layers are counted at `context` tokens.
     """
-    config, mixers, width = headers.config, headers.mixers, headers.width
-    first, family, cut = mixers[0], family_of(config), cut_in(config)
+    config, mixers, first = headers.config, headers.mixers, headers.mixers[0]
+    width, family, cut = first.axis.width, family_of(config), cut_in(config)
     softmax, numbers = family.softmax_layers(config), family.cached_per_token(config)
     tokens = context if context is not None else DEFAULT_CONTEXT if softmax else 0
     kv_bytes = None if numbers is None else numbers * tokens * KV_BYTES

@@ -86,10 +86,8 @@ class ReconstructionJob:
             layers = self._walk(folder, windows, settings)
             config = self.cut.finished_config(windows)
             change = folder.change(self.cut.change())
-            record = replace(
-                self._record(config, windows, settings, layers),
-                trained_parameters=change.elements, seconds=time.perf_counter() - started,
-            )  # fmt: skip
+            record = replace(self._record(config, windows, settings, layers), trained_parameters=change.elements)
+            record = replace(record, seconds=time.perf_counter() - started)
             left_out = self._write(config, change, record)
         return record, left_out
 

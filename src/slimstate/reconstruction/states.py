@@ -50,7 +50,7 @@ class HiddenStates:
     """States [windows of this process, length, size] in float32, indexed by the numbers of windows."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, place: str, folder: Path) -> None:
-        self.device, self.place = device, place
+        self.device = device
         if place == "disk":
             with writing(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".states-") as file:
                 # the file loses its name when it is mapped, and is removed with the process

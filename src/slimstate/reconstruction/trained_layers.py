@@ -29,37 +29,32 @@ class TrainedLayers(RunFolder):
     WORK = "reconstruction"
     REQUIRED_SETTINGS = frozenset({"teacher", "tokens", "steps", "learning_rate"})
 
-    def _count(self) -> int:
-        return len(list(self.path.glob("layer-*.json")))
-
     def has_progress(self) -> bool:
-        return self._count() > 0
+        return any(self.path.glob("layer-*.json"))
 
     def describe(self) -> str:
-        count = self._count()
+        count = len(list(self.path.glob("layer-*.json")))
         if not count:
             return "no layer is done yet; the same command starts again with the first"
         layers = "1 layer is" if count == 1 else f"{count} layers are"
         return f"{layers} kept in {self.path}; the same command continues there"
 
-    def _weights(self, layer: int) -> Path:
-        return self.path / f"layer-{layer}.safetensors"
-
-    def _errors(self, layer: int) -> Path:
-        return self.path / f"layer-{layer}.json"
+    def _files(self, layer: int) -> tuple[Path, Path]:
+        """Return the files with the errors and with the weights of a layer."""
+        return self.path / f"layer-{layer}.json", self.path / f"layer-{layer}.safetensors"
 
     def read(self, layer: int) -> tuple[LayerErrors, dict[str, Tensor]] | None:
         """Return the errors and the trained tensors of a layer that an earlier run finished, or None."""
-        if not self._errors(layer).is_file():
-            return None
-        return from_json(LayerErrors, read_json(self._errors(layer))), load_file(self._weights(layer))
+        errors, weights = self._files(layer)
+        return (from_json(LayerErrors, read_json(errors)), load_file(weights)) if errors.is_file() else None
 
     def write(self, errors: LayerErrors, weights: Mapping[str, Tensor]) -> None:
         """Save a finished layer; its errors are written last and mark it as finished."""
+        errors_path, weights_path = self._files(errors.layer)
         with writing(self.path):
-            with staged_file(self._weights(errors.layer)) as file:
+            with staged_file(weights_path) as file:
                 save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, file)
-            write_json(self._errors(errors.layer), dict(to_json(errors)))
+            write_json(errors_path, dict(to_json(errors)))
 
     def change(self, cut: Change) -> TrainedChange:
         """Return the trained tensors as a change of the model; the others change as in the cut."""

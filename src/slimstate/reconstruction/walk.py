@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES, Change, Replacement, StoredTensor
 from slimstate.checkpoints.writer import CARD
-from slimstate.core.layout import Mixer
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
@@ -91,7 +90,6 @@ class Layer:
     """
 
     number: int
-    mixer: Mixer | None
     weights: Mapping[str, Tensor]
     stored: Mapping[str, Stored]
     errors: LayerErrors | None
@@ -132,9 +130,7 @@ class Walk:
 
     def computing(self) -> AbstractContextManager[object]:
         """Return a context in which weights in float32 compute in the requested precision."""
-        if self.precision == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.precision)
+        return torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision != torch.float32)
 
     def _first_states(self, stream: Stream, windows: Tensor) -> Tensor:
         with torch.no_grad(), self.computing():
@@ -146,18 +142,19 @@ class Walk:
             yield from self._layer(number)  # in a frame of its own, so that its memory is released
 
     def _layer(self, number: int) -> Iterator[LayerErrors]:
+        mixer = self.mixers.get(number)
         stored = {name: self.teacher.stored(name) for name in self.uncut_model.stored_names(self.teacher, number)}
         uncut = self.uncut_model.convert(number, stored)
         with self.uncut_model.holding(number, uncut):
             layer = self._cut(number, stored, uncut)
             if number + 1 < self.uncut_model.layers:  # the system reads the next layer while this one is trained
                 self.teacher.expect(self.uncut_model.stored_names(self.teacher, number + 1))
-            trained = () if layer.mixer is None or layer.errors else self._trained_places(number, layer.mixer.path)
+            trained = () if mixer is None or layer.errors else self._trained_places(number, mixer.path)
             added = self._advance(self.uncut_stream, number)
         self._check(added, f"layer {number} of {quoted(self.teacher.source)}")
         del uncut
         with self.cut_model.holding(number, layer.weights):
-            if layer.mixer is not None:
+            if mixer is not None:
                 yield layer.errors or self._reconstruct(layer, trained, added)
             if number + 1 < self.uncut_model.layers:
                 self._check(self._advance(self.cut_stream, number), f"layer {number} of the cut model")
@@ -178,7 +175,7 @@ class Walk:
         weights = dict(uncut)
         if changed:
             weights |= self.cut_model.convert(number, stored, self.cut_model.parts_with(number, changed))
-        return Layer(number=number, mixer=self.mixers.get(number), weights=weights, stored=stored, errors=errors)
+        return Layer(number=number, weights=weights, stored=stored, errors=errors)
 
     def _watch(self, number: int, watching: Callable[[nn.Module], AbstractContextManager[object]]) -> int:
         model, stream, place = self.uncut_model, self.cut_stream, self.mixers[number].path

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -139,7 +140,9 @@ class Adaptation:
         if self.has_adapters:
             if folder is not None:
                 model.save_pretrained(folder)
-                _add_tensors(folder / ADAPTER_WEIGHTS, dict(self._biases_of(model)))
+                path = folder / ADAPTER_WEIGHTS  # PEFT loads whatever has the name of a parameter
+                biases = {name: bias.detach().contiguous() for name, bias in self._biases_of(model)}
+                save_file({**load_file(path), **biases}, path, {"format": "pt"})
             model = model.merge_and_unload(safe_merge=True)
         expand(model)
         return {name: tensor for name, tensor in model.state_dict().items() if self.selects(name)}
@@ -198,15 +201,6 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def _not_storable(adaptation: Adaptation, student: Checkpoint) -> str | None:
     """Return the first weight that would be trained and that the files of the student store in another form."""
     return next((name for name in adaptation.weights(student.config) if not student.stored_names(name)), None)
-
-
-def _add_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Add tensors to a file of PEFT, which loads whatever has the name of a parameter."""
-    from safetensors.torch import load_file, save_file
-
-    if tensors:
-        more = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        save_file({**load_file(path), **more}, path, {"format": "pt"})
 
 
 def _last_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -59,14 +59,12 @@ class Tokens:
             perplexity={name: perplexity_of(value) for name, value in known.items()},
             word_perplexity={name: score.word_perplexity for name, score in scores.items()},
             bits_per_byte={name: score.bits_per_byte for name, score in scores.items()},
-            closed={goal: share_closed(nats, known[goal]) for goal in ("uncut", "control") if goal in known},
+            closed={
+                goal: (nats.before - nats.after) / gap if (gap := nats.before - known[goal]) > MIN_GAP else None
+                for goal in ("uncut", "control")
+                if goal in known
+            },
         )
-
-
-def share_closed(nats: Nats, goal: float) -> float | None:
-    """Return how much of the gap between the cut model and `goal` was closed; None if the gap is too small."""
-    gap = nats.before - goal
-    return (nats.before - nats.after) / gap if gap > MIN_GAP else None
 
 
 def measure(

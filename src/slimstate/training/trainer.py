@@ -99,22 +99,22 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
 class Watch(TrainerCallback):  # type: ignore[misc]
     """Check the losses whenever they are logged or saved, mark checkpoints as complete, and report progress."""
 
-    def __init__(self, tokens_per_step: int, grad_accum: int, update: Update) -> None:
-        self.tokens_per_step, self.grad_accum, self.update = tokens_per_step, grad_accum, update
-        self.trainer: StudentTrainer | None = None
+    def __init__(self, trainer: StudentTrainer, tokens_per_step: int, grad_accum: int, update: Update) -> None:
+        self.trainer, self.tokens_per_step, self.grad_accum, self.update = trainer, tokens_per_step, grad_accum, update
         self.started, self.first_step = 0.0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.started, self.first_step = time.perf_counter(), state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        assert self.trainer is not None
         if not (control.should_log or control.should_save):
             return
         losses, self.trainer.unchecked = torch.stack(self.trainer.unchecked), []
         bad = (~losses.isfinite()).float().view(-1, self.grad_accum).amax(1)
         if control.should_save:  # a step of finite loss may still have broken the weights
-            finite = all(_is_finite(weight) for weight in trainable(self.trainer.model).values())
+            weights = trainable(self.trainer.model).values()
+            local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+            finite = all(bool(weight.isfinite().all()) for weight in local)
             bad[-1] = bad[-1].clamp(min=float(not finite))
         if float(distributed.sum_over_all(bad).sum()):
             step = state.global_step - len(bad) + 1 + int(bad.nonzero()[0])
@@ -134,12 +134,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             seconds = time.perf_counter() - self.started
             speed = (state.global_step - self.first_step) * self.tokens_per_step / seconds
             self.update(state.global_step, f"loss {logs['loss']:.4f}  {speed:,.0f} tokens/s")
-
-
-def _is_finite(weight: Tensor) -> bool:
-    """Return whether a weight is finite; of a sharded one, the part in this process."""
-    local = weight.to_local() if isinstance(weight, DTensor) else weight
-    return bool(local.isfinite().all())
 
 
 @contextmanager
@@ -202,13 +196,10 @@ def fit(
     student: Student, schedule: Schedule, options: TrainOptions, folder: Path, checkpoint: Path | None, update: Update
 ) -> tuple[dict[str, Tensor], tuple[LogEntry, ...]]:
     """Train, from a checkpoint if there is one; return the parameters by the names of the model, and the log."""
-    watch = Watch(options.tokens_per_step, options.trainer.grad_accum, update)
-    trainer = StudentTrainer(
-        model=student, args=trainer_arguments(options, folder), train_dataset=schedule,
-        data_collator=default_data_collator, callbacks=[watch],
-    )  # fmt: skip
+    arguments, collate = trainer_arguments(options, folder), default_data_collator
+    trainer = StudentTrainer(model=student, args=arguments, train_dataset=schedule, data_collator=collate)
     trainer.remove_callback(PrinterCallback)
-    watch.trainer = trainer
+    trainer.add_callback(Watch(trainer, options.tokens_per_step, options.trainer.grad_accum, update))
     with _translate_full_disk(folder):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}

@@ -37,10 +37,11 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
         if config.counts_pool:
             return _pool(source, config)
         headers = read_headers(source)
+        first = headers.mixers[0]
         return describe_model(
             headers, budget=config.budget, context=config.pool.context,
-            serving=describe_serving(headers.config, config.engine, key_dims_worth_choosing(headers.width)),
-            speed=speeds_below(str(headers.config["model_type"]), headers.mixers[0]),
+            serving=describe_serving(headers.config, config.engine, key_dims_worth_choosing(first.axis.width)),
+            speed=speeds_below(str(headers.config["model_type"]), first),
         )  # fmt: skip
 
 

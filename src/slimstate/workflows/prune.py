@@ -17,18 +17,10 @@ from slimstate.checkpoints.writer import check_output
 from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
 from slimstate.models.load import load_tokenizer
-from slimstate.pruning.cut import CardNotes, CutJob, check_stock_shapes, describe_cut
+from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, describe_cut
 from slimstate.pruning.estimate import estimate_cut
 from slimstate.pruning.evidence import read_windows
-from slimstate.pruning.layerwise import LayerwiseCut
-from slimstate.pruning.planning import (
-    SelectionJob,
-    check_epsilon,
-    check_rotatable,
-    is_corrected,
-    is_layerwise,
-    read_plan,
-)
+from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_layerwise, read_plan
 from slimstate.pruning.sizes import fit_budget, key_dims_worth_choosing, resolve_key_dim
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.reconstruct import ReconstructionJob
@@ -36,6 +28,7 @@ from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.cut import CutRecord, EstimateRecord
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import run_config
+from slimstate.records.serving import LayerSpeed
 from slimstate.selectors import Request, selector_named
 from slimstate.serving.engines import cut_advice, serving_lines
 from slimstate.serving.widths import speed_of_cut
@@ -104,8 +97,7 @@ def estimate(
     with Inputs(progress, tokenizer, model) as inputs:
         checkpoint = _open(inputs.model(model), None if out is None else Path(out), config, inputs.reporter)
         job = selection_job(checkpoint, config, inputs.reporter)
-        speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], job.request.keep)
-        return replace(estimate_cut(job), speed=speed)
+        return replace(estimate_cut(job), speed=_speed(checkpoint, job.request.keep))
 
 
 def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> CutRecord:
@@ -118,24 +110,24 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         config = replace(config, reconstruct=None, distill=None)
     choice: SelectionJob | Plan
     if config.apply is None:
-        choice = job = selection_job(checkpoint, config, reporter)
-        key_dim = job.request.keep
-        if config.reconstruct is not None:
-            assert out is not None
-            return _reconstructed(job, out, config, provenance, started)
+        choice = selection_job(checkpoint, config, reporter)
+        key_dim = choice.request.keep
     else:
         choice = plan = read_plan(config.apply, checkpoint)
         key_dim, line = plan.key_dim, f"applying {config.apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}"
         _announce(checkpoint, key_dim, line, config.engine, reporter)
-    return CutJob(
+    cut = CutJob(
         checkpoint=checkpoint, key_dim=key_dim, out=out, force=config.force, provenance=provenance,
-        notes=_card_notes(checkpoint, key_dim), reporter=reporter,
-    ).finish(choice, started)  # fmt: skip
+        speed=_speed(checkpoint, key_dim), notes=serving_lines, reporter=reporter,
+    )  # fmt: skip
+    if config.reconstruct is None:
+        return cut.finish(choice, started)
+    assert isinstance(choice, SelectionJob)  # a plan is not reconstructed
+    return _reconstructed(cut, choice, config, started)
 
 
-def _card_notes(checkpoint: Checkpoint, key_dim: int) -> CardNotes:
-    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
-    return CardNotes(speed=speed, section=serving_lines)
+def _speed(checkpoint: Checkpoint, key_dim: int) -> LayerSpeed | None:
+    return speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
 
 
 def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> Checkpoint:
@@ -153,7 +145,7 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     """Refuse what can be refused before a model is loaded, read the text, and announce the cut."""
     selector, calibration = selector_named(config.method), config.calibration
     key_dim, line = _key_dim(checkpoint, config, allow_width=selector.rotates)
-    corrected = is_corrected(checkpoint, config.cut.keep_norm_eps)
+    corrected = not config.cut.keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
     check_rotatable(checkpoint, selector)
     check_epsilon(checkpoint, key_dim, corrected)
     layerwise = config.reconstruct is not None and is_layerwise(selector, calibration.evidence)
@@ -183,8 +175,7 @@ def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | Non
     """Check the shapes, and show what is known of the key dim: its speed, and what engines do with it."""
     check_stock_shapes(checkpoint, key_dim, reporter)
     reporter.say(line)
-    speed = speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
-    if speed is not None:
+    if (speed := _speed(checkpoint, key_dim)) is not None:
         reporter.say(speed.advice)
     candidates = key_dims_worth_choosing(checkpoint.mixers[0].axis.width)
     for advice in cut_advice(checkpoint.config, key_dim, engine, candidates):
@@ -200,17 +191,15 @@ def _reconstruction_windows(checkpoint: Checkpoint, config: PruneConfig, reporte
         return config.reconstruct.windows(tokenizer, reading, calibration.seed, config.run.place.type)
 
 
-def _reconstructed(
-    job: SelectionJob, out: Path, config: PruneConfig, provenance: dict[str, Any], started: float
-) -> CutRecord:
+def _reconstructed(cut_job: CutJob, job: SelectionJob, config: PruneConfig, started: float) -> CutRecord:
     """Cut and reconstruct in one walk over the layers; the channels are chosen on the way where the method can."""
+    out, request = cut_job.out, job.request
     assert config.reconstruct is not None
-    request = job.request
+    assert out is not None
     plan = None if is_layerwise(job.selector, config.calibration.evidence) else job.plan()[0]
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
     cut = LayerwiseCut(
-        checkpoint=job.checkpoint, job=job, folder=TrainedLayers.beside(out).path,
-        notes=_card_notes(job.checkpoint, request.keep),
+        checkpoint=job.checkpoint, cut=cut_job, job=job, folder=TrainedLayers.beside(out).path,
         choices={} if plan is None else dict(plan.selections), plan=[] if plan is None else [plan],
     )  # fmt: skip
     identity = {
@@ -219,7 +208,7 @@ def _reconstructed(
     }  # fmt: skip
     record, left_out = ReconstructionJob(
         cut=cut, teacher=job.checkpoint, out=out, identity=identity, options=config.reconstruct, run=job.run,
-        force=config.force, provenance=provenance, reporter=job.reporter,
+        force=config.force, provenance=cut_job.provenance, reporter=job.reporter,
     ).finish(windows, started)  # fmt: skip
     seconds = time.perf_counter() - started
     return replace(cut.record(record), out=str(out), left_out=tuple(left_out), seconds=seconds)
@@ -244,6 +233,5 @@ def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, repo
     record = job.finish(make)
     if not records:
         plan = read_plan(out, checkpoint)
-        speed = _card_notes(checkpoint, plan.key_dim).speed
-        records.append(describe_cut(checkpoint, plan, record.kernels, speed))
+        records.append(describe_cut(checkpoint, plan, record.kernels, _speed(checkpoint, plan.key_dim)))
     return replace(records[0], reconstruction=record, out=str(out))
