@@ -20,10 +20,8 @@ from slimstate.system.plugins import Registry, listed_values
 
 MEMBERS = {name: member for name, member in vars(Family).items() if not name.startswith("_")}
 FAMILY = """
-from dataclasses import dataclass
 from slimstate.families import Family
 
-@dataclass(frozen=True, kw_only=True)
 class Short(Family):
     mixers = softmax_layers = correction = sizes = fields_for = lambda *_: None
 

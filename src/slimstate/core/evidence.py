@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +21,7 @@ from slimstate.system.atomic import staged_file
 from slimstate.system.errors import DataError, OutputError, quoted, reason_of
 from slimstate.system.input_files import open_regular
 from slimstate.system.json_files import JsonObject, parse_json
+from slimstate.system.value import Value
 
 # what a method may need; weights are read, everything else is collected
 Need = Literal["weight", "gram", "moments", "input", "gradient", "weighted"]
@@ -39,8 +40,7 @@ ROUNDING = 1e-6  # of the largest entry; sums of many tokens are far more precis
 MAX_TOKENS = 2**53
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Evidence(Value):
     """Sums over calibration tokens for one mixer. Sums merge: across batches, processes and machines.
 
     query_gram, key_gram [H, D, D]: sums of outer products of the activations, float64. query_moments, key_moments
@@ -84,8 +84,7 @@ class Evidence:
         return Evidence(tokens=self.tokens, **{**dict(self.tensors()), **dict(other.tensors())})
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvidenceFile:
+class EvidenceFile(Value):
     """The evidence of every mixer by layer, with the model and the tokens that it was collected on."""
 
     model: str

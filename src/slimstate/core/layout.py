@@ -7,14 +7,14 @@ of which K (the key dim) are kept. A slot says which rows of a parameter belong 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from slimstate.system.value import Value
 
-@dataclass(frozen=True, kw_only=True)
-class Slot:
+
+class Slot(Value):
     """Rows of one parameter that belong to the channels of an axis.
 
     The row of (head h, channel c) is `start + h * head_stride + c`, and again `copy_stride` rows further on for every
@@ -48,8 +48,7 @@ class Slot:
         return shape[0] * shape[1] if self.by_head else shape[self.dim]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Axis:
+class Axis(Value):
     """H heads of D channels, and every slot of the parameters where they are."""
 
     # H: 16
@@ -81,8 +80,7 @@ class Axis:
         return self.rows(slot, torch.arange(self.width).expand(self.heads, -1))
 
 
-@dataclass(frozen=True, kw_only=True)
-class HookPoint:
+class HookPoint(Value):
     """Where the queries and keys of a mixer can be read as they enter the state, after convolution and activation.
 
     That is the call of a function, the operator, with queries and keys [B, T, H, D], or with a copy of each head for
@@ -129,8 +127,7 @@ class HookPoint:
         return self.operators if self.step_operator is None else (*self.operators, self.step_operator)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mixer:
+class Mixer(Value):
     """One linear-attention layer: its channel axis, its query and key projections, and the shape of its state."""
 
     # the number of the layer in the model: 0

@@ -6,7 +6,7 @@ H heads, D channels, K of them to keep.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 import torch
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from slimstate.core.layout import Axis
 from slimstate.system.errors import PlanError
+from slimstate.system.value import Value
 
 MAX_ORTHOGONALITY_ERROR = 1e-4  # of T T' from the identity
 Certificate: TypeAlias = Mapping[str, Sequence[float | None]]  # a number for each head, by the name of the claim
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
+class Selection(Value):
     """The channels to keep: `keep` [H, K], ascending."""
 
     keep: Tensor
@@ -51,8 +51,7 @@ class Selection:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Basis:
+class Basis(Value):
     """The directions to keep: `rows` [H, K, D] in float32, orthonormal in every head.
 
     Channels become `rows @ channels`, queries and keys alike. A selection is the special case whose rows are axes.

@@ -9,13 +9,13 @@ are on the page docs/serving/state_dtype.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from slimstate.core.layout import Mixer
 from slimstate.system.errors import PlanError
+from slimstate.system.value import Value
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 SERVED = ("float32", "bfloat16")  # in engines today; others are simulated
@@ -31,8 +31,7 @@ def check_state_dtypes(names: Sequence[str]) -> None:
         raise PlanError("`state_dtypes` must be one or more different names")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateRounding:
+class StateRounding(Value):
     """Rounding of states to `dtype` after every `every` tokens: 1 is decoding, more is a prefill in pieces."""
 
     dtype: str = "float32"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from slimstate.system.value import Value
 
 CODE = """{registration}from transformers import {classes}
 
@@ -10,8 +10,7 @@ model = {loader}.from_pretrained({folder})"""
 REGISTRATION = "import fla  # registers the architecture\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StockClass:
+class StockClass(Value):
     """The library that registers an architecture, and the class of transformers that loads it."""
 
     library: str

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.core.stock_class import StockClass
 from slimstate.system.errors import ModelError
+from slimstate.system.value import Value
 
 Config = Mapping[str, Any]
 EXACT_EPSILON, MAX_EPSILON = 1e-4, 1e-3  # after a cut: up to the first the cut is exact, above the second refused
 Library = Literal["fla", "transformers"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Correction:
+class Correction(Value):
     """What makes the output of a cut layer equal to its output with the dropped channels zeroed.
 
     Layers scale queries by d_k^-0.5, so a cut multiplies what they read from the state by s = sqrt(width / key dim).
@@ -68,8 +68,7 @@ FOLDED = Correction(folded=True, why="compensates the new query scale exactly")
 NOT_NEEDED = Correction(why="these layers do not scale queries: cutting equals zeroing bit for bit")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
+class Sizes(Value):
     """The sizes of a linear-attention layer."""
 
     # H, key heads
@@ -99,8 +98,7 @@ class Sizes:
         return self.value_heads * self.value_dim
 
 
-@dataclass(frozen=True, kw_only=True)
-class Caches:
+class Caches(Value):
     """What an engine caches for a sequence: the sizes of states, of convolutions and of softmax layers."""
 
     # those of a linear-attention layer
@@ -122,8 +120,7 @@ class Caches:
     state_on_the_way: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family(ABC):
+class Family(Value, ABC):
     """An architecture: which of its configs can be cut, where their key channels live, what a cut does to a config.
 
     Architectures that differ only in names and rows are instances of one class.

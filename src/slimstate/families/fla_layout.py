@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families.contract import (
@@ -22,6 +22,7 @@ from slimstate.families.contract import (
     filter_axis,
 )
 from slimstate.system.errors import ModelError
+from slimstate.system.value import Value
 
 SHARINGS = ("head", "all")
 SHARED_FILTERS = "shared_filters"
@@ -31,8 +32,7 @@ DEFAULTS: Config = {  # of Gated DeltaNet and its relatives
 QUERY, KEY = Slot(parameter="q_proj.weight"), Slot(parameter="k_proj.weight")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layer:
+class Layer(Value):
     """The layers of a family: what they call, their linear maps, and rows that are not in the usual places."""
 
     # the functions that the layer calls with its queries and keys
@@ -55,7 +55,6 @@ class Layer:
     correction: Correction = NORM_EPS
 
 
-@dataclass(frozen=True, kw_only=True)
 class FlaFamily(Family):
     """A family of fla; `layer` gets a config with its defaults and the sizes in it."""
 
@@ -98,7 +97,6 @@ class FlaFamily(Family):
         return None if value is None else int(value)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByHeadDim(FlaFamily):
     """Families whose key width is `head_dim` and value width a ratio to it; value heads may share a key head."""
 
@@ -118,7 +116,6 @@ class ByHeadDim(FlaFamily):
         return {"head_dim": key_dim, "expand_v": ratio_for(self.sizes(config).value_dim, key_dim)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByExpansion(FlaFamily):
     """Families whose widths are ratios to the hidden size; query heads may share a key head."""
 

@@ -7,7 +7,6 @@ heads of D channels, G value heads of V. A family adds a `Layout`: where the row
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families.contract import (
@@ -22,6 +21,7 @@ from slimstate.families.contract import (
     softmax_sizes,
 )
 from slimstate.system.errors import ModelError
+from slimstate.system.value import Value
 
 DEFAULTS: Config = {
     "hidden_size": 2048, "num_hidden_layers": 48, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
@@ -31,8 +31,7 @@ TAPS = 4  # of the convolution, by default
 EVERY = 4  # without `layer_types`, every fourth layer is softmax attention
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(Value):
     """Where the rows of a layer are."""
 
     # the rows that make the queries
@@ -51,7 +50,6 @@ class Layout:
     correction: Correction = RMS_NORM_EPS
 
 
-@dataclass(frozen=True, kw_only=True)
 class GatedDeltaHybrid(Family):
     """A family of hybrids."""
 

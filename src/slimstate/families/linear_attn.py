@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slimstate.core.layout import HookPoint
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer, grouped_queries
@@ -30,7 +28,6 @@ def layer(known: Config, sizes: Sizes) -> Layer:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LinearAttention(ByExpansion):
     """A family of which only some feature maps can be cut."""
 

@@ -7,7 +7,7 @@ state, and a zeroed channel adds exactly zero: a cut equals zeroing bit for bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
 from slimstate.families.contract import (
@@ -21,14 +21,14 @@ from slimstate.families.contract import (
     fused_filters,
     softmax_sizes,
 )
+from slimstate.system.value import Value
 
 TAPS = 4  # of the convolution, by default
 LINEAR = ("linear_attention", "mamba", "hybrid")  # names of layers with a state, in new and old configs
 PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fields:
+class Fields(Value):
     """The names of the sizes in a config."""
 
     # H: "num_heads"
@@ -51,7 +51,6 @@ class Fields:
     inner: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mamba2(Family):
     """A family with Mamba-2 layers."""
 

@@ -5,8 +5,6 @@ The epsilon of the norm after the state is in the code (1e-5), not in the config
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slimstate.core.layout import Slot
 from slimstate.families.contract import Config, Correction, Sizes, filter_axis
 from slimstate.families.gated_delta_hybrid import DEFAULTS, EVERY, GatedDeltaHybrid, Layout
@@ -34,7 +32,6 @@ def separate(sizes: Sizes) -> Layout:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class OlmoHybrid(GatedDeltaHybrid):
     """A family whose config may leave out the sizes of linear layers, which then follow from the others."""
 

@@ -17,7 +17,6 @@ where something is erased the updates u and the inverse of I + beta A: memory is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -28,6 +27,7 @@ from slimstate.kernels.channel_decay import ChannelDecay
 from slimstate.kernels.chunks import chunk_views, in_chunks, inverse_of_unit_lower, product, put_in_time
 from slimstate.kernels.head_decay import Decayed, HeadDecay
 from slimstate.system.threads import parallel_map
+from slimstate.system.value import Value
 
 # tokens of a chunk: longer chunks cost more inside of them, shorter ones more between them, above all where every
 # channel has a decay
@@ -41,8 +41,7 @@ HEAD_AXES, BY_TOKEN = (2, 2, 2, 2, 2, 2, 0, 1), 6
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(Value):
     """The kind of a recurrence."""
 
     # the factor of the queries

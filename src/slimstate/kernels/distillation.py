@@ -11,7 +11,6 @@ stored. On a GPU one kernel processes the logits of a chunk (`distillation_trito
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -19,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from slimstate.system.value import Value
+
 LOGITS_AT_ONCE = 2**24  # elements of a chunk of logits; about ten tensors of that size exist at once
 
 
-@dataclass(frozen=True, kw_only=True)
-class FullDistribution:
+class FullDistribution(Value):
     """A teacher's hidden states [N, D] and its output head [V, D]; logits are computed when they are needed."""
 
     hidden: Tensor
@@ -42,8 +42,7 @@ class FullDistribution:
         return F.kl_div(ours, self.log_probs(rows, temperature), reduction="sum", log_target=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopDistribution:
+class TopDistribution(Value):
     """The log probabilities [N, k] of a teacher's k best tokens `ids` [N, k], at a fixed temperature.
 
     All other tokens (k < V) count as one with the remaining probability: a lower bound of the full divergence.

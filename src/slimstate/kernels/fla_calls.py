@@ -8,18 +8,19 @@ B batch, T time, H key heads, G value heads, K key dim, V value dim; states [B, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slimstate.system.value import Value
+
 Recurrence = Callable[..., tuple[Tensor, Tensor]]
 NORMALISED = ("q", "k", "erase")  # inputs that may be divided by their lengths
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallOptions:
+class CallOptions(Value):
     """The options that fla's layers pass to a recurrence, under the names that fla has for them."""
 
     # the factor of the queries; None is K^-0.5

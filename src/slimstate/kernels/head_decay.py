@@ -7,16 +7,14 @@ exponent is never positive.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from slimstate.kernels.chunks import lower, product, sum_to_end
+from slimstate.system.value import Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decayed:
+class Decayed(Value):
     """What the scan of chunks needs: the scores inside a chunk, and what reads and changes the state between chunks.
 
     The same fields hold the gradient of each.

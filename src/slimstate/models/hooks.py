@@ -11,7 +11,6 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from slimstate.core.layout import HookPoint, Mixer
 from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import remaining_channels, rotated
+from slimstate.system.value import Value
 
 Role = Literal["query", "key", "key-like"]
 Transform = Callable[[Mixer, Role, Tensor], Tensor]
@@ -131,8 +131,7 @@ def _rotated_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
                 model.get_parameter(name).copy_(values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateReading:
+class StateReading(Value):
     """The state [B, G, K, V] of a mixer, and the queries and keys [B, t, H, K] since the reading before.
 
     G value heads, a multiple of the H query/key heads. `time` counts the tokens since the model was called.

@@ -13,7 +13,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,13 @@ from slimstate.system.errors import ModelError, PlanError, quoted, reason_of
 from slimstate.system.input_files import check_name, files_inside
 from slimstate.system.json_files import read_json
 from slimstate.system.tested_versions import warn_about_untested
+from slimstate.system.value import Value
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SHARE_FOR_WEIGHTS = 0.8  # of the free memory of a device; the rest is for activations
 
 
-@dataclass(frozen=True, kw_only=True)
-class Runtime:
+class Runtime(Value):
     """A model and its tokenizer, ready to run; `kernels` describes what computes."""
 
     model: Any

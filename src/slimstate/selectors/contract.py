@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from slimstate.core.evidence import NEEDS, Evidence, Need
 from slimstate.core.selection import Choice
 from slimstate.system.errors import PlanError, quoted
+from slimstate.system.value import Value
 
 SCORES = ("kq", "k", "q")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Value):
     """What is known about the channels of one mixer. Weights are [H, D, input size]."""
 
     heads: int
@@ -25,8 +24,7 @@ class Case:
     evidence: Evidence | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Value):
     """How many channels or directions to keep in every head, by keys, queries or both; `device` is where to compute."""
 
     keep: int
@@ -42,8 +40,7 @@ class Request:
             raise PlanError(f"f of strong RRQR must be at least 1, got {self.f}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selector:
+class Selector(Value):
     """A way to choose channels, or with `rotates` directions: a `Basis` instead of a `Selection`.
 
     Parameters:

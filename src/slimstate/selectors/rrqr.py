@@ -21,7 +21,6 @@ with respect to its activations: tokens count as much as the loss depends on the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -30,10 +29,10 @@ from torch import Tensor
 from slimstate.core.evidence import FIELDS
 from slimstate.core.selection import Selection
 from slimstate.selectors.contract import Case, Request, Selector, scored
+from slimstate.system.value import Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pivoting:
+class Pivoting(Value):
     """The kept columns [N, K], ascending; the largest remaining rho and the number of exchanges, [N]."""
 
     keep: Tensor
