@@ -21,7 +21,7 @@ from harness import arguments
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from slimstate.kernels import delta_product, delta_rule, gla, rwkv6
+from slimstate.kernels import delta_rule, gla, rwkv6
 
 UPDATES = 2  # of a token in the delta product
 Form = Callable[..., tuple[Tensor, Tensor]]
@@ -49,7 +49,7 @@ def spread(form: Form) -> Form:
 
     def product(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         k, v, beta = (x.repeat_interleave(UPDATES, 1) for x in (k, v, beta))
-        return form(delta_product.spread(q, UPDATES, -1), k, v, beta, delta_product.spread(g, UPDATES, 0), scale=scale)
+        return form(delta_rule.spread(q, UPDATES, -1), k, v, beta, delta_rule.spread(g, UPDATES, 0), scale=scale)
 
     return product
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from recurrence_inputs import drawn, inputs
 from slimstate.families import FAMILIES
 from slimstate.kernels import delta_rule, gla
-from slimstate.kernels.delta_product import delta_product
-from slimstate.kernels.delta_rule import comba_rule, gated_delta_rule
+from slimstate.kernels.delta_rule import comba_rule, delta_product, gated_delta_rule
 from slimstate.kernels.gla import gated_linear_attention, linear_attention, state_space_scan
 from slimstate.kernels.patches import in_transformers
 from slimstate.kernels.rwkv6 import rwkv6_rule, token_shift

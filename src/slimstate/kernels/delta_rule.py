@@ -1,4 +1,5 @@
-"""The delta rule in PyTorch, gated by head (Gated DeltaNet), by channel (Kimi Delta Attention) or not; and Comba.
+"""The delta rule in PyTorch: DeltaNet, with a decay by head (Gated DeltaNet) or by channel (Kimi Delta Attention),
+with another vector to erase by (Comba), and with several updates for each token (DeltaProduct).
 
 There is the recurrence to read, and the chunked form to run.
 
@@ -11,10 +12,15 @@ q, k [B, T, H, K]; v [B, T, G, V]; beta [B, T, G]; g, the logarithm of the decay
 With `erase` p [B, T, H, K], as in Comba, it is u_t = beta_t (v_t - S_{t-1}' p_t): what to erase is looked up by another
 vector, and in the state before its decay. This is what fla's kernels and its `naive_chunk_comba` compute; in its
 `naive_recurrent_comba` the state decays first.
+
+The gated delta product has n updates for each token, then one output: k, v and beta are n times as long as q and g. The
+state decays before the first update of a token and is read after the last: this is the delta rule on n times as many
+steps, of which most have no decay and no query.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,6 +90,30 @@ def comba_rule(
     return call(delta_rule, CallOptions.read(options), q=q, k=k, v=v, beta=beta, g=g, erase=p)
 
 
+def spread(x: Tensor, updates: int, place: int) -> Tensor:
+    """Spread [B, T, ...] to [B, n T, ...], with zeros at all updates of a token but one."""
+    steps = x.new_zeros(*x.shape[:2], updates, *x.shape[2:])
+    steps[:, :, place] = x
+    return steps.flatten(1, 2)
+
+
+def delta_product(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, num_householder: int, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Compute it as fla's layers call it, with n = `num_householder`."""
+    known = CallOptions.read(options)
+    if known.cu_seqlens is not None:
+        known = replace(known, cu_seqlens=known.cu_seqlens * num_householder)
+    decay = None if g is None else spread(g, num_householder, 0)
+    o, state = call(delta_rule, known, q=spread(q, num_householder, -1), k=k, v=v, beta=beta, g=decay)
+    return o.unflatten(1, (-1, num_householder))[:, :, -1], state
+
+
+def _beyond_triton(*args: Any, g: Tensor | None = None, **kwargs: Any) -> bool:
+    """Return whether fla's kernel cannot run: in float32, or for a backward pass where that of the gated rule fails."""
+    return too_precise_for_triton(*args, **kwargs) or (g is not None and needs_torch_gated_rule(*args, g=g, **kwargs))
+
+
 def stock_gated_delta_rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = 64, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
@@ -113,6 +143,7 @@ PATCHES = (
     ),
     Patch("fla.layers.gated_deltanet.fused_recurrent_gated_delta_rule", gated_delta_rule),
     Patch("fla.layers.gated_deltaproduct.fused_recurrent_gated_delta_rule", gated_delta_rule),
+    Patch("fla.layers.gated_deltaproduct.chunk_gated_delta_product", delta_product, _beyond_triton),
     *in_place_of("fla.layers.kda", ("chunk_kda", "fused_recurrent_kda"), gated_delta_rule),
     *in_place_of("fla.layers.comba", ("chunk_comba", "fused_recurrent_comba"), comba_rule, needs_torch_gated_rule),
 )
