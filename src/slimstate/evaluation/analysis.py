@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.evaluation.options import TraceOptions
-from slimstate.evaluation.state_traces import EDGES, Trace, trace_states
+from slimstate.evaluation.state_traces import EDGES, trace_states
 from slimstate.models.load import load
 from slimstate.models.options import RunOptions
 from slimstate.records.base import Displayable
@@ -71,16 +71,12 @@ def trace_model(
         runtime, checkpoint.mixers, tokens, every=options.every, skip=options.skip, readings=BOUND_TIMES,
         seed=options.seed, reporter=reporter,
     )  # fmt: skip
-    return _trace_record(trace, {**about, "kernels": runtime.kernels})
-
-
-def _trace_record(trace: Trace, about: Mapping[str, Any]) -> TraceRecord:
-    """Return a trace as numbers, with means over layers and heads."""
     late = torch.tensor(trace.times) > trace.skip
     mean = trace.utilisation.mean((0, 1))
     sampled = {name: to_digits(values, 6) for name, values in trace.sampled.items() if name != "holds"}
     return TraceRecord(
         **about,
+        kernels=runtime.kernels,
         capacity=trace.capacity,
         layers=trace.layers,
         heads=trace.utilisation.shape[1],
