@@ -98,19 +98,20 @@ def entry(begin: int, end: int, **more: Any) -> dict[str, Any]:
 
 TWO = {"a": entry(0, 8), "b": entry(8, 16)}
 HEADERS: dict[str, tuple[Any, str]] = {
-    "overlap": ({**TWO, "b": entry(4, 16)}, "the bytes of b overlap"),
-    "alias": ({**TWO, "b": entry(0, 8)}, "the bytes of b overlap"),
-    "gap": ({"a": entry(0, 4), "b": entry(8, 16)}, "the bytes of b have a gap"),
-    "metadata": ({**TWO, "__metadata__": []}, "metadata are not strings by name"),
-    "numbers": ({**TWO, "__metadata__": {"a": 1}}, "metadata are not strings by name"),
-    "dtype": ({**TWO, "b": entry(8, 16, dtype="X32")}, "dtype X32, which is not a dtype of safetensors"),
-    "shape": ({**TWO, "b": entry(8, 16, shape=[-1])}, "not described by"),
-    "sizes": ({**TWO, "b": entry(8, 16, shape=[3])}, "has 8 bytes, which does not fit"),
-    "number": ({**TWO, "b": 5}, "not described by"),
-    "mark": (b"\xef\xbb\xbf" + json.dumps(TWO).encode(), "does not start with a brace"),
-    "twice": (json.dumps(TWO).encode().replace(b'"b"', b'"a"'), "a occurs twice"),
-    "nested": (b'{"a":' * 3000, "is not JSON|nested"),
-    "long": ({**TWO, "x" * 50_000: 5}, "not described by"),
+    "overlap": ({**TWO, "b": entry(4, 16)}, "invalid offset for tensor `[ab]`"),
+    "alias": ({**TWO, "b": entry(0, 8)}, "invalid offset for tensor `[ab]`"),
+    "gap": ({"a": entry(0, 4), "b": entry(8, 16)}, "invalid offset for tensor `b`"),
+    "metadata": ({**TWO, "__metadata__": []}, "expected a (map|string)"),
+    "numbers": ({**TWO, "__metadata__": {"a": 1}}, "expected a (map|string)"),
+    "dtype": ({**TWO, "b": entry(8, 16, dtype="X32")}, "unknown variant `X32`, expected one of"),
+    "shape": ({**TWO, "b": entry(8, 16, shape=[-1])}, "integer `-1`"),
+    "sizes": ({**TWO, "b": entry(8, 16, shape=[3])}, "invalid shape, data type, or offset"),
+    "number": ({**TWO, "b": 5}, "integer `5`"),
+    "mark": (b"\xef\xbb\xbf" + json.dumps(TWO).encode(), "expected value at line 1"),
+    "twice": (b'{"a": %s, "a": %s}' % (2 * (json.dumps(entry(0, 16)).encode(),)), "a occurs twice"),
+    "large": ({**TWO, "c": entry(16, 16, shape=[0, 2**62, 2**62])}, "c cannot have the shape"),
+    "nested": (b'{"a":' * 3000, "recursion limit exceeded"),
+    "long": ({**TWO, "x" * 50_000: 5}, "integer `5`"),
 }
 
 

@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from click.testing import CliRunner
+from msgspec import Meta
 
 import slimstate
 from slimstate.cli.app import COMMANDS, find_command, run
 from slimstate.cli.commands import Command, WorkflowCommand, flag_of
 from slimstate.records.provenance import command_line, run_config
 from slimstate.system.errors import PlanError, SlimstateError
-from slimstate.system.options import Meta, Options, once, options_of, prefixed
+from slimstate.system.options import Options, once, options_of, prefixed
 
 
 class Rounds(Options):

@@ -18,7 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from slimstate.system import atomic, leftovers, run_folders, shortages
+from slimstate.system import atomic, run_folders, shortages
 from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
 from slimstate.system.run_folders import locked_folder
@@ -269,7 +269,7 @@ import slimstate.system.atomic
 def test_names_that_are_no_utf8_can_be_written_about(tmp_path):
     atomic.write_text(tmp_path / "x", "caf\udce9")
     assert (tmp_path / "x").read_text() == "caf\\udce9"
-    assert leftovers.is_staging(Path(f".x.partial-{HOST}-1"))
+    assert atomic.is_staging(Path(f".x.partial-{HOST}-1"))
 
 
 def test_files_have_the_mode_of_any_other_file_here(tmp_path):
@@ -291,7 +291,7 @@ def test_a_run_folder_is_emptied_with_its_settings_last(tmp_path, monkeypatch):
     for name in (run_folders.SETTINGS, "a.json", "z.json"):
         (tmp_path / name).write_text("{}")
     gone: list[str] = []
-    monkeypatch.setattr(run_folders.leftovers, "remove", lambda path: gone.append(path.name))
+    monkeypatch.setattr(atomic, "remove", lambda path: gone.append(path.name))
     run_folders.RunFolder(tmp_path).empty()
     assert set(gone[:2]) == {"zebra", "apple"}
     assert gone[-1] == run_folders.SETTINGS

@@ -197,7 +197,7 @@ def cut_in(config: Config) -> JsonObject | None:
 
 
 def locate(source: str | PathLike[str]) -> Path:
-    """Return the folder of a model, downloaded from the hub if needed."""
+    """Return the folder of a model, downloaded from the hub if needed, without weights in other formats."""
     path = expand_home(source)
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -207,7 +207,12 @@ def locate(source: str | PathLike[str]) -> Path:
         raise ModelError(f"{quoted(path)} is a file; use the folder of a model")
     if not _looks_like_hub_id(str(source)):
         raise ModelError(f"no model at {quoted(source)}")
-    return download(str(source))
+    from huggingface_hub import snapshot_download
+
+    skipped = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
+    online = hub.reachable()
+    with _hub_errors(str(source), online):
+        return Path(snapshot_download(str(source), ignore_patterns=skipped, local_files_only=not online))
 
 
 def _looks_like_hub_id(source: str) -> bool:
@@ -219,16 +224,6 @@ def _looks_like_hub_id(source: str) -> bool:
     except HFValidationError:
         return False
     return source.count("/") == 1 and not source.startswith(("/", "./", "../", "~"))
-
-
-def download(repository: str) -> Path:
-    """Download a hub repository without weights in other formats; return the folder."""
-    from huggingface_hub import snapshot_download
-
-    skipped = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
-    online = hub.reachable()
-    with _hub_errors(repository, online):
-        return Path(snapshot_download(repository, ignore_patterns=skipped, local_files_only=not online))
 
 
 def open_headers(model: str | PathLike[str]) -> Checkpoint:

@@ -24,7 +24,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from slimstate.system.errors import ModelError, quoted, reason_of
+from slimstate.system.errors import MAX_QUOTE, ModelError, quoted
 from slimstate.system.input_files import Identity, open_regular, open_unchanged
 from slimstate.system.json_files import JsonObject, parse_json
 from slimstate.system.value import Value
@@ -35,12 +35,6 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-BITS = {
-    **{name: 8 * dtype.itemsize for name, dtype in DTYPES.items()},
-    **{"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "U16": 16, "U32": 32, "U64": 64, "C64": 64},
-    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
-}
-MAX_HEADER = 100_000_000  # bytes, the limit of the library
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -71,29 +65,21 @@ class TensorFile(Value):
 
     @classmethod
     def open(cls, path: Path) -> TensorFile:
-        """Open a file; refuse, with the reason, whatever the safetensors library would refuse."""
+        """Open a file; refuse what the safetensors library refuses, and a header with a name that occurs twice."""
         with open_regular(path, ModelError) as file:
             identity = Identity.of(file.fileno())
             length = int.from_bytes(file.read(8), "little")
-            if identity.size < 8 or length > identity.size - 8:
+            if identity.size < 8 + length:
                 raise ModelError(f"{quoted(path)} is truncated: {identity.size} bytes, shorter than its own header")
-            if length > MAX_HEADER:
-                raise ModelError(f"{quoted(path)} is not a safetensors file: its header would have {length:,} bytes")
-            header = read_header(file.read(length), quoted(path))
+            check_loadable(path)
+            header = parse_json(file.read(length), quoted(path), unique_names=True)
         metadata, tensors = header.pop("__metadata__", None), {}
         for name, entry in header.items():
-            tensors[name] = _info(entry, 8 + length, f"{quoted(path)}: {quoted(name)}")
+            (start, end), shape = entry["data_offsets"], tuple(entry["shape"])
+            if math.prod(filter(None, shape)) >= 2**63:  # with a zero, the library accepts it and torch does not
+                raise ModelError(f"{quoted(path)}: {quoted(name)} cannot have the shape {quoted(shape)}")
+            tensors[name] = TensorInfo(dtype=entry["dtype"], shape=shape, start=8 + length + start, size=end - start)
         ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)))
-        end = 8 + length
-        for name, info in ordered.items():
-            if info.start != end:
-                how = "overlap" if info.start < end else "have a gap before them"
-                raise ModelError(f"{quoted(path)}: the bytes of {quoted(name)} {how}")
-            end += info.size
-        if end != identity.size:
-            what = "truncated" if end > identity.size else "longer than its header says"
-            raise ModelError(f"{quoted(path)} is {what}: {identity.size} bytes where the header describes {end}")
-        check_loadable(path)
         return cls(path=path, tensors=ordered, metadata=metadata, identity=identity)
 
     @contextmanager
@@ -199,45 +185,16 @@ class Digests(Value):
     tensors: Mapping[str, int]
 
 
-def read_header(data: bytes, where: str) -> JsonObject:
-    """Return the header as JSON: it starts with its object, has unique names, and its metadata are strings."""
-    if not data.startswith(b"{"):
-        raise ModelError(f"{where} is not a safetensors file: its header does not start with a brace")
-    header = parse_json(data, where, unique_names=True)
-    metadata = header.get("__metadata__")
-    is_map = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
-    if metadata is not None and not is_map:
-        raise ModelError(f"{where} is not a safetensors file: its metadata are not strings by name")
-    return header
-
-
 def check_loadable(path: Path) -> None:
-    """Check that the safetensors library opens the file."""
+    """Check that the safetensors library opens the file: header, types, shapes and sizes fit each other."""
     try:
         with safetensors.safe_open(path, framework="pt"):
             pass
     except (OSError, safetensors.SafetensorError) as error:
-        raise ModelError(f"{quoted(path)} is not a safetensors file: {reason_of(error)}") from error
-
-
-def _info(entry: object, base: int, where: str) -> TensorInfo:
-    """Return an entry of a header, checked: counts as numbers, and as many bytes as its shape needs."""
-    fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (fields.get(name) for name in ("dtype", "shape", "data_offsets"))
-    if not isinstance(shape, list) or not isinstance(offsets, list) or not _counts(shape + offsets):
-        raise ModelError(f"{where} is not described by a dtype, a shape and two offsets")
-    if not isinstance(dtype, str) or dtype not in BITS:
-        raise ModelError(f"{where} is of dtype {quoted(dtype)}, which is not a dtype of safetensors")
-    if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ModelError(f"{where} lies between offsets {quoted(offsets)}")
-    info = TensorInfo(dtype=dtype, shape=tuple(shape), start=base + offsets[0], size=offsets[1] - offsets[0])
-    if 8 * info.size != info.elements * BITS[dtype]:
-        raise ModelError(f"{where} has {info.size} bytes, which does not fit {quoted(shape)} in {dtype}")
-    return info
-
-
-def _counts(numbers: list[object]) -> bool:
-    return all(type(each) is int and 0 <= each < 2**63 for each in numbers)
+        is_cut_off = "not fully covered" in str(error)
+        problem = "is truncated, or longer than its header says" if is_cut_off else "is not a safetensors file"
+        reason = quoted(str(error).removeprefix("Error while deserializing header: "), 2 * MAX_QUOTE)
+        raise ModelError(f"{quoted(path)} {problem}: {reason}") from error
 
 
 class Change(Protocol):

@@ -167,26 +167,23 @@ def speeds_below(model_type: str, mixer: Mixer) -> LayerSpeed | None:
     """Return what narrower layers gain; None where that was not measured."""
     width = mixer.axis.width
     curves = {use: curve for use, curve in known_curves(model_type, width, mixer=mixer).items() if curve.below(width)}
-    if not curves:
-        return None
-    first = next(iter(curves.values()))
-    advice = {use: curve.summary(width) for use, curve in curves.items()}
-    return LayerSpeed(
-        **_facts(first, advice, width), speedups={each: first.speedup(width, each) for each in first.below(width)}
-    )
+    return _layer_speed(curves, {use: curve.summary(width) for use, curve in curves.items()}, width)
 
 
 def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> LayerSpeed | None:
     """Return what a cut does to the speed of a layer; None where that was not measured."""
     width = mixer.axis.width
     curves = known_curves(model_type, width, key_dim, mixer=mixer) if key_dim < width else {}
+    return _layer_speed(curves, {use: curve.advice(width, key_dim) for use, curve in curves.items()}, width, key_dim)
+
+
+def _layer_speed(curves: Mapping[str, Curve], lines: Mapping[str, str], width: int, *cut: int) -> LayerSpeed | None:
+    """Return the lines, and the speedups of the first curve at the key dim of a cut or else at all below the width."""
     if not curves:
         return None
-    first = next(iter(curves.values()))
-    advice = {use: curve.advice(width, key_dim) for use, curve in curves.items()}
-    return LayerSpeed(**_facts(first, advice, width, key_dim), speedups={key_dim: first.speedup(width, key_dim)})
-
-
-def _facts(curve: Curve, advice: Mapping[str, str], *key_dims: int) -> dict[str, str]:
-    lines = "; ".join(f"{use}: {line}" if use else line for use, line in advice.items())
-    return {"device": curve.device, "kernels": curve.kernels, "source": curve.source(*key_dims), "advice": lines}
+    curve = next(iter(curves.values()))
+    return LayerSpeed(
+        device=curve.device, kernels=curve.kernels, source=curve.source(width, *cut),
+        advice="; ".join(f"{use}: {line}" if use else line for use, line in lines.items()),
+        speedups={key_dim: curve.speedup(width, key_dim) for key_dim in cut or curve.below(width)},
+    )  # fmt: skip

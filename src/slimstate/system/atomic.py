@@ -1,25 +1,29 @@
 """Write files and folders that appear complete or not at all. No other module opens an output.
 
 Everything is written to a staging folder, a hidden sibling of the output, and moved to its place when all went well.
-The lock of `STOP` is held during every step that a stop must not cut in two.
+The folder is named after its process, so that what a killed one has left can be recognised. The lock of `STOP` is
+held during every step that a stop must not cut in two.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from slimstate.system import leftovers
 from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
 from slimstate.system.shortages import is_disk_full
 
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+OLD = "-old"  # ends the name of a folder that was moved aside
+STAGING = re.compile(r"\.(?P<name>.+)\.partial-(?P<host>.+)-(?P<process>\d+)(?P<old>-old)?")
 RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux: <linux/fs.h>, <fcntl.h>
 
 
@@ -74,14 +78,14 @@ def writing(out: Path) -> Iterator[None]:
 def staging_folder(out: Path) -> Iterator[Path]:
     """Yield an empty hidden sibling of `out`, and remove it at the end unless it was moved."""
     out = Path(os.path.abspath(out))
-    staging = leftovers.staging_path(out)
+    staging = staging_path(out)
     with ExitStack() as stack:
         with writing(out):
             stack.enter_context(create_folder(out.parent))
-            leftovers.clear(out.parent)
-            leftovers.remove(staging)  # of an earlier process that had the id of this one
+            remove_leftovers(out.parent)
+            remove(staging)  # of an earlier process that had the id of this one
             stack.enter_context(STOP.removing(staging))
-            stack.callback(leftovers.remove, staging)
+            stack.callback(remove, staging)
             with STOP.lock:  # a process that is ending creates nothing more
                 staging.mkdir()
         yield staging
@@ -147,7 +151,7 @@ def _exchange(new: Path, old: Path) -> None:
     paths = AT_FDCWD, os.fsencode(new), AT_FDCWD, os.fsencode(old)
     if rename is not None and rename(*paths, RENAME_EXCHANGE) == 0:
         return
-    aside = new.with_name(new.name + leftovers.OLD)
+    aside = new.with_name(new.name + OLD)
     old.rename(aside)
     try:
         new.rename(old)
@@ -155,6 +159,49 @@ def _exchange(new: Path, old: Path) -> None:
         aside.rename(old)
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def staging_path(out: Path) -> Path:
+    """Return the staging folder of this process for `out`."""
+    return out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
+
+
+def is_staging(path: Path) -> bool:
+    return STAGING.fullmatch(path.name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the staging folders of processes of this machine that were killed.
+
+    A folder that such a process had moved aside comes back if nothing has taken its place.
+    """
+    for path in folder.glob(".*.partial-*"):
+        match = STAGING.fullmatch(path.name)
+        if match is None or match["host"] != socket.gethostname() or _is_alive(int(match["process"])):
+            continue
+        if match["old"] and not (folder / match["name"]).exists():
+            path.rename(folder / match["name"])
+        else:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, where it is there and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def flush_to_disk(path: Path) -> None:
@@ -194,7 +241,7 @@ def check_place(path: Path, *, folder: bool) -> None:
     """Refuse a path that cannot be written, before the work that would be lost; create nothing."""
     check_kind(path, folder=folder)
     with writing(path), suppress(FileNotFoundError, NotADirectoryError):
-        leftovers.staging_path(path).lstat()  # whose name must not be too long either
+        staging_path(path).lstat()  # whose name must not be too long either
     with writing(path):  # a folder without permission
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     if existing != path and not existing.is_dir():

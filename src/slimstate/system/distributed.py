@@ -106,15 +106,13 @@ def from_main(work: Callable[[], T]) -> T:
 
     join(torch.device("cpu"))
     wait_for_all()
-    outcome: list[T | SlimstateError | None] = [_attempt(work) if is_main() else None]
+    outcome: list[T | SlimstateError | None] = [None]
+    if is_main():
+        try:
+            outcome = [work()]
+        except SlimstateError as error:
+            outcome = [error]
     dist.broadcast_object_list(outcome)
     if isinstance(outcome[0], SlimstateError):
         raise outcome[0]
     return outcome[0]  # type: ignore[return-value]
-
-
-def _attempt(work: Callable[[], T]) -> T | SlimstateError:
-    try:
-        return work()
-    except SlimstateError as error:
-        return error

@@ -19,6 +19,7 @@ import ast
 import functools
 import inspect
 import math
+import operator
 import re
 import textwrap
 import types
@@ -32,15 +33,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from msgspec import Meta
-
 from slimstate.system.errors import PlanError, SlimstateError, quoted
 from slimstate.system.value import Value
 
 C = TypeVar("C", bound="Options")
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 MAX_INTEGER = 2**53  # larger numbers overflow in the libraries below, and no option means them
-LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+LIMITS = {
+    "ge": ("at least", operator.ge),
+    "gt": ("more than", operator.gt),
+    "le": ("at most", operator.le),
+    "lt": ("less than", operator.lt),
+}
 
 
 def once(default: Any = False) -> Any:
@@ -120,12 +124,13 @@ class Option(Value):
     def _check(self, annotation: Any, value: Any) -> Any:
         """Return the value as its type, within the limits and after the functions of the annotation."""
         converted = self._convert(_bare(annotation), value)
-        for function in filter(callable, getattr(annotation, "__metadata__", ())):
+        metadata = getattr(annotation, "__metadata__", ())  # functions, and limits as a `Meta`
+        for function in filter(callable, metadata):
             converted = function(converted)
-        for limits in _limits(annotation):
-            for name, words in LIMITS.items():
-                bound = getattr(limits, name)
-                if bound is not None and not _within(name, converted, bound):
+        for limits in metadata:
+            for name, (words, holds) in LIMITS.items():
+                bound = getattr(limits, name, None)
+                if bound is not None and not holds(converted, bound):
                     raise PlanError(f"`{self.name}` must be {words} {bound:g}, got {converted:g}")
         return converted
 
@@ -240,15 +245,6 @@ def _optional(annotation: Any) -> bool:
     if get_origin(annotation) is Annotated:
         return _optional(get_args(annotation)[0])
     return type(None) in get_args(annotation)
-
-
-def _limits(annotation: Any) -> Iterator[Meta]:
-    if get_origin(annotation) is Annotated:
-        yield from (part for part in get_args(annotation)[1:] if isinstance(part, Meta))
-
-
-def _within(name: str, value: Any, bound: Any) -> bool:
-    return bool({"ge": value >= bound, "gt": value > bound, "le": value <= bound, "lt": value < bound}[name])
 
 
 def _parsed(kind: Any, item: Any) -> Any:

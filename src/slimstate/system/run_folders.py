@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from slimstate.system import distributed, leftovers
+from slimstate.system import atomic, distributed
 from slimstate.system.atomic import check_place, create_folder, remove_if_empty, writing
 from slimstate.system.errors import ModelError, OutputError, PlanError
 from slimstate.system.interruption import STOP
@@ -99,7 +99,7 @@ class RunFolder:
         The settings go last: if the process is killed meanwhile, the rest can still be recognised.
         """
         for path in sorted(self.path.iterdir(), key=lambda path: (path.name == SETTINGS, path.is_file())):
-            leftovers.remove(path)
+            atomic.remove(path)
 
     def _continues(
         self, settings: Mapping[str, object], reporter: Reporter, *, force: bool, resume: bool | None
@@ -129,7 +129,7 @@ class RunFolder:
             settings = {}
         if settings.keys() >= self.REQUIRED_SETTINGS:
             return settings
-        if not all(map(leftovers.is_staging, self.path.iterdir())):
+        if not all(map(atomic.is_staging, self.path.iterdir())):
             raise OutputError(f"{self.path} is in the way: it has no {SETTINGS} of unfinished {self.WORK}")
         return None
 
@@ -155,25 +155,21 @@ def locked_folder(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with writing(folder):
             stack.enter_context(create_folder(folder.absolute()))
-            stack.enter_context(_lock(folder))
-            leftovers.clear(folder)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            _lock(folder, descriptor)
+            atomic.remove_leftovers(folder)
         yield
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def _lock(folder: Path, descriptor: int) -> None:
     """Lock the folder itself: no lock file can be left in it, and the system unlocks it when the process ends."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     in_use = OutputError(f"another process works in {folder}: wait until it ends, or choose another folder")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise in_use from error
-        except OSError:
-            pass  # a file system without locks
-        if not (folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())):
-            raise in_use  # by a process that has just removed the folder
-        yield
-    finally:
-        os.close(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise in_use from error
+    except OSError:
+        pass  # a file system without locks
+    if not (folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())):
+        raise in_use  # by a process that has just removed the folder

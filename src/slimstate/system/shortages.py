@@ -36,15 +36,10 @@ def is_disk_full(error: BaseException) -> bool:
     return _has_cause(error, DISK_ERRORS, DISK_MESSAGES)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    return any(isinstance(cause, MemoryError) for cause in _causes(error)) or _has_cause(
-        error, (errno.ENOMEM,), MEMORY_MESSAGES
-    )
-
-
 def describe_shortage(error: BaseException) -> str | None:
     """Return what ran out or what the system refused, or None for any other error."""
-    if is_out_of_memory(error):
+    is_memory_error = any(isinstance(cause, MemoryError) for cause in _causes(error))
+    if is_memory_error or _has_cause(error, (errno.ENOMEM,), MEMORY_MESSAGES):
         return "out of memory: use fewer or shorter windows, or smaller batches"
     if is_disk_full(error):
         return "no space left on the disk, or a file has reached its size limit"

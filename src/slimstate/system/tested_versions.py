@@ -19,16 +19,11 @@ class UntestedVersion(UserWarning):
 @functools.cache
 def warn_about_untested() -> None:
     """Warn once about newer packages; called where models are loaded, which such a change would affect."""
-    for name, newest, installed in untested():
-        advice = f"the newest that slimstate was tested with; if something fails, try {newest}"
-        warnings.warn(f"{name} {installed} is newer than {newest}, {advice}", UntestedVersion, stacklevel=2)
-
-
-def untested() -> list[tuple[str, str, str]]:
-    """Return the packages that are newer: name, newest tested version, installed version."""
-    return [
-        (name, newest, here) for name, newest in TESTED.items() if _minor(here := _installed(name)) > _minor(newest)
-    ]
+    for name, newest in TESTED.items():
+        installed = _installed(name)
+        if Version(installed).release[:2] > Version(newest).release[:2]:
+            advice = f"the newest that slimstate was tested with; if something fails, try {newest}"
+            warnings.warn(f"{name} {installed} is newer than {newest}, {advice}", UntestedVersion, stacklevel=2)
 
 
 def _installed(package: str) -> str:
@@ -36,7 +31,3 @@ def _installed(package: str) -> str:
         return platform.python_version() if package == "Python" else version(package)
     except PackageNotFoundError:
         return "0"
-
-
-def _minor(text: str) -> tuple[int, ...]:
-    return Version(text).release[:2]
