@@ -1,10 +1,9 @@
-"""Perplexity per token, per word and bits per byte are one number in three units, by counts that are reported."""
+"""Perplexity per token and bits per byte are one number in two units, by counts that are reported."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import tiny
 from command import run
 from places import ROOT
 from slimstate.core.file_names import PLAN
-from slimstate.evaluation.perplexity import MAX_NATS, TextSize, evaluation_windows, perplexity_of
+from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of
 from slimstate.models.load import load_tokenizer
 from slimstate.records.evaluation import SweepRecord
 from slimstate.records.schema import MAX_NUMBER
@@ -24,58 +23,32 @@ TOKENIZER = load_tokenizer(ROOT / "demo" / "model")
 TEXT = "A state of 4 heads\tis small.\n\n Größe 状態 counts  in bytes .\n" * 20
 
 
-def test_words_are_counted_as_in_lm_eval_and_bytes_as_in_utf_8(tmp_path):
-    """lm-eval's `wikitext` has len(re.split(r"\\s+", page)) words, and as many bytes as the page in UTF-8."""
+def test_bytes_are_those_of_utf_8_and_end_of_text_is_a_line_end(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     for length in (7, 64):  # shorter than some characters have tokens
         tokens = evaluation_windows(TOKENIZER, str(tmp_path / "text.txt"), length).tokens
         text = TOKENIZER.decode(tokens.flatten().tolist())
         assert TEXT.startswith(text.rstrip("\ufffd"))
-        expected = TextSize(tokens=tokens.numel(), words=len(re.split(r"\s+", text)), bytes=len(text.encode()))
-        assert TextSize.of(TOKENIZER, tokens) == expected
-
-
-def test_an_end_of_text_token_separates_words_and_is_none():
+        assert TextSize.of(TOKENIZER, tokens) == TextSize(tokens=tokens.numel(), bytes=len(text.encode()))
     ids = [*TOKENIZER("one two")["input_ids"], TOKENIZER.eos_token_id, *TOKENIZER("three")["input_ids"]]
-    size = TextSize.of(TOKENIZER, torch.tensor([ids]))
-    assert size == TextSize(tokens=len(ids), words=3, bytes=len("one two\nthree"))
-
-
-def test_words_end_with_windows_that_are_not_contiguous():
-    ids = torch.tensor([TOKENIZER("state")["input_ids"][:1]] * 3)
-    assert TextSize.of(TOKENIZER, ids, contiguous=False).words == 3
-    assert TextSize.of(TOKENIZER, ids).words == 1
-
-
-def test_a_perplexity_that_is_too_large_for_a_record_is_left_out():
-    """Text without spaces is one word, whose perplexity is larger than any float; bits per byte remain."""
-    scores = TextSize(tokens=1000, words=1, bytes=3000).scores(5.0)
-    assert scores.word_perplexity is None
-    assert scores.bits_per_byte == pytest.approx(5 / 3 / math.log(2))
+    assert TextSize.of(TOKENIZER, torch.tensor([ids])).bytes == len("one two\nthree")
+    assert TextSize(tokens=1000, bytes=3000).scores(5.0).bits_per_byte == pytest.approx(5 / 3 / math.log(2))
     assert perplexity_of(1e9) < MAX_NUMBER
-    assert TextSize(tokens=1, words=1, bytes=1).scores(MAX_NATS).word_perplexity < MAX_NUMBER
 
 
 @pytest.mark.slow
-def test_eval_prints_three_units_that_agree_by_its_counts(folders, text_file, tmp_path, capsys, monkeypatch):
+def test_eval_and_sweep_print_units_that_agree_by_their_counts(folders, text_file, tmp_path, capsys, monkeypatch):
     words = ("eval", folders[NAME], "--text", text_file, "--length", "64", "--max-tokens", "512")
-    code, out, _ = run(capsys, monkeypatch, *words, "--json")
+    _, out, _ = run(capsys, monkeypatch, *words, "--json")
     record = json.loads(out)
-    assert code == 0
     total = record["nats_per_token"] * record["tokens"]
     assert record["perplexity"] == pytest.approx(math.exp(total / record["tokens"]), rel=1e-12)
-    assert record["word_perplexity"] == pytest.approx(math.exp(total / record["words"]), rel=1e-12)
     assert record["bits_per_byte"] == pytest.approx(total / record["bytes"] / math.log(2), rel=1e-12)
-    text = text_file.read_text()[:512]
-    assert (record["tokens"], record["words"], record["bytes"]) == (512, len(re.split(r"\s+", text)), 512)
+    assert (record["tokens"], record["bytes"], record["word_perplexity"], record["words"]) == (512, 512, None, None)
     _, out, _ = run(capsys, monkeypatch, *words)
-    assert f"perplexity {record['perplexity']:.3f} per token, " in out
-    assert f"{record['word_perplexity']:.3g} per word" in out
-    assert f"512 tokens, {record['words']} words, 512 bytes" in out
-
-
-@pytest.mark.slow
-def test_sweep_prints_all_units_and_the_size_of_the_text(folders, text_file, tmp_path, capsys, monkeypatch):
+    assert f"perplexity {record['perplexity']:.3f} per token" in out
+    assert "512 tokens, 512 bytes" in out
+    assert "word" not in out
     code, out, err = run(
         capsys, monkeypatch, "sweep", folders[NAME], "--text", text_file, "--methods", "l1", "--key-dims", "13",
         "--keep-norm-eps", "--text-length", "64", "--max-tokens", "512", "--out", tmp_path / "out",
@@ -83,10 +56,11 @@ def test_sweep_prints_all_units_and_the_size_of_the_text(folders, text_file, tmp
     assert code == 0
     (row,) = SweepRecord.read(tmp_path / "out" / "sweep.json").rows
     assert (row.key_dim, row.compression) == (13, 1 - 13 / 24)
-    numbers = (f"{row.perplexity:.2f}", f"{row.word_perplexity:.3g}", f"{row.bits_per_byte:.4f}")
-    assert all(number in text for number in numbers for text in (out, err))
-    size = f"measured on 512 tokens, {row.words} words, 512 bytes"
-    assert all(words in out for words in ("per token", "per word", size, "--key-dim 13", "--keep-norm-eps"))
+    assert all(
+        number in text for number in (f"{row.perplexity:.2f}", f"{row.bits_per_byte:.4f}") for text in (out, err)
+    )
+    size = "measured on 512 tokens, 512 bytes"
+    assert all(words in out for words in ("per token", size, "--key-dim 13", "--keep-norm-eps"))
 
 
 @pytest.mark.parametrize("name", ["prune", "sweep", "eval", "analyze", "recover", "train", "bench calibrate"])
@@ -121,4 +95,4 @@ def test_a_copy_with_windows_line_ends_measures_the_same(folders, text_file, tmp
     copy = tmp_path / "crlf.txt"
     copy.write_bytes(text_file.read_bytes().replace(b"\n", b"\r\n"))
     records = [slimstate.evaluate(folders[NAME], text, length=64, max_tokens=512) for text in (text_file, copy)]
-    assert len({(each.digest, each.perplexity, each.words, each.bytes) for each in records}) == 1
+    assert len({(each.digest, each.perplexity, each.bytes) for each in records}) == 1

@@ -1,4 +1,4 @@
-"""Read text from .txt, .jsonl and .parquet files, .xz or .gz of one, folders of them, and datasets of the hub.
+"""Read text from .txt, .raw, .jsonl and .parquet files, .xz or .gz of one, folders of them, and datasets of the hub.
 
 CRLF and CR are read as LF, whatever the source. The length of a line and the ratio of compression are limited, so that
 no file keeps a machine busy for hours; SLIMSTATE_MAX_LINE_MB sets the limit of a line.
@@ -24,7 +24,8 @@ from slimstate.system.json_files import is_unicode
 from slimstate.system.value import Value
 
 BLOCK = 2**18  # characters of plain text read at once
-FORMATS = (".txt", ".jsonl", ".parquet")
+PLAIN = (".txt", ".raw")  # WikiText is published as wiki.test.raw
+FORMATS = (*PLAIN, ".jsonl", ".parquet")
 COMPRESSIONS: dict[str, Callable[[IO[bytes]], Any]] = {".xz": lzma.open, ".gz": gzip.open}
 MAX_RATIO, ALWAYS_ALLOWED = 200, 2**22  # of compression, and bytes that any file may expand to
 
@@ -65,7 +66,7 @@ def _source(path: Path, render: Render | None) -> Source:
     kind = _format(path)
     if kind is None:
         raise DataError(f"{quoted(path)}: not one of {', '.join(FORMATS)}, or .xz or .gz of one")
-    return Source(rows=kind != ".txt", texts=_read(path, kind, render))
+    return Source(rows=kind not in PLAIN, texts=_read(path, kind, render))
 
 
 def max_line_length() -> int:
@@ -117,7 +118,7 @@ def _check_ratio(compressed: int, size: int, name: str) -> None:
 
 
 def _read(path: Path, kind: str, render: Render | None) -> Iterator[str]:
-    reader = {".txt": _plain, ".jsonl": _json_lines, ".parquet": _parquet}[kind]
+    reader = {".jsonl": _json_lines, ".parquet": _parquet}.get(kind, _plain)
     decompress = COMPRESSIONS.get(path.suffix)
     try:
         with open_regular(path, DataError) as file:

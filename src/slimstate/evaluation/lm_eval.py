@@ -51,7 +51,7 @@ def run_tasks(runtime: Runtime, options: TaskOptions, *, seed: int = 0, reporter
     names = resolve_tasks(options.tasks)
     reporter.say(f"lm-eval {version('lm_eval')}: {', '.join(names)}")
     limit, max_length = options.limit, options.max_length
-    with reporter.waiting(f"running {len(names)} tasks"), _silence(), TemporaryDirectory() as folder:
+    with reporter.waiting(f"running {len(names)} tasks"), silence(), TemporaryDirectory() as folder:
         manager = task_manager(names)
         sources = find_sources(options, manager)
         tasks = {source.task: _load(manager, source, Path(folder), runtime.tokenizer) for source in sources}
@@ -126,24 +126,29 @@ def _evaluate(
     """Run lm-eval's `evaluate`; `simple_evaluate` would also describe the machine, for which it runs programs."""
     if not tasks:
         return {}
-    evaluate, HFLM = lm_eval_module("lm_eval").evaluate, lm_eval_module("lm_eval.models.huggingface").HFLM
+    evaluate = lm_eval_module("lm_eval").evaluate
     for task in tasks.values():
         task.set_config("num_fewshot", task.get_config("num_fewshot") or 0)
         task.set_fewshot_seed(seed)
     for set_seed in (random.seed, numpy.random.seed, torch.manual_seed):
         set_seed(seed)
-    model = HFLM(
+    model = harness_model(runtime, max_length)
+    try:
+        result = evaluate(lm=model, task_dict={"tasks": dict(tasks), "groups": {}}, limit=limit, bootstrap_iters=0)
+    except OverflowError as error:
+        raise ModelError("a perplexity is too large for a float: the model predicts nothing") from error
+    return {name: _scores(task, name, result) for name, task in tasks.items()}
+
+
+def harness_model(runtime: Runtime, max_length: int | None) -> Any:
+    """Return a model as lm-eval takes it; `max_length` are the most tokens that it sees, None as its config says."""
+    return lm_eval_module("lm_eval.models.huggingface").HFLM(
         pretrained=runtime.model,
         backend="causal",
         tokenizer=copy.deepcopy(runtime.tokenizer),  # lm-eval adds a padding token to it
         max_length=max_length,
         batch_size=BATCH[runtime.device.type],
     )
-    try:
-        result = evaluate(lm=model, task_dict={"tasks": dict(tasks), "groups": {}}, limit=limit, bootstrap_iters=0)
-    except OverflowError as error:
-        raise ModelError("a perplexity is too large for a float: the model predicts nothing") from error
-    return {name: _scores(task, name, result) for name, task in tasks.items()}
 
 
 def _scores(task: Any, name: str, result: Mapping[str, Any]) -> TaskScores:
@@ -187,7 +192,7 @@ def finite_or_none(value: Any) -> float | None:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Hide what lm-eval and `datasets` log, warn, print and draw; the reporter shows progress."""
     from tqdm.std import tqdm
 

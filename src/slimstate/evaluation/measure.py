@@ -12,6 +12,7 @@ from slimstate.evaluation.associative_recall import associative_recall
 from slimstate.evaluation.lm_eval import run_tasks
 from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
+from slimstate.evaluation.wikitext import WikiText, add_words
 from slimstate.models.load import Runtime, load
 from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
@@ -25,6 +26,7 @@ class Measurement:
 
     text: Reading | None
     windows: Windows | None
+    wikitext: WikiText | None
     associative: bool
     options: MeasureOptions
     seed: int
@@ -60,10 +62,11 @@ class Measurement:
     def _with_perplexity(self, result: Result, runtime: Runtime, windows: Windows) -> Result:
         tokens = windows.tokens
         nats, size = mean_nats(runtime, tokens, self.reporter), TextSize.of(runtime.tokenizer, tokens)
+        scores = add_words(size.scores(nats), self.wikitext, runtime)
         return replace(
             result, text=windows.source, digest=windows.digest, documents=windows.documents, windows=len(tokens),
             length=tokens.shape[1], perplexity=perplexity_of(nats), nats_per_token=nats,
-            nats_per_byte=size.nats_per_byte(nats), **vars(size.scores(nats)),
+            nats_per_byte=size.nats_per_byte(nats), **vars(scores),
         )  # fmt: skip
 
 

@@ -1,13 +1,12 @@
 """How well a model predicts a text: nats per token over windows that do not overlap, and the same in other units.
 
-Perplexity per token depends on the tokenizer; per word and as bits per byte it can be compared between models. All
-follow from the mean nats per token and from the numbers of tokens, words and bytes in the windows.
+Perplexity per token depends on the tokenizer; bits per byte can be compared between models. Both follow from the mean
+nats per token and from the numbers of tokens and bytes in the windows. Word perplexity: `evaluation/wikitext.py`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +72,9 @@ def _window_nats(runtime: Runtime, ids: Tensor) -> Iterator[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSize:
-    """The tokens, words and bytes of windows; words as lm-eval's `wikitext` counts them, bytes of UTF-8."""
+    """The tokens of windows, and the bytes of their text in UTF-8."""
 
     tokens: int
-    words: int
     bytes: int
 
     @classmethod
@@ -92,14 +90,11 @@ class TextSize:
                 else:
                     documents[-1].append(token)
         text = "\n".join(tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in documents)
-        return cls(tokens=tokens.numel(), words=len(re.split(r"\s+", text)), bytes=len(text.encode()))
+        return cls(tokens=tokens.numel(), bytes=len(text.encode()))
 
     def nats_per_byte(self, nats: float) -> float:
         return nats * self.tokens / max(1, self.bytes)
 
     def scores(self, nats: float) -> TextScores:
-        """Return mean nats per token in other units; a perplexity per word that is too large for a record is None."""
-        per_word = nats * self.tokens / self.words
-        word_perplexity = math.exp(per_word) if per_word <= MAX_NATS else None
-        bits_per_byte = self.nats_per_byte(nats) / math.log(2)
-        return TextScores(word_perplexity=word_perplexity, bits_per_byte=bits_per_byte, **vars(self))
+        """Return mean nats per token as bits per byte, with the size of the text."""
+        return TextScores(bits_per_byte=self.nats_per_byte(nats) / math.log(2), **vars(self))

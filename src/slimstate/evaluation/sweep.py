@@ -23,6 +23,7 @@ from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.perplexity import TextSize, mean_nats, perplexity_of
 from slimstate.evaluation.state_traces import FinalUtilisation
 from slimstate.evaluation.sweep_grid import Candidate, order_rows
+from slimstate.evaluation.wikitext import WikiText, add_words
 from slimstate.families import loader_of
 from slimstate.models.hooks import observed
 from slimstate.models.load import Runtime
@@ -63,6 +64,7 @@ class SweepStudy:
     candidates: tuple[Candidate, ...]
     windows: Windows
     size: TextSize
+    wikitext: WikiText | None
     options: MeasureOptions
     settings: SweepSettings
     reporter: Reporter
@@ -136,6 +138,7 @@ class SweepStudy:
         with rounded_states(network, model.mixers, rounding):
             with observed(network, model.mixers, states.see):
                 nats = mean_nats(model.runtime, self.windows.tokens, self.reporter, label)
+            scores = add_words(self.size.scores(nats), self.wikitext, model.runtime)
             if self.options.tasks:
                 tasks = run_tasks(model.runtime, self.options, seed=self.settings.seed or 0)
         return {
@@ -145,7 +148,7 @@ class SweepStudy:
             "nats_per_token": nats,
             "rank_utilisation": states.mean,
             "lm_eval": tasks,
-            **vars(self.size.scores(nats)),
+            **vars(scores),
         }
 
 

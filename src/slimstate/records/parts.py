@@ -65,24 +65,27 @@ class Text(Value):
     digest: str | None = None
 
 
-class TextScores(Value):
-    """How well a text is predicted, per word and per byte, and the size of the text.
+class TextSizes(Value):
+    """The tokens and bytes of windows, and, of WikiText, the words of the pages that lm-eval scores."""
 
-    Words are separated by white space, as in lm-eval; bytes are those of UTF-8.
-    """
-
-    word_perplexity: Positive | None = None
-    bits_per_byte: float | None = None
     tokens: Count | None = None
-    words: Count | None = None
     bytes: Count | None = None
+    words: Count | None = None
 
     @property
     def counts(self) -> str | None:
-        """The size of the text in words, or None where it is not known."""
-        if self.tokens is None or self.words is None or self.bytes is None:
+        """The size of the text, or None where it is not known."""
+        if self.tokens is None or self.bytes is None:
             return None
-        return f"{self.tokens:,} tokens, {self.words:,} words, {self.bytes:,} bytes"
+        words = "" if self.words is None else f"; word perplexity over {self.words:,} words"
+        return f"{self.tokens:,} tokens, {self.bytes:,} bytes{words}"
+
+
+class TextScores(TextSizes):
+    """How well a text is predicted: bits per byte of UTF-8 and, of WikiText, lm-eval's perplexity per word."""
+
+    word_perplexity: Positive | None = None
+    bits_per_byte: float | None = None
 
 
 class Model(Value):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from slimstate.core.file_names import CONFIG
 from slimstate.records.base import Record
-from slimstate.records.parts import Model, Origin, Text
+from slimstate.records.parts import Model, Origin, Text, TextSizes
 from slimstate.records.provenance import config_file
 from slimstate.records.schema import Count, Value, Whole, to_json
 from slimstate.system.json_files import JsonObject
@@ -36,7 +36,7 @@ class Nats(Value):
         return {name: nats for name, nats in vars(self).items() if nats is not None}
 
 
-class Measurements(Value):
+class Measurements(TextSizes):
     """Scores before and after a training; `perplexity` is per token.
 
     `closed` is the share of the gap to the uncut model, or to the control, that the training closed.
@@ -44,8 +44,6 @@ class Measurements(Value):
 
     text: str | None = None
     tokens: Count
-    words: Count | None = None
-    bytes: Count | None = None
     nats: Nats
     perplexity: Mapping[str, float | None] = field(default_factory=dict)
     word_perplexity: Mapping[str, float | None] = field(default_factory=dict)

@@ -149,9 +149,8 @@ class Session(Generic[R]):
                 model = load(job.student.folder, device="cpu", dtype="float32").model
                 folder = self.run_folder.path / job.part / ADAPTER if store else None
                 weights = adaptation.merge(model, parameters, folder)
-            nats = None if control is None else control.measured.nats
-            run = self.options.run
-            facts["measured"] = measure(job.student, weights, tokens, run, self.teacher, nats, self.reporter)
+            compared, run = None if control is None else control.measured, self.options.run
+            facts["measured"] = measure(job.student, weights, tokens, run, self.teacher, compared, self.reporter)
             facts["seconds"] = time.perf_counter() - started
             record = self._describe(job, adaptation, tokens, facts)
             self._write(job, record, job.student.in_files(weights))

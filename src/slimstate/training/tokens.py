@@ -14,6 +14,7 @@ from slimstate.checkpoints.safetensors_io import DTYPES
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
 from slimstate.data.documents import Reading
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, mean_nats, perplexity_of
+from slimstate.evaluation.wikitext import WikiText, read_wikitext
 from slimstate.models.load import Runtime, load
 from slimstate.models.options import RunOptions
 from slimstate.records.training import Measurements, Nats
@@ -29,13 +30,14 @@ MIN_GAP = 0.01  # nats per token; a share of a smaller gap says nothing
 class Tokens:
     """The windows of a training; `held_out` [N, T] are measured on, and `measured_on` says where they are from.
 
-    `size` counts the words and bytes of those.
+    `size` counts their bytes; `wikitext` are pages for the word perplexity, where the text has any.
     """
 
     corpus: Corpus
     held_out: Tensor
     size: TextSize
     measured_on: str
+    wikitext: WikiText | None = None
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, tokenizer: Any) -> Tokens:
@@ -46,19 +48,18 @@ class Tokens:
             measured_on=f"windows of {corpus.source} that were not trained on",
         )  # fmt: skip
 
-    def measurements(self, nats: Nats) -> Measurements:
+    def measurements(self, nats: Nats, word_perplexity: Mapping[str, float | None]) -> Measurements:
         """Return nats per token with perplexities, bits per byte, and the shares of the gaps that were closed."""
         known, size = nats.known(), self.size
-        scores = {name: size.scores(value) for name, value in known.items()}
         return Measurements(
             text=self.measured_on,
             tokens=size.tokens,
-            words=size.words,
+            words=None if self.wikitext is None else self.wikitext.words,
             bytes=size.bytes,
             nats=nats,
             perplexity={name: perplexity_of(value) for name, value in known.items()},
-            word_perplexity={name: score.word_perplexity for name, score in scores.items()},
-            bits_per_byte={name: score.bits_per_byte for name, score in scores.items()},
+            word_perplexity=word_perplexity,
+            bits_per_byte={name: size.scores(value).bits_per_byte for name, value in known.items()},
             closed={
                 goal: (nats.before - nats.after) / gap if (gap := nats.before - known[goal]) > MIN_GAP else None
                 for goal in ("uncut", "control")
@@ -69,16 +70,20 @@ class Tokens:
 
 def measure(
     student: Checkpoint, weights: Mapping[str, Tensor], tokens: Tokens, run: RunOptions,
-    teacher: Checkpoint | None, control: Nats | None, reporter: Reporter,
+    teacher: Checkpoint | None, control: Measurements | None, reporter: Reporter,
 ) -> Measurements:  # fmt: skip
     """Measure the student before and after training, the uncut model, and its control, on the held-out windows.
 
-    `weights` are those that training changed; they are measured as they will be stored. `control` are the nats of the
-    uncut model before and after its own training.
+    `weights` are those that training changed; they are measured as they will be stored. `control` are those of
+    the uncut model before and after its own training.
     """
+    word_perplexity: dict[str, float | None] = {}
 
     def nats_of(runtime: Runtime, stage: str) -> float:
-        return mean_nats(runtime, tokens.held_out, reporter, f"measuring {stage}")
+        label = "the uncut model" if stage == "uncut" else stage
+        if tokens.wikitext is not None:
+            word_perplexity[stage] = tokens.wikitext.word_perplexity(runtime)
+        return mean_nats(runtime, tokens.held_out, reporter, f"measuring {label}")
 
     def load_model(checkpoint: Checkpoint) -> Runtime:
         return load(checkpoint.folder, device=run.device, dtype=run.precision_name)
@@ -93,11 +98,13 @@ def measure(
     runtime.model.load_state_dict(as_stored, strict=False)
     after, uncut = nats_of(runtime, "after"), None
     if control is not None:
-        uncut = control.before
+        uncut = control.nats.before
+        stages = {"uncut": "before", "control": "after"}
+        word_perplexity |= {stage: control.word_perplexity.get(name) for stage, name in stages.items()}
     elif teacher is not None and teacher.fingerprint != student.fingerprint:
-        uncut = nats_of(load_model(teacher), "the uncut model")
-    nats = Nats(before=before, after=after, uncut=uncut, control=None if control is None else control.after)
-    return tokens.measurements(nats)
+        uncut = nats_of(load_model(teacher), "uncut")
+    nats = Nats(before=before, after=after, uncut=uncut, control=None if control is None else control.nats.after)
+    return tokens.measurements(nats, word_perplexity)
 
 
 def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Tokens:
@@ -109,7 +116,8 @@ def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: R
     windows = evaluation_windows(tokenizer, Reading(text.eval_text, text.documents), length, text.eval_tokens).tokens
     corpus = _corpus(options, tokenizer, folder, reporter)
     size = TextSize.of(tokenizer, windows)
-    return Tokens(corpus=corpus, held_out=windows, size=size, measured_on=str(text.eval_text))
+    wikitext = read_wikitext(text.eval_text, tokenizer, reporter, max_tokens=text.eval_tokens)
+    return Tokens(corpus=corpus, held_out=windows, size=size, measured_on=str(text.eval_text), wikitext=wikitext)
 
 
 def _corpus(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Reporter) -> Corpus:

@@ -14,6 +14,7 @@ from slimstate.data.rows import as_text_source
 from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
 from slimstate.evaluation.measure import Measurement, compare
 from slimstate.evaluation.task_sources import find_sources
+from slimstate.evaluation.wikitext import read_wikitext
 from slimstate.records.base import versions
 from slimstate.records.evaluation import EvaluationRecord
 from slimstate.records.folder import check_record
@@ -28,9 +29,9 @@ def evaluate(
     model: Model, text: TextSource | None = None, config: EvalConfig | None = None, *,
     out: str | Path | None = None, tokenizer: Any = None, progress: Progress = True, **options: Any,
 ) -> EvaluationRecord:  # fmt: skip
-    """Measure a model: perplexity of a text per token and per word, tasks of lm-eval, recall.
+    """Measure a model: perplexity of a text per token, of WikiText also per word, tasks of lm-eval, recall.
 
-    The windows of the text do not overlap.
+    Windows of the text do not overlap. Word perplexity is that of lm-eval's task `wikitext`.
 
     Parameters:
         model: A model folder, a hub id, or a transformers model in memory.
@@ -63,10 +64,16 @@ def evaluate(
         tokenizers = same_tokenizers(checkpoints.values())
         find_sources(measures)  # so that missing data is refused before a model is loaded
         reading = None if source is None else Reading(source, config.documents)
-        windows = None if reading is None else shared_windows(tokenizers, reading, config.length, measures.max_tokens)
+        windows = wikitext = None
+        if source is not None:
+            windows = shared_windows(tokenizers, reading, config.length, measures.max_tokens)
+            wikitext = read_wikitext(
+                source, next(iter(tokenizers.values())), inputs.reporter,
+                max_tokens=measures.max_tokens, max_length=measures.max_length,
+            )  # fmt: skip
         measurement = Measurement(
-            text=reading, windows=windows, associative=config.associative, options=measures, seed=config.seed,
-            run=config.run, reporter=inputs.reporter,
+            text=reading, windows=windows, wikitext=wikitext, associative=config.associative, options=measures,
+            seed=config.seed, run=config.run, reporter=inputs.reporter,
         )  # fmt: skip
         results = [
             measurement.measure(checkpoint, name, rounding)

@@ -24,6 +24,7 @@ from slimstate.evaluation.perplexity import TextSize, evaluation_windows
 from slimstate.evaluation.sweep import CandidateModel, SweepStudy, read_earlier, recommend
 from slimstate.evaluation.sweep_grid import Candidate, Grid, grid_of
 from slimstate.evaluation.task_sources import find_sources
+from slimstate.evaluation.wikitext import read_wikitext
 from slimstate.models.hooks import masked
 from slimstate.models.load import Runtime, load, load_tokenizer
 from slimstate.models.options import LoadOptions
@@ -156,13 +157,16 @@ def _measure(
     needs, tokenizer = grid.needs(calibration.data is not None), load_tokenizer(checkpoint.folder)
     text, max_tokens = Reading(config.text, calibration.documents), config.measures.max_tokens
     text_windows = evaluation_windows(tokenizer, text, config.text_length, max_tokens, option="text_length")
+    wikitext = read_wikitext(
+        config.text, tokenizer, reporter, max_tokens=max_tokens, max_length=config.measures.max_length
+    )
     windows = None if calibration.data is None else calibration_windows(calibration, tokenizer)
     settings = _settings(config, tokenizer, text_windows, windows)
     with reporter.waiting("reading the weights for their fingerprint"):
         settings = replace(settings, fingerprint=checkpoint.fingerprint)
     study = SweepStudy(
         checkpoint=checkpoint, candidates=tuple(grid.candidates()), windows=text_windows, options=config.measures,
-        size=TextSize.of(tokenizer, text_windows.tokens), settings=settings, reporter=reporter,
+        size=TextSize.of(tokenizer, text_windows.tokens), wikitext=wikitext, settings=settings, reporter=reporter,
     )  # fmt: skip
     earlier, count = read_earlier(folder / SWEEP, study.settings), len(study.candidates)
     missing = len(study.missing(earlier))

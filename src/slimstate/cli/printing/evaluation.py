@@ -27,8 +27,9 @@ def show_evaluation(record: EvaluationRecord) -> Printout:
         yield f"states in {record.state_dtype}, stored after {after}: {size} per sequence"
     if record.perplexity is not None:
         windows = f"{record.windows} windows of {record.length} tokens"
-        per_word = f"{perplexity(record.word_perplexity, 3)} per word"
-        yield f"perplexity {perplexity(record.perplexity, 3)} per token, {per_word} ({windows})"
+        yield f"perplexity {perplexity(record.perplexity, 3)} per token ({windows})"
+        if record.word_perplexity is not None:
+            yield f"word perplexity {perplexity(record.word_perplexity, 3)}, as lm-eval's wikitext"
         per_byte = f"{record.nats_per_byte:.4f} nats and {record.bits_per_byte:.4f} bits per byte"
         yield f"{record.nats_per_token:.4f} nats per token, {per_byte}: {record.counts}"
     if record.baseline is not None:
@@ -77,8 +78,10 @@ def show_sweep(record: SweepRecord) -> Printout:
 
 
 def _in_units(result: Row | Uncut) -> dict[str, str]:
-    """Return perplexity per token and per word, bits per byte, and one metric of each task."""
-    texts = {"per token": perplexity(result.perplexity), "per word": perplexity(result.word_perplexity)}
+    """Return perplexity per token, of WikiText also per word, bits per byte, and one metric of each task."""
+    texts = {"per token": perplexity(result.perplexity)}
+    if result.word_perplexity is not None:
+        texts["per word"] = perplexity(result.word_perplexity)
     tasks = (
         {} if result.lm_eval is None else {task.name: _number(task.value) for task in result.lm_eval.chief_measures()}
     )

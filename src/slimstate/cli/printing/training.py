@@ -63,13 +63,13 @@ def show_recovery(record: RecoveryRecord | Preview) -> Printout:
 def show_training(record: TrainingRunRecord) -> Printout:
     """Yield how well the model predicts the text before and after, and how fast it was trained."""
     measured = record.measured
-    yield f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes: {measured.text}"
+    yield f"{measured.counts}: {measured.text}"
     is_teacher = getattr(record, "control_teaches", False)
     titles = STAGES | ({"control": "uncut, trained: the teacher"} if is_teacher else {})
     rows = [
         (
             titles[name], f"{nats:.4f}", perplexity(measured.perplexity[name]),
-            perplexity(measured.word_perplexity[name]), fixed(measured.bits_per_byte[name], 4),
+            perplexity(measured.word_perplexity.get(name)), fixed(measured.bits_per_byte[name], 4),
         )
         for name, nats in measured.nats.known().items()
     ]  # fmt: skip

@@ -1,0 +1,99 @@
+"""Word perplexity is that of lm-eval's task `wikitext`, and only WikiText has one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+
+import slimstate
+import tiny
+from slimstate.evaluation.wikitext import WikiText, read_pages, read_wikitext
+from slimstate.models.load import load
+from slimstate.system.progress import SILENT, Reporter
+
+NAME = tiny.PLAIN[0]
+PAGES = [
+    f' = {title} = \n \n The well @-@ known {title} ( 1986 ) , by " A . Author " : 1 @,@ 000 words . \n'
+    " = = Section = = \n \n It 's more text ; " + "and more words of it . " * 12 + "\n "
+    for title in ("First", "Second = third", "Größe")
+]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A text and the same pages as lm-eval's dataset has them."""
+    folder = tmp_path_factory.mktemp("wikitext")
+    (folder / "wiki.test.raw").write_text(" \n" + "\n".join(PAGES), encoding="utf-8")
+    (folder / "wikitext.jsonl").write_text("".join(json.dumps({"page": page}) + "\n" for page in PAGES))
+    return folder / "wiki.test.raw"
+
+
+def test_pages_start_at_first_level_headings(raw, tmp_path):
+    assert list(read_pages(str(raw))) == PAGES
+    rows = [line if line.endswith("\n") else f"{line}\n" for line in raw.read_text().splitlines(keepends=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    assert [page.rstrip() for page in read_pages(str(tmp_path / "rows.jsonl"))] == [page.rstrip() for page in PAGES]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_length": 48}])
+def test_text_and_task_have_the_same_word_perplexity(folders, raw, options):
+    record = slimstate.evaluate(
+        folders[NAME], raw, length=64, tasks=["wikitext"], task_data=raw.parent, progress=False, **options
+    )
+    assert record.word_perplexity == pytest.approx(
+        record.lm_eval.tasks["wikitext"].metrics["word_perplexity"], rel=1e-6
+    )
+    assert record.words == sum(len(re.split(r"\s+", page)) for page in PAGES)
+    assert f"over {record.words} words" in record.counts
+
+
+def test_sweep_measures_every_cut_in_the_same_unit(folders, raw, tmp_path):
+    record = slimstate.sweep(
+        folders[NAME], tmp_path / "out", text=raw, text_length=64, methods=["l1"], key_dims=[16], progress=False
+    )
+    slimstate.prune(folders[NAME], tmp_path / "cut", key_dim=16, method="l1", progress=False)
+    cut = slimstate.evaluate(tmp_path / "cut", raw, length=64, baseline=folders[NAME], progress=False)
+    assert record.rows[0].word_perplexity == pytest.approx(cut.word_perplexity, rel=1e-3)
+    assert record.uncut.word_perplexity == pytest.approx(cut.baseline.word_perplexity, rel=1e-6)
+    assert "word perplexity" in {row.measure for row in cut.compared}
+
+
+def test_first_pages_with_enough_tokens_are_measured(raw):
+    tokenizer = tiny.tokenizer()
+    sizes = [len(tokenizer(page)["input_ids"]) for page in PAGES]
+    for max_tokens, count in ((1, 1), (sizes[0], 1), (sizes[0] + 1, 2), (10**6, 3)):
+        wikitext = read_wikitext(str(raw), tokenizer, SILENT, max_tokens=max_tokens)
+        assert len(wikitext.pages) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "has_pages", "line"),
+    [
+        ("plain.txt", "No heading.\n = Heading = \n text", False, None),
+        ("wikitext.txt", "No heading at all.\n" * 9, False, "no heading"),
+        ("wikitext.txt", "The end of a page.\n = Heading = \n text", True, None),
+        ("article.txt", "\n\n = Heading = \n text", True, None),
+        ("article.txt", "= = Section = = \n text", False, None),
+    ],
+)
+def test_only_wikitext_has_words(name, text, has_pages, line, tmp_path):
+    class Lines(Reporter):
+        def say(self, line: str) -> None:
+            lines.append(line)
+
+    lines: list[str] = []
+    (tmp_path / name).write_text(text)
+    wikitext = read_wikitext(str(tmp_path / name), tiny.tokenizer(), Lines())
+    assert (wikitext is not None) == has_pages
+    assert bool(lines) == (line is not None)
+    assert all(line in each for each in lines)
+
+
+def test_a_perplexity_that_is_too_large_for_a_record_is_left_out(folders):
+    """A page without spaces is one word, whose perplexity is larger than any float."""
+    page, runtime = "= A =" + "x" * 2000, load(folders[NAME], device="cpu")
+    assert WikiText(pages=(page,)).word_perplexity(runtime) is None
+    assert math.isfinite(WikiText(pages=tuple(PAGES)).word_perplexity(runtime))
