@@ -26,7 +26,7 @@ from slimstate.evaluation.sweep_grid import Grid
 from slimstate.models.hooks import observed
 from slimstate.models.load import load
 from slimstate.records.evaluation import Row, SweepRecord, SweepSettings, Uncut
-from slimstate.reports.tables import PER_WORD
+from slimstate.reports.tables import PER_TOKEN
 from slimstate.system.errors import DataError, PlanError
 from slimstate.workflows.sweep import command_for
 
@@ -78,7 +78,6 @@ def test_every_method_score_and_key_dim_is_a_row(name, measured):
     for row in record.rows:
         assert row.nats_over_uncut == pytest.approx(row.nats_per_token - record.uncut.nats_per_token)
         assert row.perplexity == pytest.approx(math.exp(row.nats_per_token))
-        assert row.word_perplexity == pytest.approx(math.exp(row.nats_per_token * row.tokens / row.words), rel=1e-12)
         assert row.bits_per_byte == pytest.approx(row.nats_per_token * row.tokens / row.bytes / math.log(2), rel=1e-12)
         assert 0 < row.rank_utilisation <= 1
         assert row.kappa_worst >= row.kappa >= 1
@@ -330,25 +329,24 @@ def cells_of(table: str) -> dict[str, list[str]]:
 def test_tables_show_the_rows(measured):
     _, out, record = measured[NAME]
     parsed = list(csv.DictReader((out / "sweep.csv").open()))
-    for name in ("perplexity", "word_perplexity", "bits_per_byte"):
+    for name in ("perplexity", "bits_per_byte"):
         assert [float(row[name]) for row in parsed] == [getattr(row, name) for row in record.rows]
     keys = [(row["method"], row["score"], int(row["key_dim"]), row["state_dtype"]) for row in parsed]
     assert keys == [row.key for row in record.rows]
-    assert {(row["tokens"], row["words"], row["bytes"]) for row in parsed} == {
-        (str(record.uncut.tokens), str(record.uncut.words), str(record.uncut.bytes))
-    }
+    assert {(row["tokens"], row["bytes"]) for row in parsed} == {(str(record.uncut.tokens), str(record.uncut.bytes))}
     joint = {row.method: row for row in record.rows if row.score == "kq"}
-    best = min(joint.values(), key=lambda row: row.word_perplexity)
+    best = min(record.rows, key=lambda row: row.perplexity)
     for name, mark in (("sweep.md", "**"), ("sweep.tex", r"\textbf{")):
         text = (out / name).read_text()
-        assert f"{mark}{PER_WORD.format(best.word_perplexity)}" in text
-        assert "Perplexity is per word, as in the paper's WikiText columns: 384 tokens" in text
+        assert f"{mark}{PER_TOKEN.format(best.perplexity)}" in text
+        assert "Perplexity is per token, not per word" in text
         cells = cells_of(text)
-        assert cells["DRRQR"][0] == PER_WORD.format(joint["drrqr"].word_perplexity)
-        assert cells["Baseline"][0] == PER_WORD.format(record.uncut.word_perplexity)
+        assert cells["DRRQR"][0] == PER_TOKEN.format(joint["drrqr"].perplexity)
+        assert cells["Baseline"][0] == PER_TOKEN.format(record.uncut.perplexity)
     assert (out / "sweep.tex").read_text().count(r"\multicolumn") == 1
     by_keys = next(row for row in record.rows if (row.method, row.score) == ("grad", "k"))
-    expected = [PER_WORD.format(row.word_perplexity) for row in (joint["grad"], by_keys)]
+    assert cells["Grad by K"][0] == PER_TOKEN.format(by_keys.perplexity)
+    expected = [PER_TOKEN.format(row.perplexity) for row in (joint["grad"], by_keys)]
     assert cells_of((out / "ablation.md").read_text())["Grad"] == expected
     assert "Rand" not in (out / "ablation.tex").read_text()
     assert (out / "pareto.png").stat().st_size > 10_000

@@ -78,7 +78,7 @@ def test_every_section_shows_the_numbers_of_its_records(whole_page):
         "State, MiB 2.00 → 1.00",
         "Perplexity per word 110.00 → 400.00 20.00 → 60.00 per token",
         "perplexity 20.00 per token, 110.00 per word, 1.125 bits per byte",
-        "per word, as in the paper's WikiText columns: 4,096 tokens, 2,048 words, 10,240 bytes of text.txt.",
+        "by lm-eval's wikitext, as in the paper: 4,096 tokens, 10,240 bytes; word perplexity over 2,048 words of",
         "random recommended kq 50% 4 1.00 60.00 400.00 1.2500",
         "4 of 8 channels kept in every head, 50% less state",
         "largest rho 1.23 after 7 swaps; largest condition number of a head's keys 5,000 → 300",
@@ -298,7 +298,7 @@ def test_perplexity_is_per_token_where_one_per_word_is_unknown(tmp_path, unpaint
     text = page_text(tmp_path, {"sweep.json": huge})
     assert "Perplexity per token 20.00 → 60.00" in text
     assert "token ppl ↓" in text
-    assert "Perplexity is per token; the WikiText columns of the paper are per word" in text
+    assert "Perplexity is per token, not per word" in text
     for record, unit in ((huge, "token"), (sample("sweep.json"), "word")):
         assert pareto(SweepRecord.from_json(record)).axes[0].get_ylabel() == f"perplexity per {unit}"
 

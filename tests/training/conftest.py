@@ -40,7 +40,7 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
 @pytest.fixture(scope="session")
 def unseen_text(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("unseen") / "unseen.txt"
-    path.write_text(tiny.text(1500, seed=9))
+    path.write_text(" = Unseen = \n" + tiny.text(1500, seed=9))  # WikiText, which has a word perplexity
     return path
 
 

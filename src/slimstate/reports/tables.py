@@ -1,7 +1,7 @@
 """Write a sweep as tables: CSV with every number, Markdown and LaTeX in the layout of the paper.
 
-The main table has a group of columns for each key dim and state type, smallest state first, and a line for each method.
-The ablation has a column for each score. The best number of a column is bold, the second best underlined.
+The main table has a group of columns for each key dim and state type, smallest state first, and a line for each method
+and score. The ablation has a column for each score. The best number of a column is bold, the second best underlined.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ NAMES = {
     "pca-adversarial": "PCA (adv.)", "pca-released": "PCA (released)",
     "pca-released-adversarial": "PCA (released, adv.)", "random-rotation": "Rand. rotation", UNCUT: "Uncut",
 }  # fmt: skip
+WIKITEXT = "wikitext word_perplexity"  # of the task of lm-eval
 SCORES = {"kq": "K, Q", "k": "K", "q": "Q"}
 FIELDS = (
     "method", "score", "compression", "key_dim", "state_dtype", "state_bytes", "perplexity", "word_perplexity",
@@ -35,6 +36,17 @@ LATEX = str.maketrans(
         **{"↑": r"$\uparrow$", "↓": r"$\downarrow$", "κ": r"$\kappa$", "–": "--", "−": "$-$"},
     }
 )
+
+
+def word_perplexity(result: Row | Uncut) -> float | None:
+    """Return the word perplexity of WikiText, which may be the text or a task of the sweep."""
+    task = task_values(result).get(WIKITEXT)
+    return task if result.word_perplexity is None else result.word_perplexity
+
+
+def task_values(result: Row | Uncut) -> dict[str, float | None]:
+    """Return every metric of every lm-eval task by its name."""
+    return {} if result.lm_eval is None else {measure.name: measure.value for measure in result.lm_eval.measures()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +65,7 @@ class Metric:
 
 
 PER_TOKEN = Metric(title="token ppl ↓", value=attrgetter("perplexity"), long_title="perplexity per token")
-PER_WORD = Metric(title="word ppl ↓", value=attrgetter("word_perplexity"), long_title="perplexity per word")
+PER_WORD = Metric(title="word ppl ↓", value=word_perplexity, long_title="perplexity per word")
 UTILISATION = Metric(
     title="u ↑", value=attrgetter("rank_utilisation"), text=partial(fixed, digits=3), more_is_better=True
 )
@@ -61,11 +73,9 @@ KAPPA = Metric(title="κ ↓", value=lambda result: getattr(result, "kappa", Non
 
 
 def perplexity_metric(sweep: SweepRecord) -> Metric:
-    """Return perplexity per word where all rows have it; per token where one is too large to be stored."""
-    known = sweep.uncut.word_perplexity is not None and all(
-        row.word_perplexity is not None for row in sweep.rows if row.perplexity is not None
-    )
-    return PER_WORD if known else PER_TOKEN
+    """Return perplexity per word where all rows have it; per token where the text is not WikiText."""
+    measured = [row for row in sweep.rows if row.perplexity is not None]
+    return PER_WORD if None not in map(word_perplexity, (sweep.uncut, *measured)) else PER_TOKEN
 
 
 def task_metrics(sweep: SweepRecord) -> list[Metric]:
@@ -79,11 +89,6 @@ def task_metrics(sweep: SweepRecord) -> list[Metric]:
         )
         for measure in (() if sweep.uncut.lm_eval is None else sweep.uncut.lm_eval.chief_measures())
     ]
-
-
-def task_values(result: Row | Uncut) -> dict[str, float | None]:
-    """Return every metric of every lm-eval task by its name."""
-    return {} if result.lm_eval is None else {measure.name: measure.value for measure in result.lm_eval.measures()}
 
 
 class GridCell(NamedTuple):
@@ -106,10 +111,10 @@ class Grid:
 def grid_caption(sweep: SweepRecord) -> str:
     """Return the unit of the perplexities and the text they were measured on."""
     if perplexity_metric(sweep) is PER_TOKEN:
-        return "Perplexity is per token; the WikiText columns of the paper are per word and cannot be compared with it."
+        return "Perplexity is per token, not per word as in the WikiText columns of the paper."
     counts, text = sweep.uncut.counts, None if sweep.settings.text is None else sweep.settings.text.data
     measured = f": {counts}{f' of {text}' if text else ''}" if counts else ""
-    return f"Perplexity is per word, as in the paper's WikiText columns{measured}."
+    return f"Perplexity is per word, by lm-eval's wikitext, as in the paper{measured}."
 
 
 def write_tables(sweep: SweepRecord, folder: Path) -> list[Path]:
@@ -132,12 +137,18 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def main_grid(sweep: SweepRecord) -> Grid:
-    """Return methods by key dims, with the rows of one score: keys and queries where there are such."""
-    rows = sweep.rows
-    score = "kq" if any(row.score == "kq" for row in rows) else rows[0].score
-    scored = [row for row in rows if row.score == score or row.method in (UNCUT, *UNINFORMED)]
-    metrics = (perplexity_metric(sweep), *task_metrics(sweep), UTILISATION, KAPPA)
-    return _grid(sweep, rows, [(metric.title, metric, scored) for metric in metrics])
+    """Return methods and scores by key dims."""
+
+    def label(row: Row) -> str:
+        name = NAMES.get(row.method, row.method)
+        return name if row.score == "kq" else f"{name} by {SCORES.get(row.score, row.score)}"
+
+    tasks = task_metrics(sweep)
+    if sweep.uncut.word_perplexity is None:  # the first column may show it
+        tasks = [metric for metric in tasks if not metric.title.startswith(f"{WIKITEXT} ")]
+    metrics = (perplexity_metric(sweep), *tasks, UTILISATION, KAPPA)
+    columns = [(metric.title, metric, sweep.rows) for metric in metrics]
+    return _grid(sweep, sweep.rows, columns, label)
 
 
 def ablation_grid(sweep: SweepRecord) -> Grid | None:
@@ -148,15 +159,22 @@ def ablation_grid(sweep: SweepRecord) -> Grid | None:
         return None
     by_score = {score: [row for row in rows if row.score == score] for score in SCORES}
     unit = metric.title.removesuffix(" ↓")
-    return _grid(sweep, rows, [(f"{SCORES[score]}, {unit}", metric, of) for score, of in by_score.items() if of])
+    columns = [(f"{SCORES[score]}, {unit}", metric, of) for score, of in by_score.items() if of]
+    return _grid(sweep, rows, columns, lambda row: NAMES.get(row.method, row.method))
 
 
-def _grid(sweep: SweepRecord, rows: Sequence[Row], columns: Sequence[tuple[str, Metric, Sequence[Row]]]) -> Grid:
-    """Build a grid with the same columns (title, metric, rows to take it from) for each size of state in `rows`."""
+def _grid(
+    sweep: SweepRecord, rows: Sequence[Row], columns: Sequence[tuple[str, Metric, Sequence[Row]]],
+    label: Callable[[Row], str],
+) -> Grid:  # fmt: skip
+    """Build a grid with the same columns (title, metric, rows to take it from) for each size of state in `rows`.
+
+    Rows with the same label share a line.
+    """
     compressions = {_size(row): row.compression for row in rows}
-    sizes, methods = sorted(compressions), list(dict.fromkeys(row.method for row in rows))
+    sizes, labels = sorted(compressions), list(dict.fromkeys(map(label, rows)))
     cells = [
-        _column(metric, {row.method: row for row in scored if _size(row) == size}, methods)
+        _column(metric, {label(row): row for row in scored if _size(row) == size}, labels)
         for size in sizes
         for _, metric, scored in columns
     ]
@@ -164,10 +182,7 @@ def _grid(sweep: SweepRecord, rows: Sequence[Row], columns: Sequence[tuple[str, 
     return Grid(
         caption=grid_caption(sweep),
         groups=tuple((_group_title(*size[1:], compressions[size]), titles) for size in sizes),
-        lines=tuple(
-            (NAMES.get(method, method), tuple(column[place] for column in cells))
-            for place, method in enumerate(methods)
-        ),
+        lines=tuple((name, tuple(column[place] for column in cells)) for place, name in enumerate(labels)),
         baseline=tuple(metric.format(metric.value(sweep.uncut)) for _, metric, _ in columns) * len(sizes),
     )
 
@@ -181,9 +196,9 @@ def _group_title(key_dim: int, state_dtype: str, compression: float) -> str:
     return f"{100 * compression:.3g}% compression (key dim {key_dim}{stored})"
 
 
-def _column(metric: Metric, rows: Mapping[str, Row], methods: Sequence[str]) -> list[GridCell]:
+def _column(metric: Metric, rows: Mapping[str, Row], labels: Sequence[str]) -> list[GridCell]:
     """Return the cells of one column with their ranks; a single value has none."""
-    values = [metric.value(rows[method]) if method in rows else None for method in methods]
+    values = [metric.value(rows[label]) if label in rows else None for label in labels]
     order = sorted({value for value in values if value is not None}, reverse=metric.more_is_better)
     ranks = {value: rank for rank, value in enumerate(order[:2])} if len(order) > 1 else {}
     return [GridCell(metric.format(value), None if value is None else ranks.get(value)) for value in values]
