@@ -16,7 +16,7 @@ CUTS = {
 
 
 def _ratio(title: str, key_dim: int, epsilon: str, method: str) -> str:
-    return f"{CUTS[title][epsilon][method, 'kq', key_dim]['word_ratio']:.3f}"
+    return f"{CUTS[title][epsilon][method, 'kq', key_dim]['token_ratio']:.3f}"
 
 
 def _cost(title: str, key_dim: int, method: str) -> str:
@@ -39,8 +39,6 @@ TABLES = {
     "epsilon-cost": grid(("model", "key dim"), PLACES, METHODS, _cost),
 }
 NUMBERS = {
-    "uncut-gated-word": f"{_uncut('gated_deltanet-31m', 'word_perplexity'):.1f}",
     "uncut-gated-token": f"{_uncut('gated_deltanet-31m', 'perplexity'):.2f}",
-    "uncut-delta-word": f"{_uncut('delta_net-30m', 'word_perplexity'):.1f}",
     "uncut-delta-token": f"{_uncut('delta_net-30m', 'perplexity'):.2f}",
 }

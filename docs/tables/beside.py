@@ -14,7 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slimstate.workflows.run import Recipe
-from tables.layout import DOCS, METHODS, RECORDS, Row, grid, large, markdown, pairs, record, table, timings
+from tables.layout import (
+    DOCS,
+    METHODS,
+    RECORDS,
+    Row,
+    grid,
+    large,
+    markdown,
+    pairs,
+    record,
+    table,
+    timings,
+    word_perplexity,
+)
 from tables.recovery import closed
 
 MODELS = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
@@ -175,12 +188,6 @@ def _paper_filters() -> str:
 # --- ours ---
 
 
-def _words(result: Row) -> float | None:
-    """Return lm-eval's word perplexity of WikiText."""
-    tasks = (result.get("lm_eval") or {}).get("tasks", {})
-    return tasks["wikitext"]["metrics"]["word_perplexity"] if "wikitext" in tasks else None
-
-
 class WordSweeps:
     """Sweeps of a model in lm-eval's unit: the uncut model, and cuts by epsilon, method, score and key dim."""
 
@@ -188,9 +195,9 @@ class WordSweeps:
         self.uncut: float | None = None
         self.cuts: dict[tuple[bool, str, str, int], float] = {}
         for sweep in sweeps:
-            self.uncut = self.uncut or _words(sweep["uncut"])
+            self.uncut = self.uncut or word_perplexity(sweep["uncut"])
             for row in sweep["rows"]:
-                if (number := _words(row)) is not None:
+                if (number := word_perplexity(row)) is not None:
                     place = (sweep["settings"]["keep_norm_eps"], row["method"], row["score"], row["key_dim"])
                     self.cuts[place] = number
 
@@ -205,7 +212,7 @@ SWEEPS = {
     for title, model in MODELS.items()
 }
 EPSILONS = {"as published": True, "corrected": False}
-SWEEP_COMMAND = "slimstate sweep MODEL … --tasks wikitext --key-dims 89,76,64,32 [--keep-norm-eps]"
+SWEEP_COMMAND = "slimstate sweep MODEL … --text wiki.test.raw --key-dims 89,76,64,32 [--keep-norm-eps]"
 
 
 def _measured(missing: str, titles: tuple[str, ...], places: list[tuple[Any, ...]], columns: Any, cell: Any) -> str:
@@ -260,8 +267,8 @@ def _places(score: str, methods: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _our_scores() -> str:
-    where = "[Experiments](EXPERIMENTS.md#keys-queries-or-both) has them per word of the raw text"
-    command = "slimstate sweep MODEL … --tasks wikitext --compressions 0.5 --scores kq,k,q"
+    where = "[Experiments](EXPERIMENTS.md#keys-queries-or-both) has them per token"
+    command = "slimstate sweep MODEL … --text wiki.test.raw --compressions 0.5 --scores kq,k,q"
     return _measured(
         _missing(f"the scores in lm-eval's unit; {where}", command),
         ("model", "norm_eps", "score"),
@@ -273,7 +280,7 @@ def _our_scores() -> str:
 
 def _our_components() -> str:
     where = "[Experiments](EXPERIMENTS.md#principal-components) has them in others"
-    command = "slimstate sweep MODEL … --tasks wikitext --methods pca,pca-adversarial,grad --scores kq,k"
+    command = "slimstate sweep MODEL … --text wiki.test.raw --methods pca,pca-adversarial,grad --scores kq,k"
     return _measured(
         _missing(f"principal components in lm-eval's unit; {where}", command),
         ("model", "norm_eps", "key dim"),
@@ -289,7 +296,7 @@ def _preset() -> str:
     if not runs:
         command = "slimstate recover CUT --teacher MODEL --data TEXT --preset paper --control --eval-text WIKITEXT"
         return _missing("`--preset paper` on the two 30M models", f"{command} --out DIR")
-    words = {result["name"]: _words(result) for result in _records("preset-paper", "evaluation")}
+    words = {result["name"]: word_perplexity(result) for result in _records("preset-paper", "evaluation")}
     titles = {"delta_net": "DeltaNet 30M", "gated_deltanet": "Gated 31M"}
     rows = []
     for run in runs:
@@ -330,10 +337,11 @@ def _optimizer() -> str:
     lines, unit = [], "per token"
     for sweep in sweeps:
         uncut, rows = sweep["uncut"], {}
-        if _words(uncut) is not None:
+        if word_perplexity(uncut) is not None:
             unit = "in lm-eval's unit"
         for row in sweep["rows"]:
-            number, base = (_words(row), _words(uncut)) if _words(uncut) else (row["perplexity"], uncut["perplexity"])
+            per_word = word_perplexity(uncut) is not None
+            number, base = (word_perplexity(each) if per_word else each["perplexity"] for each in (row, uncut))
             if row["score"] == "kq" or row["method"] == "random":
                 rows[row["method"], row["key_dim"]] = "" if number is None else _paired(number, base, 3)
         epsilon = "as published" if sweep["settings"]["keep_norm_eps"] else "corrected"

@@ -31,7 +31,8 @@ def _sweeps(*kinds: str, bundled: str = "bundled") -> dict[str, dict[tuple[str, 
     return {**found, "bundled": sweep(bundled)}
 
 
-MAIN, ALL, SCORES = _sweeps("main"), _sweeps("main", "exact"), _sweeps("scores")
+MAIN, SCORES = _sweeps("main"), _sweeps("scores")
+PER_WORD = {title: sweep(f"sweep-{name}-lm-eval") for title, name in MODELS.items()}
 ROTATED = _sweeps("rotations", bundled="bundled-rotations")
 
 
@@ -104,9 +105,9 @@ UNCUT = record("sweep-delta_net-30m-main")["uncut"]
 TABLES = {
     "methods-per-word": grid(
         ("model", "key dim"),
-        pairs({**dict.fromkeys(MODELS, (89, 76, 64, 32, 16)), "bundled": (96, 80, 64, 32)}),
+        pairs(dict.fromkeys(MODELS, (96, 64, 32, 16))),
         METHODS,
-        lambda model, key_dim, method: f"{ALL[model][method, 'kq', key_dim]['word_ratio']:.3f}",
+        lambda model, key_dim, method: f"{PER_WORD[model][method, 'kq', key_dim]['word_ratio']:.3f}",
     ),
     "methods-per-token": grid(
         ("model", "key dim"),
@@ -121,7 +122,7 @@ TABLES = {
         ("model", "score"),
         pairs(dict.fromkeys(SCORES, ("kq", "k", "q"))),
         METHODS[1:],
-        lambda model, score, method: f"{SCORES[model][method, score, 64]['word_ratio']:.3f}",
+        lambda model, score, method: f"{SCORES[model][method, score, 64]['token_ratio']:.3f}",
     ),
     "scores-paper": grid(
         ("model", "score"), pairs(dict.fromkeys(PAPER_MODELS, ("kq", "k", "q"))), METHODS[1:], _paper_score
@@ -130,7 +131,7 @@ TABLES = {
         {
             "channels chosen by": "{channels}",
             "median condition number": "{kappa:,.0f}",
-            "perplexity ratio": "{word_ratio:.3f}",
+            "perplexity ratio": "{token_ratio:.3f}",
         },
         _conditions(),
     ),
@@ -138,13 +139,12 @@ TABLES = {
         ("method", "score"),
         ROTATIONS,
         pairs(dict.fromkeys(ROTATED, (64, 32))),
-        lambda method, score, place: large(ROTATED[place[0]][method, score, place[1]]["word_ratio"]),
+        lambda method, score, place: large(ROTATED[place[0]][method, score, place[1]]["token_ratio"]),
     ),
     "filters": table(
         {
             "filters": "{filters}",
             "ours, perplexity per token": "{perplexity:.1f}",
-            "per word": "{word_perplexity:,.0f}",
             "the paper, 370M: WikiText": "{WikiText:.1f}",
             "LAMBADA": "{LAMBADA:.1f}",
             "average of tasks": "{average of tasks:.1f}",
@@ -162,12 +162,10 @@ TABLES = {
     ),
 }
 NUMBERS = {
-    "words-per-token": f"{UNCUT['words'] / UNCUT['tokens']:.3f}",
     "wikitext-tokens": f"{UNCUT['tokens']:,}",
-    "wikitext-words": f"{UNCUT['words']:,}",
     "wikitext-bytes": f"{UNCUT['bytes']:,}",
 } | {
-    f"scores-{name}-{score}": f"{SCORES[model][method, score, 64]['word_ratio']:.3f}"
+    f"scores-{name}-{score}": f"{SCORES[model][method, score, 64]['token_ratio']:.3f}"
     for name, model, method in (
         ("grad", "DeltaNet 30M", "grad"),
         ("drrqr", "DeltaNet 30M", "drrqr"),

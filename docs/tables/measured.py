@@ -20,7 +20,6 @@ def _forgotten() -> list[dict[str, Any]]:
             {
                 "model": "uncut" if model is uncut else f"key dim {model['key_dim']}",
                 "token": model["perplexity"] / uncut["perplexity"],
-                "word": model["word_perplexity"] / uncut["word_perplexity"],
                 "recall": recall["mean"],
                 "error": sum(point["stderr"] ** 2 for point in points) ** 0.5 / len(points),
             }
@@ -69,7 +68,6 @@ TABLES = {
         {
             "model": "{model}",
             "perplexity per token": "{token:.2f}x",
-            "per word": "{word:.2f}x",
             "names recalled": "{recall:.2f}",
             "standard error": "{error:.2f}",
         },
