@@ -112,7 +112,7 @@ def test_training_further_starts_from_the_weights_of_the_model(models):
 
 def test_training_equals_a_loop_written_by_hand(configs, text_file, tmp_path):
     """AdamW, a warm-up, a cosine, gradients clipped at one, the windows in the order of the schedule."""
-    options = {**SHORT, "weight_decay": 0.1, "warm_up": 0.34}
+    options = {**SHORT, "weight_decay": 0.1, "adam_eps": 1e-4, "warm_up": 0.34}
     record = train(configs["delta_net"], tmp_path / "out", data=text_file, **options)
     config = read_shape(str(configs["delta_net"]))
     InitialModel(config=config).create(tmp_path / "start", str(text_file), seed=0, dtype="float32")
@@ -122,7 +122,7 @@ def test_training_equals_a_loop_written_by_hand(configs, text_file, tmp_path):
     decayed = [p for name, p in model.named_parameters() if "norm" not in name and "bias" not in name]
     rest = [p for name, p in model.named_parameters() if "norm" in name or "bias" in name]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-4)
     scheduler = get_scheduler(
         "cosine_with_min_lr", optimizer, num_warmup_steps=2, num_training_steps=6,
         scheduler_specific_kwargs={"min_lr": 1e-3},

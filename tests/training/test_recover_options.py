@@ -89,7 +89,7 @@ def test_explicit_options_override_the_preset(pairs, capsys, monkeypatch):
     assert paper.settings == TrainSettings(
         adaptation=paper.settings.adaptation, steps=2000, batch_size=16, length=2048, lr=1e-4, min_lr=1e-5,
         warm_up=0.05, seed=0, dtype="float32", kd_weight=1.0, temperature=2.0, full=False, mixers=False, lora_rank=16,
-        lora_alpha=32, **PAPER,
+        lora_alpha=32, weight_decay=0.1, second_beta=0.95, adam_eps=1e-15, **PAPER,
     )  # fmt: skip
     default = dry_run()
     assert (default.unfrozen, default.targets, default.settings.full) == ((), (), True)
@@ -99,13 +99,16 @@ def test_explicit_options_override_the_preset(pairs, capsys, monkeypatch):
     assert (mine.settings.lora_targets, mine.settings.lr, mine.settings.kd_weight) == ("q_proj", 3e-4, 4.0)
     assert (mine.settings.unfreeze, mine.steps) == ("norms,biases", 2000)
     assert dry_run("--preset", "paper", "--tokens", "327680").steps == 10
-    assert dry_run("--preset", "paper", "--full").settings.full
     monkeypatch.setitem(PRESETS, "paper", {"lora_rank": 5, "steps": 7})
     assert dry_run("--preset", "paper").settings.lora_rank == 5
     usual = dry_run("--preset", "paper", "--lora-rank", "16")
     assert (usual.settings.lora_rank, usual.settings.full) == (16, False)
     code, _, err = run(capsys, monkeypatch, "recover", pairs[GATED][1], "--preset", "mine", "--dry-run")
     assert (code, err) == (2, "slimstate: unknown --preset 'mine'; there are paper\n")
+    for flag in ("--full", "--mixers", "--no-teacher"):
+        code, _, err = run(capsys, monkeypatch, "recover", pairs[GATED][1], "--preset", "paper", flag, "--dry-run")
+        assert code == 2
+        assert f"--preset paper trains adapters, from a teacher, and {flag} contradicts it" in err
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ class TrainSettings(Value):
     top_k: Count | None = None
     second_beta: float | None = None
     weight_decay: float | None = None
+    adam_eps: float | None = None
 
 
 class ModelFolderRecord(Record, Model, Origin):

@@ -151,6 +151,12 @@ class TrainOptions(Options):
     """Learning rate at the end of the cosine."""
     warm_up: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     """Share of the steps in which the learning rate rises."""
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    """Weight decay of AdamW."""
+    second_beta: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    """Second beta of AdamW."""
+    adam_eps: Annotated[float, Meta(gt=0)] = 1e-8
+    """Epsilon of AdamW."""
     text: TrainingText = TrainingText()
     trainer: TrainerOptions = TrainerOptions()
     run: RunOptions = RunOptions()
@@ -167,11 +173,6 @@ class TrainOptions(Options):
     def adaptation(self) -> AdaptationOptions:
         """Which weights are trained."""
         return AdaptationOptions(full=True)
-
-    @property
-    def optimizer(self) -> dict[str, float]:
-        """The settings of AdamW, by the names that the Trainer has for them."""
-        return {"adam_beta2": 0.999, "weight_decay": 0.0}
 
     @property
     def tokens_per_step(self) -> int:
@@ -247,6 +248,7 @@ class RecoverOptions(TrainOptions):
     """Highest learning rate; default: 5e-4 for models up to 512 wide, and less for wider ones."""
     min_lr: FinalRate = None
     """Learning rate at the end of the cosine; default: a twentieth of the highest."""
+    second_beta: Annotated[float, Meta(ge=0, lt=1)] = 0.999
     adaptation: AdaptationOptions = AdaptationOptions()
     distillation: TeacherOptions = TeacherOptions()
 

@@ -116,14 +116,15 @@ PAPER: Mapping[str, object] = {
     "lr": 1e-4,  # L634
     "min_lr": 1e-5,  # L634
     "warm_up": 0.05,  # L634
-    "full": False,
-    "mixers": False,
+    "weight_decay": 0.1,  # released code
+    "second_beta": 0.95,  # released code
+    "adam_eps": 1e-15,  # released code
     "lora_rank": 16,  # L634; 32 in the released code
     "lora_alpha": 32,  # L634; 64 in the released code
     "lora_targets": "q_proj,k_proj,v_proj",  # released code
     "unfreeze": "norms,biases",  # released code
-    "kd_weight": 1.0,  # ours: the paper distils from the original model (L634) and names no weight
-    "temperature": 2.0,  # ours: nor a temperature
+    "kd_weight": 1.0,  # released code; the paper distils from the original model (L634) and names no weight
+    "temperature": 2.0,  # released code
 }
 PRESETS = {"paper": PAPER}
 IN_MEMORY = ("data", "eval_text", "teacher")  # options that may be objects in place of names
@@ -182,6 +183,10 @@ class RecoverConfig(RecoverOptions):
         if (preset := values.pop("preset", None)) is not None:
             if preset not in PRESETS:
                 raise PlanError(f"unknown `preset` {preset!r}; there are {', '.join(PRESETS)}")
+            for name in ("full", "mixers", "no_teacher"):
+                if values.get(name):
+                    trained = "adapters, from a teacher"
+                    raise PlanError(f"`preset` {preset} trains {trained}, and `{name}` contradicts it: leave out one")
             base = super().from_values(PRESETS[preset], base)
         if values.get("tokens") is not None:
             values = {"steps": None, **values}
@@ -195,18 +200,10 @@ class RecoverConfig(RecoverOptions):
 class TrainConfig(TrainOptions):
     """How to train a model"""
 
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
-    """Weight decay of AdamW."""
-    second_beta: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    """Second beta of AdamW."""
     tokenizer: str | None = None
     """Folder or hub id of the tokenizer; default: one is learnt from the text."""
     shared_filters: Literal["head", "all"] | None = None
     """One convolution filter for every head (head), or one for all of them (all)."""
-
-    @property
-    def optimizer(self) -> dict[str, float]:
-        return {"adam_beta2": self.second_beta, "weight_decay": self.weight_decay}
 
 
 class EvalConfig(TextOptions):
