@@ -17,7 +17,6 @@ from slimstate.benchmark.random_models import config_of, model_for, resized, wid
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import Evidence
 from slimstate.core.layout import Mixer, Slot
-from slimstate.data.documents import Reading
 from slimstate.data.text import sample_windows
 from slimstate.families import family_of
 from slimstate.models.devices import TOKENS_AT_ONCE
@@ -63,7 +62,7 @@ def read_tokens(options: CalibrateBenchConfig, vocabulary: int) -> Tensor:
             " or no `data` for random tokens"
         )
     tokenizer = load_tokenizer(Checkpoint.open(options.model).folder)
-    text = Reading(options.data, options.documents)
+    text = options.reading(options.data)
     return sample_windows(tokenizer, text, samples=options.samples, length=options.length).tokens
 
 

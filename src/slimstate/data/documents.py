@@ -31,11 +31,12 @@ class Reading:
     """A text and how it is divided into documents: as requested, or by default as its sources suggest.
 
     After some of it was read, `documents` is how it was divided (several names if its sources differ), and `usual` is
-    whether every text file and every row was one document.
+    whether every text file and every row was one document. `special_tokens` says which tokens stand around documents.
     """
 
-    def __init__(self, source: str | Texts, documents: str | None = None) -> None:
+    def __init__(self, source: str | Texts, documents: str | None = None, special_tokens: str = "end") -> None:
         self.source, self._text, self._requested = str(source), source, documents
+        self.special_tokens = special_tokens
         self._seen: dict[str, None] = {}
         self.usual = True
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
-from slimstate.data.rows import as_text_source
+from slimstate.data.rows import Texts, as_text_source
 from slimstate.system.options import Options
+
+if TYPE_CHECKING:
+    from slimstate.data.documents import Reading
 
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 # a path, a dataset's name, or strings, chats or rows in a list or any iterable
@@ -18,8 +21,17 @@ class DocumentOptions(Options):
     """Text"""
 
     documents: Literal["lines", "blank", "file", "rows"] | None = None
-    """What is a document, after which an end-of-text token stands: lines, blank (text between blank lines), file or
-    rows; default: a .txt file or a row of a table; rows that are lines of one text are joined."""
+    """What is a document: lines, blank (text between blank lines), file or rows; default: a .txt file or a row of a
+    table; rows that are lines of one text are joined."""
+    special_tokens: Literal["end", "tokenizer"] = "end"
+    """Special tokens around a document: end (an end-of-text token after it), or tokenizer (what the tokenizer adds by
+    itself, as in the paper's released code)."""
+
+    def reading(self, source: str | Texts) -> Reading:
+        """Return a text that is divided and marked as these options say."""
+        from slimstate.data.documents import Reading
+
+        return Reading(source, self.documents, self.special_tokens)
 
 
 class TextOptions(DocumentOptions):

@@ -1,6 +1,7 @@
 """Turn text into windows of tokens: read it as a stream, tokenise it piece by piece, and pack the tokens end to end.
 
-An end-of-text token follows each document, if the tokenizer has one.
+An end-of-text token follows each document, if the tokenizer has one; or the tokenizer's own special tokens stand
+around it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ class Windows(Value):
     seed: int
     documents: str | None = None
     usual: bool = False
+    special_tokens: str = "end"
 
     @classmethod
     def of(cls, text: Reading, tokens: Tensor, seed: int = 0) -> Windows:
         """Return windows with the provenance of the text that they were read from."""
-        return cls(tokens=tokens, source=text.source, seed=seed, documents=text.documents, usual=text.usual)
+        return cls(
+            tokens=tokens, source=text.source, seed=seed, documents=text.documents, usual=text.usual,
+            special_tokens=text.special_tokens,
+        )  # fmt: skip
 
     @property
     def digest(self) -> str:
@@ -43,12 +48,13 @@ class Windows(Value):
 
     def describe(self) -> JsonObject:
         samples, length = self.tokens.shape
-        return {"data": self.source, "documents": self.documents, "samples": samples, "length": length,
-                "seed": self.seed, "digest": self.digest}  # fmt: skip
+        return {"data": self.source, "documents": self.documents, "special_tokens": self.special_tokens,
+                "samples": samples, "length": length, "seed": self.seed, "digest": self.digest}  # fmt: skip
 
     def provenance(self) -> JsonObject:
-        """Return the description for plans and evidence, which have `documents` only where it is not the usual."""
-        return {name: value for name, value in self.describe().items() if name != "documents" or not self.usual}
+        """Return the description for plans and evidence, without what is as usual."""
+        usual = {"documents": self.usual, "special_tokens": self.special_tokens == "end"}
+        return {name: value for name, value in self.describe().items() if not usual.get(name)}
 
 
 def sample_windows(
@@ -99,20 +105,30 @@ def _pack(stream: Iterator[list[int]], length: int) -> Iterator[Tensor]:
 
 
 def token_stream(tokenizer: Any, text: str | Texts | Reading, *, first_batch: int = 0) -> Iterator[list[int]]:
-    """Yield token ids piece by piece, with the end-of-text token after each document if the tokenizer has one.
+    """Yield token ids piece by piece, with special tokens around each document.
 
     About `first_batch` characters are tokenised together at first.
     """
     reading = Reading.of(text)
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    is_empty = True
+    before, after = _special_tokens(tokenizer, reading.special_tokens)
+    is_empty = starts = True
     for batch in reading.batches(first_batch, renderer(tokenizer)):
         texts = [piece.text for piece in batch]
         is_empty = is_empty and not any(map(str.strip, texts))
         for piece, ids in zip(batch, _tokenise(tokenizer, texts), strict=True):
-            yield list(ids) + (end if piece.ends else [])
+            yield (before if starts else []) + list(ids) + (after if piece.ends else [])
+            starts = piece.ends
     if is_empty:
         raise DataError(f"{reading.source} is empty")
+
+
+def _special_tokens(tokenizer: Any, kind: str) -> tuple[list[int], list[int]]:
+    """Return the tokens before and after a document: an end-of-text token, or those of the tokenizer itself."""
+    if kind == "end":
+        return [], [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    (bare,), marked = _tokenise(tokenizer, ["a"]), list(tokenizer("a", verbose=False)["input_ids"])
+    start = next(place for place in range(len(marked)) if marked[place : place + len(bare)] == list(bare))
+    return marked[:start], marked[start + len(bare) :]
 
 
 def _tokenise(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -79,13 +79,17 @@ class TextSize:
 
     @classmethod
     def of(cls, tokenizer: Any, tokens: Tensor, *, contiguous: bool = True) -> TextSize:
-        """Count windows [N, T], which follow each other in the text if `contiguous`; end of text is a line end."""
+        """Count windows [N, T], which follow each other in the text if `contiguous`.
+
+        A special token between documents is a line end.
+        """
         documents: list[list[int]] = [[]]
+        marks = {tokenizer.bos_token_id, tokenizer.eos_token_id}
         for number, window in enumerate(tokens.tolist()):
             if number and not contiguous:
                 documents.append([])
             for token in window:
-                if token == tokenizer.eos_token_id:
+                if token in marks:
                     documents.append([])
                 else:
                     documents[-1].append(token)

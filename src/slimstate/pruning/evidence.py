@@ -12,7 +12,6 @@ import torch
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile, Need
 from slimstate.core.layout import Axis
-from slimstate.data.documents import Reading
 from slimstate.data.text import Windows, sample_windows, windows
 from slimstate.models.load import Runtime, load_tokenizer, load_with
 from slimstate.models.options import LoadOptions
@@ -51,7 +50,7 @@ def read_windows(
 
 def calibration_windows(calibration: Calibration, tokenizer: Any) -> Windows:
     """Return the windows to calibrate on; a text shorter than one window of default length gives a few short ones."""
-    reading, (samples, length) = Reading(calibration.data, calibration.documents), calibration.size
+    reading, (samples, length) = calibration.reading(calibration.data), calibration.size
     if calibration.length is None:
         first = next(windows(tokenizer, reading, LENGTH, max_windows=1), None)
         tokens = 0 if first is None else len(first)

@@ -57,6 +57,7 @@ class Text(Value):
 
     data: str | None = None
     documents: str | None = None  # how the text was split into documents
+    special_tokens: str | None = None  # around each document
     samples: Count | None = None
     length: Count | None = None
     windows: Count | None = None

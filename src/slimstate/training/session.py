@@ -119,6 +119,7 @@ class Session(Generic[R]):
         text, trainer = self.options.text, self.options.trainer
         eval_text = None if text.eval_text is None else str(text.eval_text)
         sources = {"data": str(text.data), "eval_text": eval_text, "documents": text.documents}
+        sources |= {"special_tokens": text.special_tokens}
 
         def prepare() -> Tokens:
             tokenizer = load_tokenizer(student().folder)

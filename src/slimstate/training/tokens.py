@@ -12,7 +12,6 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import DTYPES
 from slimstate.data.corpus import Corpus, Schedule, held_out_count
-from slimstate.data.documents import Reading
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, mean_nats, perplexity_of
 from slimstate.evaluation.wikitext import WikiText, read_wikitext
 from slimstate.models.load import Runtime, load
@@ -113,7 +112,7 @@ def read_tokens(options: TrainOptions, tokenizer: Any, folder: Path, reporter: R
     if text.eval_text is None:
         return Tokens.of_corpus(_corpus(options, tokenizer, folder, reporter), tokenizer)
     length = min(MAX_EVAL_LENGTH, options.length)
-    windows = evaluation_windows(tokenizer, Reading(text.eval_text, text.documents), length, text.eval_tokens).tokens
+    windows = evaluation_windows(tokenizer, text.reading(text.eval_text), length, text.eval_tokens).tokens
     corpus = _corpus(options, tokenizer, folder, reporter)
     size = TextSize.of(tokenizer, windows)
     wikitext = read_wikitext(text.eval_text, tokenizer, reporter, max_tokens=text.eval_tokens)
@@ -127,7 +126,7 @@ def _corpus(options: TrainOptions, tokenizer: Any, folder: Path, reporter: Repor
     else:
         held_out = held_out_count(samples) if text.eval_text is None else 0
         with reporter.waiting(f"reading {text.data}"):
-            reading = Reading(text.data, text.documents)
+            reading = text.reading(text.data)
             corpus = Corpus.collect(tokenizer, reading, options.length, samples, held_out, folder)
     epochs = Schedule(corpus, samples, text.seed).epochs
     if epochs > 1:

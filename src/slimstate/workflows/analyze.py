@@ -9,7 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from slimstate.data.documents import Reading
 from slimstate.data.options import TextSource
 from slimstate.data.rows import as_text_source
 from slimstate.evaluation.analysis import Analysis, StateUse, filters_record, trace_model
@@ -68,7 +67,7 @@ def _analyze(
         find_head([mixer.layer for mixer in mixers], mixers[0].value_heads, config.head)
     _check_files(folder, checkpoints)
     text, tokenizers = as_text_source(text), same_tokenizers(checkpoints.values())
-    windows = shared_windows(tokenizers, Reading(text, config.documents), config.length, config.samples * config.length)
+    windows = shared_windows(tokenizers, config.reading(text), config.length, config.samples * config.length)
     if len(windows.tokens) < config.samples:
         count = f"{len(windows.tokens)} windows of {config.length} tokens"
         raise DataError(f"{text} has {count}: use fewer `samples` than {config.samples}")

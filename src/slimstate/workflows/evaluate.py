@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.core.state_dtype import StateRounding
-from slimstate.data.documents import Reading
 from slimstate.data.options import TextSource
 from slimstate.data.rows import as_text_source
 from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
@@ -63,7 +62,7 @@ def evaluate(
         checkpoints = open_models(models)
         tokenizers = same_tokenizers(checkpoints.values())
         find_sources(measures)  # so that missing data is refused before a model is loaded
-        reading = None if source is None else Reading(source, config.documents)
+        reading = None if source is None else config.reading(source)
         windows = wikitext = None
         if source is not None:
             windows = shared_windows(tokenizers, reading, config.length, measures.max_tokens)

@@ -14,7 +14,6 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import check_output
-from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
 from slimstate.models.load import load_tokenizer
 from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, describe_cut
@@ -185,7 +184,7 @@ def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | Non
 def _reconstruction_windows(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> Windows:
     calibration = config.calibration
     assert config.reconstruct is not None
-    reading = Reading(calibration.data, calibration.documents)
+    reading = calibration.reading(calibration.data)
     with reporter.waiting(f"reading {calibration.data}"), prefixed("reconstruct_", ReconstructOptions):
         tokenizer = load_tokenizer(checkpoint.folder)
         return config.reconstruct.windows(tokenizer, reading, calibration.seed, config.run.place.type)

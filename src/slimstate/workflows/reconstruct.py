@@ -8,7 +8,6 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import check_apart, check_output
-from slimstate.data.documents import Reading
 from slimstate.models.load import check_known, load_tokenizer
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.reconstruct import ReconstructionJob, find_teacher
@@ -58,7 +57,7 @@ def reconstruct(
         uncut = find_teacher(cut, teacher, reporter)
         provenance = run_config("reconstruct", {"model": source, "out": out}, config.to_values())
         with reporter.waiting(f"reading {config.data}"):
-            text, tokens = Reading(config.data, config.documents), load_tokenizer(uncut.folder)
+            text, tokens = config.reading(config.data), load_tokenizer(uncut.folder)
             windows = config.training.windows(tokens, text, config.seed, run.place.type)
 
         def make(folder: Path, force: bool) -> ReconstructionRecord:

@@ -18,7 +18,6 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.evidence import EvidenceFile
-from slimstate.data.documents import Reading
 from slimstate.data.text import Windows
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows
 from slimstate.evaluation.sweep import CandidateModel, SweepStudy, read_earlier, recommend
@@ -155,7 +154,7 @@ def _measure(
     for selector in grid.selectors:
         check_rotatable(checkpoint, selector)
     needs, tokenizer = grid.needs(calibration.data is not None), load_tokenizer(checkpoint.folder)
-    text, max_tokens = Reading(config.text, calibration.documents), config.measures.max_tokens
+    text, max_tokens = calibration.reading(config.text), config.measures.max_tokens
     text_windows = evaluation_windows(tokenizer, text, config.text_length, max_tokens, option="text_length")
     wikitext = read_wikitext(
         config.text, tokenizer, reporter, max_tokens=max_tokens, max_length=config.measures.max_length
@@ -194,7 +193,7 @@ def _settings(config: SweepConfig, tokenizer: Any, measured: Windows, calibratio
     text, device, reconstruction, options = config.calibration, config.run.place.type, None, config.measures
     if config.reconstruct is not None:
         with prefixed("reconstruct_", ReconstructOptions):
-            training = config.reconstruct.windows(tokenizer, Reading(text.data, text.documents), text.seed, device)
+            training = config.reconstruct.windows(tokenizer, text.reading(text.data), text.seed, device)
         reconstruction = config.reconstruct.settings(device, training)
     return SweepSettings(
         calibration=None if calibration is None else Text(**calibration.describe()), text=Text(**measured.describe()),

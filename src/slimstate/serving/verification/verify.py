@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.data.documents import Reading
 from slimstate.data.text import Windows, windows
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.options import RunOptions
@@ -40,7 +39,7 @@ NOT_FINITE = 1e8  # a difference this large comes from a score that is not a num
 
 def read_windows(checkpoint: Checkpoint, options: ComparisonOptions) -> Windows:
     """Return windows of the text, or of the one that comes with the package, all of one length."""
-    reading = Reading(str(DEFAULT_TEXT) if options.data is None else options.data, options.documents)
+    reading = options.reading(str(DEFAULT_TEXT) if options.data is None else options.data)
     rows = list(windows(load_tokenizer(checkpoint.folder), reading, options.length, max_windows=options.samples))
     full = [row for row in rows if len(row) == options.length] or rows[:1]
     if not full or len(full[0]) < 4:
