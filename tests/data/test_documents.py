@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as arrow
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 import tiny
 from places import ROOT
@@ -20,6 +22,7 @@ from slimstate.data import documents as module
 from slimstate.data.corpus import Corpus
 from slimstate.data.documents import PIECE, Piece, Reading
 from slimstate.data.options import DocumentOptions
+from slimstate.data.rows import Texts
 from slimstate.data.text import sample_windows, token_stream
 from slimstate.evaluation.perplexity import evaluation_windows
 from slimstate.models.load import load_tokenizer
@@ -266,3 +269,19 @@ def test_evaluation_uses_full_windows_of_the_first_tokens(text_file):
     assert torch.equal(evaluation_windows(LETTERS, str(text_file), 100, 950).tokens.flatten(), tokens[:900])
     assert len(evaluation_windows(LETTERS, str(text_file), 100).tokens) == len(tokens) // 100
     assert evaluation_windows(LETTERS, str(text_file), 100, 30).tokens.shape == (1, 30)
+
+
+@pytest.mark.parametrize(
+    ("template", "before", "after"), [("<|end|> $A", 1, 0), ("<|end|> $A <|end|>", 1, 1), ("$A", 0, 0)]
+)
+def test_special_tokens_may_be_those_of_the_tokenizer(template, before, after):
+    """Once for a document, although a long one is tokenised in pieces."""
+    tokenizer, texts = tiny.tokenizer(), Texts(["one", "two\n" * (PIECE // 3)])
+    end = tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[("<|end|>", end)])
+    expected = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        expected += [end] * before + ids + [end] * after
+    reading = DocumentOptions(special_tokens="tokenizer").reading(texts)
+    assert list(chain.from_iterable(token_stream(tokenizer, reading))) == expected
