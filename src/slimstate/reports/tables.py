@@ -74,8 +74,8 @@ KAPPA = Metric(title="κ ↓", value=lambda result: getattr(result, "kappa", Non
 
 def perplexity_metric(sweep: SweepRecord) -> Metric:
     """Return perplexity per word where all rows have it; per token where the text is not WikiText."""
-    measured = [row for row in sweep.rows if row.perplexity is not None]
-    return PER_WORD if None not in map(word_perplexity, (sweep.uncut, *measured)) else PER_TOKEN
+    results: list[Row | Uncut] = [sweep.uncut, *(row for row in sweep.rows if row.perplexity is not None)]
+    return PER_WORD if None not in map(word_perplexity, results) else PER_TOKEN
 
 
 def task_metrics(sweep: SweepRecord) -> list[Metric]:

@@ -62,9 +62,9 @@ def evaluate(
         checkpoints = open_models(models)
         tokenizers = same_tokenizers(checkpoints.values())
         find_sources(measures)  # so that missing data is refused before a model is loaded
-        reading = None if source is None else config.reading(source)
-        windows = wikitext = None
+        reading = windows = wikitext = None
         if source is not None:
+            reading = config.reading(source)
             windows = shared_windows(tokenizers, reading, config.length, measures.max_tokens)
             wikitext = read_wikitext(
                 source, next(iter(tokenizers.values())), inputs.reporter,
