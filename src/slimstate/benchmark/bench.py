@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from slimstate.records.base import versions
 from slimstate.records.benchmark import BenchRecord, GraphRow, TimedRow, WidthRow
 from slimstate.records.provenance import command_line, run_config
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 COMPILE_BATCH = 2  # sequences: enough to compile, and small enough for many processes on one GPU
 B = TypeVar("B", bound=BenchRecord)
@@ -31,8 +32,7 @@ W = TypeVar("W", bound=WidthRow)
 G = TypeVar("G", bound=GraphRow)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bench:
+class Bench(Value):
     """Where a benchmark runs, how many rounds it times, and who reports its progress."""
 
     name: str

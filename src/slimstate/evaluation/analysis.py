@@ -42,7 +42,6 @@ class StateUse:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class Analysis(Displayable):
     """The folder of the records, a summary of each model, and the figures."""
 

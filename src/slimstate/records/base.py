@@ -1,8 +1,4 @@
-"""What all records have in common: a kind, a format number, a JSON file, and how they are shown.
-
-A record is what passes from measuring to drawing: what was measured, on what, with which software, and the config of
-the run.
-"""
+"""What all records have in common: a kind, a format number, a JSON file, and how they are shown."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ MAX_ROWS = 40  # of a table that is printed
 FORMAT = {"index": False, "na_rep": "", "float_format": "{:.4g}".format}
 
 
-class Displayable:
+class Displayable(Value):
     """A dataclass with results: `print` shows a headline and a table."""
 
     def to_json(self) -> JsonObject:
@@ -77,7 +73,7 @@ PACKAGES = (
 )  # fmt: skip
 
 
-class Record(Value, Displayable):
+class Record(Displayable):
     """One result, as a frozen value with a file format."""
 
     KIND: ClassVar[str]

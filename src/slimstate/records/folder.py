@@ -7,14 +7,14 @@ A record has a kind; what is drawn from records is ours where one of them is bes
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from slimstate.core.file_names import PLAN
 from slimstate.records.base import Record
 from slimstate.records.evaluation import EvaluationRecord, SweepRecord
-from slimstate.records.schema import ValidationError
+from slimstate.records.schema import ValidationError, Value
 from slimstate.records.serving import VerificationRecord
 from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING, ReconstructionRecord, RecoveryRecord
@@ -36,16 +36,14 @@ TYPES: dict[str, type[Record]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordFile(Generic[R_co]):
+class RecordFile(Value, Generic[R_co]):
     """A record and the file it came from."""
 
     path: Path
     record: R_co
 
 
-@dataclass(frozen=True, kw_only=True)
-class Records:
+class Records(Value):
     """The records of a folder by kind, in the order of the work, and a line on each file that is not valid."""
 
     sweep: tuple[RecordFile[SweepRecord], ...] = ()

@@ -19,7 +19,6 @@ from slimstate.records.training import RECONSTRUCTION, RECOVERY
 from slimstate.reports import sections, tables
 from slimstate.reports.plots import results, states, style
 from slimstate.reports.provenance import merged_versions, provenances, reproduce_section
-from slimstate.reports.summary import base_models, summary_cards
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,8 +68,8 @@ def render(records: Records, folder: Path) -> str:
     ]
     text = _fill(
         "page",
-        models=base_models(sources),
-        cards=list(summary_cards(records)),
+        models=sections.base_models(sources),
+        cards=list(sections.summary_cards(records)),
         bodies=[*bodies, ("reproduce", "Reproduce", _fill("reproduce", **reproduce_section(sources, records, folder)))],
         sources=sources,
         folder=folder,

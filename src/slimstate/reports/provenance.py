@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from slimstate.core.stock_class import FLA, StockClass
 from slimstate.records.base import Record
 from slimstate.records.folder import KINDS, RecordFile, Records
 from slimstate.records.provenance import command_line, run_config
+from slimstate.system.value import Value
 
 AGAIN = Path("again")  # where the commands on the page write to
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
+class Provenance(Value):
     """The provenance of one record. `base` is the uncut model, `digest` that of the text."""
 
     file: RecordFile[Record]

@@ -7,7 +7,6 @@ and score. The ablation has a column for each score. The best number of a column
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from slimstate.records.evaluation import UNCUT, UNINFORMED, Row, SweepRecord, Uncut
 from slimstate.records.numbers import UNKNOWN, fixed, magnitude, perplexity
 from slimstate.system.atomic import write_text
+from slimstate.system.value import Value
 
 NAMES = {
     "random": "Rand", "l1": "L1", "s-wanda": "S-Wanda", "grad": "Grad", "drrqr": "DRRQR", "pca": "PCA (prop.)",
@@ -49,8 +49,7 @@ def task_values(result: Row | Uncut) -> dict[str, float | None]:
     return {} if result.lm_eval is None else {measure.name: measure.value for measure in result.lm_eval.measures()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metric:
+class Metric(Value):
     """A column of a table: its title, the value of a result, which may be unknown, and how to write it."""
 
     title: str
@@ -98,8 +97,7 @@ class GridCell(NamedTuple):
     rank: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid:
+class Grid(Value):
     """Groups of columns, a line of cells for each method, and the line of the uncut model."""
 
     caption: str
@@ -117,15 +115,13 @@ def grid_caption(sweep: SweepRecord) -> str:
     return f"Perplexity is per word, by lm-eval's wikitext, as in the paper{measured}."
 
 
-def write_tables(sweep: SweepRecord, folder: Path) -> list[Path]:
+def write_tables(sweep: SweepRecord, folder: Path) -> None:
     """Write sweep.csv, sweep.md and sweep.tex; with several scores also ablation.md and ablation.tex."""
-    texts = {"sweep.csv": as_csv(sweep.rows)}
+    write_text(folder / "sweep.csv", as_csv(sweep.rows))
     for name, grid in (("sweep", main_grid(sweep)), ("ablation", ablation_grid(sweep))):
         if grid is not None:
-            texts |= {f"{name}.md": as_markdown(grid), f"{name}.tex": as_latex(grid)}
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    return [folder / name for name in texts]
+            write_text(folder / f"{name}.md", as_markdown(grid))
+            write_text(folder / f"{name}.tex", as_latex(grid))
 
 
 def as_csv(rows: Sequence[Row]) -> str:

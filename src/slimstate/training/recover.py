@@ -115,7 +115,6 @@ def check_recovery(session: Session[RecoveryRecord], student: Checkpoint, contro
         distillation.cache.check()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Preview(Displayable):
     """What a recovery would train, by the full names of the modules."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from slimstate.records.base import Displayable
@@ -17,7 +16,6 @@ MAX_HEAD_BYTES = 4096  # where that mark must be
 SOURCES = "`sweep`, `analyze`, `eval` and `verify` with `out`, `prune`, `reconstruct` and `recover` write records"
 
 
-@dataclass(frozen=True, kw_only=True)
 class WrittenReport(Displayable):
     """The page, the number of records of each kind on it, and a line for each file that could not be read."""
 

@@ -18,9 +18,10 @@ from slimstate.reports.tables import Metric, perplexity_metric, write_tables
 DASHES = {"kq": "-", "k": "--", "q": ":"}  # by score
 
 
-def draw_sweep(sweep: SweepRecord, folder: Path) -> list[Path]:
-    """Write the tables and the figure of a sweep, and return their paths."""
-    return [*write_tables(sweep, folder), *save(pareto(sweep), folder / "pareto")]
+def draw_sweep(sweep: SweepRecord, folder: Path) -> None:
+    """Write the tables and the figure of a sweep."""
+    write_tables(sweep, folder)
+    save(pareto(sweep), folder / "pareto")
 
 
 @styled

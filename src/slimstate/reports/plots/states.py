@@ -120,14 +120,10 @@ def filter_maps(record: FiltersRecord) -> Figure:
     for row, layer in zip(grid, layers, strict=True):
         for axes, role in zip(row, roles, strict=True):
             _draw_filters(axes, record.filters[layer][role])
+            axes.set(xlabel="channel, head by head", ylabel=f"layer {literal(layer)}\ntaps")
+            axes.label_outer()
             if layer == layers[0]:
                 axes.set_title(literal(role), fontsize=10, fontweight="normal")
-            if layer == layers[-1]:
-                axes.set_xlabel("channel, head by head")
-            else:
-                axes.set_xticklabels([])
-            if role == roles[0]:
-                axes.set_ylabel(f"layer {literal(layer)}\ntaps")
     return figure
 
 
