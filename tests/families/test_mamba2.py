@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import slimstate
-from slimstate.families import FAMILIES, logit_factor
-from slimstate.models.load import load
+from slimstate.families import FAMILIES
+from slimstate.models.load import load, states_before_head
 from tiny_model import SOFTMAX, build, token_ids, variants
 
 HYBRID = {
@@ -67,10 +67,9 @@ def test_models_that_scale_their_logits_do_so_in_the_loss(model_type, field):
     (variant,) = (variant for variant in VARIANTS if variant.name == f"{model_type}-plain")
     model, ids = build(variant, **{field: 3.0}), token_ids(2, 40)
     with torch.no_grad():
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        found = hidden * logit_factor(model.config.to_dict()) @ model.get_output_embeddings().weight.T
+        computed = states_before_head(model, ids) @ model.get_output_embeddings().weight.T
         expected = model(input_ids=ids, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)

@@ -15,7 +15,7 @@ from slimstate.families.refused import refusal
 from slimstate.system.errors import ModelError
 from slimstate.system.plugins import Registry
 
-__all__ = ["FAMILIES", "Config", "Correction", "Family", "family_of", "loader_of", "logit_factor"]
+__all__ = ["FAMILIES", "Config", "Correction", "Family", "family_of", "loader_of"]
 
 FAMILIES: Registry[Family] = Registry(
     Family,  # type: ignore[type-abstract]
@@ -46,8 +46,3 @@ def family_of(config: Config) -> Family:
     if model_type is None:
         raise ModelError(f"config.json names no model_type; {known}")
     raise ModelError(f"{model_type} is not a supported linear-attention model; {known}")
-
-
-def logit_factor(config: Config) -> float:
-    """Return the factor by which a model with this config multiplies its logits."""
-    return family_of(config).logit_factor(config)

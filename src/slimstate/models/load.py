@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.families import logit_factor
+from slimstate.families import family_of
 from slimstate.models.devices import free_bytes, pick_device, pick_dtype
 from slimstate.models.options import LoadOptions, parse_limits
 from slimstate.models.prepare import describe_kernels, prepare
@@ -155,7 +155,8 @@ def _check_vocabulary_size(checkpoint: Checkpoint) -> None:
 def states_before_head(model: Any, ids: Tensor) -> Tensor:
     """Return the hidden states of tokens `ids` [B, T] that give the logits when multiplied by the head's weight."""
     hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    factor = logit_factor({"model_type": model.config.model_type, **vars(model.config)})
+    config = {"model_type": model.config.model_type, **vars(model.config)}
+    factor = family_of(config).logit_factor(config)
     return hidden if factor == 1 else hidden * factor
 
 
