@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from slimstate.system.errors import MAX_QUOTE, ModelError, quoted
-from slimstate.system.input_files import Identity, open_regular, open_unchanged
+from slimstate.system.input_files import Identity, open_regular
 from slimstate.system.json_files import JsonObject, parse_json
 from slimstate.system.value import Value
 
@@ -86,8 +86,10 @@ class TensorFile(Value):
     def _opened(self) -> Iterator[BufferedReader]:
         """Open the file again; refuse it if it has changed before or after it is read."""
         assert self.identity is not None, "only the headers of a hub repository are known"
-        with open_unchanged(self.path, self.identity, ModelError) as file:
+        with open_regular(self.path, ModelError) as file:
+            self.identity.check(self.path, file.fileno(), ModelError)
             yield file
+            self.identity.check(self.path, file.fileno(), ModelError)
 
     def check_unchanged(self) -> None:
         with self._opened():

@@ -72,7 +72,9 @@ class CheckpointWriter:
         with atomic.writing(self._out):
             self.copy()
             self._write_tensors(change, reporter)
-            self._check()
+            for name, file in zip(checkpoint.files, self._files, strict=True):
+                file.check(checkpoint.digests[name].tensors)  # what was read matches the fingerprint
+            checkpoint.check_unchanged()
             if checkpoint.index is not None:
                 _write_text(folder / INDEX, json.dumps(_resized_index(checkpoint, change), indent=2) + "\n")
             for name, text in documents.items():
@@ -96,13 +98,6 @@ class CheckpointWriter:
         label = f"writing {_bytes_after(self._checkpoint, change) / 2**20:,.0f} MiB"
         for task in reporter.track(as_completed(tasks), label, len(tasks)):
             task.result()
-
-    def _check(self) -> None:
-        """Check that the files that were read match the fingerprint, and that the new ones can be loaded."""
-        checkpoint = self._checkpoint
-        for name, file in zip(checkpoint.files, self._files, strict=True):
-            file.check(checkpoint.digests[name].tensors)
-        checkpoint.check_unchanged()
 
     def stop(self) -> None:
         """Stop writing."""

@@ -10,7 +10,6 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
@@ -76,15 +75,6 @@ def open_regular(path: Path, error: type[SlimstateError]) -> BufferedReader:
         os.close(descriptor)
         raise error(f"cannot read {quoted(path)}: it is not a regular file")
     return os.fdopen(descriptor, "rb")
-
-
-@contextmanager
-def open_unchanged(path: Path, identity: Identity, error: type[SlimstateError]) -> Iterator[BufferedReader]:
-    """Open the file that had this identity; refuse it if it has changed before or after it is read."""
-    with open_regular(path, error) as file:
-        identity.check(path, file.fileno(), error)
-        yield file
-        identity.check(path, file.fileno(), error)
 
 
 def read_bytes(path: Path, error: type[SlimstateError], max_bytes: int) -> bytes:
