@@ -296,6 +296,27 @@ def test_the_window_lies_around_the_key_or_value_that_comes_first_or_at_the_end(
     assert neither == f"{NUMBERS[-room:].strip()}. Maker:"
 
 
+def test_prompts_of_the_harness_have_half_of_their_window_before_the_answer(tmp_path):
+    rows = [
+        {"text": NUMBERS.replace("n0300", "Maker"), "key": "maker", "value": "acme"},
+        {"text": NUMBERS[:1500] + " maker", "key": "maker", "value": "acme"},
+        {"text": NUMBERS.replace("n0300", "Other"), "key": "maker", "value": "acme", "alt_answers": ["other"]},
+        {"text": NUMBERS, "key": "maker", "value": "acme", "tok_pos": 1800},
+        {"text": NUMBERS, "key": "maker", "value": "acme"},
+    ]
+    options = {"tokenizer": tiny.tokenizer(), "prompts": "harness"}
+    task = recall_task("recall_fda", write(tmp_path / "rows.jsonl", rows), **options)
+    assert (
+        [task.doc_to_text(row) for row in rows]
+        == [
+            *(f"{row['text'][1800 - 999 : 1800 + 999]}. Maker:" for row in rows[:1]),
+            f"{rows[1]['text'][1501 - 999 :]}. Maker:",  # although the document would fit
+            *(f"{row['text'][1800 - 999 : 1800 + 999]}. Maker:" for row in rows[2:4]),
+            f"{NUMBERS[-999:]}. Maker:",
+        ]
+    )
+
+
 def test_no_window_exceeds_its_limit_wherever_its_edges_fall():
     """Within a character, or at a word that has more tokens without the space before it."""
     from slimstate.evaluation.recall_tasks.task import prompt

@@ -54,14 +54,18 @@ def run_tasks(runtime: Runtime, options: TaskOptions, *, seed: int = 0, reporter
     with reporter.waiting(f"running {len(names)} tasks"), silence(), TemporaryDirectory() as folder:
         manager = task_manager(names)
         sources = find_sources(options, manager)
-        tasks = {source.task: _load(manager, source, Path(folder), runtime.tokenizer) for source in sources}
+        tasks = {
+            source.task: _load(manager, source, Path(folder), runtime.tokenizer, options.recall_prompts)
+            for source in sources
+        }
         for source in sources:
             _try_documents(tasks[source.task], source, limit)
         recall = {name: task for name, task in tasks.items() if name in RECALL}
         others = {name: task for name, task in tasks.items() if name not in RECALL}
         scores = _evaluate(runtime, others, limit, seed, max_length)
         lengths = [task.prompt_tokens + task.config.generation_kwargs["max_gen_toks"] for task in recall.values()]
-        scores |= _evaluate(runtime, recall, limit, seed, max(lengths, default=None))  # which truncates longer ones
+        add_bos = False if options.recall_prompts == "harness" else None
+        scores |= _evaluate(runtime, recall, limit, seed, max(lengths, default=None), add_bos)  # truncates longer ones
     scores = {source.task: replace(scores[source.task], data=source.data) for source in sources}
     return LmEval(
         tasks=scores, averages=averages(scores), seed=seed, limit=limit, max_length=max_length,
@@ -80,11 +84,12 @@ def averages(tasks: Mapping[str, TaskScores]) -> dict[str, float]:
     return means
 
 
-def _load(manager: Any, source: Source, folder: Path, tokenizer: Any) -> Any:
+def _load(manager: Any, source: Source, folder: Path, tokenizer: Any, prompts: str) -> Any:
     """Return lm-eval's task with its documents; lm-eval lets the config of a task be changed within a group."""
     member = {"task": source.task, **source.overrides(folder)}
     if source.task in RECALL:
-        member["metadata"] = {**manager.task_index[source.task].cfg["metadata"], "tokenizer": tokenizer}
+        usual = manager.task_index[source.task].cfg["metadata"]
+        member["metadata"] = {**usual, "tokenizer": tokenizer, "prompts": prompts}
     try:
         task = manager.load([{"group": "slimstate", "task": [member]}])["tasks"][source.task]
     except Exception as error:
@@ -121,7 +126,12 @@ def _reason(error: Exception) -> str:
 
 
 def _evaluate(
-    runtime: Runtime, tasks: Mapping[str, Any], limit: int | None, seed: int, max_length: int | None = None
+    runtime: Runtime,
+    tasks: Mapping[str, Any],
+    limit: int | None,
+    seed: int,
+    max_length: int | None,
+    add_bos: bool | None = None,
 ) -> dict[str, TaskScores]:
     """Run lm-eval's `evaluate`; `simple_evaluate` would also describe the machine, for which it runs programs."""
     if not tasks:
@@ -132,7 +142,7 @@ def _evaluate(
         task.set_fewshot_seed(seed)
     for set_seed in (random.seed, numpy.random.seed, torch.manual_seed):
         set_seed(seed)
-    model = harness_model(runtime, max_length)
+    model = harness_model(runtime, max_length, add_bos)
     try:
         result = evaluate(lm=model, task_dict={"tasks": dict(tasks), "groups": {}}, limit=limit, bootstrap_iters=0)
     except OverflowError as error:
@@ -140,13 +150,17 @@ def _evaluate(
     return {name: _scores(task, name, result) for name, task in tasks.items()}
 
 
-def harness_model(runtime: Runtime, max_length: int | None) -> Any:
-    """Return a model as lm-eval takes it; `max_length` are the most tokens that it sees, None as its config says."""
+def harness_model(runtime: Runtime, max_length: int | None, add_bos: bool | None = None) -> Any:
+    """Return a model as lm-eval takes it; `max_length` are the most tokens that it sees.
+
+    None is what the config of the model, and for `add_bos` its tokenizer, says.
+    """
     return lm_eval_module("lm_eval.models.huggingface").HFLM(
         pretrained=runtime.model,
         backend="causal",
         tokenizer=copy.deepcopy(runtime.tokenizer),  # lm-eval adds a padding token to it
         max_length=max_length,
+        add_bos_token=add_bos,
         batch_size=BATCH[runtime.device.type],
     )
 

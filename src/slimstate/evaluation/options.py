@@ -25,6 +25,9 @@ class TaskOptions(Options):
     """Documents per task; default: all."""
     max_length: Annotated[int | None, Meta(ge=2)] = None
     """Most tokens that tasks show a model at once; default: as its config says (the paper's code: 10000)."""
+    recall_prompts: Literal["full", "harness"] = "full"
+    """How recall prompts are truncated: full (2048 tokens with the question), or harness (as prefix-linear-attention:
+    1998 tokens of the document, at most half of them before the answer, and no BOS)."""
 
 
 class MeasureOptions(TaskOptions):

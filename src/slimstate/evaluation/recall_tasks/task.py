@@ -16,6 +16,7 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask
 
 MAX_PROMPT = 2048  # tokens, with the question
+HARNESS_WINDOW = 1998  # tokens of a document in the harness of prefix-linear-attention
 MIN_ANSWER = 2  # characters of an answer that can be searched for
 LOAD_OPTIONS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")  # of a tokenizer in lm-eval's `hf`
 log = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
         metadata = dict(config["metadata"])
         self._tokenizer = _tokenizer(metadata)
         self._answer_fields: tuple[str, ...] = tuple(metadata.get("answer_fields", ()))
+        self._as_harness = metadata.get("prompts") == "harness"
+        if self._as_harness:
+            self.prompt_tokens = 2 * MAX_PROMPT  # the question comes on top
         if self._tokenizer is None:
             log.warning("%s: no tokenizer= or pretrained= in model_args: nothing is truncated", config["task"])
         if not isinstance(metadata.get("tokenizer"), str):
@@ -57,7 +61,10 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
         body, question = (doc_to_text or self.config.doc_to_text)(doc)
         if self._tokenizer is None:
             return f"{body}{question}"
-        return prompt(self._tokenizer, body, question, [_first(doc[field]) for field in self._answer_fields])
+        answers = [_first(doc[field]) for field in self._answer_fields]
+        if self._as_harness:
+            return harness_prompt(self._tokenizer, body, question, answers, doc)
+        return prompt(self._tokenizer, body, question, answers)
 
 
 def prompt(tokenizer: Any, body: str, question: str, answers: Iterable[str] = (), limit: int = MAX_PROMPT) -> str:
@@ -82,6 +89,24 @@ def prompt(tokenizer: Any, body: str, question: str, answers: Iterable[str] = ()
         whole = _join(window, question)
         excess = _length(tokenizer, whole) - limit
     return whole
+
+
+def harness_prompt(
+    tokenizer: Any, body: str, question: str, answers: Iterable[str], document: Mapping[str, Any]
+) -> str:
+    """Return a prompt as prefix-linear-attention cuts it: at most half of the window stands before the answer.
+
+    `alt_answers` and then `tok_pos` of the document say where, if none of the answers occurs in it.
+    """
+    tokens, answers = tokenizer(body, add_special_tokens=False)["input_ids"], [*answers]
+    middle = _first_match(tokenizer, body, answers)
+    if answers and middle >= len(tokens):
+        middle = _first_match(tokenizer, body, document.get("alt_answers") or answers)
+        if middle >= len(tokens) > HARNESS_WINDOW:
+            middle = document.get("tok_pos") or middle
+    start = max(0, middle - HARNESS_WINDOW // 2)
+    window = tokenizer.decode(tokens[start : start + HARNESS_WINDOW], skip_special_tokens=True)
+    return f"{window}{question}"
 
 
 def _first_match(tokenizer: Any, body: str, answers: Iterable[str]) -> int:
