@@ -63,69 +63,58 @@ key_dims = [12, 8]
 """.replace(",\n   ", ", ")  # a table in TOML is one line
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A command line that writes to the folder `out`, and the flags that continue it after a stop."""
+@dataclass
+class Suite:
+    """Trials of commands on inputs in a folder; `chance` draws their moments.
 
-    words: tuple[str, ...]
-    resume: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The inputs of all trials, a tiny model, its cut, a text and records, and the folder for their outputs."""
+    `reference` has the digests of undisturbed results, and `duration` their seconds.
+    """
 
     root: Path
+    chance: random.Random
+    verdicts: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    reference: dict[str, dict[str, str]] = field(default_factory=dict)
+    duration: dict[str, float] = field(default_factory=dict)
 
     @property
     def place(self) -> Path:
+        """The folder for outputs."""
         return self.root / "place"
 
-    def trials(self) -> dict[str, Trial]:
+    def commands(self) -> dict[str, tuple[str, ...]]:
+        """Return command lines that write to the folder `out`."""
         model, cut, text, records = (str(self.root / name) for name in ("model", "cut", "text.txt", "records"))
         out = str(self.place / "out")
         data, measured = ("--data", text), ("--text", text, "--length", "64", "--max-tokens", "512")
-        calibrated = ("--key-dim", "8", *data, *TINY)
+        layers = ("reconstruct", cut, "--teacher", model, *data, *LAYERS, "--out", out)
         swept = ("--text", text, "--text-length", "64", "--max-tokens", "512", "--methods", "l1,drrqr")
         return {
-            "prune": Trial(("prune", model, *calibrated, "--out", out)),
-            "sweep": Trial(("sweep", model, *data, *TINY, *swept, "--key-dims", "12,8", "--out", out)),
-            "reconstruct": Trial(("reconstruct", cut, "--teacher", model, *data, *LAYERS, "--out", out)),
-            "distill": Trial(("reconstruct", cut, "--teacher", model, *data, *LAYERS, "--distill", "3", "--out", out)),
-            "recover": Trial(("recover", cut, "--teacher", model, *data, *STEPS, "--out", out), ("--resume",)),
-            "train": Trial(("train", str(self.root / "config.json"), *data, *STEPS, "--out", out), ("--resume",)),
-            "run": Trial(("run", str(self.root / "recipe.toml"), "--out", out)),
-            "analyze": Trial(("analyze", model, cut, "--text", text, "--length", "64", "--skip", "16", "--out", out)),
-            "eval": Trial(("eval", cut, *measured, "--out", f"{out}/evaluation.json")),
-            "report": Trial(("report", records, "--out", f"{out}/page.html")),
+            "prune": ("prune", model, "--key-dim", "8", *data, *TINY, "--out", out),
+            "sweep": ("sweep", model, *data, *TINY, *swept, "--key-dims", "12,8", "--out", out),
+            "reconstruct": layers,
+            "distill": (*layers, "--distill", "3"),
+            "recover": ("recover", cut, "--teacher", model, *data, *STEPS, "--out", out),
+            "train": ("train", str(self.root / "config.json"), *data, *STEPS, "--out", out),
+            "run": ("run", str(self.root / "recipe.toml"), "--out", out),
+            "analyze": ("analyze", model, cut, "--text", text, "--length", "64", "--skip", "16", "--out", out),
+            "eval": ("eval", cut, *measured, "--out", f"{out}/evaluation.json"),
+            "report": ("report", records, "--out", f"{out}/page.html"),
         }
 
     def clear(self) -> None:
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir()
 
-
-@dataclass
-class Suite:
-    """Trials on a stage; `reference` has the digests of undisturbed results, `duration` their seconds."""
-
-    stage: Stage
-    seed: int
-    verdicts: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-    reference: dict[str, dict[str, str]] = field(default_factory=dict)
-    duration: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)
-
     def learn(self, name: str) -> None:
-        """Note the results of an undisturbed command, and how long it takes."""
+        """Note the results of an undisturbed command, and how long it takes after its imports."""
+        self.clear()
+        quiet(*self.commands()[name])
         results = []
         for _ in range(2):
             ended = self.run(name)
             assert ended.code == 0, ended.errors
-            results.append(contents(self.stage.place))
+            results.append(contents(self.place))
             self.duration[name] = ended.seconds
         assert results[0].keys() == results[1].keys()
         self.reference[name] = {path: digest for path, digest in results[0].items() if results[1][path] == digest}
@@ -139,11 +128,11 @@ class Suite:
             sys.argv = ["slimstate", *words]
             slimstate_main()
 
-        return Fork.start(work, Path(tempfile.mktemp(dir=self.stage.root / "errors")))
+        return Fork.start(work, Path(tempfile.mktemp(dir=self.root / "errors")))
 
     def run(self, name: str) -> Ended:
-        self.stage.clear()
-        return self.start(self.stage.trials()[name].words).wait(TIMEOUT)
+        self.clear()
+        return self.start(self.commands()[name]).wait(TIMEOUT)
 
     def verdict(self, what: str, problems: list[str], details: str) -> None:
         self.verdicts[f"{what}: {'wrong' if problems else 'right'}"] += 1
@@ -154,12 +143,12 @@ class Suite:
     def left(self, name: str, ended: Ended) -> list[str]:
         """Return what lies around after an error; a run folder may stay where a message names it."""
         named = name == "run" or any(word in ended.errors for word in (*RUN_FOLDERS, "checkpoint-"))
-        return [f"left {path}" for path in leftovers(self.stage.place, run_folders=not named)]
+        return [f"left {path}" for path in leftovers(self.place, run_folders=not named)]
 
     def kill(self, name: str, number: signal.Signals, moment: float) -> None:
         """Send a signal at a moment, then run the same command again."""
-        self.stage.clear()
-        process = self.start(self.stage.trials()[name].words)
+        self.clear()
+        process = self.start(self.commands()[name])
         time.sleep(moment)
         sent = time.monotonic()
         os.kill(process.pid, number)
@@ -179,36 +168,37 @@ class Suite:
                 yield f"{ended.seconds:.1f} s to the end"
             if ended.code != 0 and not all(line.startswith(STOPPED) for line in ended.own_lines):
                 yield "another line than that of a stop"
-        for path, digest in contents(self.stage.place).items():
+        for path, digest in contents(self.place).items():
             unfinished = any(ending in path for ending in RUN_FOLDERS)
             if name in WRITING_MODELS and not unfinished and digest != self.reference[name].get(path, digest):
                 yield f"{path} is not what it should be"
 
     def again(self, name: str) -> list[str]:
         """Run the same command again, continuing where that takes a flag; its result must be the undisturbed one."""
-        trial, out = self.stage.trials()[name], self.stage.place / "out"
-        force = ("--force",) if trial.words[0] in WRITING_MODELS and out.exists() else ()
-        ended = self.start((*trial.words, *force, *trial.resume)).wait(TIMEOUT)
+        words = self.commands()[name]
+        force = ("--force",) if words[0] in WRITING_MODELS and (self.place / "out").exists() else ()
+        resume = ("--resume",) if name in ("recover", "train") else ()
+        ended = self.start((*words, *force, *resume)).wait(TIMEOUT)
         if ended.code != 0:
             return [f"again: code {ended.code}: {ended.errors[-800:]}"]
         return [f"again: {problem}" for problem in self.differences(name)]
 
     def differences(self, name: str) -> list[str]:
         """Return how the results differ from those of an undisturbed command."""
-        files = contents(self.stage.place)
+        files = contents(self.place)
         differing = [path for path, digest in self.reference[name].items() if files.get(path) != digest]
-        return [f"{path} differs" for path in differing] + [f"left {path}" for path in leftovers(self.stage.place)]
+        return [f"{path} differs" for path in differing] + [f"left {path}" for path in leftovers(self.place)]
 
     def full_disk(self, name: str, share: float) -> None:
         """Run on a file system that may be too small, and then on one that is large enough."""
         assert self.run(name).code == 0
         runs = 3 if name in ("reconstruct", "recover", "train", "run") else 1  # those keep a run folder
-        needed = sum(runs * path.stat().st_size + 4096 for path in self.stage.place.rglob("*"))
-        self.stage.clear()
-        size, place = max(4096, int(share * needed)), str(self.stage.place)
+        needed = sum(runs * path.stat().st_size + 4096 for path in self.place.rglob("*"))
+        self.clear()
+        size, place = max(4096, int(share * needed)), str(self.place)
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], check=True)
         try:
-            ended = self.start(self.stage.trials()[name].words).wait(TIMEOUT)
+            ended = self.start(self.commands()[name]).wait(TIMEOUT)
             problems = [*problems_of(ended, (0, 2), lines=1), *self.left(name, ended)]
             subprocess.run(["mount", "-o", "remount,size=1g", place], check=True)
             problems += self.again(name)
@@ -218,8 +208,8 @@ class Suite:
 
     def race(self, name: str, options: tuple[str, ...], pause: float) -> None:
         """Run a command twice on one output: one succeeds, both end properly, and the result is complete."""
-        self.stage.clear()
-        words = (*self.stage.trials()[name].words, *options)
+        self.clear()
+        words = (*self.commands()[name], *options)
         first = self.start(words)
         time.sleep(pause)
         ended = [process.wait(TIMEOUT) for process in (first, self.start(words))]
@@ -230,23 +220,23 @@ class Suite:
 
     def change_source(self, moment: float) -> None:
         """Replace a source while it is cut: it is refused, or cut as it was before or after."""
-        self.stage.clear()
-        model, source, other = (self.stage.root / name for name in ("model", "source", "other"))
+        self.clear()
+        model, source, other = (self.root / name for name in ("model", "source", "other"))
         shutil.rmtree(source, ignore_errors=True)
         shutil.copytree(model, source)
-        process = self.start(("prune", str(source), *self.stage.trials()["prune"].words[2:]))
+        process = self.start(("prune", str(source), *self.commands()["prune"][2:]))
         time.sleep(moment)
         for path in sorted(other.glob("*.safetensors")):
             shutil.copyfile(path, source / path.name)
         ended = process.wait(TIMEOUT)
-        problems = [*problems_of(ended, (0, 2), lines=1), *(f"left {path}" for path in leftovers(self.stage.place))]
+        problems = [*problems_of(ended, (0, 2), lines=1), *(f"left {path}" for path in leftovers(self.place))]
         if ended.code == 0 and not any(self._is_cut_of(whole) for whole in (model, other)):
             problems.append("a mixture of two models")
         self.verdict("a source that changes", problems, f"after {moment:.3f} s, code {ended.code}: {ended.errors}")
 
     def _is_cut_of(self, model: Path) -> bool:
         """Return whether the plan beside the weights cuts this model into exactly these weights."""
-        cut, twin, plan = self.stage.place / "out", self.stage.root / "twin", self.stage.root / "plan.json"
+        cut, twin, plan = self.place / "out", self.root / "twin", self.root / "plan.json"
         shutil.rmtree(twin, ignore_errors=True)
         values = json.loads((cut / "slimstate_plan.json").read_text())
         values["model"]["fingerprint"] = Checkpoint.open(model).fingerprint
@@ -297,7 +287,7 @@ def leftovers(folder: Path, *, run_folders: bool = True) -> list[str]:
     return paths
 
 
-def build(root: Path) -> Stage:
+def build(root: Path) -> None:
     """Build the inputs of the trials. Commands are forked, so everything is imported before."""
     assert all(hasattr(slimstate, name) for name in slimstate.__all__)
     variant, text = tiny.VARIANTS["delta_net-plain"], str(root / "text.txt")
@@ -317,48 +307,24 @@ def build(root: Path) -> Stage:
     quiet("prune", root / "model", "--key-dim", 12, "--method", "l1", "--out", root / "cut")
     measured = ("--text", text, "--length", 64, "--max-tokens", 512)
     quiet("eval", root / "cut", *measured, "--out", root / "records" / "e.json")
-    return Stage(root)
 
 
-def warm_up(stage: Stage, names: list[str]) -> None:
-    """Run the commands once in this process, so that trials do not spend their time on imports."""
-    for name in names:
-        stage.clear()
-        quiet(*stage.trials()[name].words)
+def kill(suite: Suite, name: str) -> None:
+    number = suite.chance.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+    suite.kill(name, number, suite.chance.uniform(0, 1.05 * suite.duration[name]))
 
 
-def kills(suite: Suite, trials: int, names: list[str]) -> None:
-    for trial in range(trials):
-        name = names[trial % len(names)]
-        number = suite.chance.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-        suite.kill(name, number, suite.chance.uniform(0, 1.05 * suite.duration[name]))
+def race(suite: Suite, name: str) -> None:
+    options = suite.chance.choice([(), ("--resume",), ("--force",)]) if name in ("recover", "train") else ()
+    suite.race(name, options, suite.chance.choice([0.0, suite.chance.uniform(0, suite.duration[name])]))
 
 
-def full_disks(suite: Suite, trials: int, names: list[str]) -> None:
-    if os.geteuid() != 0:
-        print("full disks: skipped, because mounting one takes root")
-        return
-    for trial in range(trials):
-        suite.full_disk(names[trial % len(names)], suite.chance.uniform(0, 1))
-
-
-def races(suite: Suite, trials: int, names: list[str]) -> None:
-    for trial in range(trials):
-        name = names[trial % len(names)]
-        options: tuple[str, ...] = ()
-        if name in ("recover", "train"):
-            options = suite.chance.choice([(), ("--resume",), ("--force",)])
-        suite.race(name, options, suite.chance.choice([0.0, suite.chance.uniform(0, suite.duration[name])]))
-
-
-def changes(suite: Suite, trials: int, names: list[str]) -> None:
-    for _ in range(trials):
-        suite.change_source(suite.chance.uniform(0, suite.duration["prune"]))
-
-
-CLASSES: dict[str, Callable[[Suite, int, list[str]], None]] = {
-    "kills": kills, "full": full_disks, "races": races, "changes": changes,
-}  # fmt: skip
+CLASSES: dict[str, Callable[[Suite, str], None]] = {
+    "kills": kill,
+    "full": lambda suite, name: suite.full_disk(name, suite.chance.uniform(0, 1)),
+    "races": race,
+    "changes": lambda suite, _: suite.change_source(suite.chance.uniform(0, suite.duration["prune"])),
+}
 
 
 def main() -> int:
@@ -371,15 +337,18 @@ def main() -> int:
     os.environ.update(CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="slimstate-crash-") as folder:
-        suite = Suite(build(Path(folder)), options.seed)
-        names = [name for name in options.commands.split(",") if name] or list(suite.stage.trials())
-        known = names if "prune" in names else [*names, "prune"]
-        warm_up(suite.stage, known)
-        for name in known:
+        build(Path(folder))
+        suite = Suite(Path(folder), random.Random(options.seed))
+        names = [name for name in options.commands.split(",") if name] or list(suite.commands())
+        for name in names if "prune" in names else [*names, "prune"]:
             suite.learn(name)
             print(f"{name}: {suite.duration[name]:.2f} s, {len(suite.reference[name])} files that do not vary")
         for kind in options.classes.split(","):
-            CLASSES[kind](suite, options.trials if kind == "kills" else -(-options.trials // 5), names)
+            if kind == "full" and os.geteuid() != 0:
+                print("full disks: skipped, because mounting one takes root")
+                continue
+            for trial in range(options.trials if kind == "kills" else -(-options.trials // 5)):
+                CLASSES[kind](suite, names[trial % len(names)])
             print(f"{kind}: {suite.verdicts.total()} trials so far, {len(suite.failures)} of them wrong", flush=True)
         for verdict, count in sorted(suite.verdicts.items()):
             print(f"{count:5d}  {verdict}")

@@ -80,11 +80,11 @@ def build(variant: Variant, seed: int = 0, **changes: Any) -> torch.nn.Module:
     return model.eval()
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: number for number, symbol in enumerate(alphabet)}
-    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+def tokenizer(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
+    """One token per byte, and one for each merge."""
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", bos_token="<|end|>", pad_token="<|pad|>")

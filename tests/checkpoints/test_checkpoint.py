@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,14 +23,15 @@ from safetensors.torch import load_file, save_file
 
 import slimstate
 import tiny
-from launching import PATIENCE, Program
+from forking import Fork
+from launching import PATIENCE
 from slimstate.checkpoints.reader import INDEX, Checkpoint
 from slimstate.checkpoints.safetensors_io import Rewriting
 from slimstate.core.file_names import CONFIG, PLAN
 from slimstate.models.load import load
 from slimstate.records.cut import CutRecord
 from slimstate.records.plan import Plan
-from slimstate.system.errors import ModelError, OutputError, PlanError
+from slimstate.system.errors import MAX_LINE, ModelError, OutputError, PlanError
 
 NAME = tiny.PLAIN[0]
 
@@ -91,8 +93,9 @@ def test_a_single_file_is_written_as_safetensors_itself_would(tmp_path):
     assert written.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
 
 
-def test_the_plan_alone_repeats_the_cut(model, text_file, tmp_path):
-    options = {"method": "drrqr", "data": str(text_file), "samples": 4, "length": 64, "key_dim": 10}
+@pytest.mark.parametrize("method", ["drrqr", "pca"])
+def test_the_plan_alone_repeats_the_cut(method, model, text_file, tmp_path):
+    options = {"method": method, "data": str(text_file), "samples": 4, "length": 64, "key_dim": 10}
     cut(model, tmp_path / "a" / "cut", **options)
     slimstate.prune(model, tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut" / PLAN)
     for path in (tmp_path / "a" / "cut").rglob("*"):
@@ -259,7 +262,7 @@ def test_what_a_killed_run_left_behind_is_cleared_or_comes_back(model, tmp_path)
     assert names(tmp_path) == ["cut"]
 
 
-def test_a_failed_exchange_gives_the_old_folder_back(model, tmp_path, monkeypatch):
+def test_where_folders_cannot_be_exchanged_force_replaces_one_or_gives_it_back(model, tmp_path, monkeypatch):
     out, rename = cut_before(model, tmp_path / "cut"), Path.rename
 
     def interrupted(path, target):
@@ -268,10 +271,14 @@ def test_a_failed_exchange_gives_the_old_folder_back(model, tmp_path, monkeypatc
         return rename(path, target)
 
     monkeypatch.setattr("slimstate.system.atomic.ctypes.CDLL", lambda *_, **__: object())
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        cut(model, out, force=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cut(model, out, force=True)
     assert (out / "precious").read_text() == "x"
+    assert names(tmp_path) == ["cut"]
+    cut(model, out, force=True)
+    assert width(out) == 8
     assert names(tmp_path) == ["cut"]
 
 
@@ -290,21 +297,26 @@ def test_folders_that_were_created_for_a_failed_output_are_removed(model, tmp_pa
     assert width(tmp_path / "mine" / "new" / "newer" / "cut") == 8
 
 
-def test_a_plan_that_contradicts_itself_is_refused(model, tmp_path):
+def test_a_plan_that_contradicts_itself_or_has_other_types_is_refused_in_a_line(model, tmp_path):
     cut(model, tmp_path / "cut", key_dim=12)
-    text = (tmp_path / "cut" / PLAN).read_text()
-
-    def shorter(plan):
-        layer = plan["layers"]["1"]
-        layer["keep"] = [head[:-1] for head in layer["keep"]]
-
-    changes = [lambda plan, value=value: plan.update(key_dim=value) for value in (8, 16, 0, -1, "12")]
-    for change in (*changes, shorter, lambda plan: plan.update(width=32)):
-        plan = json.loads(text)
-        change(plan)
-        (tmp_path / "plan.json").write_text(json.dumps(plan))
-        with pytest.raises(PlanError, match=r"says key dim|key_dim(: expected| must be at most)"):
+    plan, long = json.loads((tmp_path / "cut" / PLAN).read_text()), "x" * 50_000
+    layers, sizes = plan["layers"], r"says key dim|key_dim(: expected| must be at most)"
+    shorter = {"keep": [head[:-1] for head in layers["1"]["keep"]]}
+    for change, words in (
+        *(({"key_dim": value}, sizes) for value in (8, 16, 0, -1, "12")),
+        ({"width": 32}, sizes),
+        ({"layers": layers | {"1": layers["1"] | shorter}}, sizes),
+        ({"layers": layers | {"0": layers["0"] | {"rho": "x"}}}, "not a slimstate plan"),
+        ({"layers": {"0": {"keep": [[0]]}}}, ""),
+        *(({name: 5}, "") for name in ("versions", "calibration", "model", "parent")),
+        *(({name: [1]}, "") for name in ("parent", "score")),
+        ({"method": long}, ""),
+        ({"model": {"source": long, "fingerprint": long}}, ""),
+    ):
+        (tmp_path / "plan.json").write_text(json.dumps({**plan, **change}))
+        with pytest.raises(PlanError, match=words) as error:
             slimstate.prune(model, tmp_path / "again", apply=tmp_path / "plan.json")
+        assert len(str(error.value)) <= MAX_LINE
     assert not (tmp_path / "again").exists()
 
 
@@ -315,14 +327,6 @@ def test_a_shard_that_shrinks_while_it_is_read_is_noticed(copied):
     for read in (file.read, lambda name: list(file.blocks(name))):
         with pytest.raises(ModelError, match="became shorter"):
             read(last)
-
-
-def test_force_works_where_folders_cannot_be_exchanged(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("slimstate.system.atomic.ctypes.CDLL", lambda *_, **__: object())
-    for key_dim in (8, 6):
-        cut(model, tmp_path / "cut", key_dim=key_dim, force=True)
-    assert width(tmp_path / "cut") == 6
-    assert names(tmp_path) == ["cut"]
 
 
 def test_neither_a_link_nor_the_model_itself_is_replaced(model, tmp_path):
@@ -351,13 +355,12 @@ def damage(folder: Path, name: str, change) -> None:
     save_file(tensors, folder / shard, {"format": "pt"})
 
 
-def one_row_of_nan(weight: torch.Tensor) -> torch.Tensor:
-    return weight.index_fill(0, torch.tensor([30]), torch.nan)
-
-
 LAYERS = "model.layers"
 DAMAGE = {
-    f"{LAYERS}.1.attn.k_proj.weight": (one_row_of_nan, "layer 1, head 1: .*NaN"),
+    f"{LAYERS}.1.attn.k_proj.weight": (
+        lambda x: x.index_fill(0, torch.tensor([30]), torch.nan),
+        "layer 1, head 1: .*NaN",
+    ),
     f"{LAYERS}.0.mlp.up_proj.weight": (lambda x: x * torch.inf, "layers.0.mlp.up_proj.weight holds NaN"),
     f"{LAYERS}.0.attn.q_proj.weight": (lambda x: x[:-1].clone(), "q_proj.weight has 47 rows where the config needs 48"),
     f"{LAYERS}.1.mlp.up_proj.weight": (lambda x: x[:-1].clone(), r"\[95, 64\] where the config says \[96, 64\]"),
@@ -411,44 +414,37 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
     cut(folders[NAME], tmp_path / "e", method="drrqr", evidence=file)
 
 
-SLOW_PRUNE = """
-import pathlib, sys, time, slimstate
-from slimstate.checkpoints.safetensors_io import Rewriting
-model, out, began = sys.argv[1:]
-write = Rewriting.put
-def slow(*arguments):
-    pathlib.Path(began).touch()
-    time.sleep(0.02)
-    write(*arguments)
-Rewriting.put = slow
-slimstate.prune(model, out, method="l1", key_dim=8)
-"""
-
-
 @pytest.mark.slow
-def test_a_killed_prune_leaves_nothing_that_looks_finished(model, tmp_path):
+def test_a_killed_prune_leaves_nothing_that_looks_finished(model, tmp_path, monkeypatch):
     """kill -9 at random moments of the writing; then a rerun works and clears up."""
-    place, script, generator = tmp_path / "place", tmp_path / "prune.py", random.Random(0)
+    place, began, put, generator = tmp_path / "place", tmp_path / "began", Rewriting.put, random.Random(0)
     out = place / "cut"
     place.mkdir()
-    script.write_text(SLOW_PRUNE)
-    for number in range(6):
+    cut(model, tmp_path / "whole")
+
+    def slow(*arguments):
+        began.touch()
+        time.sleep(0.02)
+        put(*arguments)
+
+    monkeypatch.setattr(Rewriting, "put", slow)
+    for _ in range(6):
         shutil.rmtree(out, ignore_errors=True)
-        began, until = tmp_path / f"began-{number}", time.monotonic() + PATIENCE
-        process = Program(script, model, out, began)
+        began.unlink(missing_ok=True)
+        process = Fork.start(lambda: cut(model, out), tmp_path / "errors")
         while not began.exists():
-            assert process.poll() is None
-            assert time.monotonic() < until
+            assert process.poll(PATIENCE) is None
             time.sleep(0.002)
         time.sleep(generator.uniform(0, 0.15))
-        process.kill()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE)
         if out.exists():
-            assert width(out) == 8
-            assert len(list(out.iterdir())) == len(list(model.iterdir())) + 2
+            assert (width(out), names(out)) == (8, names(tmp_path / "whole"))
         for path in (out, *place.glob(".cut*")):
             if path.exists() and not (path / "config.json").exists():
                 with pytest.raises(ModelError):
                     Checkpoint.open(path)
+    monkeypatch.undo()
     cut(model, out, force=True)
     assert names(place) == ["cut"]
 

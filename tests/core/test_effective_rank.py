@@ -203,10 +203,3 @@ def test_the_gradient_of_the_query_projection_is_as_conditioned_as_the_state(sta
     if state.shape[0] <= state.shape[1]:
         ours, theirs = (condition_number(singular_values(m)) for m in (derived, state))
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=0)
-
-
-def test_pruning_by_principal_components_never_lowers_utilisation():
-    """u(K') >= u(K) for the K' that keeps the largest singular values."""
-    values = singular_values(torch.randn(20, 30, 9))
-    for kept in range(1, 10):
-        assert bool((rank_utilisation(values[..., :kept]) >= rank_utilisation(values) - 1e-12).all())

@@ -51,16 +51,13 @@ def test_a_slot_finds_rows_in_every_layout():
     """Side by side, fused behind an offset, interleaved with a stride, repeated as blocks and within heads."""
     channels = torch.tensor([[0, 2], [1, 2]])
     layouts = {
-        Slot(parameter="q"): [[0, 2], [4, 5]],
-        Slot(parameter="q", start=6): [[6, 8], [10, 11]],
-        Slot(parameter="q", start=3, head_stride=10): [[3, 5], [14, 15]],
+        Slot(parameter="q"): [[[0, 2], [4, 5]]],
+        Slot(parameter="q", start=6): [[[6, 8], [10, 11]]],
+        Slot(parameter="q", start=3, head_stride=10): [[[3, 5], [14, 15]]],
+        Slot(parameter="k", copies=2, copy_stride=6): [[[0, 2], [4, 5]], [[6, 8], [10, 11]]],
     }
     for slot, rows in layouts.items():
-        axis = Axis(heads=2, width=3, slots=(slot,))
-        assert axis.rows(slot, channels).tolist() == [rows]
-    blocks = Slot(parameter="k", copies=2, copy_stride=6)
-    axis = Axis(heads=2, width=3, slots=(blocks,))
-    assert axis.rows(blocks, channels).tolist() == [[[0, 2], [4, 5]], [[6, 8], [10, 11]]]
+        assert Axis(heads=2, width=3, slots=(slot,)).rows(slot, channels).tolist() == rows
 
 
 def test_kept_and_dropped_channels_make_up_the_head():

@@ -7,7 +7,9 @@ import json
 import lzma
 import os
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import tiny
 from slimstate.data import documents as module
@@ -85,9 +87,6 @@ def test_a_line_without_an_end_is_refused_and_the_limit_can_be_raised(name, docu
 
 
 def test_a_parquet_file_that_expands_too_far_is_refused(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
     table = pyarrow.table({"text": ["y" * 2**20 + str(number) for number in range(16)]})
     parquet.write_table(table, tmp_path / "bomb.parquet", compression="zstd", use_dictionary=False)
     with pytest.raises(DataError, match=r"bomb.parquet is not text: it expands to more than 200 times its size"):

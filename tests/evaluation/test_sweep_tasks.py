@@ -10,7 +10,7 @@ import pytest
 import slimstate
 from places import ROOT
 from slimstate.records.evaluation import SweepRecord
-from slimstate.system.errors import DataError, PlanError
+from slimstate.system.errors import DataError
 
 pytest.importorskip("lm_eval")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unrendered")]
@@ -19,19 +19,23 @@ MODEL, TEXT = ROOT / "demo" / "model", ROOT / "demo" / "evaluation.txt"
 
 
 def write_pages(folder: Path, count: int = 2) -> Path:
-    """Write pages of the demo's text, one of them longer than the model's context."""
+    """Write pages of the demo's text, one of them longer than a window."""
     folder.mkdir(exist_ok=True)
     lines = TEXT.read_text(encoding="utf-8").replace("\r\n", "\n").split("\n")
-    pages = ["\n".join(lines[start : start + size]) for start, size in ((0, 60), (60, 6), (66, 4))[:count]]
+    pages = ["\n".join(lines[start : start + size]) for start, size in ((0, 8), (60, 1), (66, 1))[:count]]
     (folder / "wikitext.jsonl").write_text("".join(json.dumps({"page": page}) + "\n" for page in pages))
     return folder
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory) -> dict[str, object]:
-    data = write_pages(tmp_path_factory.mktemp("task-data"))
+def tasks(tmp_path_factory) -> dict[str, object]:
+    return {"tasks": "wikitext", "task_data": write_pages(tmp_path_factory.mktemp("task-data")), "max_length": 512}
+
+
+@pytest.fixture(scope="module")
+def options(tasks) -> dict[str, object]:
     cut = {"methods": ["l1"], "key_dims": [45], "keep_norm_eps": True}
-    return {"text": TEXT, "text_length": 128, "max_tokens": 256, "tasks": "wikitext", "task_data": data, **cut}
+    return {"text": TEXT, "text_length": 128, "max_tokens": 256, **tasks, **cut}
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +48,16 @@ def word_perplexity(scores) -> float:
     return scores.tasks["wikitext"].metrics["word_perplexity"]
 
 
-def test_a_candidate_has_the_wikitext_perplexity_of_the_cut(swept, options, tmp_path):
+def test_a_candidate_has_the_wikitext_perplexity_of_the_cut_and_the_uncut_model_its_own(swept, tasks, tmp_path):
     """`test_lm_eval.py` compares it with lm-eval's own command."""
     _, record = swept
     (row,) = record.rows
     slimstate.prune(MODEL, tmp_path / "cut", method="l1", key_dim=45, keep_norm_eps=True)
-    cut = slimstate.evaluate(tmp_path / "cut", tasks="wikitext", task_data=options["task_data"])
+    cut, uncut = (slimstate.evaluate(model, **tasks) for model in (tmp_path / "cut", MODEL))
     assert word_perplexity(row.lm_eval) == pytest.approx(word_perplexity(cut.lm_eval), rel=1e-3)
     assert row.lm_eval.tasks["wikitext"].samples == 2
-
-
-def test_the_uncut_model_runs_the_tasks_too(swept, options):
-    _, record = swept
-    alone = slimstate.evaluate(MODEL, tasks="wikitext", task_data=options["task_data"])
-    assert record.uncut.lm_eval.tasks == alone.lm_eval.tasks
-    assert word_perplexity(record.uncut.lm_eval) < word_perplexity(record.rows[0].lm_eval)
+    assert record.uncut.lm_eval.tasks == uncut.lm_eval.tasks
+    assert word_perplexity(uncut.lm_eval) < word_perplexity(cut.lm_eval)
 
 
 def test_a_sweep_with_tasks_is_read_again_and_shown(swept):
@@ -84,17 +83,3 @@ def test_a_sweep_continues_with_the_same_tasks_and_no_others(swept, options, tmp
     ):
         with pytest.raises(DataError, match=f"is a sweep with another {settings}"):
             slimstate.sweep(MODEL, folder, **{**options, **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tasks": "wikitxt"}, "unknown task 'wikitxt'"),
-        ({"tasks": "piqa"}, "no data for task piqa"),
-        ({"limit": 0}, "`limit` must be at least 1"),
-    ],
-)
-def test_impossible_tasks_are_refused_before_the_model_is_loaded(changes, message, options, tmp_path, monkeypatch):
-    monkeypatch.setattr("slimstate.workflows.sweep.load", None)
-    with pytest.raises((DataError, PlanError), match=message):
-        slimstate.sweep(MODEL, tmp_path / "out", **{**options, **changes})

@@ -10,7 +10,6 @@ import torch
 
 import slimstate
 import tiny
-from command import run
 from places import ROOT
 from slimstate.core.file_names import PLAN
 from slimstate.evaluation.perplexity import TextSize, evaluation_windows, perplexity_of
@@ -37,21 +36,20 @@ def test_bytes_are_those_of_utf_8_and_end_of_text_is_a_line_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_eval_and_sweep_print_units_that_agree_by_their_counts(folders, text_file, tmp_path, capsys, monkeypatch):
-    words = ("eval", folders[NAME], "--text", text_file, "--length", "64", "--max-tokens", "512")
-    _, out, _ = run(capsys, monkeypatch, *words, "--json")
-    record = json.loads(out)
+def test_eval_and_sweep_print_units_that_agree_by_their_counts(folders, text_file, tmp_path, succeed, execute):
+    words = ("eval", folders[NAME], "--text", text_file, "--length", 64, "--max-tokens", 512)
+    record = json.loads(succeed(*words, "--json"))
     total = record["nats_per_token"] * record["tokens"]
     assert record["perplexity"] == pytest.approx(math.exp(total / record["tokens"]), rel=1e-12)
     assert record["bits_per_byte"] == pytest.approx(total / record["bytes"] / math.log(2), rel=1e-12)
     assert (record["tokens"], record["bytes"], record["word_perplexity"], record["words"]) == (512, 512, None, None)
-    _, out, _ = run(capsys, monkeypatch, *words)
+    out = succeed(*words)
     assert f"perplexity {record['perplexity']:.3f} per token" in out
     assert "512 tokens, 512 bytes" in out
     assert "word" not in out
-    code, out, err = run(
-        capsys, monkeypatch, "sweep", folders[NAME], "--text", text_file, "--methods", "l1", "--key-dims", "13",
-        "--keep-norm-eps", "--text-length", "64", "--max-tokens", "512", "--out", tmp_path / "out",
+    code, out, err = execute(
+        "sweep", folders[NAME], "--text", text_file, "--methods", "l1", "--key-dims", 13, "--keep-norm-eps",
+        "--text-length", 64, "--max-tokens", 512, "--out", tmp_path / "out",
     )  # fmt: skip
     assert code == 0
     (row,) = SweepRecord.read(tmp_path / "out" / "sweep.json").rows
@@ -64,20 +62,18 @@ def test_eval_and_sweep_print_units_that_agree_by_their_counts(folders, text_fil
 
 
 @pytest.mark.parametrize("name", ["prune", "sweep", "eval", "analyze", "recover", "train", "bench calibrate"])
-def test_every_command_that_reads_text_has_an_option_for_documents(name, capsys, monkeypatch):
-    _, out, _ = run(capsys, monkeypatch, *name.split(), "--help")
-    assert "--documents" in out
+def test_every_command_that_reads_text_has_an_option_for_documents(name, succeed):
+    assert "--documents" in succeed(*name.split(), "--help")
 
 
 @pytest.mark.slow
-def test_documents_reach_the_text_and_the_record(folders, tmp_path, capsys, monkeypatch):
+def test_documents_reach_the_text_and_the_record(folders, tmp_path, succeed, refusal):
     """Where a line is a document, an end-of-text token follows each: fewer characters fit into windows."""
     text, tokens = tmp_path / "text.txt", {}
     text.write_text("a line of text\n" * 200)
     for documents in ("file", "lines"):
-        options = ("--text", text, "--length", "64", "--documents", documents, "--json")
-        _, out, _ = run(capsys, monkeypatch, "eval", folders[NAME], *options)
-        record = json.loads(out)
+        options = ("--text", text, "--length", 64, "--documents", documents, "--json")
+        record = json.loads(succeed("eval", folders[NAME], *options))
         assert record["documents"] == record["config"].get("documents") == documents
         tokens[documents] = record["tokens"]
         slimstate.prune(
@@ -86,13 +82,5 @@ def test_documents_reach_the_text_and_the_record(folders, tmp_path, capsys, monk
         calibration = json.loads((tmp_path / documents / PLAN).read_text())["calibration"]
         assert (calibration.get("documents") or "file") == documents  # in a plan only where it is not the usual
     assert tokens["lines"] - tokens["file"] == pytest.approx(200, abs=64)
-    code, _, err = run(capsys, monkeypatch, "eval", folders[NAME], "--text", text, "--documents", "pages")
-    assert code == 2
-    assert "unknown --documents pages; there are lines, blank, file, rows" in err
-
-
-def test_a_copy_with_windows_line_ends_measures_the_same(folders, text_file, tmp_path):
-    copy = tmp_path / "crlf.txt"
-    copy.write_bytes(text_file.read_bytes().replace(b"\n", b"\r\n"))
-    records = [slimstate.evaluate(folders[NAME], text, length=64, max_tokens=512) for text in (text_file, copy)]
-    assert len({(each.digest, each.perplexity, each.bytes) for each in records}) == 1
+    refused = refusal("eval", folders[NAME], "--text", text, "--documents", "pages")
+    assert "unknown --documents pages; there are lines, blank, file, rows" in refused

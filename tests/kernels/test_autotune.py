@@ -50,15 +50,6 @@ print(judged[0], [choice.kwargs["SIZE"] for choice in double.cache.values()])
 """
 
 
-def run(tmp_path, sizes: tuple[int, ...], threads: int) -> str:
-    """How many variants were compiled before the first was timed, and those that were chosen."""
-    program, out, err = (tmp_path / f"program.{kind}" for kind in ("py", "out", "err"))
-    program.write_text(PROGRAM.replace("SIZES", repr(sizes)).replace("THREADS", str(threads)))
-    code = Program(program, out=out, err=err, TRITON_CACHE_DIR=str(tmp_path)).wait()
-    assert code == 0, err.read_text()
-    return out.read_text().splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("sizes", "threads", "compiled"),
     [
@@ -68,7 +59,11 @@ def run(tmp_path, sizes: tuple[int, ...], threads: int) -> str:
     ],
 )
 def test_variants_are_compiled_before_they_are_timed(tmp_path, sizes, threads, compiled):
-    before, choices = run(tmp_path, sizes, threads).split(" ", 1)
+    program, out, err = (tmp_path / f"program.{kind}" for kind in ("py", "out", "err"))
+    program.write_text(PROGRAM.replace("SIZES", repr(sizes)).replace("THREADS", str(threads)))
+    code = Program(program, out=out, err=err, TRITON_CACHE_DIR=str(tmp_path)).wait()
+    assert code == 0, err.read_text()
+    before, choices = out.read_text().splitlines()[-1].split(" ", 1)  # compiled before the first was timed
     assert before in compiled
     assert choices == "[32, 32]"
 

@@ -16,12 +16,7 @@ from slimstate.models.load import load
 pytestmark = pytest.mark.slow
 
 NAMES = [name for name in tiny.OF_FLA if name in tiny.EVERY_PLAIN]
-LENGTHS = (6, 66)  # all in one go and one token more; long ones are done in chunks
-
-
-@pytest.fixture(scope="module")
-def sequences():
-    return [tiny.token_ids(1, length) for length in LENGTHS]
+SEQUENCES = [tiny.token_ids(1, length) for length in (6, 66)]  # all in one go; long ones are done in chunks
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +29,9 @@ def models(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def interpreted(models, sequences, tmp_path_factory) -> dict[str, list[torch.Tensor]]:
+def interpreted(models, tmp_path_factory) -> dict[str, list[torch.Tensor]]:
     place, script = tmp_path_factory.mktemp("interpreted"), TESTS / "interpret_fla.py"
-    torch.save(sequences, place / "ids.pt")
+    torch.save(SEQUENCES, place / "ids.pt")
     command = [sys.executable, script, place / "ids.pt", place / "logits.pt", *models.values()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -44,9 +39,9 @@ def interpreted(models, sequences, tmp_path_factory) -> dict[str, list[torch.Ten
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_has_the_logits_that_the_kernels_of_fla_make(name, models, sequences, interpreted):
+def test_a_model_has_the_logits_that_the_kernels_of_fla_make(name, models, interpreted):
     model = load(models[name], device="cpu").model
-    for ids, expected in zip(sequences, interpreted[name], strict=True):
+    for ids, expected in zip(SEQUENCES, interpreted[name], strict=True):
         with torch.inference_mode():
             whole = model(input_ids=ids, use_cache=False).logits
         torch.testing.assert_close(whole, expected, rtol=0, atol=3e-5 * float(whole.std()))

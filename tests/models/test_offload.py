@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
 import slimstate
 import tiny
-from slimstate import cli
 from slimstate.models.load import load, load_spread
 from slimstate.models.options import LoadOptions, parse_limits
 from slimstate.system.errors import PlanError, SlimstateError
 
 pytestmark = pytest.mark.slow
 
+NAME = tiny.PLAIN[0]
+SPREAD = {"device_map": "auto", "max_memory": "cpu=280KB"}
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("name", ["delta_net-plain", "gated_deltanet-plain", "delta_net-tied"])
 def test_layers_on_disk_compute_what_they_do_in_memory(name, tmp_path):
     folder = tiny.save(tiny.build(tiny.VARIANTS[name]), tmp_path / name, "100KB")
-    whole, spread = load(folder), load_spread(folder, LoadOptions(device_map="auto", max_memory="cpu=280KB"))
+    whole, spread = load(folder), load_spread(folder, LoadOptions(**SPREAD))
     assert spread.offloaded > 0
     assert "on disk" in spread.kernels
     ids = torch.arange(64).view(2, 32)
@@ -29,28 +28,24 @@ def test_layers_on_disk_compute_what_they_do_in_memory(name, tmp_path):
         assert torch.equal(whole.model(input_ids=ids).logits, spread.model(input_ids=ids).logits)
 
 
-@pytest.mark.slow
 def test_a_spread_calibration_cuts_the_same_channels(folders, text_file, tmp_path):
     settings = {"key_dim": 16, "data": str(text_file), "samples": 4, "length": 64}
     for name in tiny.PLAIN:
         slimstate.prune(folders[name], tmp_path / f"{name}-whole", **settings)
-        limits = {"device_map": "auto", "max_memory": "cpu=280KB"}
-        record = slimstate.prune(folders[name], tmp_path / f"{name}-spread", **settings, **limits)
+        record = slimstate.prune(folders[name], tmp_path / f"{name}-spread", **settings, **SPREAD)
         assert "on disk" in record.kernels
         for path in (tmp_path / f"{name}-whole").glob("*.safetensors"):
             assert path.read_bytes() == (tmp_path / f"{name}-spread" / path.name).read_bytes()
 
 
 def test_where_everything_fits_nothing_is_offloaded(folders):
-    assert load_spread(folders[tiny.PLAIN[0]], LoadOptions(device_map="auto")).offloaded == 0
+    assert load_spread(folders[NAME], LoadOptions(device_map="auto")).offloaded == 0
 
 
 def test_gradients_of_a_spread_model_are_refused(folders, text_file, tmp_path):
+    settings = {"method": "grad", "key_dim": 16, "data": str(text_file), "samples": 2, "length": 32}
     with pytest.raises(PlanError, match="gradients need all weights on the device"):
-        slimstate.prune(
-            folders[tiny.PLAIN[0]], tmp_path / "cut", method="grad", key_dim=16, data=str(text_file), samples=2,
-            length=32, device_map="auto", max_memory="cpu=280KB",
-        )  # fmt: skip
+        slimstate.prune(folders[NAME], tmp_path / "cut", **settings, **SPREAD)
     assert not (tmp_path / "cut").exists()
 
 
@@ -73,15 +68,10 @@ def test_limits_are_read_by_place():
         (("--plan-only", "--apply", "plan.json"), "there is nothing to estimate"),
     ],
 )
-def test_bad_placements_are_one_line(options, complaint, folders, text_file, tmp_path, capsys, monkeypatch):
-    size = [] if "--apply" in options else ["--key-dim", "16"]
-    arguments = ["prune", str(folders[tiny.PLAIN[0]]), *size, "--data", str(text_file), "--samples", "2"]
-    arguments += ["--length", "32", "--out", str(tmp_path / "cut"), *options]
-    monkeypatch.setattr(sys, "argv", ["slimstate", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 2
-    assert complaint in capsys.readouterr().err.strip().splitlines()[-1]
+def test_bad_placements_are_one_line(options, complaint, folders, text_file, tmp_path, refusal):
+    size = () if "--apply" in options else ("--key-dim", 16)
+    text = ("--data", text_file, "--samples", 2, "--length", 32)
+    assert complaint in refusal("prune", folders[NAME], *size, *text, "--out", tmp_path / "cut", *options)
     assert not (tmp_path / "cut").exists()
 
 
@@ -97,7 +87,7 @@ def unloadable(monkeypatch):
 @pytest.mark.usefixtures("unloadable")
 def test_an_estimate_loads_and_writes_nothing(folders, text_file, tmp_path):
     for method in ("l1", "s-wanda", "grad", "drrqr"):
-        record = slimstate.estimate(folders[tiny.PLAIN[0]], method=method, key_dim=16, data=str(text_file), length=64)
+        record = slimstate.estimate(folders[NAME], method=method, key_dim=16, data=str(text_file), length=64)
         seconds = record.seconds
         assert seconds["total"] == pytest.approx(sum(value for name, value in seconds.items() if name != "total"))
         assert ("calibration" in seconds) == (method != "l1")
@@ -106,7 +96,7 @@ def test_an_estimate_loads_and_writes_nothing(folders, text_file, tmp_path):
 
 @pytest.mark.usefixtures("unloadable")
 def test_an_estimate_refuses_what_the_cut_would_refuse(folders, text_file, tmp_path):
-    folder = folders[tiny.PLAIN[0]]
+    folder = folders[NAME]
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "something").write_text("else")
     for words, given in {
@@ -123,7 +113,7 @@ def test_an_estimate_refuses_what_the_cut_would_refuse(folders, text_file, tmp_p
 
 @pytest.mark.usefixtures("unloadable")
 def test_an_estimate_counts_weights_tokens_and_gradients(folders, text_file):
-    folder, asked = folders[tiny.PLAIN[0]], {"key_dim": 16, "data": str(text_file), "length": 64}
+    folder, asked = folders[NAME], {"key_dim": 16, "data": str(text_file), "length": 64}
     plain = slimstate.estimate(folder, method="drrqr", samples=2, **asked)
     longer = slimstate.estimate(folder, method="drrqr", samples=8, **asked)
     gradients = slimstate.estimate(folder, method="grad", samples=2, **asked)

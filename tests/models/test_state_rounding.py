@@ -43,11 +43,7 @@ def test_a_stored_number_is_the_nearest_that_the_type_has(dtype):
     torch.testing.assert_close(stored.double(), naively_rounded(state, dtype), rtol=1e-6, atol=0)
     assert not torch.equal(stored, state)
     torch.testing.assert_close(StateRounding(dtype=dtype)(state.mT).mT, stored)  # either way round
-
-
-def test_a_state_of_zeros_stays_one():
-    for dtype in KINDS:
-        assert not StateRounding(dtype=dtype)(torch.zeros(1, 2, 4, 4)).any()
+    assert not StateRounding(dtype=dtype)(torch.zeros(1, 2, 4, 4)).any()
 
 
 def decoded(model, mixers, ids: torch.Tensor, rounding: StateRounding) -> torch.Tensor:
@@ -82,7 +78,7 @@ def test_reading_a_text_is_decoding_it_with_a_cache_in_that_type(variant, dtype)
 
 @torch.no_grad()
 @pytest.mark.parametrize("every", [1, 3, 64])
-def test_a_scan_stores_its_state_after_every_piece_and_reads_outputs_before(every):
+def test_a_scan_stores_its_state_after_every_piece_and_reads_outputs_before(every, monkeypatch):
     """The operator of Mamba-2 hybrids against the definition, token by token."""
     model = tiny.build(tiny.VARIANTS["mamba2-plain"]).eval()
     mixers, ids = family_of(model.config.to_dict()).mixers(model.config.to_dict()), tiny.token_ids(1, 10)
@@ -96,12 +92,9 @@ def test_a_scan_stores_its_state_after_every_piece_and_reads_outputs_before(ever
         seen.append((args, options, result))
         return result
 
-    module.mamba2_chunk_scan = noted
-    try:
-        with rounded_states(model, mixers[:1], rounding):
-            model(input_ids=ids)
-    finally:
-        module.mamba2_chunk_scan = original
+    monkeypatch.setattr(module, "mamba2_chunk_scan", noted)
+    with rounded_states(model, mixers[:1], rounding):
+        model(input_ids=ids)
     pieces = [entry for entry in seen if entry[0][0].shape[1] <= every][: -(-ids.shape[1] // every)]
     left = None
     for args, options, (output, last) in pieces:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import torch
 
 import slimstate
 from places import ROOT, TESTS
+from slimstate.benchmark.tables import as_markdown
 from slimstate.core.file_names import PLAN
+from slimstate.records.benchmark import CalibrationRecord, DecodeRecord, MixerRecord, ModelRecord
 from slimstate.records.folder import check_drawn, check_record, read_records
+from slimstate.records.numbers import brief, fixed, magnitude, mebibytes
 from slimstate.records.parts import Origin
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import command_line, run_config
@@ -24,6 +28,14 @@ from slimstate.system.json_files import plain, write_json
 
 EXAMPLES = TESTS / "records" / "examples"
 TRAININGS = {"recovery": RecoveryRecord, "training": TrainingRecord}
+BENCHMARKS = {"mixer": MixerRecord, "model": ModelRecord, "decode": DecodeRecord, "calibrate": CalibrationRecord}
+
+
+def test_numbers_are_readable():
+    assert [magnitude(x) for x in (None, 1.234, 12345.6, 1.5e7)] == ["∞", "1.23", "12,346", "1.5e+07"]
+    assert [brief(x) for x in (None, 5.44, 103.2, 65580.0, 2.1e6, 3e15)] == ["∞", "5.4", "103", "66k", "2M", "3e15"]
+    assert [fixed(x, 1) for x in (None, -1.3, -0.01, 1234.5)] == ["–", "−1.3", "0.0", "1,234.5"]
+    assert [mebibytes(x) for x in (2**17, 2**20, 3 * 2**30)] == ["0.125", "1.00", "3,072.00"]
 
 
 def test_what_is_written_is_strict_json_and_reads_back(tmp_path):
@@ -62,7 +74,10 @@ def test_records_are_read_and_other_files_are_skipped(tmp_path):
     write_json(tmp_path / "other.json", {"kind": "something else"})
     write_json(tmp_path / ".hidden" / "trace.json", {"kind": "trace"})
     (tmp_path / "broken.json").write_text('{"kind": ')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "listed.json").write_text('{"kind": ["sweep"]}')
+    os.mkfifo(tmp_path / "trace.json")
     model = tmp_path / "model"
     write_json(model / "config.json", {"kind": "sweep"})
     write_json(model / "tokenizer.json", {"kind": "trace"})
@@ -71,8 +86,10 @@ def test_records_are_read_and_other_files_are_skipped(tmp_path):
     assert records.counts() == {"sweep": 1, "plan": 2}
     assert [(sweep.path.name, sweep.record.width) for sweep in records.sweep] == [("sweep.json", 8)]
     assert [(plan.path.name, plan.record.folder) for plan in records.plan] == [("plan-copy.json", "slim"), (PLAN, None)]
-    broken, partial = records.skipped
+    broken, deep, partial, pipe = records.skipped
     assert "broken.json was skipped: it is not JSON" in broken
+    assert "deep.json was skipped: it is not JSON: RecursionError" in deep
+    assert "trace.json was skipped: cannot read" in pipe
     assert "partial.json was skipped: not a valid filters record: object missing required field `model`" in partial
     with pytest.raises(DataError, match="no folder"):
         read_records(tmp_path / "nowhere")
@@ -92,6 +109,15 @@ def is_part_of(part: Any, whole: Any) -> bool:
     if isinstance(part, list):
         return len(part) == len(whole) and all(map(is_part_of, part, whole))
     return bool(part == whole)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "records").glob("bench-*.json")), ids=lambda path: path.stem)
+def test_benchmarks_of_the_docs_are_read_without_loss(path):
+    """Every number is read under its name; rows that failed are rows."""
+    data = json.loads(path.read_text())
+    record = BENCHMARKS[data["bench"]].read(path)
+    assert is_part_of(data, record.to_json())
+    assert as_markdown(record).count("out of memory") == sum(row.error is not None for row in record.rows)
 
 
 @pytest.mark.parametrize(("name", "count"), [("recovery", 73), ("hybrids", 2), ("shared-filters", 3)])
@@ -127,7 +153,7 @@ def test_records_and_what_was_drawn_from_them_are_replaced(tmp_path):
 
 def test_commands_refuse_to_replace_files_before_they_work(folders, text_file, tmp_path, monkeypatch):
     model = folders["delta_net-plain"]
-    monkeypatch.setattr("slimstate.models.load.load", None)
+    monkeypatch.setattr("slimstate.models.load.stock_class", None)  # no model may be loaded
     for name in ("sweep.md", "spectra.pdf", "evaluation.json"):
         (tmp_path / name).write_text("mine")
     for command in (

@@ -15,9 +15,10 @@ import slimstate
 import tiny
 from cases import case, changed
 from launching import stock_logits
+from recoveries import logits
 from slimstate.checkpoints.reader import Checkpoint
-from slimstate.core.evidence import EvidenceFile
-from slimstate.core.file_names import CONFIG, PLAN
+from slimstate.core.evidence import Evidence, EvidenceFile
+from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Axis, Slot
 from slimstate.core.selection import Basis, Selection
 from slimstate.core.surgery import Cutter, cut, rotated
@@ -28,7 +29,7 @@ from slimstate.models.load import load
 from slimstate.pruning.calibration import calibrate
 from slimstate.records.plan import Plan
 from slimstate.records.schema import ValidationError
-from slimstate.selectors import METHODS, Request, choose
+from slimstate.selectors import METHODS, Case, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
 from slimstate.system.errors import PlanError
 
@@ -42,11 +43,6 @@ STRAIGHT = tiny.Variant(
 
 def directions(heads: int, keep: int, width: int, seed: int = 0) -> torch.Tensor:
     return random_directions(heads, keep, width, torch.Generator().manual_seed(seed))
-
-
-def logits(model: torch.nn.Module) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(input_ids=tiny.token_ids(), use_cache=False).logits
 
 
 @pytest.fixture(scope="module")
@@ -137,19 +133,11 @@ def test_silu_bends_even_a_full_rotation_and_the_record_says_so(folders, tmp_pat
         slimstate.prune(folders[tiny.PLAIN[1]], tmp_path / "same", method="random", key_dim=24)
 
 
-def test_a_plan_of_directions_is_applied_again_to_the_same_bytes(folders, text_file, tmp_path):
+def test_a_plan_of_directions_is_read_as_it_was_written(folders, text_file, tmp_path):
     model = folders[tiny.PLAIN[0]]
     options = {"method": "pca", "key_dim": 8, "data": str(text_file), "samples": 4, "length": 64}
-    slimstate.prune(model, tmp_path / "a" / "cut", **options)
-    slimstate.prune(model, tmp_path / "b" / "cut", apply=tmp_path / "a" / "cut")
-    for path in (tmp_path / "a" / "cut").glob("*"):
-        assert (
-            path.is_dir()
-            or path.name == CONFIG
-            or path.read_bytes() == (tmp_path / "b" / "cut" / path.name).read_bytes()
-        )
-    text = (tmp_path / "a" / "cut" / PLAN).read_text()
-    plan = Plan.read(tmp_path / "a" / "cut" / PLAN)
+    slimstate.prune(model, tmp_path / "cut", **options)
+    text, plan = (tmp_path / "cut" / PLAN).read_text(), Plan.read(tmp_path / "cut" / PLAN)
     assert all(isinstance(choice, Basis) and choice.key_dim == 8 for choice in plan.selections.values())
     assert plan.to_json() == json.loads(text)
     assert 0 < plan.summary()["variance_lost"] < 1
@@ -176,8 +164,8 @@ def test_principal_components_are_the_singular_vectors_of_the_activations(score)
     generator = torch.Generator().manual_seed(1)
     scales = torch.linspace(3, 0.2, 7, dtype=torch.float64)
     queries, keys = (torch.randn(2, 90, 7, generator=generator, dtype=torch.float64) * scales + 1 for _ in "qk")
-    evidence = slimstate.core.evidence.Evidence(tokens=90, query_gram=queries.mT @ queries, key_gram=keys.mT @ keys)
-    given = slimstate.selectors.Case(heads=2, width=7, evidence=evidence)
+    evidence = Evidence(tokens=90, query_gram=queries.mT @ queries, key_gram=keys.mT @ keys)
+    given = Case(heads=2, width=7, evidence=evidence)
     (basis,) = choose("pca", [given], Request(keep=3, score=score))
     (worst,) = choose("pca-adversarial", [given], Request(keep=3, score=score))
     stacked = {"k": keys, "q": queries, "kq": torch.cat([queries, keys], dim=1)}[score]
@@ -204,10 +192,8 @@ def test_principal_components_as_released_are_those_of_normalised_centred_activa
     with hooked(runtime.model, mixers, see):
         logits(runtime.model)
     evidence = calibrate(runtime, mixers, tiny.token_ids(), frozenset({"moments"}))
-    cases = [
-        slimstate.selectors.Case(heads=mixer.axis.heads, width=mixer.axis.width, evidence=evidence[mixer.layer])
-        for mixer in mixers
-    ]
+    axes = [(mixer.axis, evidence[mixer.layer]) for mixer in mixers]
+    cases = [Case(heads=axis.heads, width=axis.width, evidence=sums) for axis, sums in axes]
     best, worst = (choose(method, cases, Request(keep=5, score=score)) for method in RELEASED)
     for place, mixer in enumerate(mixers):
         roles = {"k": ("key",), "q": ("query",), "kq": ("query", "key")}[score]
@@ -229,10 +215,9 @@ def test_as_released_a_mean_and_lengths_are_no_variance():
     keys[..., 0] += 1
     keys[:, ::7] *= 1000
     longer = F.pad(F.normalize(keys, dim=-1), (0, 1), value=1.0)
-    evidence = slimstate.core.evidence.Evidence(
-        tokens=400, key_gram=keys.mT @ keys, query_gram=keys.mT @ keys, key_moments=longer.mT @ longer
-    )
-    given = slimstate.selectors.Case(heads=1, width=6, evidence=evidence)
+    gram = keys.mT @ keys
+    evidence = Evidence(tokens=400, key_gram=gram, query_gram=gram, key_moments=longer.mT @ longer)
+    given = Case(heads=1, width=6, evidence=evidence)
     (plain,), (released,) = (choose(name, [given], Request(keep=1, score="k")) for name in ("pca", RELEASED[0]))
     assert int(plain.rows[0, 0].abs().argmax()) == 0
     assert int(released.rows[0, 0].abs().argmax()) == 1
@@ -343,20 +328,9 @@ def test_random_directions_depend_on_the_seed_alone():
 @pytest.mark.slow
 def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_path):
     model, out = folders[tiny.PLAIN[0]], tmp_path / "sweep"
-    methods = ("drrqr", *ROTATIONS)
-    record = slimstate.sweep(
-        model,
-        out,
-        text=text_file,
-        data=text_file,
-        samples=4,
-        length=64,
-        methods=methods,
-        compressions=(0.33,),
-        scores=("kq", "k"),
-        text_length=96,
-        max_tokens=384,
-    )
+    methods, measure = ("drrqr", *ROTATIONS), {"text": text_file, "text_length": 96, "max_tokens": 384}
+    grid = {"methods": methods, "compressions": (0.33,), "scores": ("kq", "k")}
+    record = slimstate.sweep(model, out, data=text_file, samples=4, length=64, **grid, **measure)
     rows = {(row.method, row.score): row for row in record.rows}
     assert set(rows) == {(m, s) for m in methods for s in ("kq", "k")} - {("random-rotation", "k")}
     slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=16, score="k", evidence=out / "evidence.safetensors")
@@ -366,9 +340,8 @@ def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_pa
     kappas = torch.linalg.eigvalsh(gram)[:, [-1, 8]]  # the least that 16 of 24 components keep
     plan = json.loads((tmp_path / "cut" / PLAN).read_text())
     expected = (kappas[:, 0] / kappas[:, 1]).sqrt()
-    torch.testing.assert_close(
-        torch.tensor(plan["layers"]["0"]["condition_after"]).double(), expected, rtol=1e-3, atol=0
-    )
+    actual = torch.tensor(plan["layers"]["0"]["condition_after"]).double()
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=0)
     assert "PCA (adv.)" in (out / "sweep.md").read_text()
     assert slimstate.report(tmp_path).records == {"sweep": 1, "plan": 1}
     page = (tmp_path / "report.html").read_text()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+import pytest
 
 import slimstate
 import tiny
@@ -21,18 +21,16 @@ ROTATED = {"head_dim": 256}  # a quarter of it is rotated, in the sections that 
 NESTED = {"text_config": {**COMMON, **DENSE, **ROTATED}, "vision_config": VISION}
 
 
+def interpreter(engine: str) -> tuple[str, list[pytest.MarkDecorator]]:
+    """Return the interpreter of an engine's environment, and the marks of tests that need it."""
+    variable = f"SLIMSTATE_{engine.upper()}_PYTHON"
+    python, reason = os.environ.get(variable, ""), f"{variable} names no interpreter; make engines-{engine}"
+    return python, [pytest.mark.slow, pytest.mark.skipif(not python, reason=reason)]
+
+
 def mamba(name: str, **changes: Any) -> Variant:
     variant = tiny.VARIANTS[name]
     return Variant(name, variant.model_type, {**variant.options, **SIZE, **changes})
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per byte and one merge: llama.cpp reads none without merges."""
-    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
-    raw = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(symbols)}, merges=[("t", "h")]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", bos_token="<|end|>", pad_token="<|pad|>")
 
 
 MAMBA = {"state_size": 128, "intermediate_size": None}  # not a field of the class, but of published configs
@@ -57,7 +55,7 @@ MODELS = {
 def uncut(name: str, folder: Path) -> Path:
     """Save a model whose config looks like that of published checkpoints."""
     tiny.save(tiny.build(MODELS[name]), folder)
-    tokenizer().save_pretrained(folder)
+    tiny.tokenizer(("t", "h")).save_pretrained(folder)  # llama.cpp reads none without merges
     write_json(folder / "config.json", as_published(read_json(folder / "config.json")))
     return folder
 

@@ -10,11 +10,8 @@ import pytest
 
 import slimstate
 
-PYTHON, CONVERTER = (os.environ.get(f"SLIMSTATE_LLAMA_{name}", "") for name in ("PYTHON", "CONVERTER"))
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="SLIMSTATE_LLAMA_PYTHON names no interpreter; make engines-llama"),
-]
+PYTHON, pytestmark = engine_models.interpreter("llama")
+CONVERTER = os.environ.get("SLIMSTATE_LLAMA_CONVERTER", "")
 OPTIONS = {"engine": "llama.cpp", "python": PYTHON, "converter": CONVERTER, "samples": 2, "length": 48, "tokens": 8}
 
 

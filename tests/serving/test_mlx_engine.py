@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import pytest
 
 import slimstate
 import tiny
-from command import run
-from places import TESTS
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.options import RunOptions
 from slimstate.records.schema import from_json
@@ -27,13 +24,18 @@ from slimstate.serving.verification.verify import Comparison, read_windows
 from slimstate.system.json_files import write_json
 from tiny_model import COMMON
 
-PYTHON = os.environ.get("SLIMSTATE_MLX_PYTHON", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="SLIMSTATE_MLX_PYTHON names no interpreter with mlx-lm; make engines-mlx"),
-]
+PYTHON, pytestmark = engine_models.interpreter("mlx")
 WIDTHS = (128, 96, 64, 32, 77)
 OPTIONS = {"samples": 2, "length": 48, "tokens": 8}
+# all requests in one process, which imports the engine once
+ANSWER_MANY = """
+import json, runpy, sys
+from pathlib import Path
+program, requests, answers = sys.argv[1:]
+answer_to = runpy.run_path(program)["answer_to"]
+results = {name: answer_to(request) for name, request in json.loads(Path(requests).read_text()).items()}
+Path(answers).write_text(json.dumps(results))
+"""
 CASES = [(name, width) for name in engine_models.MODELS for width in WIDTHS]
 
 
@@ -63,7 +65,7 @@ def answers(models: dict[tuple[str, int], Path], tmp_path_factory: pytest.TempPa
         requests[f"{name}-{width}"] = {**request, "engine": "mlx", "options": {}}
     (folder / "requests.json").write_text(json.dumps(requests))
     files = [PROGRAM, folder / "requests.json", folder / "answers.json"]
-    subprocess.run([PYTHON, TESTS / "serving" / "answer_many.py", *files], check=True)
+    subprocess.run([PYTHON, "-c", ANSWER_MANY, *files], check=True)
     return json.loads((folder / "answers.json").read_text())
 
 
@@ -85,10 +87,9 @@ def test_the_scores_of_the_uncut_model_differ_from_those_of_the_cut(models, answ
     assert differences.largest is None or differences.largest > 0.1
 
 
-def test_the_command_prints_both_verdicts(models, tmp_path, capsys, monkeypatch):
+def test_the_command_prints_both_verdicts(models, tmp_path, succeed):
     flags = ("--engine", "mlx", "--python", PYTHON, "--against", models["qwen3_5", 128], "--out", tmp_path / "mlx.json")
-    code, out, _ = run(capsys, monkeypatch, "verify", models["qwen3_5", 64], *flags)
-    assert code == 0
+    out = succeed("verify", models["qwen3_5", 64], *flags)
     assert out.startswith("mlx 0.")
     assert out.count("agrees") == 2
     record = VerificationRecord.read(tmp_path / "mlx.json")

@@ -8,21 +8,11 @@ import pytest
 
 import slimstate
 import tiny
-from command import run
 from places import ROOT
 from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
-from slimstate.serving.engines import (
-    CONFIG_CONDITIONS,
-    KEY_DIM_CONDITIONS,
-    TITLES,
-    ServedModel,
-    describe_serving,
-    rule_book,
-    rules_for,
-    rules_of,
-    warning,
-)
+from slimstate.serving import engines
+from slimstate.serving.engines import ServedModel, rules_for, warning
 
 EXACTNESS = json.loads((ROOT / "docs" / "records" / "exactness.json").read_text())
 
@@ -41,10 +31,10 @@ def test_measured_families_are_exact():
 
 
 def test_every_rule_is_about_known_families_and_names_its_evidence():
-    for rule in rule_book().rules:
-        assert rule.when in KEY_DIM_CONDITIONS
-        assert rule.model is None or rule.model in CONFIG_CONDITIONS
-        assert rule.engine in TITLES
+    for rule in engines.rule_book().rules:
+        assert rule.when in engines.KEY_DIM_CONDITIONS
+        assert rule.model is None or rule.model in engines.CONFIG_CONDITIONS
+        assert rule.engine in engines.TITLES
         assert rule.version
         assert set(rule.model_types) <= FAMILIES.keys()
         assert rule.source.startswith(("slimstate ", "python benchmarks/")) == (rule.checked == "run")
@@ -66,7 +56,7 @@ def test_rules_depend_on_the_key_dim():
     assert ["triton" in (rule.advice or "") for rule in at[64]].count(True) == 1
     assert {rule.engine for rule in at[96] if rule.is_failure} == {"llama.cpp", "sglang"}
     assert {rule.engine for rule in at[64] if rule.is_failure} == {"llama.cpp"}
-    assert rules_for(ServedModel.at_key_dim(model("delta_net"), 64)) == rules_of("delta_net") == ()
+    assert rules_for(ServedModel.at_key_dim(model("delta_net"), 64)) == engines.rules_of("delta_net") == ()
 
 
 def test_rules_depend_on_the_config():
@@ -97,7 +87,7 @@ WIDTHS = tuple(range(112, 0, -16))
     ],
 )
 def test_safe_key_dims_are_those_without_a_failure(engine, config, safe, fast):
-    serving = describe_serving(config, engine, WIDTHS)
+    serving = engines.describe_serving(config, engine, WIDTHS)
     assert safe is None or serving.safe == safe
     assert fast is None or serving.fast == fast
 
@@ -112,35 +102,32 @@ def test_a_warning_needs_a_failure_in_every_engine_in_question():
     assert "every engine" in str(warning(nowhere))
 
 
-def test_inspect_lists_safe_key_dims_of_an_engine(folders, capsys, monkeypatch):
-    code, out, _ = run(capsys, monkeypatch, "inspect", folders["qwen3_next-plain"], "--engine", "vllm")
-    assert code == 0
+def test_inspect_lists_safe_key_dims_of_an_engine(folders, succeed):
+    words = ("inspect", folders["qwen3_next-plain"], "--engine", "vllm")
+    out = succeed(*words)
     assert "vLLM: safe key dims 16" in out
     assert "llama.cpp" not in out
-    code, out, _ = run(capsys, monkeypatch, "inspect", folders["qwen3_next-plain"], "--engine", "vllm", "--json")
-    assert json.loads(out)["serving"]["safe"] == [16]
+    assert json.loads(succeed(*words, "--json"))["serving"]["safe"] == [16]
 
 
 @pytest.mark.parametrize("way", ["--dry-run", "--plan-only"])
-def test_prune_warns_before_it_works(way, folders, capsys, monkeypatch):
+def test_prune_warns_before_it_works(way, folders, execute, refusal):
     command = ("prune", folders["qwen3_next-plain"], "--method", "l1", "--key-dim", 16, way)
-    code, _, err = run(capsys, monkeypatch, *command, "--engine", "llama.cpp")
+    code, _, err = execute(*command, "--engine", "llama.cpp")
     assert code == 0
     assert "warning: at key dim 16 llama.cpp refuses the model" in " ".join(err.split())
-    assert "warning" not in run(capsys, monkeypatch, *command)[2]
-    code, _, err = run(capsys, monkeypatch, *command, "--engine", "onnx")
-    assert code == 2
-    assert "unknown --engine onnx" in err
+    assert "warning" not in execute(*command)[2]
+    assert "unknown --engine onnx" in refusal(*command, "--engine", "onnx")
 
 
 @pytest.mark.parametrize("name", ["qwen3_next-plain", "delta_net-plain"])
-def test_cards_and_inspect_show_what_engines_do(name, folders, tmp_path, capsys, monkeypatch):
+def test_cards_and_inspect_show_what_engines_do(name, folders, tmp_path, succeed):
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=16)
     card = (tmp_path / "cut" / "README.md").read_text()
     served = name == "qwen3_next-plain"
     assert ("--gdn-prefill-backend triton" in card) == served
     assert ("import fla" in card) != served
     assert "{" not in card.replace("{{", "")
-    _, out, _ = run(capsys, monkeypatch, "inspect", folders[name])
+    out = succeed("inspect", folders[name])
     assert ("triton" in out) == served
     assert ("no engine was examined" in out) != served

@@ -11,7 +11,6 @@ import stand_ins
 import torch
 
 import slimstate
-from command import run
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.load import load
 from slimstate.records.serving import Differences, Outcome, VerificationRecord
@@ -65,10 +64,9 @@ def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_an_engine_with_the_scores_of_transformers_agrees(engine, cut, engines, tmp_path, capsys, monkeypatch):
+def test_an_engine_with_the_scores_of_transformers_agrees(engine, cut, engines, tmp_path, succeed):
     engines(scores_of(cut))
-    code, out, _ = run(capsys, monkeypatch, "verify", cut, "--engine", engine, *FLAGS, "--out", tmp_path / "v.json")
-    assert code == 0, out
+    succeed("verify", cut, "--engine", engine, *FLAGS, "--out", tmp_path / "v.json")
     record = VerificationRecord.read(tmp_path / "v.json")
     assert record.verdict.startswith(f"{engine} 0.0.1 agrees")
     assert record.outcome.differences.largest < 1e-5
@@ -78,14 +76,13 @@ def test_an_engine_with_the_scores_of_transformers_agrees(engine, cut, engines, 
     assert "agrees" in (tmp_path / "page.html").read_text()
 
 
-def test_an_engine_that_differs_only_in_decoding_differs(cut, engines, capsys, monkeypatch):
+def test_an_engine_that_differs_only_in_decoding_differs(cut, engines, execute):
     engines(scores_of(cut, shift=0.1))
-    code, out, _ = run(capsys, monkeypatch, "verify", cut, "--engine", "vllm", *FLAGS)
-    assert code == 1
-    assert out.startswith("vllm 0.0.1 differs")
-    code, out, _ = run(capsys, monkeypatch, "verify", cut, "--engine", "vllm", *FLAGS, "--json")
+    code, out, err = execute("verify", cut, "--engine", "vllm", *FLAGS, "--json")
+    assert code == 1, err
+    record = VerificationRecord.from_json(json.loads(out))
+    assert record.verdict.startswith("vllm 0.0.1 differs")
     differences = json.loads(out)["outcome"]["differences"]
-    assert code == 1
     assert differences["prefill"] < 1e-5
     assert differences["decoding"] == pytest.approx(0.1 / differences["deviation"], rel=1e-3)
 
@@ -98,9 +95,9 @@ def test_an_engine_that_ignores_the_cut_differs(cut, folders, engines):
     assert record.verdict.endswith("the cut breaks it there")
 
 
-def test_an_engine_that_fails_is_quoted(cut, engines, capsys, monkeypatch):
+def test_an_engine_that_fails_is_quoted(cut, engines, execute):
     engines({}, error="expect head_dim to be equal to head_dim_v")
-    code, out, _ = run(capsys, monkeypatch, "verify", cut, "--engine", "vllm", *FLAGS)
+    code, out, _ = execute("verify", cut, "--engine", "vllm", *FLAGS)
     assert code == 2
     assert out.startswith("vllm 0.0.1 refuses: RuntimeError: expect head_dim to be equal to head_dim_v")
 
@@ -114,12 +111,9 @@ def test_kernels_that_need_a_gpu_are_the_known_reason_on_a_cpu(folders, monkeypa
 
 
 @pytest.mark.skipif("mlx_lm" in sys.modules, reason="mlx-lm is installed")
-def test_without_the_engine_a_line_says_how_to_install_it(cut, capsys, monkeypatch):
-    code, out, err = run(capsys, monkeypatch, "verify", cut, "--engine", "mlx", *FLAGS)
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert 'pip install "mlx[cpu]" mlx-lm' in err
-    assert "--python" in err
+def test_without_the_engine_a_line_says_how_to_install_it(cut, refusal):
+    line = refusal("verify", cut, "--engine", "mlx", *FLAGS)
+    assert all(words in line for words in ('pip install "mlx[cpu]" mlx-lm', "--python"))
 
 
 @pytest.mark.parametrize(
@@ -134,10 +128,8 @@ def test_without_the_engine_a_line_says_how_to_install_it(cut, capsys, monkeypat
         (("--engine", "vllm", "--tokens", "0"), "--tokens must be at least 1"),
     ],
 )
-def test_bad_input_is_one_line(arguments, words, cut, capsys, monkeypatch):
-    code, _, err = run(capsys, monkeypatch, "verify", cut, *arguments)
-    assert code == 2
-    assert words in err
+def test_bad_input_is_one_line(arguments, words, cut, refusal):
+    assert words in refusal("verify", cut, *arguments)
 
 
 @pytest.mark.slow
@@ -171,10 +163,7 @@ def test_a_score_that_is_not_a_number_agrees_with_nothing():
             "loading\nllama_model_load: error loading model: wrong shape\nValueError: no",
             "error loading model: wrong shape",
         ),
-        (
-            "(EngineCore pid=3) ERROR RuntimeError: expect x\nRuntimeError: Engine failed",
-            "RuntimeError: expect x",
-        ),
+        ("(EngineCore pid=3) ERROR RuntimeError: expect x\nRuntimeError: Engine failed", "RuntimeError: expect x"),
         ("/src/ggml.c:99: GGML_ASSERT(S_k == S_v) failed", "GGML_ASSERT(S_k == S_v) failed"),
         ("", "it ended with status -6"),
     ],

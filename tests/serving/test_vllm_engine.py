@@ -13,11 +13,7 @@ import slimstate
 from slimstate.serving import pool
 from slimstate.serving.options import PoolOptions
 
-PYTHON = os.environ.get("SLIMSTATE_VLLM_PYTHON", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="SLIMSTATE_VLLM_PYTHON names no interpreter with vLLM; make engines-vllm"),
-]
+PYTHON, pytestmark = engine_models.interpreter("vllm")
 
 
 @pytest.mark.parametrize(

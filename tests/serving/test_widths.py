@@ -12,13 +12,7 @@ import pytest
 
 import slimstate
 import tiny
-from command import run
-from slimstate.records.benchmark import (
-    KernelRecord,
-    KernelRow,
-    MixerRecord,
-    MixerRow,
-)
+from slimstate.records.benchmark import KernelRecord, KernelRow, MixerRecord, MixerRow
 from slimstate.serving import widths
 from slimstate.serving.widths import Curve, known_curves, mixer_curve, speed_of_cut, speeds_below
 
@@ -52,9 +46,7 @@ def record(rows: list[MixerRow]) -> MixerRecord:
 
 
 def curve(times: dict[int, float]) -> Curve:
-    result = mixer_curve(record([row(*pair) for pair in times.items()]), "delta_net")
-    assert result is not None
-    return result
+    return mixer_curve(record([row(*pair) for pair in times.items()]), "delta_net")
 
 
 @pytest.fixture
@@ -76,18 +68,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """DeltaNets of key dim 128 and 256."""
     variant, root = tiny.VARIANTS["delta_net-plain"], tmp_path_factory.mktemp("wide")
     return {width: tiny.save(tiny.build(variant, expand_k=width / 32), root / str(width)) for width in (128, 256)}
-
-
-@pytest.fixture
-def command(capsys: Any, monkeypatch: Any) -> Any:
-    """A command that must succeed; returns standard output with single spaces, and standard error."""
-
-    def call(*arguments: object) -> tuple[str, str]:
-        code, out, err = run(capsys, monkeypatch, *arguments)
-        assert code == 0
-        return " ".join(out.split()), err
-
-    return call
 
 
 def test_a_width_between_two_runs_at_the_speed_of_the_wider():
@@ -126,9 +106,7 @@ def test_a_slope_has_no_steps_and_a_slower_width_is_called_slower():
 def test_only_forward_passes_that_ran_make_a_curve():
     rows = [row(16, 1.0), row(32, 2.0), row(32, 9.0, mode="train"), row(32, 7.0, model="gated_deltanet")]
     failed = MixerRow(model="delta_net", mode="forward", key_dim=64, error="out of memory")
-    known = mixer_curve(record([*rows, failed]), "delta_net")
-    assert known is not None
-    assert known.seconds == {16: 0.001, 32: 0.002}
+    assert mixer_curve(record([*rows, failed]), "delta_net").seconds == {16: 0.001, 32: 0.002}
     assert mixer_curve(record(rows), "kda") is None
     with pytest.raises(ValueError, match="at least one time"):
         Curve(device="", kernels="", conditions="", seconds={}, heads=16, value_dim=128)
@@ -138,7 +116,6 @@ def test_a_record_of_the_benchmark_is_a_curve():
     sizes = {"batch": 1, "length": 16, "hidden": 32, "heads": 2, "value_dim": 8, "rounds": 1, "device": "cpu"}
     timed = slimstate.bench_mixer(models=["delta_net"], key_dims=[8, 4], modes=["forward"], **sizes, progress=False)
     known = mixer_curve(timed, "delta_net")
-    assert known is not None
     assert known.seconds == {row.key_dim: row.seconds for row in timed.rows}
     assert known.seconds.keys() == {8, 4}
     assert "forward over 1 x 16 tokens, hidden 32, 2 heads, value dim 8, float32" in known.advice(8, 4)
@@ -157,20 +134,20 @@ def test_the_first_curve_that_covers_the_key_dims_is_used(curves):
 
 
 @pytest.mark.usefixtures("measured")
-def test_inspect_shows_which_key_dims_are_faster(wide, command):
-    assert BELOW_128 in command("inspect", wide[128])[0]
-    speed = json.loads(command("inspect", wide[128], "--json")[0])["speed"]
+def test_inspect_shows_which_key_dims_are_faster(wide, succeed):
+    assert BELOW_128 in " ".join(succeed("inspect", wide[128]).split())
+    speed = json.loads(succeed("inspect", wide[128], "--json"))["speed"]
     assert (speed["device"], speed["source"], speed["advice"]) == ("NVIDIA X1", SOURCE.format(""), BELOW_128)
     assert list(map(int, speed["speedups"])) == list(range(120, 8, -8))
     assert speed["speedups"]["64"] == pytest.approx(1.3)
 
 
 @pytest.mark.usefixtures("measured")
-def test_every_way_to_prune_shows_what_the_key_dim_gains(wide, tmp_path, command):
+def test_every_way_to_prune_shows_what_the_key_dim_gains(wide, tmp_path, execute):
     cut, l1 = tmp_path / "cut", ("--method", "l1", "--key-dim", 77)
     for way in [(*l1, "--plan-only"), (*l1, "--dry-run"), (*l1, "--out", cut), ("--apply", cut, "--dry-run")]:
-        out, err = command("prune", wide[128], *way, "--json")
-        assert err.splitlines().count(TO_77) == 1
+        code, out, err = execute("prune", wide[128], *way, "--json")
+        assert (code, err.splitlines().count(TO_77)) == (0, 1), err
         speed = json.loads(out)["speed"]
         assert (speed["device"], speed["advice"]) == ("NVIDIA X1", TO_77)
         assert speed["speedups"] == {"77": pytest.approx(13 / 12.6)}
@@ -178,10 +155,10 @@ def test_every_way_to_prune_shows_what_the_key_dim_gains(wide, tmp_path, command
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_layer_that_no_curve_covers_gets_no_advice(wide, folders, tmp_path, command):
+def test_a_layer_that_no_curve_covers_gets_no_advice(wide, folders, tmp_path, execute):
     for folder in (wide[256], folders["gated_deltanet-plain"], folders["qwen3_next-plain"]):
         assert slimstate.inspect(folder).speed is None
-        assert "NVIDIA" not in command("prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")[1]
+        assert "NVIDIA" not in execute("prune", folder, "--method", "l1", "--key-dim", 16, "--dry-run")[2]
     assert slimstate.prune(wide[128], tmp_path / "narrow", method="l1", key_dim=16).speed is not None
     assert slimstate.inspect(tmp_path / "narrow").speed is None  # nothing was timed below it
     for method, key_dim in (("l1", 8), ("random-rotation", 128)):
@@ -189,12 +166,11 @@ def test_a_layer_that_no_curve_covers_gets_no_advice(wide, folders, tmp_path, co
 
 
 @pytest.mark.parametrize("folder_exists", [True, False])
-def test_without_curves_there_is_no_advice(folder_exists, wide, curves, tmp_path, command):
+def test_without_curves_there_is_no_advice(folder_exists, wide, curves, tmp_path, succeed):
     if not folder_exists:
         curves.rmdir()
-    assert "against key dim" not in command("inspect", wide[128])[0]
-    cut = slimstate.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64)
-    assert cut.speed is None
+    assert "against key dim" not in " ".join(succeed("inspect", wide[128]).split())
+    assert slimstate.prune(wide[128], tmp_path / "cut", method="l1", key_dim=64).speed is None
     assert "|\n\nMethod" in (tmp_path / "cut" / "README.md").read_text()
 
 
@@ -210,9 +186,7 @@ def test_curves_in_the_package_are_whole_records_of_a_gpu():
         assert record.device in record.kernels
         assert "bench mixer" in record.command
         for model_type in record.settings["models"]:
-            known = mixer_curve(record, model_type)
-            assert known is not None
-            assert known.seconds.keys() >= set(range(16, 129, 8))
+            assert mixer_curve(record, model_type).seconds.keys() >= set(range(16, 129, 8))
 
 
 def kernel_record() -> KernelRecord:

@@ -21,6 +21,7 @@ from slimstate.system.errors import ModelError, PlanError
 NAME = tiny.PLAIN[0]
 CALIBRATION = {"samples": 9, "length": 1024}  # two windows at once on a CPU: five batches, the last one smaller
 ONE_BATCH = {"samples": 2, "length": 64}
+MEASURED = {"text_length": 96, "max_tokens": 384}
 COMMANDS = """
 import json, sys, time
 from slimstate.cli import main
@@ -99,7 +100,7 @@ def pair(folders, text_file, poisoned, tmp_path_factory):
     gradients = options(evidence=root / "grad.safetensors")
     model, data = str(folders[NAME]), [*options(data=text_file), *size]
     one_batch = options(data=text_file, evidence=root / "one.safetensors", **ONE_BATCH)
-    judged = options(text=text_file, text_length=96, max_tokens=384, methods="l1,drrqr", compressions=0.33)
+    judged = options(text=text_file, **MEASURED, methods="l1,drrqr", compressions=0.33)
     commands = [
         ["prune", model, *options(out=root / "cut"), *key_dim, *data, *evidence],
         ["prune", model, *options(out=root / "again"), *key_dim, *evidence],
@@ -117,39 +118,30 @@ def pair(folders, text_file, poisoned, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_gradients_and_print_one_record(pair, folders, text_file, tmp_path):
-    """With a backward pass."""
+@pytest.mark.parametrize(
+    ("method", "changes", "evidence", "cuts"),
+    [
+        pytest.param("drrqr", {}, "evidence", ("cut", "again"), id="a forward pass, and its evidence again"),
+        pytest.param("grad", {}, "grad", ("grad",), id="a backward pass"),
+        pytest.param("drrqr", ONE_BATCH, "one", ("one",), id="one process without a batch"),
+    ],
+)
+def test_two_processes_cut_the_model_that_one_cuts(method, changes, evidence, cuts, pair, folders, text_file, tmp_path):
     root, (main, other), _ = pair
-    expected = cut(folders, text_file, tmp_path, "grad")
-    record = json.loads(main[main.index("{") : main.rindex("}") + 1])
-    assert (record["out"], record["calibration"]) == (str(root / "grad"), expected.to_json()["calibration"])
-    assert "{" not in other
-    same_evidence(tmp_path / "evidence.safetensors", root / "grad.safetensors")
-    same_model(tmp_path / "cut", root / "grad")
-
-
-@pytest.mark.slow
-def test_two_processes_cut_the_model_that_one_cuts(pair, folders, text_file, tmp_path):
-    """With a forward pass, and from the evidence that the main process saved."""
-    cut(folders, text_file, tmp_path, "drrqr")
-    same_evidence(tmp_path / "evidence.safetensors", pair[0] / "evidence.safetensors")
-    same_model(tmp_path / "cut", pair[0] / "cut")
-    same_model(tmp_path / "cut", pair[0] / "again")
+    expected = cut(folders, text_file, tmp_path, method, **changes)
+    same_evidence(tmp_path / "evidence.safetensors", root / f"{evidence}.safetensors")
+    for name in cuts:
+        same_model(tmp_path / "cut", root / name)
+    if method == "grad":  # with --json
+        record = json.loads(main[main.index("{") : main.rindex("}") + 1])
+        assert (record["out"], record["calibration"]) == (str(root / "grad"), expected.to_json()["calibration"])
+        assert "{" not in other
 
 
 @pytest.mark.slow
 def test_two_processes_sweep_as_one(pair, folders, text_file, tmp_path):
-    record = slimstate.sweep(
-        folders[NAME],
-        tmp_path,
-        text=text_file,
-        data=text_file,
-        **CALIBRATION,
-        methods=("l1", "drrqr"),
-        compressions=(0.33,),
-        text_length=96,
-        max_tokens=384,
-    )
+    grid = {"methods": ("l1", "drrqr"), "compressions": (0.33,)}
+    record = slimstate.sweep(folders[NAME], tmp_path, text=text_file, data=text_file, **CALIBRATION, **MEASURED, **grid)
     found = SweepRecord.read(pair[0] / "sweep" / "sweep.json")
     assert found.settings == record.settings
     for row, expected in zip(found.rows, record.rows, strict=True):
@@ -184,13 +176,6 @@ def test_what_is_wrong_in_one_process_stops_both_in_words(pair, poisoned, tmp_pa
     assert not (root / "blocked").exists()
     assert not (root / "nan").exists()
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.slow
-def test_a_process_without_a_batch_takes_part(pair, folders, text_file, tmp_path):
-    cut(folders, text_file, tmp_path, "drrqr", **ONE_BATCH)
-    same_evidence(tmp_path / "evidence.safetensors", pair[0] / "one.safetensors")
-    same_model(tmp_path / "cut", pair[0] / "one")
 
 
 def test_shares_are_all_there_is_and_never_overlap(monkeypatch):

@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from command import run
 from slimstate.system import hub
 
 NAME = "delta_net-plain"
@@ -54,9 +53,8 @@ class Hub(BaseHTTPRequestHandler):
             self.answer({"errors": [], "warnings": []})
         elif "preupload" in self.path:
             files = json.loads(asked)["files"]
-            self.answer(
-                {"files": [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in files]}
-            )
+            rest = {"uploadMode": "regular", "shouldIgnore": False}
+            self.answer({"files": [{"path": file["path"], **rest} for file in files]})
         elif "/commit/" in self.path:
             lines = [json.loads(line) for line in asked.splitlines() if line.strip()]
             self.told["files"] = {line["value"]["path"] for line in lines if line["key"] == "file"}
@@ -83,11 +81,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     server.shutdown()
 
 
-def test_a_cut_is_uploaded_whole_and_in_private(folders, tmp_path, capsys, monkeypatch, told):
-    code, _, err = run(
-        capsys, monkeypatch, "prune", folders[NAME], "--method", "l1", "--key-dim", 8, "--out", tmp_path / "cut",
-        "--push-to-hub", "me/slim",
-    )  # fmt: skip
+@pytest.fixture
+def prune(folders, tmp_path) -> tuple[object, ...]:
+    """A command that cuts a model and pushes it to a repository, whose name follows."""
+    return ("prune", folders[NAME], "--method", "l1", "--key-dim", 8, "--out", tmp_path / "cut", "--push-to-hub")
+
+
+def test_a_cut_is_uploaded_whole_and_in_private(prune, tmp_path, execute, told):
+    code, _, err = execute(*prune, "me/slim")
     assert code == 0, err
     assert "uploaded to" in err
     assert told["private"] in (True, "private")
@@ -103,14 +104,9 @@ def test_a_cut_is_uploaded_whole_and_in_private(folders, tmp_path, capsys, monke
         ("me/slim", "x", "refuses the login"),
     ],
 )
-def test_what_cannot_be_pushed_is_refused_before_the_work(name, token, words, folders, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_pushed_is_refused_before_the_work(name, token, words, prune, tmp_path, refusal, monkeypatch):
     monkeypatch.setattr(hub, "reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
     monkeypatch.setattr("huggingface_hub.HfApi.whoami", lambda self: (_ for _ in ()).throw(OSError("no such token")))
-    code, _, err = run(
-        capsys, monkeypatch, "prune", folders[NAME], "--method", "l1", "--key-dim", 8, "--out", tmp_path / "cut",
-        "--push-to-hub", name,
-    )  # fmt: skip
-    assert code == 2
-    assert words in err
+    assert words in refusal(*prune, name)
     assert not (tmp_path / "cut").exists()

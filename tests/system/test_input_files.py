@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from slimstate.records.folder import read_records
 from slimstate.system.errors import DataError, ModelError, quoted, reason_of
 from slimstate.system.input_files import check_name, open_regular, read_bytes
 from slimstate.system.json_files import MAX_DEPTH, read_json
@@ -61,15 +59,3 @@ def test_json_is_read_up_to_a_depth(tmp_path):
         else:
             with pytest.raises(ModelError, match=r"is nested more than"):
                 read_json(tmp_path / "x.json")
-
-
-def test_a_pipe_among_records_is_skipped(tmp_path):
-    os.mkfifo(tmp_path / "trace.json")
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    (tmp_path / "kind.json").write_text(json.dumps({"kind": ["sweep"]}))
-    found = read_records(tmp_path)
-    assert found.counts() == {}
-    assert [line.partition(" was skipped: ")[2][:30] for line in found.skipped] == [
-        "it is not JSON: RecursionError",
-        "cannot read " + str(tmp_path)[:18],
-    ]

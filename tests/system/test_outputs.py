@@ -6,11 +6,13 @@ import errno
 import hashlib
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -18,6 +20,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from forking import Fork
+from launching import PATIENCE
 from slimstate.system import atomic, run_folders, shortages
 from slimstate.system.errors import OutputError
 from slimstate.system.interruption import STOP
@@ -26,23 +30,19 @@ from slimstate.system.run_folders import locked_folder
 HOST = socket.gethostname()
 
 
-def special(folder: Path) -> dict[str, Path]:
-    """What a path can lead to that is no plain file or folder, and the word for it."""
-    places = {"a pipe": folder / "pipe", "a link": folder / "link", "a socket": folder / "socket"}
-    os.mkfifo(places["a pipe"])
-    places["a link"].symlink_to(folder / "nowhere")
-    here = Path.cwd()
-    os.chdir(folder)  # the name of a socket is short
-    try:
-        socket.socket(socket.AF_UNIX).bind("socket")
-    finally:
-        os.chdir(here)
-    return places | {"a device": Path("/dev/null")}
+@pytest.fixture
+def special(tmp_path, monkeypatch) -> dict[str, Path]:
+    """What a path can lead to that is no plain file or folder, by the word for it."""
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    socket.socket(socket.AF_UNIX).bind("socket")
+    os.mkfifo("pipe")
+    Path("link").symlink_to("nowhere")
+    return {**{f"a {name}": tmp_path / name for name in ("pipe", "link", "socket")}, "a device": Path("/dev/null")}
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a link", "a socket", "a device"])
-def test_only_plain_places_are_written(kind, tmp_path):
-    path = special(tmp_path)[kind]
+def test_only_plain_places_are_written(kind, special):
+    path = special[kind]
     before = path.lstat().st_mode
     attempts = (
         lambda: atomic.write_text(path, "x"),
@@ -126,34 +126,18 @@ def test_files_that_belong_together_appear_together(failing, tmp_path):
 
 def test_a_full_disk_is_known_by_whatever_libraries_make_of_it(tmp_path):
     """Under a limit on the size of files, which the system treats in the same way."""
-    import resource
 
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            errors = []
+    def fill() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        errors, tensors = [], {"x": torch.zeros(10**5)}
+        for write in (partial(safetensors.torch.save_file, tensors), lambda path: path.write_bytes(bytes(10**6))):
             try:
-                safetensors.torch.save_file({"x": torch.zeros(10**5)}, tmp_path / "x")
+                write(tmp_path / "x")
             except Exception as error:
                 errors.append(error)
-            try:
-                (tmp_path / "y").write_bytes(bytes(10**6))
-            except Exception as error:
-                errors.append(error)
-            code = 0 if len(errors) == 2 and all(map(shortages.is_disk_full, errors)) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return [shortages.is_disk_full(error) for error in errors] != [True, True]
 
-
-def test_memory_that_runs_out_is_known_by_whatever_libraries_make_of_it():
-    with pytest.raises(RuntimeError) as refused:
-        torch.empty(10**15)
-    assert "out of memory" in str(shortages.describe_shortage(refused.value))
-    assert "out of memory" in str(shortages.describe_shortage(MemoryError()))
-    assert shortages.describe_shortage(RuntimeError("a bug")) is None
+    assert Fork.start(fill, tmp_path / "errors").wait(PATIENCE).code == 0
 
 
 def test_a_folder_is_for_one_process_at_a_time(tmp_path):
@@ -167,24 +151,20 @@ def test_a_folder_is_for_one_process_at_a_time(tmp_path):
 def stopped(folder: Path, number: int, work) -> tuple[int, str, float]:
     """A process that works until it is stopped: its exit code, what it said, and how long it took to end."""
     ready, begun = os.pipe()
-    said = folder.parent / "said"
-    child = os.fork()
-    if child == 0:
-        try:
-            with said.open("w") as file:
-                os.dup2(file.fileno(), 2)
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in the background ignore
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup does
-            STOP.listen()
-            work(lambda: os.write(begun, b"x"))
-        finally:
-            os._exit(1)
+
+    def listen_and_work() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in the background ignore
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup does
+        STOP.listen()
+        work(lambda: os.write(begun, b"x"))
+
+    child = Fork.start(listen_and_work, folder.parent / "said")
     os.close(begun)
     assert os.read(ready, 1) == b"x"
     sent = time.monotonic()
-    os.kill(child, number)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code, said.read_text(), time.monotonic() - sent
+    os.kill(child.pid, number)
+    ended = child.wait(PATIENCE, sent)
+    return ended.code, ended.errors, ended.seconds
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -220,10 +200,8 @@ def test_a_stop_says_what_is_kept(tmp_path):
         time.sleep(60)
 
     assert stopped(folder, signal.SIGTERM, kept)[1] == "slimstate: stopped; 3 rows are kept\n"
-    assert (
-        stopped(folder, signal.SIGTERM, written)[1]
-        == f"slimstate: stopped; {folder / 'b'} and 1 more: written, and complete\n"
-    )
+    said = stopped(folder, signal.SIGTERM, written)[1]
+    assert said == f"slimstate: stopped; {folder / 'b'} and 1 more: written, and complete\n"
 
 
 def test_a_process_that_is_ending_makes_nothing_more(tmp_path):

@@ -1,13 +1,10 @@
-"""Selectors and families of other packages, installed by pip into a place of their own."""
+"""Selectors and families of other packages, installed in a place of their own."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,33 +44,16 @@ print(*(str(warning.message) for warning in told if "slimstate leaves out" in st
 """
 
 
-def wheel(folder: Path) -> Path:
-    """A package as pip takes it."""
-    about = "another_package-1.0.dist-info"
-    files = {
-        "another_package.py": MODULE,
-        f"{about}/METADATA": "Metadata-Version: 2.1\nName: another-package\nVersion: 1.0\n",
-        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{about}/entry_points.txt": POINTS,
-    }
-    lines = []
-    for name, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{len(text.encode())}")
-    path = folder / "another_package-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in {**files, f"{about}/RECORD": "\n".join([*lines, f"{about}/RECORD,,", ""])}.items():
-            archive.writestr(name, text)
-    return path
-
-
 @pytest.mark.slow
 def test_an_installed_package_brings_a_selector_and_a_family(tmp_path):
-    place = tmp_path / "site"
-    installed = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target"]
-    subprocess.run([*installed, place, wheel(tmp_path)], check=True, capture_output=True)
+    """The files are those that pip writes."""
+    about = tmp_path / "another_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: another-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(POINTS)
+    (tmp_path / "another_package.py").write_text(MODULE)
     source = str(Path(slimstate.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), source])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), source])}
     done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True, env=environment)
     first, *others = done.stdout.splitlines()
     assert first == f"True {METHODS['l1'].summary} True"

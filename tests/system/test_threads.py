@@ -35,9 +35,6 @@ def test_threads_that_share_out_work_compute_alone_and_torch_has_all_again_after
         assert counted(pool) == {1}
     assert torch.get_num_threads() == MANY
     assert in_a_new_thread() == {MANY}
-
-
-def test_torch_has_all_threads_again_after_a_failure():
     with pytest.raises(ZeroDivisionError), threads.pool_of_all_cores() as pool:
         pool.submit(lambda: 1 / 0).result()
     assert torch.get_num_threads() == MANY
@@ -69,15 +66,14 @@ def test_threads_that_cannot_all_start_leave_nobody_waiting(monkeypatch):
 
 
 def test_pools_of_two_threads_take_turns():
+    def use_a_pool(_: int) -> set[int]:
+        with threads.pool_of_all_cores() as pool:
+            return counted(pool)
+
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: use_a_pool(), range(8)))
+        assert list(pool.map(use_a_pool, range(8))) == [{1}] * 8
     assert torch.get_num_threads() == MANY
     assert in_a_new_thread() == {MANY}
-
-
-def use_a_pool() -> None:
-    with threads.pool_of_all_cores() as pool:
-        assert counted(pool) == {1}
 
 
 def test_work_beside_gives_its_result_or_what_it_raised_to_whoever_waits():
