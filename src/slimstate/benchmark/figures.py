@@ -8,8 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from slimstate.benchmark.tables import title
-from slimstate.records.benchmark import BenchRecord, CalibrationRow, DecodeRow
+from slimstate.records.benchmark import BenchRecord, CalibrationRow, DecodeRow, title
 from slimstate.reports.plots.style import MUTED, PALETTE, new_figure, plain_log_ticks, styled
 
 MAX_TICKS = 8

@@ -6,18 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow
+from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow, title
 from slimstate.records.folder import check_drawn, check_record
 from slimstate.reports.tables import latex_line, latex_tabular, latex_text, markdown_table
 from slimstate.system.atomic import check_place, staged_files, write_text
 
-TITLES = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}  # as the paper writes them
 NONE = "--"
 GIB = 1 / 2**30
-
-
-def title(model: str) -> str:
-    return TITLES.get(model, model)
 
 
 def number(value: float | None, form: str, factor: float = 1.0) -> str:
