@@ -205,9 +205,9 @@ def _fill(value: Any, values: Mapping[str, Any]) -> Any:
     if value.startswith("{") and value.endswith("}") and value[1:-1] in values:
         return values[value[1:-1]]
     parts = []
-    for text, name, form, _ in Formatter().parse(value):
-        if form not in (None, "", "name"):
-            raise ValueError(f"only `name` may follow a colon, got {form}")
+    for text, name, form, conversion in Formatter().parse(value):
+        if form not in (None, "", "name") or conversion is not None:
+            raise ValueError(f"only `name` may follow a colon, got {value}")
         filled = "" if name is None else str(values[name])
         parts += [text, Path(filled).name if form else filled]
     return "".join(parts)
