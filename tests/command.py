@@ -1,7 +1,5 @@
 """The command, run in this process."""
 
-from __future__ import annotations
-
 import io
 import sys
 from contextlib import redirect_stderr, redirect_stdout

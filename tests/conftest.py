@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 import gc
 import os
@@ -20,10 +18,10 @@ torch.set_num_threads(1)
 # the slowest files, slowest first: started last, one of them would keep one process busy while the other waits
 LONGEST = (
     "contract", "processes", "recover_options", "resume", "recovery_training", "recovered_checkpoint",
-    "control", "lm_eval", "report", "recipes", "hybrids", "front_page", "fla_kernels", "reconstruct",
+    "control", "lm_eval", "report", "recipes", "options", "hybrids", "front_page", "fla_kernels", "reconstruct",
     "distributed", "sweep", "examples", "sweep_tasks", "measuring", "pretrain", "cli", "rotations",
-    "killed_and_shared", "structure", "shared_filters", "adaptation", "distill", "streams", "checkpoint",
-    "offload", "benchmark", "autotune", "fuzz", "distillation",
+    "structure", "shared_filters", "adaptation", "distill", "checkpoint", "offload", "benchmark", "autotune",
+    "fuzz", "distillation",
 )  # fmt: skip
 
 

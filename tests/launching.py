@@ -1,7 +1,5 @@
 """Start programs in processes of their own, alone or several as torchrun does, and build command lines."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -1,9 +1,8 @@
 """Short recoveries of tiny models, and what tests read from their folders."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -90,8 +89,17 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: parameter.grad for name, parameter in trainable(model).items()}
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Interrupt the next training after this many steps."""
+def check_same(out: Path, expected: Path) -> None:
+    """Check that two recoveries have the same files, losses, measurements and weights."""
+    assert files_of(out) == files_of(expected)
+    assert losses(record_of(out)) == losses(record_of(expected))
+    assert record_of(out).measured == record_of(expected).measured
+    assert weights_of(out) == weights_of(expected)
+
+
+@contextmanager
+def stop_at(step: int) -> Iterator[None]:
+    """Interrupt the training in the block after this many steps."""
     training_step = StudentTrainer.training_step
 
     def stop(self, *args, **kwargs):
@@ -99,14 +107,15 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             raise KeyboardInterrupt
         return training_step(self, *args, **kwargs)
 
-    monkeypatch.setattr(StudentTrainer, "training_step", stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StudentTrainer, "training_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def interrupt(recover: Recover, out: Path, step: int = 3, name: str = NAME, **changes: object) -> Path:
     """Interrupt a recovery, and return its run folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, step)
-        with pytest.raises(KeyboardInterrupt):
-            recover(name, out, **changes)
+    with stop_at(step):
+        recover(name, out, **changes)
     assert not out.exists()
     return out.with_name(f"{out.name}.training")

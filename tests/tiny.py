@@ -4,9 +4,8 @@ Every file under `families/` has those of its family as VARIANTS; its function `
 checkpoints differ from what `save_pretrained` writes.
 """
 
-from __future__ import annotations
-
 import importlib
+import json
 from pathlib import Path
 
 import torch
@@ -30,6 +29,16 @@ PLAIN = ("delta_net-plain", "gated_deltanet-plain")
 OF_FLA = tuple(name for name, variant in VARIANTS.items() if FAMILIES[variant.model_type].library == "fla")
 OF_TRANSFORMERS = tuple(name for name in VARIANTS if name not in OF_FLA)
 EVERY_PLAIN = tuple(name for name in VARIANTS if name.endswith("-plain"))
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 300}
+SHAPES = {  # configs of models that train in a second
+    "delta_net": {**SIZES, "model_type": "delta_net", "expand_k": 0.75},
+    "gated_deltanet": {**SIZES, "model_type": "gated_deltanet", "head_dim": 24, "expand_v": 1.5},
+}
+
+
+def write_shape(path: Path, name: str) -> Path:
+    path.write_text(json.dumps(SHAPES[name]))
+    return path
 
 
 def save(model: torch.nn.Module, folder: Path, shard_size: str = "5GB") -> Path:

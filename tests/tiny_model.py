@@ -1,7 +1,5 @@
 """Build tiny random models; options that several families share."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, field
 from typing import Any

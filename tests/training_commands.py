@@ -4,8 +4,6 @@ Arguments: the folder for results, and JSON with `commands` (lists of words by n
 null) and `die_at` (the step at whose checkpoint the last command is killed, before it is marked as complete).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

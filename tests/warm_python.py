@@ -6,8 +6,6 @@ line of a socket is a JSON object: either a program to run, with its `words` and
 libraries loaded; nothing of slimstate is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """Recipes: each is sound at both scales and runs at a toy scale; an interrupted one continues; mistakes are named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +17,6 @@ from slimstate.models.stock import stock_model
 from slimstate.records.provenance import RecipeRecord, command_line
 from slimstate.system.errors import DataError, OutputError, PlanError, SlimstateError
 from slimstate.workflows.run import PROGRESS, SCALES, Config, Recipe, run_recipe
-from tiny_shapes import write_shape
 
 RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.toml"))}
 BY_NAME = {name: find_command(name) for name in COMMANDS}
@@ -156,7 +153,7 @@ def test_every_step_has_options_that_its_command_accepts_and_reads_what_was_writ
 
 def toy_values(name: str, folders: dict[str, Path], text: str, root: Path) -> dict[str, Any]:
     """Return values for the names of a recipe that make it take seconds."""
-    shape = str(write_shape(root / "shape.json", "delta_net"))
+    shape = str(tiny.write_shape(root / "shape.json", "delta_net"))
     models = {} if name in ("pca-sharing", "filters") else {"models": [str(folders[tiny.PLAIN[0]])]}
     training = {"preset": "paper", "steps": 2, "batch_size": 4, "length": 64, "report_to": "none"}
     values = {

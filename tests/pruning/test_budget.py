@@ -1,16 +1,17 @@
-"""A budget chooses the largest key dim worth choosing that fits, and says why."""
-
-from __future__ import annotations
+"""A budget chooses the largest key dim worth choosing that fits, and says why; `inspect` says what a cut would save."""
 
 import json
+import shutil
 
 import pytest
 
 import slimstate
-from slimstate.checkpoints.reader import Checkpoint
+import tiny
+from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.pruning.options import GIB, MIB, Budget
 from slimstate.pruning.sizes import fit_budget, key_dims_worth_choosing, resolve_key_dim, state_bytes
+from slimstate.serving.widths import Curve
 from slimstate.system.errors import PlanError
 
 # published sizes: mebibytes of state per sequence in fp32, from the configs alone
@@ -77,3 +78,50 @@ def test_prune_and_inspect_choose_alike(folders):
 def test_contradictory_and_impossible_budgets_are_refused(options, message, folders):
     with pytest.raises(PlanError, match=message):
         slimstate.prune(folders["qwen3_next-plain"], method="l1", **options)
+
+
+QWEN3_NEXT_80B = {
+    "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "full_attention_interval": 4,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "vocab_size": 151936, "rms_norm_eps": 1e-6, "moe_intermediate_size": 512, "num_experts": 4,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_hybrid_with_a_long_context_hardly_gains_sequences(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN3_NEXT_80B))
+    record = slimstate.inspect(path)
+    assert (record.context, record.softmax_layers) == (32_768, 12)
+    assert record.kv_bytes == 12 * 2 * 2 * 256 * 32_768 * 2
+    assert record.state_bytes["fp32"] == 36 * 32 * 128 * 128 * 4
+    half = next(option for option in record.options if option.key_dim == 64)
+    assert half.sequences == pytest.approx((72 + 768) / (36 + 768))
+    assert "768.00 MiB of KV cache at 32,768 tokens" in str(record)
+    nothing = slimstate.inspect(path, context=0)
+    assert next(option for option in nothing.options if option.key_dim == 64).sequences == 2
+    with pytest.raises(PlanError, match="`context` must be at least 0, got -1"):
+        slimstate.inspect(path, context=-1)
+
+
+@pytest.mark.parametrize("name", ["delta_net-plain", "delta_net-hybrid", "qwen3_next-plain", "mamba2-plain"])
+def test_a_config_alone_is_described_as_its_folder_is(name, folders, tmp_path):
+    shutil.copyfile(folders[name] / "config.json", tmp_path / "config.json")
+    alone, whole = slimstate.inspect(tmp_path / "config.json"), slimstate.inspect(folders[name])
+    assert alone.to_dict() | {"model": None} == whole.to_dict() | {"model": None}
+
+
+@pytest.mark.parametrize("name", sorted(tiny.OF_TRANSFORMERS))
+def test_the_kv_cache_of_every_hybrid_is_known(name, folders):
+    record = slimstate.inspect(folders[name])
+    assert (record.kv_bytes == 0) is (record.softmax_layers == 0)
+    assert record.kv_bytes is not None
+
+
+def test_only_layers_of_similar_size_have_a_speed_curve(folders):
+    mixer = described_mixers(json.loads((folders["delta_net-plain"] / "config.json").read_text()))[0]
+    sizes = {"device": "", "kernels": "", "conditions": "", "seconds": {16: 1.0}}
+    for factor, near in ((1, True), (2, True), (4, False)):
+        curve = Curve(**sizes, heads=factor * mixer.value_heads, value_dim=mixer.value_dim)
+        assert curve.is_similar(mixer) is near

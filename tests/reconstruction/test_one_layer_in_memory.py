@@ -1,7 +1,5 @@
 """While a layer is trained, memory holds only this layer, once, and in the dtype of its files where it is frozen."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import torch
 import slimstate
 import tiny
 from slimstate import ReconstructOptions
-from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models import one_layer
 from slimstate.models.compact_weights import CompactWeight
 from slimstate.reconstruction import walk
@@ -92,12 +89,3 @@ def test_a_continued_run_shares_the_experts_of_layers_that_are_finished(model, t
     monkeypatch.setattr(walk.Walk, "_advance", observe)
     assert reconstruct(model, tmp_path / "stopped", text_file) == whole
     assert set(observed) == {2}
-
-
-def test_rows_read_alone_are_those_of_the_whole_tensor(model):
-    checkpoint = Checkpoint.open(model)
-    name = next(name for name in checkpoint.tensors if "embed_tokens" in name)
-    numbers = torch.tensor([0, 3, 200, 257])
-    stored = checkpoint.stored(name)
-    assert (stored.shape, stored.dtype) == (checkpoint.read(name).shape, torch.bfloat16)
-    assert torch.equal(stored.rows(numbers), checkpoint.read(name)[numbers])

@@ -1,10 +1,10 @@
 """Cut layers are trained to match the output of the uncut layers."""
 
-from __future__ import annotations
-
 import errno
 import json
+import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 import slimstate
 import tiny
-from launching import stock_logits
+from launching import PATIENCE, Program, launch, stock_logits
+from launching import options as flags
 from slimstate import ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import PLAN
@@ -137,6 +138,45 @@ def test_an_interrupted_run_continues_at_its_layer_to_the_same_bytes(folders, te
     assert (tmp_path / "whole" / PLAN).read_text() == (out / PLAN).read_text()
 
 
+@pytest.fixture(scope="module")
+def reconstruction(folders, text_file, tmp_path_factory) -> tuple[list[object], Path]:
+    """Return a command up to its output folder, and the result of one process that is not interrupted."""
+    root, model = tmp_path_factory.mktemp("reconstruction"), folders["gated_deltanet-plain"]
+    options = {"teacher": model, "data": text_file, "steps": 6, "batch": 3, "samples": 10, "length": 32}
+    slimstate.prune(model, root / "cut", method="l1", key_dim=8)
+    slimstate.reconstruct(root / "cut", root / "out", **options, learning_rate=3e-3, device="cpu")
+    words = flags(**options, learning_rate=3e-3, device="cpu")
+    return ["-m", "slimstate", "reconstruct", root / "cut", *words, "--out"], root / "out"
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_to_the_same_bytes(reconstruction, tmp_path):
+    """It is killed at some moment after its first layer was finished."""
+    (command, expected), out, folder = reconstruction, tmp_path / "out", tmp_path / "out.reconstruction"
+    process, until = Program(*command, out), time.monotonic() + PATIENCE
+    while process.poll() is None and not list(folder.glob("layer-*.json")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(random.Random(3).uniform(0, 0.3))
+    process.kill()
+    assert not out.exists() or (out / "config.json").exists()
+    if not out.exists():
+        assert Program(*command, out).wait() == 0
+    assert_same_weights(expected, out)
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_windows_and_reach_the_same_weights(reconstruction, tmp_path):
+    command, expected = reconstruction
+    ended = launch(2, tmp_path, *command, tmp_path / "out")
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    one, two = tiny.read_tensors(expected), tiny.read_tensors(tmp_path / "out")
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], atol=2e-4), name
+
+
 @pytest.mark.slow
 def test_hidden_states_on_disk_give_the_same_bytes(cut, text_file, tmp_path):
     for name, options in (("host", {}), ("disk", {"max_memory": "cpu=1KB"})):
@@ -174,14 +214,10 @@ def test_commands_that_reconstruct_name_their_own_flags(command, refusal, folder
     for name, (value, limit) in limits.items():
         line = refusal(*words, f"--reconstruct-{name}", value)
         assert line == f"--reconstruct-{name} must be {limit}, got {value}"
-
-
-@pytest.mark.parametrize("distillation", [(), ("--distill", 2)])
-def test_too_little_text_for_a_reconstruction_names_its_own_flags(distillation, refusal, folders, text_file, tmp_path):
-    words = ("prune", folders["delta_net-plain"], "--method", "l1", "--key-dim", 8, "--out", tmp_path / "out")
-    words += ("--data", text_file, "--reconstruct", *distillation, "--reconstruct-length")
-    assert "a shorter --reconstruct-length" in refusal(*words, 10**6)
-    assert "use --reconstruct-samples " in refusal(*words, 32, "--reconstruct-samples", 10**6)
+    for distillation in ((), ("--distill", 2)) if command[0] == "prune" else ():
+        short = (*words, "--method", "l1", *distillation, "--reconstruct-length")
+        assert "a shorter --reconstruct-length" in refusal(*short, 10**6)
+        assert "use --reconstruct-samples " in refusal(*short, 32, "--reconstruct-samples", 10**6)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,7 +1,5 @@
 """Steps of training: those of Adam, recorded as CUDA graphs or not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

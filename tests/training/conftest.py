@@ -1,7 +1,5 @@
 """Models with their cuts, and recoveries of every kind, made when a test needs them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from slimstate.models.stock import quiet_transformers
 from slimstate.records.training import RecoveryRecord
 
 CHANGES = {
-    NAME: {}, GATED: {}, "bfloat16": {}, "full": DEFAULT, **{name: {"full": True} for name in TIED}, "alone": ALONE,
+    "full": DEFAULT, **{name: {"full": True} for name in TIED}, "alone": ALONE,
     "controlled": {"control": True}, "twice": {"seed": 1}, "paper": PAPER,
 }  # fmt: skip
 
@@ -71,7 +69,7 @@ def recoveries(recover, pairs, tmp_path_factory) -> dict[str, Path]:
                 cut(*((self[NAME], folder, 6) if kind == "cut again" else (self["control"], folder)))
             else:
                 folder, name = root / kind, NAME if kind in ("full", "alone", "controlled", "twice") else kind
-                recover(name, folder, model=self[NAME] if kind == "twice" else None, **CHANGES[kind])
+                recover(name, folder, model=self[NAME] if kind == "twice" else None, **CHANGES.get(kind, {}))
             self[kind] = folder
             return folder
 

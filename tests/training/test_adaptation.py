@@ -1,7 +1,5 @@
 """What is trained is the mixers, all of them and nothing else; afterwards it is in files for the stock class."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,6 @@ from recoveries import PAPER, Listener, cut, gradients, logits, perturb
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import write_checkpoint
-from slimstate.families import logit_factor
 from slimstate.models.load import load
 from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
@@ -61,12 +58,6 @@ def idle(adapted) -> list[str]:
     return [name for name, grad in grads if (grad is None or not grad.any()) and ".indexer." not in name]
 
 
-def norms_and_biases(model) -> set[str]:
-    """Return the names of the parameters that are vectors, except decay rates."""
-    vectors = {name for name, parameter in model.named_parameters() if parameter.ndim == 1}
-    return {name for name in vectors if not name.endswith(("A_log", ".D"))}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_adapters_are_on_all_linear_layers_of_the_mixers_and_never_on_a_convolution(name, folders):
@@ -90,30 +81,17 @@ def test_adapters_are_on_all_linear_layers_of_the_mixers_and_never_on_a_convolut
 @pytest.mark.parametrize("targets", [None, ALL_LINEAR])
 @pytest.mark.parametrize("name", [*SOME, "delta_net-powlu", "delta_net-residuals", "delta_net-unfused"])
 def test_all_adapters_and_convolutions_learn_and_nothing_else(name, targets):
-    model = build(name)
+    model = build(name, **(LONG if "hybrid" in name else {}))
     before, selected = logits(model), adaptation(model, lora_targets=targets)
     adapted = selected.attach(model)
     torch.testing.assert_close(logits(adapted), before, rtol=1e-5, atol=1e-5)
     assert modules_trained(adapted) == ({*selected.targets}, {*selected.convolutions})
     assert "lm_head" not in selected.targets
+    if "hybrid" in name and targets is None:  # softmax layers are not trained
+        assert {part.split(".")[2] for part in selected.targets} == {"0", "2", "3", "5", "6"}
     perturb(adapted)  # at first B is zero, and A has no gradient
     assert idle(adapted) == []
     assert all(p.grad is None for p in adapted.parameters() if not p.requires_grad)
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_norms_and_biases_of_the_whole_model_learn_where_they_are_unfrozen(name):
-    model = build(name)
-    vectors = norms_and_biases(model)
-    assert any(vector.endswith("dt_bias") for vector in vectors) == name.startswith("gated")
-    selected = adaptation(model, **PAPER)
-    assert {path.rpartition(".")[2] for path in selected.targets} == {"q_proj", "k_proj", "v_proj"}
-    assert vectors <= {*selected.weights(model.config.to_dict())}
-    adapted = selected.attach(model)
-    perturb(adapted)
-    assert idle(adapted) == []
-    whole = {part.removeprefix("base_model.model.") for part in trainable(adapted) if "lora_" not in part}
-    assert {part.replace(".modules_to_save.default", "") for part in whole if "conv1d" not in part} == vectors
 
 
 SMALL = {"lora_rank": 3, "lora_alpha": 5}
@@ -152,8 +130,13 @@ def test_the_written_weights_and_the_stored_adapter_are_the_trained_model(name, 
     kinds = [kind.strip() for kind in options.get("unfreeze", "").split(",")]
     endings = [ending for kind, ending in (("norms", "norm"), ("biases", "bias")) if kind in kinds]
     if name in SOME and not selected.full:
-        vectors = {part for part in norms_and_biases(written) if any(ending in part for ending in endings)}
-        assert {part for part in changed if original[part].ndim == 1} == vectors
+        vectors = {part for part, parameter in original.items() if parameter.ndim == 1}
+        unfrozen = {part for part in vectors if any(ending in part for ending in endings)}
+        assert vectors & changed == unfrozen
+        assert any(part.endswith("dt_bias") for part in unfrozen) == (name.startswith("gated") and "biases" in kinds)
+        for part in selected.targets:
+            difference = written.get_parameter(f"{part}.weight") - original[f"{part}.weight"]
+            assert torch.linalg.matrix_rank(difference, rtol=1e-4) <= options.get("lora_rank", 16)
     if selected.has_adapters and ALL_LINEAR not in options.values():  # a fused MLP reads past its adapters
         loaded = PeftModel.from_pretrained(stock(), tmp_path / "adapter")
         torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-4)
@@ -167,14 +150,6 @@ def test_trained_parameters_must_be_in_the_model():
     del parameters[missing]
     with pytest.raises(AssertionError, match=missing):
         selected.merge(build("delta_net-plain"), parameters)
-
-
-@pytest.mark.parametrize("name", ["delta_net-hybrid", "gated_deltanet-hybrid"])
-def test_softmax_layers_are_not_trained(name):
-    model = build(name, **LONG)
-    selected = adaptation(model)
-    assert modules_trained(selected.attach(model)) == ({*selected.targets}, {*selected.convolutions})
-    assert {part.split(".")[2] for part in selected.targets} == {"0", "2", "3", "5", "6"}
 
 
 @pytest.mark.parametrize("name", ["delta_net-hybrid", "gated_deltanet-tied"])
@@ -237,16 +212,6 @@ def test_a_description_counts_modules_and_names_each_kind_once():
         full=False, lora_rank=4, lora_alpha=9, modules=12, convolutions=("k_conv1d", "q_conv1d", "v_conv1d"),
         targets=("b_proj", "g_proj", "k_proj", "o_proj", "q_proj", "v_proj"),
     )  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(tiny.EVERY_PLAIN))
-def test_the_loss_is_computed_from_the_logits_of_the_model(name, folders):
-    model = load(folders[name], device="cpu").model
-    with torch.no_grad():
-        hidden = model.base_model(input_ids=tiny.token_ids(), use_cache=False).last_hidden_state
-        computed = hidden * logit_factor(model.config.to_dict()) @ model.get_output_embeddings().weight.T
-    torch.testing.assert_close(computed, logits(model), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,12 +1,10 @@
 """A control is the uncut model with the same training: trained once, used again, and perhaps the teacher."""
 
-from __future__ import annotations
-
 import pytest
 from safetensors.torch import load_file, save_file
 
 import slimstate
-from recoveries import ALONE, NAME, Listener, interrupt, losses, record_of, weights_of
+from recoveries import ALONE, NAME, Listener, check_same, interrupt, record_of, weights_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.records.training import Teacher
 from slimstate.system.errors import OutputError, PlanError
@@ -24,9 +22,8 @@ def test_the_uncut_model_gets_the_same_training(recoveries, recover, pairs, tmp_
     assert record.measured.nats.uncut == control.measured.nats.before
     assert record.measured.closed.keys() == {"uncut", "control"}
     assert weights_of(recoveries["controlled"]) == weights_of(recoveries[NAME])
-    alone = recover(NAME, tmp_path / "alone", model=pairs[NAME][0], control=True)
-    assert weights_of(tmp_path / "alone") == weights_of(recoveries["control"])
-    assert (alone.log, alone.measured) == (control.log, control.measured)
+    recover(NAME, tmp_path / "alone", model=pairs[NAME][0], control=True)
+    check_same(tmp_path / "alone", recoveries["control"])
     assert [path.name for path in tmp_path.iterdir()] == ["alone"]
 
 
@@ -60,10 +57,9 @@ def test_a_control_that_teaches_is_two_commands_in_one(pairs, recover, tmp_path)
     assert (record.control_teaches, control.control_teaches, taught.control_teaches) == (True, False, False)
     assert "of the gap to the uncut model fine-tuned on the text alone, which taught." in card
     assert "with the same fine-tuning" not in card
-    assert (control.teacher, control.log, control.measured) == (None, tuned.log, tuned.measured)
-    assert weights_of(tmp_path / "out-control") == weights_of(tmp_path / "tuned")
+    assert (control.teacher, record.teacher.fingerprint) == (None, taught.teacher.fingerprint)
+    check_same(tmp_path / "out-control", tmp_path / "tuned")
     assert weights_of(tmp_path / "out") == weights_of(tmp_path / "taught")
-    assert (record.log, record.teacher.fingerprint) == (taught.log, taught.teacher.fingerprint)
     assert record.teacher == Teacher(model=control.out, fingerprint=Checkpoint.open(control.out).fingerprint)
     assert record.measured.nats.uncut == tuned.measured.nats.before
     assert record.measured.nats.control == tuned.measured.nats.after == taught.measured.nats.uncut
@@ -138,13 +134,12 @@ def test_a_control_that_cannot_be_trained_or_teach_is_refused(options, message, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("option", "how"), [("control", "in the same way"), ("control_teaches", "first, on the text alone, and then teach")]
-)
-def test_a_dry_run_mentions_the_control(option, how, pairs):
-    listener = Listener()
-    slimstate.preview(pairs[NAME][1], teacher=pairs[NAME][0], progress=listener, **{option: True})
-    assert f"control: the uncut model would also be trained {how}" in listener.lines
+def test_a_dry_run_mentions_the_control(pairs):
+    ways = {"control": "in the same way", "control_teaches": "first, on the text alone, and then teach"}
+    for option, how in ways.items():
+        listener = Listener()
+        slimstate.preview(pairs[NAME][1], teacher=pairs[NAME][0], progress=listener, **{option: True})
+        assert f"control: the uncut model would also be trained {how}" in listener.lines
 
 
 def test_the_teacher_is_by_default_the_model_before_the_cut(pairs, recover, recoveries, tmp_path):
@@ -152,4 +147,4 @@ def test_the_teacher_is_by_default_the_model_before_the_cut(pairs, recover, reco
     record = recover(NAME, tmp_path / "out", teacher=None, progress=listener)
     assert f"teacher: {pairs[NAME][0]}, which the model was cut from" in listener.lines
     assert record.teacher.fingerprint == Checkpoint.open(pairs[NAME][0]).fingerprint
-    assert losses(record) == losses(record_of(recoveries[NAME]))
+    check_same(tmp_path / "out", recoveries[NAME])

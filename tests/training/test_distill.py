@@ -1,15 +1,16 @@
 """A distillation of the whole model after its reconstruction is used only where it helps on held-out windows."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import slimstate
+import tiny
+from recoveries import weights_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import CONFIG
 from slimstate.records.training import RECONSTRUCTION, RECOVERY, ReconstructionRecord
@@ -21,20 +22,26 @@ SHORT = {"steps": 2, "batch": 2, "samples": 8, "length": 32}
 RECONSTRUCT = {"reconstruct": True, **{f"reconstruct_{name}": value for name, value in SHORT.items()}}
 
 
-@pytest.fixture
-def prune(folders, text_file, monkeypatch):
+@pytest.fixture(scope="module")
+def prune(folders, text_file):
     """Cut, reconstruct and distil, with a learning rate that helps in three steps."""
-    monkeypatch.setattr(distill, "LEARNING_RATE", 1e-3)
 
     def run(out: Path, **changes):
         options = {"key_dim": 8, "data": text_file, "distill": 3, "progress": False, **RECONSTRUCT, **changes}
         return slimstate.prune(folders[NAME], out, **options)
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distill, "LEARNING_RATE", 1e-3)
+        yield run
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+@pytest.fixture(scope="module")
+def distilled(prune, tmp_path_factory):
+    """A result and its record; like all outputs here it has the name of a working file."""
+    out = tmp_path_factory.mktemp("whole") / "distilled"
+    record = prune(out)
+    assert names(out.parent) == ["distilled"]
+    return out, record
 
 
 def names(folder: Path) -> list[str]:
@@ -45,93 +52,76 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 
+@contextmanager
+def interruption(owner: object, name: str) -> Iterator[None]:
+    """Expect the work in the block to reach this function, and interrupt it there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("helps", [True, False])
-def test_a_distillation_is_used_where_it_helps(helps, prune, folders, tmp_path, monkeypatch):
+def test_a_distillation_is_used_where_it_helps(helps, prune, distilled, tmp_path, monkeypatch):
     prune(tmp_path / "plain", distill=None)
+    (out, record), plain = distilled, tiny.read_tensors(tmp_path / "plain")
     if not helps:
         nats = iter((1.0, 1.5, 0.5))  # before, after, and of the uncut model
         monkeypatch.setattr(tokens, "mean_nats", lambda *_: next(nats))
-    out, plain = tmp_path / "out", weights(tmp_path / "plain")
-    record = prune(out)
+        out = tmp_path / "distilled"
+        record = prune(out)
+        assert names(tmp_path) == ["distilled", "plain"]
     distillation = record.reconstruction.distillation
     assert distillation.taken == (distillation.after < distillation.before) == helps
     assert ("not taken" in distillation.line()) != helps
     assert ReconstructionRecord.read(out / RECONSTRUCTION).distillation == distillation
     assert json.loads((out / CONFIG).read_text()).items() >= {"command": "prune", "distill": 3}.items()
-    changed = {name for name, tensor in weights(out).items() if not torch.equal(tensor, plain[name])}
+    changed = {name for name, tensor in tiny.read_tensors(out).items() if not torch.equal(tensor, plain[name])}
     mixers = tuple(f"{mixer.place_in_files}." for mixer in Checkpoint.open(out).mixers)
     assert bool(changed) == (out / RECOVERY).exists() == helps
     assert all(name.startswith(mixers) for name in changed)
     if helps:
         nats = json.loads((out / RECOVERY).read_text())["measured"]["nats"]["after"]
         assert nats == pytest.approx(distillation.after)
-    assert names(tmp_path) == ["out", "plain"]
 
 
 @pytest.mark.slow
-def test_an_interrupted_distillation_continues_with_the_reconstruction(prune, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(distill.DistillationJob, "_distil", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prune(out)
+def test_an_interrupted_distillation_continues_with_the_reconstruction(prune, text_file, tmp_path, monkeypatch):
+    """But not with other settings, nor with another text in the same place."""
+    out, text = tmp_path / "reconstructed", tmp_path / "text.txt"
+    text.write_text(text_file.read_text())
+    with interruption(distill.DistillationJob, "_distil"):
+        prune(out, data=text)
     assert not out.exists()
-    file = tmp_path / "out.distillation" / "reconstructed" / "out" / "config.json"
+    file = tmp_path / "reconstructed.distillation" / "reconstructed" / "reconstructed" / "config.json"
     time = file.stat().st_mtime_ns
     with pytest.raises(PlanError, match="started with other settings"):
-        prune(out, distill=4)
+        prune(out, data=text, distill=4)
+    text.write_text(text_file.read_text()[::-1])
+    with pytest.raises(PlanError, match="started with other settings: windows sha256:"):
+        prune(out, data=text)
+    text.write_text(text_file.read_text())
     assert file.stat().st_mtime_ns == time
     monkeypatch.setattr("slimstate.reconstruction.reconstruct.ReconstructionJob.finish", interrupted)  # it is done
-    assert prune(out).reconstruction.distillation.taken
+    assert prune(out, data=text).reconstruction.distillation.taken
     with pytest.raises(OutputError, match="exists already"):
         prune(out)
 
 
 @pytest.mark.slow
-def test_a_cut_that_exists_is_reconstructed_and_distilled(folders, text_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(distill, "LEARNING_RATE", 1e-3)
-    slimstate.prune(folders[NAME], tmp_path / "cut", key_dim=8, method="l1", progress=False)
-    record = slimstate.reconstruct(
-        tmp_path / "cut", tmp_path / "out", data=text_file, distill=3, progress=False, **SHORT
-    )
-    assert record.distillation.taken
-    assert record.config.items() >= {"command": "reconstruct", "distill": 3, "out": str(tmp_path / "out")}.items()
-
-
-@pytest.mark.slow
-def test_killed_after_its_last_step_or_after_the_move_it_ends_at_once(prune, tmp_path, monkeypatch):
-    out, expected = tmp_path / "out", prune(tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(distill, "publish", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prune(out)
+def test_killed_after_its_last_step_or_after_the_move_it_ends_at_once(prune, distilled, tmp_path, monkeypatch):
+    (whole, expected), out = distilled, tmp_path / "settings.json"
+    with interruption(distill, "publish"):
+        prune(out)
     assert not out.exists()
-    with monkeypatch.context() as patch:
-        patch.setattr(session.Session, "run_training", interrupted)  # nothing is left to train
-        empty = distill.DistillationFolder.empty
-        patch.setattr(distill.DistillationFolder, "empty", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prune(out)
-        assert (tmp_path / "out.distillation").is_dir()
-        patch.setattr(distill.DistillationFolder, "empty", empty)
-        record = prune(out)
-    assert record.reconstruction.distillation == expected.reconstruction.distillation
-    assert all(torch.equal(tensor, weights(out)[name]) for name, tensor in weights(tmp_path / "whole").items())
-    assert names(tmp_path) == ["out", "whole"]
-
-
-@pytest.mark.slow
-def test_another_text_of_the_same_name_does_not_continue_it(prune, text_file, tmp_path, monkeypatch):
-    text = tmp_path / "text.txt"
-    text.write_text(text_file.read_text())
-    with monkeypatch.context() as patch:
-        patch.setattr(distill.DistillationJob, "_distil", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prune(tmp_path / "out", data=text)
-    text.write_text(text.read_text()[::-1])
-    with pytest.raises(PlanError, match="started with other settings: windows sha256:"):
-        prune(tmp_path / "out", data=text)
+    monkeypatch.setattr(session.Session, "run_training", interrupted)  # nothing is left to train
+    with interruption(distill.DistillationFolder, "empty"):
+        prune(out)
+    assert (tmp_path / "settings.json.distillation").is_dir()
+    assert prune(out).reconstruction.distillation == expected.reconstruction.distillation
+    assert weights_of(out) == weights_of(whole)
+    assert names(tmp_path) == ["settings.json"]
 
 
 @pytest.mark.parametrize("mistake", [{"reconstruct_samples": 1}, {"reconstruct_length": 100_000}])
@@ -152,10 +142,3 @@ def test_the_result_cannot_replace_the_cut_itself(folders, text_file, tmp_path):
             slimstate.reconstruct(cut, out, data=text_file, distill=1, force=True, progress=False, **SHORT)
     assert names(tmp_path) == ["cut"]
     assert not list(cut.glob("within*"))
-
-
-@pytest.mark.slow
-def test_the_output_may_have_the_name_of_a_working_file(prune, tmp_path):
-    for name in ("distilled", "reconstructed", "settings.json"):
-        prune(tmp_path / name)
-    assert names(tmp_path) == ["distilled", "reconstructed", "settings.json"]

@@ -1,12 +1,7 @@
 """A training is the same with one process or several, and after it was killed and resumed."""
 
-from __future__ import annotations
-
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,41 +10,24 @@ from test_shared_filters import check_shared
 
 import slimstate
 import tiny
-from launching import ALONE, Program, free_port, options, start_ranks, wait_for_all
+from launching import Program, free_port, options, start_ranks, wait_for_all
 from places import TESTS
-from recoveries import SHORT, Listener, confident, cut, losses, weights_of
+from recoveries import GATED, NAME, SHORT, Listener, losses, weights_of
 from slimstate.records.training import RECOVERY, RecoveryRecord, TrainingRecord
 from slimstate.records.training import TRAINING as TRAINED
 from slimstate.training.run_checkpoints import COMPLETE
-from tiny_shapes import SHAPES, SIZES
 
 pytestmark = pytest.mark.slow
 
-NAME, GATED = tiny.PLAIN
 LIGHT = "mamba2-plain"  # needs no fla, which takes ten seconds to load
 SCRIPT = TESTS / "training_commands.py"
 LONGER = {**SHORT, "steps": 8}
 DIE_AT = 6
 
 
-def start(root: Path, name: str, arguments: list) -> subprocess.Popen:
-    """Start a launcher; its output goes to files beside the results."""
-    with (root / f"{name}.out").open("w") as out, (root / f"{name}.err").open("w") as err:
-        return subprocess.Popen([sys.executable, *map(str, arguments)], stdout=out, stderr=err, env=os.environ | ALONE)
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
-    root = tmp_path_factory.mktemp("pairs")
-    uncut = {name: tiny.save(confident(name), root / name, "100KB") for name in (NAME, GATED, LIGHT)}
-    return {name: (folder, cut(folder, root / f"{name}-cut")) for name, folder in uncut.items()}
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "config.json"
-    path.write_text(json.dumps({**SIZES, **SHAPES["delta_net"]}))
-    return path
+    return tiny.write_shape(tmp_path_factory.mktemp("config") / "config.json", "delta_net")
 
 
 @pytest.fixture(scope="module")
@@ -81,42 +59,28 @@ def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str 
     accelerate = [
         "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", free_port(),
-        "-m", "slimstate",
+        "-m", "slimstate", *recover("accelerate", LIGHT, json=True),
     ]  # fmt: skip
+    streams = {"out": root / "accelerate.out", "err": root / "accelerate.err"}
     programs = {
         "alone": Program(*killed("alone"), err=root / "alone.err"),
-        "accelerate": start(root, "accelerate", [*accelerate, *recover("accelerate", LIGHT, json=True)]),
+        "accelerate": Program(*accelerate, **streams, fla=False),
         **dict(enumerate(start_ranks(2, root, *killed("pair", pairs[GATED], **complete)))),
     }
     return root, dict(zip(programs, wait_for_all(programs.values()), strict=True))
 
 
 @pytest.fixture(scope="module")
-def unbroken(pairs, text_file, tmp_path_factory) -> dict[str, tuple[Path, RecoveryRecord]]:
+def unbroken(recover, tmp_path_factory) -> dict[str, tuple[Path, RecoveryRecord]]:
     """Recoveries by one process without an interruption: one with adapters, one of all weights."""
-    root, records = tmp_path_factory.mktemp("unbroken"), {}
-    for name in (NAME, LIGHT):
-        uncut, source = pairs[name]
-        values = {"teacher": uncut, "data": text_file, "lora": name == NAME, **LONGER}
-        records[name] = root / name, slimstate.recover(source, root / name, progress=False, **values)
-    return records
+    root = tmp_path_factory.mktemp("unbroken")
+    return {name: (root / name, recover(name, root / name, steps=8, lora=name == NAME)) for name in (NAME, LIGHT)}
 
 
 def output_of(root: Path, name: str, stream: str = "err") -> str:
-    return (root / f"{name}.{stream}").read_text()
-
-
-def succeeds(root: Path, name: str) -> bool:
-    """Return whether a command succeeded in both processes."""
-    codes = [root / f"{name}.{rank}.code" for rank in range(2)]
-    return all(path.exists() and path.read_text() == "0" for path in codes)
-
-
-def output_of_all(root: Path, name: str, stream: str = "err") -> str:
-    """Return the output of both processes, which `accelerate` writes to one file."""
-    if name == "accelerate":
-        return output_of(root, name, stream)
-    return "".join(output_of(root, f"{name}.{rank}", stream) for rank in range(2))
+    """Return what all processes of a command wrote: one file for each, or one for both by `accelerate`."""
+    files = (path for pattern in (f"{name}.{stream}", f"{name}.?.{stream}") for path in sorted(root.glob(pattern)))
+    return "".join(path.read_text() for path in files)
 
 
 def check_same(record: RecoveryRecord, expected: RecoveryRecord) -> None:
@@ -131,15 +95,15 @@ def check_same(record: RecoveryRecord, expected: RecoveryRecord) -> None:
 @pytest.mark.parametrize(("launcher", "name"), [("ranks", NAME), ("accelerate", LIGHT)])
 def test_two_processes_recover_as_one(launcher, name, results, unbroken):
     (root, codes), whole = results, unbroken[name]
-    succeeded = codes["accelerate"] == 0 if launcher == "accelerate" else succeeds(root, launcher)
+    succeeded = codes["accelerate"] == 0 if launcher == "accelerate" else output_of(root, launcher, "code") == "00"
     assert succeeded, output_of(root, launcher)
     record = RecoveryRecord.read(root / launcher / RECOVERY)
-    assert record.to_json() == json.loads(output_of_all(root, launcher, "out"))
+    assert record.to_json() == json.loads(output_of(root, launcher, "out"))
     assert record.processes == 2
     check_same(record, whole[1])
     training = f"training {record.trained_parameters:,} parameters for 8 steps"
     for line in ("kernels: PyTorch", training, "recovering 8/8  loss "):
-        assert output_of_all(root, launcher).count(line) == 1
+        assert output_of(root, launcher).count(line) == 1
     assert {path.name for path in (root / launcher).iterdir()} == {path.name for path in whole[0].iterdir()}
     assert not (root / f"{launcher}.training").exists()
 
@@ -147,7 +111,7 @@ def test_two_processes_recover_as_one(launcher, name, results, unbroken):
 def test_two_processes_train_as_one(results, config, text_file, tmp_path):
     """Each works on half of every batch; the initial model and the tokens are written once."""
     root, _ = results
-    assert succeeds(root, "trained"), output_of_all(root, "trained")
+    assert output_of(root, "trained", "code") == "00", output_of(root, "trained")
     values = {"data": text_file, "shared_filters": "head", **LONGER}
     alone = slimstate.train(config, tmp_path / "alone", progress=False, **values)
     record = TrainingRecord.read(root / "trained" / TRAINED)
@@ -162,9 +126,7 @@ def test_two_processes_train_as_one(results, config, text_file, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["alone", "pair"])
-def test_a_killed_recovery_continues_in_one_process_as_if_nothing_had_happened(
-    name, results, unbroken, pairs, text_file
-):
+def test_a_killed_recovery_continues_in_one_process_as_if_nothing_had_happened(name, results, unbroken, recover):
     """Killed between writing a checkpoint and marking it as complete: that checkpoint is not used."""
     (root, codes), whole = results, unbroken[NAME]
     for process in ("alone",) if name == "alone" else (0, 1):
@@ -175,10 +137,10 @@ def test_a_killed_recovery_continues_in_one_process_as_if_nothing_had_happened(
     assert f"checkpoint-{DIE_AT - 2}" in marked
     assert f"checkpoint-{DIE_AT}" not in marked
     assert not (root / name).exists()
-    values, listener = {"teacher": pairs[NAME][0], "data": text_file, "lora": True, **LONGER}, Listener()
+    listener = Listener()
     with pytest.raises(slimstate.SlimstateError, match="`resume` continues it, `force` starts over"):
-        slimstate.recover(pairs[NAME][1], root / name, **values)
-    record = slimstate.recover(pairs[NAME][1], root / name, resume=True, progress=listener, **values)
+        recover(NAME, root / name, steps=8)
+    record = recover(NAME, root / name, steps=8, resume=True, progress=listener)
     assert f"continuing from {folder / f'checkpoint-{DIE_AT - 2}'}" in listener.lines
     check_same(record, whole[1])
     if name == "alone":

@@ -1,7 +1,5 @@
 """Options of a recovery: defaults, the preset, dry runs, and bad input that is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -12,9 +10,8 @@ import pytest
 
 import slimstate
 import tiny
-from command import run
 from launching import options as flags
-from recoveries import ALONE, BRIEF, GATED, NAME, PAPER, PARTS, SHORT, TIED, confident, record_of, weights_of
+from recoveries import ALONE, BRIEF, GATED, NAME, PAPER, PARTS, SHORT, TIED, confident, record_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.cli import name_flags
 from slimstate.records.schema import from_json
@@ -46,38 +43,15 @@ def test_the_learning_rate_is_inversely_proportional_to_a_width_above_512(width,
     assert resolve(config(min_lr=0.0), student).min_lr == 0
     with pytest.raises(PlanError, match=r"`min_lr` must be at most the learning rate .*, got 0.00051"):
         resolve(config(min_lr=5.1e-4), student)
-    assert resolve(config(preset="paper"), student) == config(preset="paper")
+    assert resolve(config(preset="paper"), student) == config(preset="paper") == RecoverConfig(preset="paper")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"lora": True}, {"lora_targets": "q_proj"}, {"unfreeze": "norms"}, {"lora_rank": 5}, {"lora_alpha": 5}],
-    ids=str,
-)
-def test_any_option_of_adapters_selects_adapters(changes, pairs):
-    student = Checkpoint.open(pairs[NAME][1])
-    resolved = resolve(config(**changes), student)
-    assert (resolved.adaptation.full, resolved.adaptation.mixers) == (False, False)
-    assert adaptation_of(resolved, student).targets != ()
-
-
-def test_the_preset_is_what_the_paper_and_its_code_say():
-    paper = config(preset="paper")
-    assert paper == RecoverConfig(preset="paper")
-    assert (paper.samples, paper.batch_size, paper.length, paper.warm_up) == (32_000, 16, 2048, 0.05)
-    assert (paper.lr, paper.min_lr, paper.text.seed, paper.distillation.no_teacher) == (1e-4, 1e-5, 0, False)
-    assert (paper.distillation.kd_weight, paper.distillation.temperature) == (1.0, 2.0)
-    adaptation = paper.adaptation
-    assert (adaptation.lora_rank, adaptation.lora_alpha, adaptation.full, adaptation.mixers) == (16, 32, False, False)
-    assert (adaptation.lora_targets, adaptation.unfreeze) == (PAPER["lora_targets"], PAPER["unfreeze"])
-
-
-def test_explicit_options_override_the_preset(pairs, capsys, monkeypatch):
-    """Also where they are the usual defaults."""
+def test_explicit_options_override_the_preset(pairs, monkeypatch, execute, refusal):
+    """The preset is what the paper and its code say. Options count although they are the usual defaults."""
 
     def dry_run(*words: object) -> Preview:
-        command = ["recover", pairs[GATED][1], "--teacher", pairs[GATED][0], "--dry-run", "--json", *words]
-        code, out, err = run(capsys, monkeypatch, *command)
+        uncut, cut = pairs[GATED]
+        code, out, err = execute("recover", cut, "--teacher", uncut, "--dry-run", "--json", *words)
         assert (code, err) == (0, "")
         return from_json(Preview, json.loads(out))
 
@@ -93,7 +67,10 @@ def test_explicit_options_override_the_preset(pairs, capsys, monkeypatch):
     )  # fmt: skip
     default = dry_run()
     assert (default.unfrozen, default.targets, default.settings.full) == ((), (), True)
-    assert dry_run("--lora-rank", 16) == dry_run("--lora") != default  # an option of adapters
+    assert dry_run("--lora-rank", 16) == dry_run("--lora") != default
+    for option in (("--lora",), ("--lora-targets", "q_proj"), ("--unfreeze", "norms"), ("--lora-alpha", 5)):
+        adapted = dry_run(*option)  # any option of adapters selects adapters
+        assert (adapted.settings.full, adapted.settings.mixers, adapted.targets == ()) == (False, False, False)
     assert dry_run("--lora-alpha", 32, "--full") == default
     mine = dry_run("--preset", "paper", "--lora-targets", "q_proj", "--lr", "3e-4", "--kd-weight", "4")
     assert (mine.settings.lora_targets, mine.settings.lr, mine.settings.kd_weight) == ("q_proj", 3e-4, 4.0)
@@ -103,12 +80,11 @@ def test_explicit_options_override_the_preset(pairs, capsys, monkeypatch):
     assert dry_run("--preset", "paper").settings.lora_rank == 5
     usual = dry_run("--preset", "paper", "--lora-rank", "16")
     assert (usual.settings.lora_rank, usual.settings.full) == (16, False)
-    code, _, err = run(capsys, monkeypatch, "recover", pairs[GATED][1], "--preset", "mine", "--dry-run")
-    assert (code, err) == (2, "slimstate: unknown --preset 'mine'; there are paper\n")
+    line = refusal("recover", pairs[GATED][1], "--preset", "mine", "--dry-run")
+    assert line == "unknown --preset 'mine'; there are paper"
     for flag in ("--full", "--mixers", "--no-teacher"):
-        code, _, err = run(capsys, monkeypatch, "recover", pairs[GATED][1], "--preset", "paper", flag, "--dry-run")
-        assert code == 2
-        assert f"--preset paper trains adapters, from a teacher, and {flag} contradicts it" in err
+        line = refusal("recover", pairs[GATED][1], "--preset", "paper", flag, "--dry-run")
+        assert f"--preset paper trains adapters, from a teacher, and {flag} contradicts it" in line
 
 
 @pytest.mark.parametrize(
@@ -141,50 +117,28 @@ def test_a_dry_run_describes_the_training_and_writes_nothing(name, changes, kind
     assert preview.settings == record.settings
 
 
-def test_a_dry_run_needs_neither_text_nor_a_folder(pairs, capsys, monkeypatch):
-    command = ["recover", pairs[NAME][1], "--teacher", pairs[NAME][0], "--dry-run"]
-    code, out, err = run(capsys, monkeypatch, *command, "--lora")
-    assert (code, err) == (0, "")
+def test_a_dry_run_lists_what_would_be_trained(pairs, succeed):
+    def dry_run(name: str, *words: str) -> str:
+        return succeed("recover", pairs[name][1], "--teacher", pairs[name][0], "--dry-run", *words)
+
+    out = dry_run(NAME, "--lora")
     assert "adapters on:\n  model.layers.0.attn.q_proj\n" in out
     assert "trained whole:\n  model.layers.0.attn.q_conv1d\n" in out
     assert "2,000 steps, 65,536,000 tokens; dry run: nothing was trained" in out
     for more in ((), ("--full",)):
-        assert run(capsys, monkeypatch, *command, *more)[1].startswith("all weights are trained\n")
-    code, out, _ = run(capsys, monkeypatch, *command, "--json")
-    assert json.loads(out) == slimstate.preview(pairs[NAME][1], teacher=pairs[NAME][0], progress=False).to_json()
-    paper = ["recover", pairs[GATED][1], "--teacher", pairs[GATED][0], "--preset", "paper", "--dry-run"]
-    names = run(capsys, monkeypatch, *paper)[1].split()
+        assert dry_run(NAME, *more).startswith("all weights are trained\n")
+    names = dry_run(GATED, "--preset", "paper").split()
     assert {"model.layers.0.attn.o_norm", "model.norm", "model.layers.1.attn.dt_bias"} <= {*names}
 
 
-def test_the_config_beside_a_recovery_repeats_it(recoveries, tmp_path, capsys, monkeypatch):
-    folder = recoveries["controlled"]
-    code, out, err = run(capsys, monkeypatch, "run", folder, "--out", tmp_path / "out")
-    assert code == 0, err
-    assert weights_of(tmp_path / "out") == weights_of(folder)
-    assert weights_of(tmp_path / "out-control") == weights_of(recoveries["control"])
-    nats = record_of(folder).measured.nats.known()
-    assert [f"{value:.4f}" in out for value in nats.values()] == [True] * 4
-    assert f"written to {tmp_path / 'out'}" in out
-    assert "recovering 4/4  loss " in err
-    assert "kernels: PyTorch" in err
-    paper = record_of(recoveries["paper"])
-    assert f"--lora-targets {PAPER['lora_targets']} --unfreeze {PAPER['unfreeze']}" in paper.command
-    assert paper.settings.adaptation.unfrozen == ("attn_norm", "dt_bias", "mlp_norm", "norm", "o_norm")
-
-
 @pytest.mark.parametrize("missing", ["data", "out"])
-def test_the_command_needs_text_and_a_folder(missing, pairs, text_file, tmp_path, capsys, monkeypatch):
+def test_the_command_needs_text_and_a_folder(missing, pairs, text_file, tmp_path, refusal):
     words = flags(**{"data": text_file, "out": tmp_path / "out", missing: None})
-    code, out, err = run(capsys, monkeypatch, "recover", pairs[NAME][1], *words)
-    assert (code, out) == (2, "")
-    assert err == "slimstate: give --data and --out, or --dry-run to train nothing\n"
+    assert refusal("recover", pairs[NAME][1], *words) == "give --data and --out, or --dry-run to train nothing"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_misspelt_option_is_refused(pairs, tmp_path):
-    with pytest.raises(TypeError, match="learning_rate"):
-        RecoverConfig(learning_rate=1e-3)
     with pytest.raises(PlanError, match="unknown option step; did you mean `steps`"):
         slimstate.recover(pairs[NAME][1], tmp_path / "out", data="text.txt", step=3)
 
@@ -252,7 +206,6 @@ BAD = {
     "below a file": ({"out": "FILE/out"}, OutputError, "cannot write"),
     "no run folder": ({"out": "BLOCKED", "force": True}, OutputError, "blocked.training is a file"),
     "control exists": ({"control": True, "control_out": "COPY"}, OutputError, "copy exists already"),
-    "control over it": ({"control": True, "control_out": "OUT"}, OutputError, "overlaps"),
     "fsdp": ({"fsdp": True}, PlanError, "--fsdp shards a model over GPUs: start one process for each with torchrun"),
     "log": ({"report_to": "none,wishes"}, PlanError, "--report-to wishes: wishes is not supported"),
     "device": ({"device": "cuda"}, PlanError, "no CUDA device here"),
@@ -276,7 +229,7 @@ def test_a_number_out_of_range_is_refused(name, value):
 
 
 @pytest.mark.parametrize("name", sorted(BAD))
-def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs, tmp_path, capsys, monkeypatch):
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs, tmp_path, execute):
     changes, kind, message = BAD[name]
     places = places | {"OUT": tmp_path / "out", "CACHE": tmp_path / "cache", "FILE/out": places["FILE"] / "out"}
     values = {"model": "CUT", "out": "OUT", "teacher": "UNCUT", "data": "TEXT", **SHORT, **changes}
@@ -286,10 +239,9 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs
     before = {path for root in roots for path in root.rglob("*")}
     with pytest.raises(kind) as error:
         slimstate.recover(model, **values, progress=False)
-    code, out, err = run(capsys, monkeypatch, "recover", model, *flags(**values))
-    assert (code, out) == (2, "")
-    assert re.search(message, err)
-    assert err == f"slimstate: {name_flags(str(error.value))}\n"
+    line = name_flags(str(error.value))
+    assert execute("recover", model, *flags(**values)) == (2, "", f"slimstate: {line}\n")
+    assert re.search(message, line)
     assert before == {path for root in roots for path in root.rglob("*")}
 
 

@@ -1,7 +1,5 @@
 """A recovery trains as a loop written by hand, measures as `evaluate` does, and stops where the loss is not finite."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path
@@ -13,7 +11,7 @@ from safetensors.torch import load_file
 
 import slimstate
 import tiny
-from recoveries import GATED, NAME, Listener, interrupt, losses, record_of, weights_of
+from recoveries import GATED, NAME, TIED, Listener, check_same, interrupt, losses, record_of, weights_of
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.data.corpus import Corpus, Schedule
 from slimstate.kernels.distillation import distilled_loss
@@ -76,12 +74,21 @@ def test_training_equals_a_loop_written_by_hand(name, full, pairs, recover, text
     assert record.measured.nats.after < record.measured.nats.before
 
 
-@pytest.mark.parametrize(("length", "tokens"), [(32, 500), (1030, None)])
-def test_the_numbers_are_those_of_evaluate(length, tokens, pairs, recover, unseen_text, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "length", "tokens", "changes"),
+    [
+        (NAME, 32, 500, {"control": True}),
+        (NAME, 1030, None, {}),
+        ("bfloat16", 32, 256, {}),  # weights are rounded for the file
+        ("bfloat16", 32, 256, {"full": True}),
+        (TIED[0], 32, 256, {"full": True}),  # weights are stored once and used twice
+    ],
+)
+def test_the_numbers_are_those_of_evaluate(name, length, tokens, changes, pairs, recover, unseen_text, tmp_path):
     options = {"batch_size": 1, "steps": 2, "length": length, "eval_text": unseen_text, "eval_tokens": tokens}
-    record = recover(NAME, tmp_path / "out", control=True, **options)
-    folders = {"before": pairs[NAME][1], "after": tmp_path / "out"}
-    folders |= {"uncut": pairs[NAME][0], "control": tmp_path / "out-control"}
+    record = recover(name, tmp_path / "out", **options, **changes)
+    folders = {"before": pairs[name][1], "after": tmp_path / "out", "uncut": pairs[name][0]}
+    folders |= {"control": tmp_path / "out-control"} if "control" in changes else {}
     measured, nats = record.measured, record.measured.nats.known()
     assert nats.keys() == folders.keys()
     for kind, folder in folders.items():
@@ -92,8 +99,8 @@ def test_the_numbers_are_those_of_evaluate(length, tokens, pairs, recover, unsee
         assert measured.perplexity[kind] == pytest.approx(evaluation.perplexity, rel=1e-6)
         assert measured.word_perplexity[kind] == pytest.approx(evaluation.word_perplexity, rel=1e-4)
         assert measured.bits_per_byte[kind] == pytest.approx(evaluation.bits_per_byte, rel=1e-6)
-        for name in ("text", "tokens", "words", "bytes"):
-            assert getattr(measured, name) == getattr(evaluation, name)
+        for count in ("text", "tokens", "words", "bytes"):
+            assert getattr(measured, count) == getattr(evaluation, count)
     for goal, share in measured.closed.items():
         gap = nats["before"] - nats[goal]
         assert (share is None) == (gap <= MIN_GAP)
@@ -143,9 +150,8 @@ def test_another_seed_is_another_recovery(recover, recoveries, tmp_path):
     assert losses(other)[0] != losses(record_of(recoveries[NAME]))[0]  # other windows come first
 
 
-def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_measure(
-    recover, pairs, recoveries, tmp_path, monkeypatch
-):
+def test_a_cached_teacher_is_loaded_only_to_measure(recover, pairs, recoveries, tmp_path, monkeypatch):
+    """And it teaches the same."""
     folders = []
 
     def count(folder, **options):
@@ -154,18 +160,15 @@ def test_a_cached_teacher_teaches_the_same_and_is_loaded_only_to_measure(
 
     for module in (session, teacher, tokens):
         monkeypatch.setattr(module, "load", count)
-    records, loads = [], []
-    for out in ("first", "second"):
+    for out, loads in (("first", 2), ("second", 1)):
         folders.clear()
-        records.append(recover(NAME, tmp_path / out, cache_teacher=tmp_path / "cache", cache_top_k=257))
-        loads.append(folders.count(pairs[NAME][0]))
-    assert loads == [2, 1]
-    assert losses(records[0]) == losses(records[1])
-    assert weights_of(tmp_path / "first") == weights_of(tmp_path / "second")
-    assert losses(records[0]) == pytest.approx(losses(record_of(recoveries[NAME])), rel=1e-3)
-    assert records[0].settings.top_k == 257
+        record = recover(NAME, tmp_path / out, cache_teacher=tmp_path / "cache", cache_top_k=257)
+        assert folders.count(pairs[NAME][0]) == loads
+    check_same(tmp_path / "first", tmp_path / "second")
+    assert losses(record) == pytest.approx(losses(record_of(recoveries[NAME])), rel=1e-3)
+    assert record.settings.top_k == 257
     few = recover(NAME, tmp_path / "few", cache_teacher=tmp_path / "few tokens", cache_top_k=4)
-    assert losses(few)[0] < losses(records[0])[0]  # the tokens beyond the top four count as one
+    assert losses(few)[0] < losses(record)[0]  # the tokens beyond the top four count as one
     with pytest.raises(DataError, match="a teacher cache of another top_k: 4, not 257"):
         recover(NAME, tmp_path / "third", cache_teacher=tmp_path / "few tokens", cache_top_k=257)
 

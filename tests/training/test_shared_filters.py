@@ -1,8 +1,5 @@
 """Shared filters are trained as one, stored for every channel, and stay shared in cuts, rotations and recoveries."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ from torch.nn.utils import parametrize
 
 import slimstate
 import tiny
-from recoveries import logits
+from recoveries import history_of, logits
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES
@@ -28,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 NAMES = [*tiny.PLAIN, "gated_deltanet-grouped-values"]
 KINDS = ["head", "all"]
+STEPS = ["full", "cut", "rotated", "recovered", "again"]
 SHORT = {"steps": 3, "length": 32, "batch_size": 4, "lr": 1e-2, "report_to": "none", "no_teacher": True}
 
 
@@ -92,29 +90,26 @@ def test_the_gradient_of_a_shared_filter_is_the_sum_over_its_channels():
 
 
 @pytest.fixture(scope="module")
-def results(models, text_file, tmp_path_factory) -> dict[str, Path]:
+def results(models, text_file, tmp_path_factory) -> Path:
     """Models with shared filters that were trained, cut, rotated and recovered."""
     root = tmp_path_factory.mktemp("results")
-    folders: dict[str, Path] = {}
     for kind in KINDS:
-        name = tiny.PLAIN[kind == "all"]
-        source = models[name, kind]
-        out = {step: root / f"{kind}-{step}" for step in ("full", "cut", "rotated", "recovered", "again")}
+        source = models[tiny.PLAIN[kind == "all"], kind]
+        out = {step: root / f"{kind}-{step}" for step in STEPS}
         slimstate.recover(source, out["full"], data=text_file, full=True, **SHORT)
         slimstate.prune(source, out["cut"], method="l1", key_dim=8)
         slimstate.prune(source, out["rotated"], method="random-rotation", key_dim=8)
         slimstate.recover(out["cut"], out["recovered"], data=text_file, lora=True, **SHORT)
         slimstate.recover(out["recovered"], out["again"], data=text_file, lora=True, **SHORT)
-        folders |= {f"{kind}-{step}": folder for step, folder in out.items()}
-    return folders
+    return root
 
 
-@pytest.mark.parametrize("step", ["full", "cut", "rotated", "recovered", "again"])
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_filters_stay_shared_in_files_as_the_stock_class_has_them(kind, step, results):
-    folder = results[f"{kind}-{step}"]
+    folder = results / f"{kind}-{step}"
     check_shared(folder, kind)
-    assert json.loads((folder / "config.json").read_text())["slimstate"]["shared_filters"] == kind
+    assert history_of(folder)["shared_filters"] == kind
     checkpoint = Checkpoint.open(folder)
     shapes = {name: list(tensor.shape) for name, tensor in stock_model(checkpoint.config).state_dict().items()}
     assert {name: list(info.shape) for name, info in checkpoint.tensors.items()} == shapes
@@ -123,7 +118,7 @@ def test_filters_stay_shared_in_files_as_the_stock_class_has_them(kind, step, re
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_changes_the_shared_filters(kind, models, results):
     source = models[tiny.PLAIN[kind == "all"], kind]
-    before, after = dict(filters(source)), dict(filters(results[f"{kind}-full"]))
+    before, after = dict(filters(source)), dict(filters(results / f"{kind}-full"))
     assert all(not torch.equal(before[place], after[place]) for place in before)
     mixers = Checkpoint.open(source).mixers
     adaptation = Adaptation.of(Checkpoint.open(source).config, mixers, AdaptationOptions())
