@@ -1,7 +1,5 @@
 """A random mixer for selectors to choose from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -4,8 +4,6 @@ Every trial is a process forked from this one, which has imported everything, in
 compared with that of an undisturbed run: the files that two undisturbed runs have in common.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Random queries, keys, values and gates for a recurrence."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,13 +59,10 @@ def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path, e
     assert measured["bits_per_byte"] == pytest.approx(nats / math.log(2), rel=1e-4)  # one token per byte
 
 
-@pytest.mark.parametrize("words", [(), ("bench",)])
-def test_without_a_command_the_help_is_shown(words, execute):
-    code, out, err = execute(*words)
-    assert (code, out, err.startswith("Usage: "), len(err.splitlines()) > 8) == (2, "", True, True)
-
-
 def test_help_and_version(execute):
+    for words in ((), ("bench",)):  # without a command the help is shown
+        code, out, err = execute(*words)
+        assert (code, out, err.startswith("Usage: "), len(err.splitlines()) > 8) == (2, "", True, True)
     first, packages, device = execute("--version")[1].splitlines()
     assert first == f"slimstate {slimstate.__version__}"
     assert f"torch {importlib.metadata.version('torch')}" in packages
@@ -238,11 +236,7 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_of_the_machine_are_one_line_and_a_bug_keeps_its_traceback(name, monkeypatch, refusal):
     error, line = ERRORS[name]
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("slimstate.workflows.inspect.read_headers", fail)
+    monkeypatch.setattr("slimstate.workflows.inspect.read_headers", Mock(side_effect=error))
     if line is None:
         monkeypatch.setattr(sys, "argv", ["slimstate", "inspect", "model"])
         with pytest.raises(RuntimeError, match="a bug"):

@@ -98,6 +98,8 @@ def test_a_declared_option_is_a_flag_a_keyword_a_key_in_files_and_provenance(tmp
     monkeypatch.setattr("slimstate.cli.app.find_command", {"shrink": SHRINK}.get)
     record = {"command": "shrink", "model": "m", **EVERY_KIND}
     assert shrink("m", **EVERY_KIND).record == record
+    forced = shrink("m", **EVERY_KIND, force=True)  # an option of one run is no provenance
+    assert (forced.config.force, forced.record) == (True, record)
     words = command_line(record).split()[2:]  # the shell command, without `slimstate shrink`
     assert json.loads(invoke(WorkflowCommand(SHRINK), *words, "--json")) == record
     toml = "".join(f"{name} = {json.dumps(value)}\n" for name, value in record.items())
@@ -125,11 +127,6 @@ def test_inputs_and_options_of_a_config_file_are_checked():
     ):
         with pytest.raises(PlanError, match=message):
             SHRINK.parse(values)
-
-
-def test_options_of_one_run_are_no_provenance():
-    assert shrink("m", force=True).config.force is True
-    assert shrink("m", force=True).record == {"command": "shrink", "model": "m"}
 
 
 def test_groups_are_accepted_as_values_and_options_override_a_config():

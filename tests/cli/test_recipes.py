@@ -90,17 +90,15 @@ def test_the_stock_class_has_the_key_dims_of_the_paper(shape):
         assert layer.v_proj.weight.shape[0] == before.value_dim * mixer.value_heads
 
 
-@pytest.mark.parametrize("name", ["pre-rft", "kq-ablation", "pca-sharing"])
-def test_sweeps_measure_words_at_the_key_dims_of_the_paper_with_and_without_the_correction(name):
-    sweeps = steps_of(name, "sweep")
-    assert {config["tasks"] for config in sweeps} == {"wikitext"}
-    assert sum(config["keep_norm_eps"] for config in sweeps) == len(sweeps) / 2
-    for config in sweeps:
-        assert {*config["key_dims"]} <= KEY_DIMS.get(Path(config["model"]).name, {32, 64})
-        assert name != "pre-rft" or len(config["key_dims"]) == 4
-
-
-def test_trainings_and_timings_have_the_settings_of_the_paper():
+def test_sweeps_trainings_and_timings_have_the_settings_of_the_paper():
+    """Sweeps measure words at its key dims, with the correction and without it."""
+    for name in ("pre-rft", "kq-ablation", "pca-sharing"):
+        sweeps = steps_of(name, "sweep")
+        assert {config["tasks"] for config in sweeps} == {"wikitext"}
+        assert sum(config["keep_norm_eps"] for config in sweeps) == len(sweeps) / 2
+        for config in sweeps:
+            assert {*config["key_dims"]} <= KEY_DIMS.get(Path(config["model"]).name, {32, 64})
+            assert name != "pre-rft" or len(config["key_dims"]) == 4
     recoveries = steps_of("post-rft", "recover")
     assert {config["preset"] for config in recoveries} == {"paper"}
     assert {Path(config["teacher"]).name: config["grad_accum"] for config in recoveries}[GATED[1]] > 1

@@ -45,6 +45,8 @@ def test_one_batch_is_ten_batches_is_two_merged_halves(loaded, monkeypatch):
         assert whole[layer].tokens == tenths[layer].tokens == TOKENS.numel()
         close(whole[layer], tenths[layer])
         close(whole[layer], halves[0][layer].merged(halves[1][layer]))
+    with pytest.raises(DataError, match="different kinds"):
+        whole[0].merged(replace(whole[0], input_square=None))
 
 
 def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor) -> torch.Tensor:
@@ -148,13 +150,6 @@ def test_evidence_survives_its_file(loaded, tmp_path):
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
     assert back.missing(EVERYTHING | {"weight"}) == {"gradient", "moments", "weighted"}
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_evidence_of_different_kinds_does_not_merge(loaded):
-    runtime, mixers = loaded
-    evidence = calibrate(runtime, mixers, TOKENS[:2], frozenset({"gram", "input"}))[0]
-    with pytest.raises(DataError, match="different kinds"):
-        evidence.merged(replace(evidence, input_square=None))
 
 
 def test_an_evidence_file_with_a_damaged_description_is_refused(folders, text_file, tmp_path):

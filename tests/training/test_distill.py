@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from slimstate.system.errors import OutputError, PlanError
 from slimstate.training import distill, session, tokens
 
 NAME = "delta_net-plain"
+INTERRUPTED = Mock(side_effect=KeyboardInterrupt)
 SHORT = {"steps": 2, "batch": 2, "samples": 8, "length": 32}
 RECONSTRUCT = {"reconstruct": True, **{f"reconstruct_{name}": value for name, value in SHORT.items()}}
 
@@ -48,15 +50,11 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def interrupted(*_):
-    raise KeyboardInterrupt
-
-
 @contextmanager
 def interruption(owner: object, name: str) -> Iterator[None]:
     """Expect the work in the block to reach this function, and interrupt it there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, interrupted)
+        patch.setattr(owner, name, INTERRUPTED)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -103,7 +101,7 @@ def test_an_interrupted_distillation_continues_with_the_reconstruction(prune, te
         prune(out, data=text)
     text.write_text(text_file.read_text())
     assert file.stat().st_mtime_ns == time
-    monkeypatch.setattr("slimstate.reconstruction.reconstruct.ReconstructionJob.finish", interrupted)  # it is done
+    monkeypatch.setattr("slimstate.reconstruction.reconstruct.ReconstructionJob.finish", INTERRUPTED)  # it is done
     assert prune(out, data=text).reconstruction.distillation.taken
     with pytest.raises(OutputError, match="exists already"):
         prune(out)
@@ -115,7 +113,7 @@ def test_killed_after_its_last_step_or_after_the_move_it_ends_at_once(prune, dis
     with interruption(distill, "publish"):
         prune(out)
     assert not out.exists()
-    monkeypatch.setattr(session.Session, "run_training", interrupted)  # nothing is left to train
+    monkeypatch.setattr(session.Session, "run_training", INTERRUPTED)  # nothing is left to train
     with interruption(distill.DistillationFolder, "empty"):
         prune(out)
     assert (tmp_path / "settings.json.distillation").is_dir()

@@ -131,16 +131,13 @@ def test_a_dry_run_lists_what_would_be_trained(pairs, succeed):
     assert {"model.layers.0.attn.o_norm", "model.norm", "model.layers.1.attn.dt_bias"} <= {*names}
 
 
-@pytest.mark.parametrize("missing", ["data", "out"])
-def test_the_command_needs_text_and_a_folder(missing, pairs, text_file, tmp_path, refusal):
-    words = flags(**{"data": text_file, "out": tmp_path / "out", missing: None})
-    assert refusal("recover", pairs[NAME][1], *words) == "give --data and --out, or --dry-run to train nothing"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_misspelt_option_is_refused(pairs, tmp_path):
+def test_missing_and_misspelt_options_are_refused(pairs, text_file, tmp_path, refusal):
+    for missing in ("data", "out"):
+        words = flags(**{"data": text_file, "out": tmp_path / "out", missing: None})
+        assert refusal("recover", pairs[NAME][1], *words) == "give --data and --out, or --dry-run to train nothing"
     with pytest.raises(PlanError, match="unknown option step; did you mean `steps`"):
         slimstate.recover(pairs[NAME][1], tmp_path / "out", data="text.txt", step=3)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import itertools
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -152,18 +153,13 @@ def test_another_seed_is_another_recovery(recover, recoveries, tmp_path):
 
 def test_a_cached_teacher_is_loaded_only_to_measure(recover, pairs, recoveries, tmp_path, monkeypatch):
     """And it teaches the same."""
-    folders = []
-
-    def count(folder, **options):
-        folders.append(Path(folder))
-        return load(folder, **options)
-
+    loading = Mock(wraps=load)
     for module in (session, teacher, tokens):
-        monkeypatch.setattr(module, "load", count)
+        monkeypatch.setattr(module, "load", loading)
     for out, loads in (("first", 2), ("second", 1)):
-        folders.clear()
+        loading.reset_mock()
         record = recover(NAME, tmp_path / out, cache_teacher=tmp_path / "cache", cache_top_k=257)
-        assert folders.count(pairs[NAME][0]) == loads
+        assert [Path(call.args[0]) for call in loading.call_args_list].count(pairs[NAME][0]) == loads
     check_same(tmp_path / "first", tmp_path / "second")
     assert losses(record) == pytest.approx(losses(record_of(recoveries[NAME])), rel=1e-3)
     assert record.settings.top_k == 257

@@ -1,6 +1,7 @@
 """An interrupted recovery continues as if nothing had happened, and its run folder belongs to it alone."""
 
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_what_was_not_saved_is_done_again(recover, recoveries, tmp_path, monkeyp
     interrupt(recover, tmp_path / "early", step=1)
     recover(NAME, tmp_path / "early", resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr(Corpus, "collect", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Corpus, "collect", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             recover(NAME, tmp_path / "earlier")
     recover(NAME, tmp_path / "earlier", resume=True)
@@ -167,11 +168,8 @@ def test_a_folder_of_another_process_or_of_something_else_is_left_alone(option, 
 def test_a_result_that_could_not_be_written_is_written_later_without_training(
     control, recover, recoveries, tmp_path, monkeypatch
 ):
-    def full_disk(*_):
-        raise OutputError("no space left")
-
     with monkeypatch.context() as patch:
-        patch.setattr(session.Session, "_write", full_disk)
+        patch.setattr(session.Session, "_write", Mock(side_effect=OutputError("no space left")))
         with pytest.raises(OutputError, match="no space left"):
             recover(NAME, tmp_path / "out", control=control)
     assert [path.name for path in tmp_path.iterdir()] == ["out.training"]

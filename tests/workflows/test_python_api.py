@@ -67,6 +67,8 @@ def test_a_selector_of_your_own_chooses_from_a_list_of_strings(model):
     options = {"tokenizer": tiny.tokenizer(), "data": TEXTS, "progress": False}
     cut = slimstate.prune(model, method=Loudest(2.0), compression=0.5, **options)
     assert (cut.method, cut.key_dim) == ("loudest", 16), "half of 24 channels, rounded to a multiple of 16"
+    with pytest.raises(PlanError, match="`needs` of mine has luck"):
+        Selector(name="mine", needs={"luck"}, choose=list)
     other = slimstate.prune(model, method=Loudest(1.0), key_dim=16, **options)
     for layer, selection in other.plan.selections.items():
         assert torch.equal(selection.keep, cut.plan.selections[layer].keep), "a power keeps the order"
@@ -130,6 +132,7 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
     ("change", "message"),
     [
         ({"model": 7}, "got a int"),
+        ({"model": "FOLDER", "tokenizer": tiny.tokenizer()}, "has its own tokenizer: leave out `tokenizer`"),
         ({"model": torch.nn.Linear(2, 2)}, "must be a transformers model, got a Linear"),
         ({"data": "a text\nof two lines"}, r"give text itself as a list of strings, \[text\]"),
         ({"data": 3}, "must be a path, or a list of strings or chats, got int"),
@@ -145,17 +148,11 @@ TOO_FEW = Selector(name="short", needs={"weight"}, choose=best_of(lambda case, r
         ({"config": slimstate.ReconstructOptions()}, "the config must be a PruneConfig, got a ReconstructOptions"),
     ],
 )
-def test_errors_name_parameters_of_python(model, change, message):
+def test_errors_name_parameters_of_python(model, change, message, folders):
     options = {"model": model, "method": "drrqr", "key_dim": 8, **change}
+    options["model"] = folders[NAME] if options["model"] == "FOLDER" else options["model"]
     with pytest.raises((ModelError, DataError, PlanError), match=message):
         slimstate.prune(options.pop("model"), progress=False, **options)
-
-
-def test_a_tokenizer_beside_a_folder_and_an_unknown_need_are_refused(folders):
-    with pytest.raises(PlanError, match="has its own tokenizer: leave out `tokenizer`"):
-        slimstate.prune(folders[NAME], method="l1", key_dim=8, tokenizer=tiny.tokenizer(), progress=False)
-    with pytest.raises(PlanError, match="`needs` of mine has luck"):
-        Selector(name="mine", needs={"luck"}, choose=list)
 
 
 def test_results_print_well_and_become_tables(folders, tmp_path, capsys):
