@@ -14,7 +14,7 @@ from slimstate.core.layout import Mixer
 from slimstate.models.hooks import hooked
 from slimstate.models.load import load
 from slimstate.pruning import calibration
-from slimstate.pruning.calibration import calibrate
+from slimstate.pruning.calibration import calibrate, draw_rows
 from slimstate.system.errors import DataError, ModelError
 
 EVERYTHING = frozenset({"gram", "moments", "input", "gradient", "weighted"})
@@ -47,6 +47,20 @@ def test_one_batch_is_ten_batches_is_two_merged_halves(loaded, monkeypatch):
         close(whole[layer], halves[0][layer].merged(halves[1][layer]))
     with pytest.raises(DataError, match="different kinds"):
         whole[0].merged(replace(whole[0], input_square=None))
+
+
+def test_gram_matrices_of_drawn_rows_sum_those_alone(loaded, monkeypatch):
+    """Of all rows they are the usual ones; a row more adds one outer product, whatever the batches."""
+    runtime, mixers = loaded
+    needs, layer = frozenset({"gram"}), mixers[0].layer
+    everything = calibrate(runtime, mixers, TOKENS, needs, drawn=draw_rows(TOKENS, 10**6, 0))
+    close(everything[layer], calibrate(runtime, mixers, TOKENS, needs)[layer])
+    monkeypatch.setitem(calibration.TOKENS_AT_ONCE, "cpu", 96)
+    drawn = draw_rows(TOKENS, 7, 1)
+    assert drawn.sum() == 7
+    evidence = calibrate(runtime, mixers, TOKENS, needs, drawn=drawn)[layer]
+    ranks = [int(torch.linalg.matrix_rank(gram[0])) for gram in (evidence.query_gram, evidence.key_gram)]
+    assert ranks == drawn.sum((0, 2)).int().tolist()
 
 
 def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor) -> torch.Tensor:

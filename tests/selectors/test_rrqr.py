@@ -136,3 +136,16 @@ def test_dead_columns_and_dead_heads_are_survived():
 def test_scale_does_not_matter(scale):
     gram = gram_of(random_matrix(40, 16, 3, 2.0))
     assert strong_rrqr(gram * scale, 6).keep.tolist() == strong_rrqr(gram, 6).keep.tolist()
+
+
+def test_swaps_can_be_limited():
+    """As many as allowed are made, and they are the first of those that are made without a limit."""
+    gram = gram_of(scipy.linalg.block_diag(*(kahan(12) * scale for scale in (1, 1.2, 1.4, 1.6)))).expand(3, -1, -1)
+    whole = strong_rrqr(gram, 36, 1.0)
+    start = pivoted_order(gram, 36)[:, :36].sort(-1).values
+    assert int(whole.swaps.min()) > 2
+    for limit in (0, 2, 1000):
+        limited = strong_rrqr(gram, 36, 1.0, limit)
+        assert limited.swaps.tolist() == [min(limit, int(whole.swaps[0]))] * 3
+        expected = {0: start, 1000: whole.keep}.get(limit)
+        assert expected is None or limited.keep.equal(expected)

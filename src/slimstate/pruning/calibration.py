@@ -32,6 +32,7 @@ class Sums:
     def __init__(self, mixer: Mixer, device: torch.device, needs: frozenset[Need]) -> None:
         heads, width, size = mixer.axis.heads, mixer.axis.width, mixer.input_size
         self.tokens, self.device = 0, device
+        self.drawn: dict[str, Tensor] | None = None  # 1 for the rows [B, T] of the batch that Gram matrices sum, or 0
         self.tensors: dict[str, Tensor] = {}
         for need, side in (("gram", width), ("weighted", width), ("moments", width + 1)):
             if need in needs:
@@ -49,7 +50,8 @@ class Sums:
         """Add x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
         by_head = x.detach().transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
         if f"{role}_gram" in self.tensors:
-            self.tensors[f"{role}_gram"] += (by_head.mT @ by_head).sum(0).to(self.device)
+            rows = by_head if self.drawn is None else by_head * self.drawn[role].to(by_head).unsqueeze(1).unsqueeze(-1)
+            self.tensors[f"{role}_gram"] += (rows.mT @ rows).sum(0).to(self.device)
         if f"{role}_moments" in self.tensors:
             lengthened = F.pad(unit(by_head), (0, 1), value=1.0)
             self.tensors[f"{role}_moments"] += (lengthened.mT @ lengthened).sum(0).to(self.device)
@@ -79,8 +81,12 @@ def calibrate(
     tokens: Tensor,
     needs: frozenset[Need],
     reporter: Reporter = SILENT,
+    drawn: Tensor | None = None,
 ) -> dict[int, Evidence]:
-    """Return the evidence of every mixer by layer, from windows `tokens` [samples, length]; equal on all processes."""
+    """Return the evidence of every mixer by layer, from windows `tokens` [samples, length]; equal on all processes.
+
+    `drawn` [samples, 2, length] is 1 for the queries and keys that Gram matrices sum, by default all.
+    """
     if BACKWARD & needs and runtime.offloaded:
         raise PlanError(
             f"gradients need all weights on the device, and {runtime.offloaded} are not: use another method, a smaller"
@@ -90,9 +96,13 @@ def calibrate(
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
     batches = distributed.share(tokens.split(batch))
+    parts = None if drawn is None else distributed.share(drawn.split(batch))
     with observed(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
             ids = windows.to(runtime.device, torch.long)
+            if parts is not None:
+                for entry in sums.values():
+                    entry.drawn = {"query": parts[number][:, 0], "key": parts[number][:, 1]}
             if BACKWARD & needs:
                 _backward(runtime.model, mixers, sums, ids)
             else:
@@ -103,6 +113,13 @@ def calibrate(
             if number == 0 and _describe_nonfinite(mixers, sums) is not None:
                 break  # the sum over processes carries it to all of them
     return sum_evidence(mixers, sums)
+
+
+def draw_rows(tokens: Tensor, count: int, seed: int) -> Tensor:
+    """Draw `count` of all queries and keys of windows [samples, length]: ones in zeros [samples, 2, length]."""
+    rows = torch.zeros(2 * tokens.numel())
+    rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:count]] = 1
+    return rows.view(len(tokens), 2, -1)
 
 
 def sum_evidence(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> dict[int, Evidence]:

@@ -15,7 +15,7 @@ from slimstate.core.layout import Axis
 from slimstate.data.text import Windows, sample_windows, windows
 from slimstate.models.load import Runtime, load_tokenizer, load_with
 from slimstate.models.options import LoadOptions
-from slimstate.pruning.calibration import calibrate
+from slimstate.pruning.calibration import calibrate, draw_rows
 from slimstate.pruning.options import LENGTH, Calibration
 from slimstate.records.parts import Text
 from slimstate.records.schema import ValidationError, from_json
@@ -112,6 +112,9 @@ class EvidenceCollector:
         with reporter.waiting("reading the weights for their fingerprint"):
             saved.check(path, checkpoint.fingerprint, None if self.windows is None else self.windows.digest)
         saved.check_fits(path, checkpoint.mixers)
+        rows, expected = saved.calibration.get("rows"), self.calibration.rrqr_rows
+        if rows != expected:
+            raise DataError(f"{quoted(path)} sums {rows or 'all'} rows, not {expected or 'all'}: collect it again")
         return saved
 
     def _run_model(
@@ -128,11 +131,13 @@ class EvidenceCollector:
                 runtime = load_with(self.run, checkpoint.folder)
             reporter.say(f"kernels: {runtime.kernels}")
         self.on_idle()
-        evidence = calibrate(runtime, checkpoint.mixers, self.windows.tokens, needs, reporter)
+        tokens, rows = self.windows.tokens, self.calibration.rrqr_rows
+        drawn = None if rows is None else draw_rows(tokens, rows, self.calibration.seed)
+        evidence = calibrate(runtime, checkpoint.mixers, tokens, needs, reporter, drawn)
         with reporter.waiting("reading the weights for their fingerprint"):
             fingerprint = hashing()
             checkpoint.check_unchanged()  # the files that were hashed are those that ran
-        calibration = self.windows.provenance()
+        calibration = self.windows.provenance() | ({} if rows is None else {"rows": rows})
         return EvidenceFile(model=fingerprint, calibration=calibration, evidence=evidence), runtime.kernels
 
 

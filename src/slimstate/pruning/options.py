@@ -27,6 +27,9 @@ class CalibrationText(TextOptions):
     """Calibration windows; default: 128, or as many as the text has."""
     length: Annotated[int | None, Meta(ge=2)] = None
     """Tokens per calibration window; default: 2048, or fewer where the text is shorter."""
+    rrqr_rows: Annotated[int | None, Meta(ge=1)] = None
+    """Keys and queries per head that drrqr sees, drawn at random from the calibration (the paper's code: 5000);
+    default: all."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -50,6 +53,8 @@ class CutOptions(Options):
 
     rrqr_f: Annotated[float, Meta(ge=1)] = 1.5
     """Swap threshold f of strong RRQR (drrqr), at least 1."""
+    rrqr_swaps: Annotated[int | None, Meta(ge=0)] = None
+    """Most swaps of strong RRQR in a head (the paper's code: 20); default: until none exceeds f."""
     keep_norm_eps: bool = False
     """Leave the norm epsilon as it is, although the key dim sets the query scale; the cut is then not exact."""
 

@@ -97,9 +97,10 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
     )
 
 
-def is_layerwise(selector: Selector, evidence: Path | None) -> bool:
+def is_layerwise(selector: Selector, calibration: Calibration) -> bool:
     """Return whether a method can choose the channels of a layer while a reconstruction is at that layer."""
-    return selector.calibrated and not BACKWARD & selector.needs and evidence is None
+    at_once = BACKWARD & selector.needs or calibration.evidence is not None or calibration.rrqr_rows is not None
+    return selector.calibrated and not at_once
 
 
 def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> float | None:

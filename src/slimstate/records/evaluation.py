@@ -176,6 +176,8 @@ class SweepSettings(Value):
     calibration: Text | None = None
     text: Text | None = None
     f: float | None = None
+    swaps: Count | None = None
+    rows: Count | None = None  # queries and keys that drrqr saw, if not all
     seed: int | None = None
     device: str | None = None
     dtype: str | None = None

@@ -58,6 +58,7 @@ class Text(Value):
     data: str | None = None
     documents: str | None = None  # how the text was split into documents
     special_tokens: str | None = None  # around each document
+    rows: Count | None = None  # queries and keys that Gram matrices sum, if not all
     samples: Count | None = None
     length: Count | None = None
     windows: Count | None = None

@@ -31,6 +31,7 @@ class Request(Value):
     score: str = "kq"
     seed: int = 0
     f: float = 1.5
+    swaps: int | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -40,8 +40,11 @@ class Pivoting(Value):
     swaps: Tensor
 
 
-def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5) -> Pivoting:
-    """Compute a strong rank-revealing QR of every M with M'M = gram [N, D, D], down to rho <= f."""
+def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5, max_swaps: int | None = None) -> Pivoting:
+    """Compute a strong rank-revealing QR of every M with M'M = gram [N, D, D], down to rho <= f.
+
+    `max_swaps` limits the exchanges of every M.
+    """
     count, width, _ = gram.shape
     gram = _conditioned(gram)
     order = pivoted_order(gram, keep)
@@ -55,9 +58,11 @@ def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5) -> Pivoting:
         rho[active] = worst
         # if the volume has not grown since the last table, a rho above f is a rounding error
         unfinished = (worst > f) & (log_volume > volume[active])
+        if max_swaps is not None:
+            unfinished &= swaps[active] < max_swaps
         volume[active] = log_volume
         active, table = active[unfinished], table[unfinished]
-        _exchange(table, order, active, swaps, keep, f)
+        _exchange(table, order, active, swaps, keep, f, max_swaps)
     return Pivoting(keep=order[:, :keep].sort(-1).values, rho=rho, swaps=swaps)
 
 
@@ -123,13 +128,15 @@ def _best_exchange(table: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
     return best.sqrt(), where // others, keep + where % others
 
 
-def _exchange(table: Tensor, order: Tensor, active: Tensor, swaps: Tensor, keep: int, f: float) -> None:
+def _exchange(
+    table: Tensor, order: Tensor, active: Tensor, swaps: Tensor, keep: int, f: float, max_swaps: int | None
+) -> None:
     """Exchange columns of the active heads until no rho exceeds f or the table must be computed again."""
     for _ in range(table.shape[-1]):
         if not len(active):
             return
         rho, leaving, entering = _best_exchange(table, keep)
-        above = rho > f
+        above = rho > f if max_swaps is None else (rho > f) & (swaps[active] < max_swaps)
         if not bool(above.all()):
             active, table, rho = active[above], table[above], rho[above]
             leaving, entering = leaving[above], entering[above]
@@ -165,7 +172,7 @@ def _choose_by(need: Literal["gram", "weighted"]) -> Callable[[Iterable[Case], R
             query, key = (getattr(case.evidence, name, None) for name in FIELDS[need])
             grams.append(torch.stack(scored(request.score, query, key)).sum(0))
             heads.append(case.heads)
-        result = strong_rrqr(torch.cat(grams).to(request.device), request.keep, request.f)
+        result = strong_rrqr(torch.cat(grams).to(request.device), request.keep, request.f, request.swaps)
         columns = (result.keep.cpu(), result.rho.cpu(), result.swaps.cpu())
         parts = zip(*(column.split(heads) for column in columns), strict=True)
         return [
@@ -179,10 +186,10 @@ def _choose_by(need: Literal["gram", "weighted"]) -> Callable[[Iterable[Case], R
 SELECTORS = (
     Selector(
         name="drrqr", summary="strong rank-revealing QR of keys and queries", needs=frozenset({"gram"}),
-        choose=_choose_by("gram"), options=("f",), order=50,
+        choose=_choose_by("gram"), options=("f", "swaps"), order=50,
     ),
     Selector(
         name="drrqr-weighted", summary="the same, with tokens weighted by the gradient of the loss",
-        needs=frozenset({"weighted"}), choose=_choose_by("weighted"), options=("f",), order=60,
+        needs=frozenset({"weighted"}), choose=_choose_by("weighted"), options=("f", "swaps"), order=60,
     ),
 )  # fmt: skip

@@ -147,13 +147,14 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     corrected = not config.cut.keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
     check_rotatable(checkpoint, selector)
     check_epsilon(checkpoint, key_dim, corrected)
-    layerwise = config.reconstruct is not None and is_layerwise(selector, calibration.evidence)
+    layerwise = config.reconstruct is not None and is_layerwise(selector, calibration)
     windows = None if layerwise else read_windows(checkpoint, selector, calibration, reporter)
     _announce(checkpoint, key_dim, line, config.engine, reporter)
     return SelectionJob(
         checkpoint=checkpoint, selector=selector, corrected=corrected, calibration=calibration, windows=windows,
         request=Request(
-            keep=key_dim, score=config.score, seed=calibration.seed, f=config.cut.rrqr_f, device=config.run.place.type
+            keep=key_dim, score=config.score, seed=calibration.seed, f=config.cut.rrqr_f, swaps=config.cut.rrqr_swaps,
+            device=config.run.place.type,
         ),
         run=config.run, reporter=reporter,
     )  # fmt: skip
@@ -195,7 +196,7 @@ def _reconstructed(cut_job: CutJob, job: SelectionJob, config: PruneConfig, star
     out, request = cut_job.out, job.request
     assert config.reconstruct is not None
     assert out is not None
-    plan = None if is_layerwise(job.selector, config.calibration.evidence) else job.plan()[0]
+    plan = None if is_layerwise(job.selector, config.calibration) else job.plan()[0]
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
     cut = LayerwiseCut(
         checkpoint=job.checkpoint, cut=cut_job, job=job, folder=TrainedLayers.beside(out).path,
@@ -203,7 +204,8 @@ def _reconstructed(cut_job: CutJob, job: SelectionJob, config: PruneConfig, star
     )  # fmt: skip
     identity = {
         "method": job.selector.name, "key_dim": request.keep, "score": request.score, "f": request.f,
-        "corrected": job.corrected, "plan": None if plan is None else plan.to_json(), "data": windows.source,
+        "swaps": request.swaps, "corrected": job.corrected, "plan": None if plan is None else plan.to_json(),
+        "data": windows.source,
     }  # fmt: skip
     record, left_out = ReconstructionJob(
         cut=cut, teacher=job.checkpoint, out=out, identity=identity, options=config.reconstruct, run=job.run,
