@@ -62,7 +62,7 @@ def test_cuts_are_those_of_the_paper_and_ours_beside_them(name, execute):
     prunes = [config for config in steps_of(name, "prune") if not config.get("reconstruct")]
     assert {config["method"] for config in prunes} == {"random", "l1", "s-wanda", "grad", "drrqr"}
     for config in prunes:
-        cuts[config["keep_norm_eps"]].setdefault(Path(config["model"]).name, set()).add(config["key_dim"])
+        cuts[config.get("keep_norm_eps", False)].setdefault(Path(config["model"]).name, set()).add(config["key_dim"])
     assert cuts == {True: KEY_DIMS, False: KEY_DIMS}
     measured = [config["tasks"] for config in steps_of(name, "eval") if "reconstructed" not in config["out"]]
     assert {*measured} == {"paper"}
@@ -95,7 +95,7 @@ def test_sweeps_trainings_and_timings_have_the_settings_of_the_paper():
     for name in ("pre-rft", "kq-ablation", "pca-sharing"):
         sweeps = steps_of(name, "sweep")
         assert {config["tasks"] for config in sweeps} == {"wikitext"}
-        assert sum(config["keep_norm_eps"] for config in sweeps) == len(sweeps) / 2
+        assert sum(config.get("keep_norm_eps", False) for config in sweeps) == len(sweeps) / 2
         for config in sweeps:
             assert {*config["key_dims"]} <= KEY_DIMS.get(Path(config["model"]).name, {32, 64})
             assert name != "pre-rft" or len(config["key_dims"]) == 4
