@@ -12,6 +12,7 @@ from slimstate.data.options import TextSource
 from slimstate.data.rows import as_text_source
 from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
 from slimstate.evaluation.measure import Measurement, compare
+from slimstate.evaluation.options import MeasureOptions
 from slimstate.evaluation.task_sources import find_sources
 from slimstate.evaluation.wikitext import read_wikitext
 from slimstate.records.base import versions
@@ -48,13 +49,7 @@ def evaluate(
     started = time.perf_counter()
     config = EvalConfig.merge(config, options)
     measures = replace(config.measures, tasks=(*config.measures.tasks, *["recall"] * config.recall))
-    if config.associative and text is None:
-        raise PlanError("`associative` hides its names in a text: give `text` too")
-    if text is None and not measures.tasks:
-        raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
-    if out is not None:
-        check_place(Path(out), folder=False)
-        check_record(Path(out))
+    _check(text is not None, config.associative, measures, out)
     roundings = (StateRounding(dtype=config.state_dtype, every=measures.state_every), StateRounding())
     source = None if text is None else as_text_source(text)
     with Inputs(progress, tokenizer, model, config.baseline) as inputs:
@@ -92,3 +87,14 @@ def evaluate(
         return record
     record.write(Path(out))
     return replace(record, out=str(out))
+
+
+def _check(has_text: bool, associative: bool, measures: MeasureOptions, out: str | Path | None) -> None:
+    """Check before a model is loaded that there is something to measure, and a place for the record."""
+    if associative and not has_text:
+        raise PlanError("`associative` hides its names in a text: give `text` too")
+    if not has_text and not measures.tasks:
+        raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
+    if out is not None:
+        check_place(Path(out), folder=False)
+        check_record(Path(out))
