@@ -56,7 +56,6 @@ def evaluate(
         models = [inputs.model(each) for each in (model, config.baseline) if each is not None]
         checkpoints = open_models(models)
         tokenizers = same_tokenizers(checkpoints.values())
-        find_sources(measures)  # so that missing data is refused before a model is loaded
         reading = windows = wikitext = None
         if source is not None:
             reading = config.reading(source)
@@ -90,7 +89,7 @@ def evaluate(
 
 
 def _check(has_text: bool, associative: bool, measures: MeasureOptions, out: str | Path | None) -> None:
-    """Check before a model is loaded that there is something to measure, and a place for the record."""
+    """Check that there is something to measure, data for the tasks, and a place for the record."""
     if associative and not has_text:
         raise PlanError("`associative` hides its names in a text: give `text` too")
     if not has_text and not measures.tasks:
@@ -98,3 +97,4 @@ def _check(has_text: bool, associative: bool, measures: MeasureOptions, out: str
     if out is not None:
         check_place(Path(out), folder=False)
         check_record(Path(out))
+    find_sources(measures)
