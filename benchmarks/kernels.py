@@ -24,7 +24,7 @@ from slimstate.benchmark.bench import Bench, with_ratios
 from slimstate.benchmark.options import BenchConfig
 from slimstate.benchmark.tables import as_markdown, check_output, write_output
 from slimstate.benchmark.timing import copy_bandwidth
-from slimstate.kernels.autotune import compile_side_by_side, tune_briefly
+from slimstate.kernels.autotune import compile_in_threads, tune_briefly
 from slimstate.records.benchmark import KernelRecord, KernelRow
 from slimstate.records.schema import Whole, to_json
 from slimstate.system.errors import PlanError, reason_of
@@ -74,7 +74,7 @@ def time_kernels(settings: KernelSettings, kernels: EngineKernels, bench: Bench)
     """Time the kernels of an engine at key dims; default: every multiple of 16 up to a shape's width."""
     if bench.device.type == "cuda":
         tune_briefly()
-        compile_side_by_side(COMPILE_THREADS)
+        compile_in_threads(COMPILE_THREADS)
     bandwidth = copy_bandwidth(bench.device)
     rows = [
         bench.attempt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launching import Program
-from slimstate.kernels.autotune import leave_out_faulty
+from slimstate.kernels.autotune import remove_faulty_variants
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +14,7 @@ import torch, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from slimstate.kernels.autotune import compile_side_by_side, judge_variants_by
+from slimstate.kernels.autotune import compile_in_threads, time_variants_with
 
 
 class Card:
@@ -38,9 +38,9 @@ def judge(call, quantiles):
 
 
 driver.set_active(Card())
-judge_variants_by(judge)
+time_variants_with(judge)
 for _ in range(2):
-    compile_side_by_side(THREADS)
+    compile_in_threads(THREADS)
 for length in (10, 20):
     try:
         double[(1,)](torch.zeros(256), length)
@@ -72,7 +72,7 @@ def test_variants_that_break_narrow_keys_are_left_out():
     from fla.ops.common.chunk_o import chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local
     from fla.ops.delta_rule.wy_fast import recompute_w_u_fwd_kernel
 
-    leave_out_faulty()
+    remove_faulty_variants()
     for kernel in (chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local, recompute_w_u_fwd_kernel):
         tuner = kernel.fn
         tuner.nargs = {}

@@ -105,7 +105,7 @@ def test_chunks_in_float32_are_as_precise_as_the_recurrence(name, width, time, s
 
 @every_form
 def test_a_gradient_in_groups_of_chunks_is_that_of_the_recurrence(name, monkeypatch):
-    monkeypatch.setattr(slimstate.kernels.chunk_scan, "SMALL_GROUP", 1)
+    monkeypatch.setattr(slimstate.kernels.chunk_scan, "MIN_GROUP_ELEMENTS", 1)
     assert_near(FORMS[name], tensors(6, 150, True, torch.float64), 1e-9, chunk=16)
 
 
@@ -168,7 +168,7 @@ def test_memory_for_a_gradient_is_linear_in_the_length_and_at_most_twice_the_inp
 
 @every_form
 def test_heads_in_several_threads_give_the_same_bits(name, monkeypatch):
-    monkeypatch.setattr(slimstate.kernels.chunk_scan, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(slimstate.kernels.chunk_scan, "MIN_THREAD_ELEMENTS", 1)
     form, x = FORMS[name], tensors(8, 130, True)
     alone = results(form.chunked, form, x)
     torch.set_num_threads(2)

@@ -11,21 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from typing import Any
 
-Judge = Callable[[Callable[[], object], Sequence[float]], list[float]]
+Timer = Callable[[Callable[[], object], Sequence[float]], list[float]]
 
 WARMUP_MS, TIMING_MS = 5, 25  # a quarter of Triton's defaults; compiling takes most of the rest
 
 
-def judge_variants_by(judge: Judge) -> None:
-    """Let Triton time variants by this function of a call and the quantiles to return."""
+def time_variants_with(timer: Timer) -> None:
+    """Make Triton time variants with a function that takes a call and the quantiles to return."""
     from triton.runtime.autotuner import Autotuner
 
-    Autotuner.do_bench = property(lambda tuner: judge, lambda tuner, value: None)
+    Autotuner.do_bench = property(lambda tuner: timer, lambda tuner, value: None)
 
 
 def tune_briefly() -> None:
-    """Time variants briefly; a process that compiles ahead of a benchmark runs them untimed."""
-    judge_variants_by(_run_untimed if "SLIMSTATE_COMPILING" in os.environ else _time_briefly)
+    """Make Triton time variants briefly; a process that compiles ahead of a benchmark runs them untimed."""
+    time_variants_with(_run_untimed if "SLIMSTATE_COMPILING" in os.environ else _time_briefly)
 
 
 def _run_untimed(kernel: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
@@ -39,7 +39,7 @@ def _time_briefly(kernel: Callable[[], object], quantiles: Sequence[float]) -> l
     return do_bench(kernel, warmup=WARMUP_MS, rep=TIMING_MS, quantiles=quantiles)
 
 
-def compile_side_by_side(threads: int) -> None:
+def compile_in_threads(threads: int) -> None:
     """Compile the variants of a kernel in threads before they are timed; Triton itself compiles one after the other."""
     import triton
     from triton.runtime.autotuner import Autotuner
@@ -78,7 +78,7 @@ def _compile(
         pool.shutdown(cancel_futures=True)
 
 
-def leave_out_faulty() -> None:
+def remove_faulty_variants() -> None:
     """Remove variants of delta-rule kernels with blocks as wide as the key that fail below key dim 64.
 
     With Triton 3.6 on an H200 at key dims 16 and 32, variants with 4 warps make illegal memory accesses, always or

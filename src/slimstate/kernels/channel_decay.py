@@ -19,7 +19,7 @@ from slimstate.kernels.chunks import product
 from slimstate.kernels.head_decay import Decayed
 
 # tokens of half a block up to which a matrix product is slower than elementwise products
-SMALL = 4
+MAX_ELEMENTWISE_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ChannelDecay:
         self.decayed = Decayed(scores=scores, readers=local, keys=ends, fade=hop.mT)
 
     def _own(self, x: Tensor) -> Tensor:
-        """Weight a reader or a key for the other one of its token."""
+        """Return a reader or a key, weighted by the bonus, for its product with that of the same token."""
         return x if self.bonus is None else x * self.bonus
 
     def backward(self, by: Decayed) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -120,7 +120,7 @@ def _blocks(scores: Tensor, half: int) -> Tensor:
 def _between(halves: _Halves) -> Tensor:
     """Return the scores of the readers of right halves for the tokens of left halves [M, P, R, L, L]."""
     readers, keys = halves.readers, halves.keys
-    if keys.shape[2] <= SMALL:
+    if keys.shape[2] <= MAX_ELEMENTWISE_TOKENS:
         return (readers.unsqueeze(-2) * keys[:, :, None, None]).sum(-1)
     return _of_own_block(product(_rows(readers), keys.flatten(1, 2).mT), keys.shape[2])
 
@@ -128,7 +128,7 @@ def _between(halves: _Halves) -> Tensor:
 def _between_backward(halves: _Halves, by: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient of the readers and the keys."""
     readers, keys = halves.readers, halves.keys
-    if keys.shape[2] <= SMALL:
+    if keys.shape[2] <= MAX_ELEMENTWISE_TOKENS:
         by = by.unsqueeze(-1)
         return (by * keys[:, :, None, None]).sum(-2), (by * readers.unsqueeze(-2)).sum((2, 3))
     rows = _rows(readers)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from slimstate.kernels.channel_decay import ChannelDecay
-from slimstate.kernels.chunks import chunk_views, in_chunks, inverse_of_unit_lower, product, put_in_time
+from slimstate.kernels.chunks import chunk_views, in_chunks, inverse_of_unit_lower, product, write_chunks
 from slimstate.kernels.head_decay import Decayed, HeadDecay
 from slimstate.system.threads import parallel_map
 from slimstate.system.value import Value
@@ -33,9 +33,9 @@ from slimstate.system.value import Value
 # channel has a decay
 CHUNK, CHUNK_BY_CHANNEL = 64, 32
 # tokens times channels of a part, below which a thread waits longer than it computes
-WORTH_A_THREAD = 65536
+MIN_THREAD_ELEMENTS = 65536
 # groups of chunks that a gradient is computed in, and tokens times channels that a group has at least
-GROUPS, SMALL_GROUP = 4, 32768
+GROUPS, MIN_GROUP_ELEMENTS = 4, 32768
 # the axis of the heads in each of `Inputs`, of which the first six are by token
 HEAD_AXES, BY_TOKEN = (2, 2, 2, 2, 2, 2, 0, 1), 6
 T = TypeVar("T")
@@ -69,14 +69,14 @@ class Inputs(NamedTuple):
     state: Tensor | None = None
 
 
-def before_first(k: Tensor, v: Tensor) -> Tensor:
+def zero_state(k: Tensor, v: Tensor) -> Tensor:
     """Return a state of zeros."""
     return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
 
 
 def chunk_scan(inputs: Inputs, rule: Rule) -> tuple[Tensor, Tensor]:
     """Return the outputs [B, T, H, V] and the last state of a recurrence."""
-    state = before_first(inputs.k, inputs.v) if inputs.state is None else inputs.state
+    state = zero_state(inputs.k, inputs.v) if inputs.state is None else inputs.state
     return _ChunkScan.apply(rule, *inputs._replace(state=state))  # type: ignore[no-untyped-call]
 
 
@@ -149,7 +149,7 @@ def _chunk_of(rule: Rule, inputs: Inputs) -> int:
 def _groups(inputs: Inputs, chunk: int) -> list[tuple[int, int]]:
     """Return the first and last chunk of every group whose gradient is computed together."""
     count, each = -(-inputs.q.shape[1] // chunk), inputs.q[:, :chunk].numel()
-    size = max(1, min(max(-(-count // GROUPS), SMALL_GROUP // each), count))
+    size = max(1, min(max(-(-count // GROUPS), MIN_GROUP_ELEMENTS // each), count))
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
@@ -158,7 +158,7 @@ def _parts(inputs: Inputs) -> int:
     if inputs.k.device.type != "cpu":
         return 1
     parts = min(inputs.k.shape[2], torch.get_num_threads())
-    return parts if inputs.k.numel() >= parts * WORTH_A_THREAD else 1
+    return parts if inputs.k.numel() >= parts * MIN_THREAD_ELEMENTS else 1
 
 
 def _in_parts(work: Callable[[int], T], parts: int, device: torch.device) -> list[T]:
@@ -219,7 +219,7 @@ class _Chunks:
     def forward(self, into: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Write the outputs by token; return the last state and what a backward pass needs."""
         o, last, saved = self._add() if self.beta is None else self._erase()
-        put_in_time(into, o)
+        write_chunks(into, o)
         return last.view(self.state.shape), saved
 
     def _add(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -268,7 +268,7 @@ class _Chunks:
         gradients = (readers[:, 0] * self.rule.scale, keys, v, g, beta, erase)
         for target, x in zip(into[:BY_TOKEN], gradients, strict=True):
             if target is not None and x is not None:
-                put_in_time(target if target.ndim == 4 else target.unsqueeze(-1), self._by_chunk(x))
+                write_chunks(target if target.ndim == 4 else target.unsqueeze(-1), self._by_chunk(x))
         if bonus is not None and into.bonus is not None:
             # head by head, so that the order of a sum does not depend on the number of heads
             for own, parts in zip(into.bonus, bonus.unflatten(0, (-1, len(into.bonus))).unbind(1), strict=True):

@@ -23,7 +23,7 @@ def in_chunks(x: Tensor, chunk: int) -> Tensor:
     return chunk_views(x, chunk).flatten(1, 2).contiguous()
 
 
-def put_in_time(into: Tensor, x: Tensor) -> None:
+def write_chunks(into: Tensor, x: Tensor) -> None:
     """Write [N, B H, C, D] to a tensor [B, T, H, D]."""
     batch, time, chunk = *into.shape[:2], x.shape[2]
     x, full = x.unflatten(1, (batch, -1)), time // chunk
@@ -53,7 +53,7 @@ def inverse_of_unit_lower(x: Tensor) -> Tensor:
 
 
 def inverse_by_halves(x: Tensor) -> Tensor:
-    """Compute the same by matrix products, which are faster on a GPU than many small triangular systems.
+    """Return the inverse of I + x by matrix products, faster on a GPU than many small triangular systems.
 
     With A and B the inverses of two blocks on the diagonal, that of both is [[A, 0], [-B x_BA A, B]]: one step for all
     pairs of blocks of a size.

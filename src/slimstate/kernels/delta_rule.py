@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.chunk_scan import Inputs, Rule, before_first, chunk_scan
-from slimstate.kernels.fla_calls import CallOptions, call, fade, per_value_head, wide
+from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
+from slimstate.kernels.fla_calls import CallOptions, apply_decay, call, per_value_head, wide
 from slimstate.kernels.patches import Backend, Patch, in_place_of, needs_torch_gated_rule, too_precise_for_triton
 
 
@@ -36,12 +36,12 @@ def recurrence(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None,
     *, scale: float, state: Tensor | None = None, erase: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute one token after the other, as in the definition."""
+    """Return the outputs and the last state, computed one token after the other as in the definition."""
     q, k, by = (per_value_head(x, v) for x in (q, k, k if erase is None else erase))
-    state = before_first(k, v) if state is None else state
+    state = zero_state(k, v) if state is None else state
     outputs = []
     for t in range(q.shape[1]):
-        before, state = state, fade(state, g, t)
+        before, state = state, apply_decay(state, g, t)
         recalled = torch.einsum("bhkv,bhk->bhv", state if erase is None else before, by[:, t])
         update = beta[:, t].unsqueeze(-1) * (v[:, t] - recalled)
         state = state + k[:, t].unsqueeze(-1) * update.unsqueeze(-2)
@@ -53,7 +53,7 @@ def chunked(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None,
     *, state: Tensor | None = None, erase: Tensor | None = None, **rule: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the same function C tokens at a time: the updates of a chunk solve a unit triangular system."""
+    """Return the same, computed C tokens at a time: the updates of a chunk solve a unit triangular system."""
     q, k = per_value_head(q, v), per_value_head(k, v)
     by = None if erase is None else per_value_head(erase, v)
     inputs = Inputs(q=q, k=k, v=v, g=g, beta=beta, erase=by, state=state)
@@ -63,7 +63,7 @@ def chunked(
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Compute it in the form that is faster for this length."""
+    """Return the outputs and the last state, computed in the form that is faster for this length."""
     return (recurrence if q.shape[1] == 1 else chunked)(q, k, v, beta, g, **options)
 
 
@@ -100,7 +100,7 @@ def spread(x: Tensor, updates: int, place: int) -> Tensor:
 def delta_product(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, num_householder: int, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute it as fla's layers call it, with n = `num_householder`."""
+    """Compute the gated delta product as fla's layers call it, with n = `num_householder`."""
     known = CallOptions.read(options)
     if known.cu_seqlens is not None:
         known = replace(known, cu_seqlens=known.cu_seqlens * num_householder)

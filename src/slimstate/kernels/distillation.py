@@ -98,7 +98,7 @@ def _in_pytorch(
 def _in_one_kernel(
     logits: Tensor, targets: Tensor, teacher: FullDistribution | None, rows: slice, temperature: float, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same; the gradient overwrites the logits."""
+    """Return the same as `_in_pytorch`, from one Triton kernel; the gradient overwrites the logits."""
     from slimstate.kernels.distillation_triton import losses_
 
     theirs = None if teacher is None else teacher.logits(rows)

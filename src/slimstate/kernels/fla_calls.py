@@ -41,9 +41,9 @@ class CallOptions(Value):
     allow_neg_eigval: bool = False
     # whether the decay is to be computed from g, a rate and a bias
     use_gate_in_kernel: bool = False
-    # the logarithm of that rate
+    # the logarithm of the rate of the decay
     A_log: Tensor | None = None
-    # that bias
+    # the bias of the decay
     dt_bias: Tensor | None = None
     # the strongest decay, if it is bounded: -5.0
     lower_bound: float | None = None
@@ -97,7 +97,7 @@ def per_value_head(x: Tensor, v: Tensor) -> Tensor:
     return x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) if x.shape[2] != v.shape[2] else x
 
 
-def fade(state: Tensor, g: Tensor | None, t: int) -> Tensor:
+def apply_decay(state: Tensor, g: Tensor | None, t: int) -> Tensor:
     """Return the state [B, G, K, V] after the decay of token t; g is [B, T, G], [B, T, G, K] or None."""
     if g is None:
         return state

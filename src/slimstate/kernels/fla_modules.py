@@ -83,7 +83,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.elu(x) + 1
 
 
-def both_ways(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def forward_and_backward(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Return an activation and its backward pass, as fla calls them."""
 
     def forward(x: Tensor, **_: Any) -> Tensor:
@@ -128,7 +128,7 @@ def linear_cross_entropy(
 
 
 def _activation(name: str, activation: Callable[[Tensor], Tensor]) -> tuple[Backend, Backend]:
-    forward, backward = both_ways(activation)
+    forward, backward = forward_and_backward(activation)
     return Backend(f"{ACTIVATIONS}.{name}_fwd", forward), Backend(f"{ACTIVATIONS}.{name}_bwd", backward)
 
 

@@ -18,20 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.chunk_scan import Inputs, Rule, before_first, chunk_scan
-from slimstate.kernels.fla_calls import CallOptions, call, fade, per_value_head, wide
+from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
+from slimstate.kernels.fla_calls import CallOptions, apply_decay, call, per_value_head, wide
 from slimstate.kernels.patches import in_place_of
 
 
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, *, scale: float = 1.0, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute one token after the other, as in the definition."""
+    """Return the outputs and the last state, computed one token after the other as in the definition."""
     q, k = per_value_head(q, v), per_value_head(k, v)
-    state = before_first(k, v) if state is None else state
+    state = zero_state(k, v) if state is None else state
     outputs = []
     for t in range(q.shape[1]):
-        state = fade(state, g, t) + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        state = apply_decay(state, g, t) + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
         outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * scale)
     return torch.stack(outputs, dim=1), state
 
@@ -39,20 +39,20 @@ def recurrence(
 def chunked(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, *, state: Tensor | None = None, **rule: Any
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same function C tokens at a time."""
+    """Return the same, computed C tokens at a time."""
     return chunk_scan(Inputs(q=per_value_head(q, v), k=per_value_head(k, v), v=v, g=g, state=state), Rule(**rule))
 
 
 def gated_linear_attention(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute it as fla's layers call it; some functions of fla call the decay g, others gk."""
+    """Compute gated linear attention as fla's layers call it; some functions of fla name the decay g, others gk."""
     form = recurrence if q.shape[1] == 1 else chunked
     return call(form, CallOptions.read(options), q=q, k=k, v=v, g=gk if g is None else g)
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, normalize: bool = True, **options: Any) -> tuple[Tensor, Any]:
-    """Compute it as fla's layers call it; `normalize` divides by the sum without the values, and states are pairs."""
+    """Compute linear attention as fla's layers call it; with `normalize`, a weighted mean, whose state is a pair."""
     known = CallOptions.read(options)
     if not normalize:
         return call(chunked, known, q=q, k=k, v=v)

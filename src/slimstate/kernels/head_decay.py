@@ -49,11 +49,9 @@ class HeadDecay:
         between = [(end - total.mT).to(g).masked_fill_(~mask, -torch.inf) for end, mask in pairs]
         last = total[:, -1:]
         self.between = torch.stack(between, 1).exp_()
-        self.begun, self.left = torch.stack(seen, 1).to(g).exp(), (last - total).to(g).exp()
-        self.early = early
-        self.decayed = Decayed(
-            scores=products * self.between, readers=readers * self.begun, keys=keys * self.left, fade=last.to(g).exp()
-        )
+        self.from_start, self.to_end = torch.stack(seen, 1).to(g).exp(), (last - total).to(g).exp()
+        self.early, scores, fade = early, products * self.between, last.to(g).exp()
+        self.decayed = Decayed(scores=scores, readers=readers * self.from_start, keys=keys * self.to_end, fade=fade)
 
     def backward(self, by: Decayed) -> tuple[Tensor, Tensor, Tensor | None, None]:
         """Return the gradient of the readers, the keys and g; there is no bonus."""
@@ -64,14 +62,14 @@ class HeadDecay:
             return readers + by.readers, keys + by.keys, None, None
         assert by.fade is not None
         assert self.decayed.fade is not None
-        gained, lost = by.readers * self.begun, by.keys * self.left
+        by_readers, by_keys = by.readers * self.from_start, by.keys * self.to_end
         # the weight of a token for itself has no decay: its terms in the row and column sums would cancel
         weights = (by.scores * self.decayed.scores).tril(-1)
-        read = weights.sum(-1, keepdim=True) + (gained * self.inputs).sum(-1, keepdim=True)
-        stored = (lost * self.keys).sum(-1, keepdim=True)
+        read = weights.sum(-1, keepdim=True) + (by_readers * self.inputs).sum(-1, keepdim=True)
+        stored = (by_keys * self.keys).sum(-1, keepdim=True)
         end = stored.sum(-2, keepdim=True) + by.fade * self.decayed.fade
         at_once = read.sum(1) - weights.sum((1, 2)).unsqueeze(-1) - stored
         g = sum_to_end(at_once) + end
         if self.early:
             g = g - read[:, 1]
-        return readers + gained, keys + lost, g, None
+        return readers + by_readers, keys + by_keys, g, None

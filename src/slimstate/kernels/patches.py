@@ -50,7 +50,7 @@ def always(*_: Any, **__: Any) -> bool:
 
 
 def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
-    """Return whether fla's chunked delta rule cannot run, which supports half precision only."""
+    """Return whether fla's chunked delta rule cannot run: on a CPU, or in more than half precision."""
     first = next(tensors_in(*args, **kwargs))
     return first.device.type == "cpu" or first.dtype in (torch.float32, torch.float64)
 
@@ -134,7 +134,7 @@ class Backend(Patch):
 def in_place_of(
     module: str, names: Iterable[str], version: Callable[..., Any], when: Callable[..., bool] = on_cpu
 ) -> tuple[Patch, ...]:
-    """Replace several functions of a module by one."""
+    """Return patches that replace several functions of a module by one."""
     return tuple(Patch(f"{module}.{name}", version, when) for name in names)
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.chunk_scan import Inputs, Rule, before_first, chunk_scan
+from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
 from slimstate.kernels.fla_calls import CallOptions, Packing, call, wide
 from slimstate.kernels.patches import Patch, in_place_of
 
@@ -23,8 +23,8 @@ from slimstate.kernels.patches import Patch, in_place_of
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, bonus: Tensor, scale: float, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute one token after the other, as in the definition; q is r and `bonus` is u."""
-    state = before_first(k, v) if state is None else state
+    """Return the outputs and the last state, one token after the other as in the definition; q is r, `bonus` is u."""
+    state = zero_state(k, v) if state is None else state
     decay, outputs = w.exp().unsqueeze(-1), []
     for t in range(q.shape[1]):
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
@@ -36,12 +36,12 @@ def recurrence(
 def chunked(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, bonus: Tensor, state: Tensor | None = None, **rule: Any
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same function C tokens at a time; queries read the state before their token, and the bonus."""
+    """Return the same, computed C tokens at a time; queries read the state before their token, and the bonus."""
     return chunk_scan(Inputs(q=q, k=k, v=v, g=w, bonus=bonus, state=state), Rule(late=False, **rule))
 
 
 def rwkv6_rule(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute it as fla's layers call it."""
+    """Compute RWKV-6 as fla's layers call it."""
     form = recurrence if r.shape[1] == 1 else chunked
     return call(partial(form, bonus=wide(u)), CallOptions.read(options), q=r, k=k, v=v, w=w)
 

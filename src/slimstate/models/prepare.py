@@ -11,7 +11,7 @@ import torch
 
 from slimstate.families import FAMILIES, family_of
 from slimstate.families.contract import Library
-from slimstate.kernels.autotune import compile_side_by_side, leave_out_faulty, tune_briefly
+from slimstate.kernels.autotune import compile_in_threads, remove_faulty_variants, tune_briefly
 from slimstate.kernels.patches import gated_backward_refused, install, use_reference
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
@@ -60,7 +60,7 @@ def prepare_fla() -> None:
         if torch.cuda.is_available():
             _tune_quickly()
             if IS_NVIDIA_HOPPER:
-                leave_out_faulty()
+                remove_faulty_variants()
 
 
 def prepare(model_type: str) -> None:
@@ -87,4 +87,4 @@ def prepare(model_type: str) -> None:
 def _tune_quickly() -> None:
     tune_briefly()
     threads = len(os.sched_getaffinity(0)) // distributed.count_here()
-    compile_side_by_side(int(os.environ.get("SLIMSTATE_COMPILING", threads)))
+    compile_in_threads(int(os.environ.get("SLIMSTATE_COMPILING", threads)))
