@@ -322,7 +322,7 @@ def test_values_that_fail_only_when_a_model_runs_are_refused(folders, tmp_path):
     change_json(model / "config.json", lambda data: data.update(num_experts_per_tok=2, rms_norm_eps="little"))
     refused(model, "rms_norm_eps must be a number, got little")
     change_json(model / "config.json", lambda data: data.update(rms_norm_eps=1e-6, pad_token_id=True))
-    refused(model, "pad_token_id is True, which is not a token")
+    refused(model, "pad_token_id must be a token id, got True")
     change_json(model / "config.json", lambda data: data.update(pad_token_id=None, eos_token_id=[1, 2]))
     cut(model, None)
 

@@ -42,7 +42,7 @@ def family_of(config: Config) -> Family:
         raise ModelError(f"{model_type}: {reason}")
     if family is not None:
         return family
-    known = f"supported families: {', '.join(FAMILIES)}"
+    supported = f"supported families: {', '.join(FAMILIES)}"
     if model_type is None:
-        raise ModelError(f"config.json names no model_type; {known}")
-    raise ModelError(f"{model_type} is not a supported linear-attention model; {known}")
+        raise ModelError(f"config.json names no model_type; {supported}")
+    raise ModelError(f"{model_type} is not a supported linear-attention model; {supported}")

@@ -7,10 +7,10 @@ from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer
 
 
-def layer(known: Config, sizes: Sizes) -> Layer:
+def layer(config: Config, sizes: Sizes) -> Layer:
     return Layer(
         hook=HookPoint(module="fla.layers.comba", operators=("chunk_comba", "fused_recurrent_comba"), key_like=("p",)),
-        projections="qkvab" + "g" * bool(known["use_output_gate"]) + "o",
+        projections="qkvab" + "g" * bool(config["use_output_gate"]) + "o",
     )
 
 

@@ -62,23 +62,23 @@ def _problem(name: str, value: Any) -> str | None:
     if bare in NAMED:
         return _name_problem(NAMED[bare], value)
     if isinstance(value, (str, list, Mapping)) and len(value) > MAX_ITEMS:
-        return f"has {len(value):,} items"
+        return f"must have at most {MAX_ITEMS:,} items, got {len(value):,}"
     if name.endswith("_token_id") and not _names_tokens(value):
-        return f"is {quoted(value)}, which is not a token"
+        return f"must be a token id, got {quoted(value)}"
     return _number_problem(name, value)
 
 
 def _names_tokens(value: Any) -> bool:
-    """Return whether this is a token, a list of them, or None; bool is an int, but no class loads with it."""
+    """Return whether this is a token id, a list of them, or None; bool is an int, but no class loads with it."""
     items = value if isinstance(value, list) else [value]
     return value is None or all(isinstance(item, int) and not isinstance(item, bool) for item in items)
 
 
-def _name_problem(known: tuple[str, ...], value: Any) -> str | None:
-    """Require one of the known names, or one for each part of the model."""
+def _name_problem(allowed: tuple[str, ...], value: Any) -> str | None:
+    """Return which name is not allowed, of one name or one for each part of the model, or None."""
     for name in value.values() if isinstance(value, Mapping) else (value,):
-        if name is not None and not isinstance(name, bool) and str(name).removeprefix("torch.") not in known:
-            return f"names {quoted(name)}; there are {', '.join(known)}"
+        if name is not None and not isinstance(name, bool) and str(name).removeprefix("torch.") not in allowed:
+            return f"names {quoted(name)}; there are {', '.join(allowed)}"
     return None
 
 

@@ -37,19 +37,19 @@ class Correction(Value):
 
     @property
     def possible(self) -> bool:
-        """Whether a cut changes something for it besides the key dim."""
+        """Whether a cut can correct the query scale, by an epsilon or in the query rows."""
         return self.epsilon is not None or self.folded
 
     def describe(
-        self, width: int, key_dim: int, done: bool, rotated: bool = False, epsilon: float | None = None
+        self, width: int, key_dim: int, corrected: bool, rotated: bool = False, epsilon: float | None = None
     ) -> str:
-        """Return a sentence on what was done; channels that were `rotated` first are not zeroed.
+        """Return a sentence on the correction, for a cut that was `corrected` or not.
 
-        It mentions a large `epsilon` after the cut, which also affects the other norms.
+        A cut with `rotated` channels does not zero them. A large `epsilon` after the cut also affects other norms.
         """
         if not self.possible:
             return self.why
-        if not done:
+        if not corrected:
             return "not corrected: the cut zeroes the channels and uses the query scale of the new key dim"
         meaning = "" if rotated else ", so that cutting equals zeroing"
         if self.folded:
@@ -101,11 +101,11 @@ class Sizes(Value):
 class Caches(Value):
     """What an engine caches for a sequence: the sizes of states, of convolutions and of softmax layers."""
 
-    # those of a linear-attention layer
+    # the sizes of a linear-attention layer
     sizes: Sizes
-    # the number of these
+    # the number of linear-attention layers
     linear_layers: int
-    # the number with softmax attention; one layer may have both
+    # the number of layers with softmax attention; one layer may have both
     softmax_layers: int
     # taps of the convolution over queries, keys and values, all but one of which are cached
     taps: int
@@ -117,7 +117,7 @@ class Caches(Value):
     # whether key heads are repeated if there are fewer of them than GPUs, as the groups of Mamba-2
     repeated_keys: bool = False
     # whether a prefill stores states at ends of blocks; with prefix caching vLLM has one more state for that
-    state_on_the_way: bool = False
+    stores_block_states: bool = False
 
 
 class Family(Value, ABC):
@@ -147,7 +147,7 @@ class Family(Value, ABC):
 
     @abstractmethod
     def correction(self, config: Config) -> Correction:
-        """Return what corrects the query scale."""
+        """Return how a cut of such a model corrects the query scale."""
 
     @abstractmethod
     def sizes(self, config: Config) -> Sizes:
@@ -164,21 +164,21 @@ class Family(Value, ABC):
         """
         fields, name = dict(self.fields_for(config, key_dim)), self.correction(config).epsilon
         if corrected and name is not None:
-            fields[name] = float(self.known(config)[name]) * self.sizes(config).width / key_dim
+            fields[name] = float(self.with_defaults(config)[name]) * self.sizes(config).width / key_dim
         return self.changed(config, fields)
 
     def changed(self, config: Config, fields: Config) -> Config:
         """Return the config with other values of some fields of the language model."""
         return {**config, **fields}
 
-    def known(self, config: Config) -> Config:
+    def with_defaults(self, config: Config) -> Config:
         """Return the config of the language model with its defaults."""
         return {**self.defaults, **config}
 
     def epsilon(self, config: Config) -> float | None:
         """Return the norm epsilon that a cut changes to correct the query scale, or None."""
         name = self.correction(config).epsilon
-        return None if name is None else float(self.known(config)[name])
+        return None if name is None else float(self.with_defaults(config)[name])
 
     def published(self, config: Config) -> Config:
         """Return fields that published checkpoints have and configs of transformers 5 express in another way."""
@@ -198,10 +198,10 @@ class Family(Value, ABC):
 
     def cached_per_token(self, config: Config) -> int | None:
         """Return the numbers that softmax layers cache per token, keys and values together; None if unknown."""
-        layers, known = len(self.softmax_layers(config)), self.known(config)
-        if not layers or not known.get("num_attention_heads"):
+        layers, values = len(self.softmax_layers(config)), self.with_defaults(config)
+        if not layers or not values.get("num_attention_heads"):
             return None if layers else 0
-        heads, channels = softmax_sizes(known)
+        heads, channels = softmax_sizes(values)
         return 2 * layers * heads * channels or None
 
     @property
@@ -226,19 +226,19 @@ class Family(Value, ABC):
         return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
 
 
-def softmax_sizes(known: Config) -> tuple[int, int]:
+def softmax_sizes(config: Config) -> tuple[int, int]:
     """Return the key/value heads of softmax attention and their channels, from a config of transformers."""
-    heads = int(known.get("num_attention_heads") or 1)
-    channels = known.get("head_dim") or known.get("attention_head_dim") or int(known["hidden_size"]) // heads
-    return int(known.get("num_key_value_heads") or heads), int(channels)
+    heads = int(config.get("num_attention_heads") or 1)
+    channels = config.get("head_dim") or config.get("attention_head_dim") or int(config["hidden_size"]) // heads
+    return int(config.get("num_key_value_heads") or heads), int(channels)
 
 
 def flat_rope(config: Config) -> dict[str, float]:
     """Return the rotary embedding as separate fields, from a `rope_parameters` that is the same for all layers."""
     nested = config.get("rope_parameters")
-    known = nested if isinstance(nested, Mapping) else {}
+    rope = nested if isinstance(nested, Mapping) else {}
     names = ("rope_theta", "partial_rotary_factor")
-    return {name: known[name] for name in names if isinstance(known.get(name), (int, float))}
+    return {name: rope[name] for name in names if isinstance(rope.get(name), (int, float))}
 
 
 def filter_axis(parameter: str, heads: int, width: int, start: int = 0) -> Axis:

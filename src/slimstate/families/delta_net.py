@@ -7,15 +7,15 @@ from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer
 
 
-def layer(known: Config, sizes: Sizes) -> Layer:
+def layer(config: Config, sizes: Sizes) -> Layer:
     return Layer(
         hook=HookPoint(
             module="fla.layers.delta_net",
             operators=("chunk_delta_rule", "fused_recurrent_delta_rule"),
-            normaliser="sum_norm" if known["qk_norm"] == "sum" else None,
+            normaliser="sum_norm" if config["qk_norm"] == "sum" else None,
         ),
-        projections="qkv" + "b" * bool(known["use_beta"]) + "g" * bool(known["use_gate"]) + "o",
-        noncommuting=_noncommuting(known["qk_activation"], known["qk_norm"]),
+        projections="qkv" + "b" * bool(config["use_beta"]) + "g" * bool(config["use_gate"]) + "o",
+        noncommuting=_noncommuting(config["qk_activation"], config["qk_norm"]),
     )
 
 

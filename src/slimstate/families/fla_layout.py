@@ -39,9 +39,9 @@ class Layer(Value):
     hook: HookPoint
     # the names of its linear maps, without an ending `_proj`: "qkvo", or ("q", "k", "f_proj.0", ...)
     projections: str | tuple[str, ...]
-    # the rows that make the queries
+    # the rows that compute the queries
     query: Slot = QUERY
-    # the rows that make the keys
+    # the rows that compute the keys
     key: Slot = KEY
     # rows with key channels besides projections and convolutions: those of gates
     gates: tuple[Slot, ...] = ()
@@ -62,10 +62,10 @@ class FlaFamily(Family):
     library: Library = "fla"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
-        known, sizes, softmax = self.known(config), self.sizes(config), self.softmax_layers(config)
-        if (layers := int(known["num_hidden_layers"])) < 1:
+        values, sizes, softmax = self.with_defaults(config), self.sizes(config), self.softmax_layers(config)
+        if (layers := int(values["num_hidden_layers"])) < 1:
             raise ModelError(f"config.json: num_hidden_layers must be positive, got {layers}")
-        first = _mixer(known, sizes, self.layer(known, sizes))
+        first = _mixer(values, sizes, self.layer(values, sizes))
         return tuple(
             replace(first, layer=layer, path=f"model.layers.{layer}.attn")
             for layer in range(layers)
@@ -82,18 +82,18 @@ class FlaFamily(Family):
         return frozenset(int(layer) for spec in self._softmax(config) for layer in spec["layers"])
 
     def cached_per_token(self, config: Config) -> int | None:
-        hidden, total = int(self.known(config)["hidden_size"]), 0
+        hidden, total = int(self.with_defaults(config)["hidden_size"]), 0
         for spec in self._softmax(config):
             heads = int(spec["num_heads"])
             total += 2 * len(spec["layers"]) * int(spec.get("num_kv_heads") or heads) * (hidden // heads)
         return total
 
     def correction(self, config: Config) -> Correction:
-        return self.layer(self.known(config), self.sizes(config)).correction
+        return self.layer(self.with_defaults(config), self.sizes(config)).correction
 
-    def optional(self, known: Config, name: str) -> int | None:
+    def optional(self, values: Config, name: str) -> int | None:
         """Return a size that only some families and some configs have."""
-        value = known[name] if name in self.defaults else None
+        value = values[name] if name in self.defaults else None
         return None if value is None else int(value)
 
 
@@ -101,14 +101,14 @@ class ByHeadDim(FlaFamily):
     """Families whose key width is `head_dim` and value width a ratio to it; value heads may share a key head."""
 
     def sizes(self, config: Config) -> Sizes:
-        known = self.known(config)
-        heads, value_heads = int(known["num_heads"]), self.optional(known, "num_v_heads")
+        values = self.with_defaults(config)
+        heads, value_heads = int(values["num_heads"]), self.optional(values, "num_v_heads")
         return Sizes(
             heads=heads,
-            width=int(known["head_dim"]),
+            width=int(values["head_dim"]),
             value_heads=heads if value_heads is None else value_heads,
-            value_dim=int(int(known["head_dim"]) * float(known["expand_v"])),
-            input_size=int(known["hidden_size"]),
+            value_dim=int(int(values["head_dim"]) * float(values["expand_v"])),
+            input_size=int(values["hidden_size"]),
         )
 
     def fields_for(self, config: Config, key_dim: int) -> Config:
@@ -120,29 +120,29 @@ class ByExpansion(FlaFamily):
     """Families whose widths are ratios to the hidden size; query heads may share a key head."""
 
     def sizes(self, config: Config) -> Sizes:
-        known = self.known(config)
-        heads, hidden = int(known["num_heads"]), int(known["hidden_size"])
-        key_heads = self.optional(known, "num_kv_heads")
+        values = self.with_defaults(config)
+        heads, hidden = int(values["num_heads"]), int(values["hidden_size"])
+        key_heads = self.optional(values, "num_kv_heads")
         return Sizes(
             heads=heads if key_heads is None else key_heads,
-            width=per_head(hidden, known["expand_k"], heads, "expand_k"),
+            width=per_head(hidden, values["expand_k"], heads, "expand_k"),
             value_heads=heads,
-            value_dim=per_head(hidden, known["expand_v"], heads, "expand_v"),
+            value_dim=per_head(hidden, values["expand_v"], heads, "expand_v"),
             input_size=hidden,
         )
 
     def fields_for(self, config: Config, key_dim: int) -> Config:
         """Return another `expand_k`, which gives the key dim exactly."""
-        known = self.known(config)
-        return {"expand_k": ratio_for(key_dim * int(known["num_heads"]), int(known["hidden_size"]))}
+        values = self.with_defaults(config)
+        return {"expand_k": ratio_for(key_dim * int(values["num_heads"]), int(values["hidden_size"]))}
 
 
-def _mixer(known: Config, sizes: Sizes, layer: Layer) -> Mixer:
+def _mixer(config: Config, sizes: Sizes, layer: Layer) -> Mixer:
     """Return the mixer of layer 0; the others differ only in their path."""
-    convolved = layer.convolved and bool(known.get("use_short_conv", True))
-    shared = sharing(known) if convolved else None
+    convolved = layer.convolved and bool(config.get("use_short_conv", True))
+    shared = sharing(config) if convolved else None
     filters_apart = ("filters of one channel each",) * (convolved and shared is None)
-    convolutions = _convolution_slots(known, layer) if convolved else ()
+    convolutions = _convolution_slots(config, layer) if convolved else ()
     return Mixer(
         layer=0, path="model.layers.0.attn",
         axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *convolutions, *layer.gates)),
@@ -153,21 +153,21 @@ def _mixer(known: Config, sizes: Sizes, layer: Layer) -> Mixer:
     )  # fmt: skip
 
 
-def sharing(known: Config) -> str | None:
+def sharing(config: Config) -> str | None:
     """Return which channels share a convolution filter by training: those of a `head`, `all`, or None.
 
     The stock class has no such option: the filters are stored for every channel, and slimstate's entry in the config
     says that they are equal.
     """
-    shared = (known.get("slimstate") or {}).get(SHARED_FILTERS)
+    shared = (config.get("slimstate") or {}).get(SHARED_FILTERS)
     if shared is not None and shared not in SHARINGS:
         raise ModelError(f"config.json: unknown {SHARED_FILTERS} {shared!r}; there are {', '.join(SHARINGS)}")
     return shared
 
 
-def _convolution_slots(known: Config, layer: Layer) -> tuple[Slot, ...]:
+def _convolution_slots(config: Config, layer: Layer) -> tuple[Slot, ...]:
     """Return the slots of convolutions, whose rows are where those of the projections are."""
-    parameters = ["weight"] + ["bias"] * bool(known.get("conv_bias", False))
+    parameters = ["weight"] + ["bias"] * bool(config.get("conv_bias", False))
     return tuple(
         replace(
             slot, parameter=f"{letter}_conv1d.{parameter}", absorbs_query_scale=False, depthwise=parameter == "weight"

@@ -28,15 +28,15 @@ DEFAULTS: Config = {
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 TAPS = 4  # of the convolution, by default
-EVERY = 4  # without `layer_types`, every fourth layer is softmax attention
+SOFTMAX_INTERVAL = 4  # without `layer_types`, every fourth layer is softmax attention
 
 
 class Layout(Value):
     """Where the rows of a layer are."""
 
-    # the rows that make the queries
+    # the rows that compute the queries
     query: Slot
-    # the rows that make the keys
+    # the rows that compute the keys
     key: Slot
     # all other rows with key channels: those of convolutions
     others: tuple[Slot, ...]
@@ -73,7 +73,7 @@ class GatedDeltaHybrid(Family):
                 value_heads=sizes.value_heads, value_dim=sizes.value_dim, filters=layout.filters,
                 projections=layout.projections, joined=layout.joined,
             )
-            for layer, kind in enumerate(layer_types(self.known(config)))
+            for layer, kind in enumerate(layer_types(self.with_defaults(config)))
             if kind == "linear_attention"
         )  # fmt: skip
 
@@ -93,14 +93,14 @@ class GatedDeltaHybrid(Family):
             gpu_kernels=("causal_conv1d_fn", "causal_conv1d_update"),
         )
 
-    def known(self, config: Config) -> Config:
+    def with_defaults(self, config: Config) -> Config:
         inner = config.get("text_config") if self.nested else config
         if not isinstance(inner, Mapping):
             raise ModelError(f"config.json of {self.model_type} has no text_config with its language model")
         return {**self.defaults, **{key: value for key, value in inner.items() if value is not None}}
 
     def sizes(self, config: Config) -> Sizes:
-        text = self.known(config)
+        text = self.with_defaults(config)
         return Sizes(
             heads=int(text["linear_num_key_heads"]),
             width=int(text["linear_key_head_dim"]),
@@ -110,11 +110,11 @@ class GatedDeltaHybrid(Family):
         )
 
     def softmax_layers(self, config: Config) -> frozenset[int]:
-        kinds = enumerate(layer_types(self.known(config)))
+        kinds = enumerate(layer_types(self.with_defaults(config)))
         return frozenset(layer for layer, kind in kinds if kind != "linear_attention")
 
     def caches(self, config: Config) -> Caches:
-        text, softmax = self.known(config), self.softmax_layers(config)
+        text, softmax = self.with_defaults(config), self.softmax_layers(config)
         kv_heads, kv_dim = softmax_sizes(text)
         return Caches(
             sizes=self.sizes(config), linear_layers=len(layer_types(text)) - len(softmax), softmax_layers=len(softmax),
@@ -128,7 +128,7 @@ class GatedDeltaHybrid(Family):
     def published(self, config: Config) -> Config:
         """Return also the interval of softmax layers, if it is regular."""
         text = config.get("text_config", {}) if self.nested else config
-        fields = {**flat_rope(text), **_interval(layer_types(self.known(config)))}
+        fields = {**flat_rope(text), **_interval(layer_types(self.with_defaults(config)))}
         return {"text_config": {**fields, **text}} if self.nested else fields
 
     def fields_for(self, config: Config, key_dim: int) -> Config:
@@ -151,6 +151,6 @@ def layer_types(text: Config) -> list[str]:
     """Return the kind of each layer; by default softmax attention is at a fixed interval."""
     if text.get("layer_types") is not None:
         return list(text["layer_types"])
-    interval = int(text.get("full_attention_interval", EVERY))
+    interval = int(text.get("full_attention_interval", SOFTMAX_INTERVAL))
     layers = range(1, int(text["num_hidden_layers"]) + 1)
     return ["linear_attention" if layer % interval else "full_attention" for layer in layers]

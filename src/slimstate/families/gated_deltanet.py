@@ -7,13 +7,13 @@ from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer
 
 
-def layer(known: Config, sizes: Sizes) -> Layer:
+def layer(config: Config, sizes: Sizes) -> Layer:
     return Layer(
         hook=HookPoint(
             module="fla.layers.gated_deltanet",
             operators=("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
         ),
-        projections="qkvab" + "g" * bool(known["use_gate"]) + "o",
+        projections="qkvab" + "g" * bool(config["use_gate"]) + "o",
         noncommuting=("the activation silu",),
     )
 

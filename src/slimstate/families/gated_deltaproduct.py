@@ -7,9 +7,9 @@ from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import DEFAULTS, ByHeadDim, Layer
 
 
-def layer(known: Config, sizes: Sizes) -> Layer:
-    updates = int(known["num_householder"])
-    gates = "a" * bool(known["use_forget_gate"]) + "g" * bool(known["use_output_gate"])
+def layer(config: Config, sizes: Sizes) -> Layer:
+    updates = int(config["num_householder"])
+    gates = "a" * bool(config["use_forget_gate"]) + "g" * bool(config["use_output_gate"])
     return Layer(
         hook=HookPoint(
             module="fla.layers.gated_deltaproduct",

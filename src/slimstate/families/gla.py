@@ -11,8 +11,8 @@ from slimstate.families.contract import FOLDED, NORM_EPS, Config, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer, grouped_queries
 
 
-def layer(known: Config, sizes: Sizes) -> Layer:
-    homogeneous = not known["use_short_conv"] and known["feature_map"] in (None, "relu")
+def layer(config: Config, sizes: Sizes) -> Layer:
+    homogeneous = not config["use_short_conv"] and config["feature_map"] in (None, "relu")
     correction = FOLDED if homogeneous else NORM_EPS
     return Layer(
         hook=HookPoint(
@@ -20,7 +20,7 @@ def layer(known: Config, sizes: Sizes) -> Layer:
             operators=("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"),
             per_token=("v", "g", "gk"),
         ),
-        projections=("q", "k", "v", *"g" * bool(known["use_output_gate"]), "gk_proj.0", "gk_proj.1", "o"),
+        projections=("q", "k", "v", *"g" * bool(config["use_output_gate"]), "gk_proj.0", "gk_proj.1", "o"),
         query=grouped_queries(sizes, correction),
         gates=(Slot(parameter="gk_proj.1.weight"), Slot(parameter="gk_proj.1.bias")),
         convolved_value_heads=sizes.heads,

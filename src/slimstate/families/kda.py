@@ -7,7 +7,7 @@ from slimstate.families.contract import Config, Sizes
 from slimstate.families.fla_layout import ByHeadDim, Layer, per_group
 
 
-def layer(known: Config, sizes: Sizes) -> Layer:
+def layer(config: Config, sizes: Sizes) -> Layer:
     copies = max(1, sizes.value_heads // sizes.heads)
     return Layer(
         hook=HookPoint(module="fla.layers.kda", operators=("chunk_kda", "fused_recurrent_kda")),

@@ -11,15 +11,15 @@ DEFAULT = "elementwise_product"
 CANCELS = Correction(why="the output is divided by a sum with the same query scale, so that cutting equals zeroing")
 
 
-def layer(known: Config, sizes: Sizes) -> Layer:
-    correction = FOLDED if known["feature_map"] in ("relu", "identity") else NORM_EPS
-    correction = CANCELS if known["norm_feature_map"] else correction
+def layer(config: Config, sizes: Sizes) -> Layer:
+    correction = FOLDED if config["feature_map"] in ("relu", "identity") else NORM_EPS
+    correction = CANCELS if config["norm_feature_map"] else correction
     return Layer(
         hook=HookPoint(
             module="fla.layers.linear_attn",
             operators=("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"),
             per_token=("v",),
-            scales_queries=not known["norm_feature_map"],
+            scales_queries=not config["norm_feature_map"],
         ),
         projections="qkvo",
         query=grouped_queries(sizes, correction),
@@ -32,13 +32,13 @@ class LinearAttention(ByExpansion):
     """A family of which only some feature maps can be cut."""
 
     def refusal(self, config: Config) -> str | None:
-        known = self.known(config)
-        if known["feature_map"] in MIXING:
+        values = self.with_defaults(config)
+        if values["feature_map"] in MIXING:
             return (
-                f"its feature map {known['feature_map']} mixes the channels of a head,"
+                f"its feature map {values['feature_map']} mixes the channels of a head,"
                 " so a channel is not one row of the weights"
             )
-        if known.get("norm_q") or known.get("norm_k"):
+        if values.get("norm_q") or values.get("norm_k"):
             return "its norm_q or norm_k divides by the sum over a head's channels, which is not supported"
         return None
 

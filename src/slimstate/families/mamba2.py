@@ -78,11 +78,11 @@ class Mamba2(Family):
     library: Library = "transformers"
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
-        known, sizes = self.known(config), self.sizes(config)
+        values, sizes = self.with_defaults(config), self.sizes(config)
         inner, keys = sizes.values, sizes.keys
         key, query = (Slot(parameter="in_proj.weight", start=2 * inner + offset) for offset in (0, keys))
-        biased = bool(known[self.fields.biased])
-        filter_biased = self.fields.conv_bias is None or bool(known[self.fields.conv_bias])
+        biased = bool(values[self.fields.biased])
+        filter_biased = self.fields.conv_bias is None or bool(values[self.fields.conv_bias])
         parts = [("in_proj.bias", 2 * inner)] * biased + [("conv1d.weight", inner)]
         parts += [("conv1d.bias", inner)] * filter_biased
         others = (Slot(parameter=name, start=start + offset) for name, start in parts for offset in (0, keys))
@@ -101,13 +101,13 @@ class Mamba2(Family):
 
     def sizes(self, config: Config) -> Sizes:
         """Return the sizes, with the groups as key heads of N channels."""
-        known, names = self.known(config), self.fields
+        values, names = self.with_defaults(config), self.fields
         return Sizes(
-            heads=int(known[names.groups]),
-            width=int(known[names.state]),
-            value_heads=int(known[names.heads]),
-            value_dim=self.head_dim(known),
-            input_size=int(known["hidden_size"]),
+            heads=int(values[names.groups]),
+            width=int(values[names.state]),
+            value_heads=int(values[names.heads]),
+            value_dim=self.head_dim(values),
+            input_size=int(values["hidden_size"]),
         )
 
     @staticmethod
@@ -127,24 +127,24 @@ class Mamba2(Family):
             fused_layers=("mamba2_split_conv1d_scan_combined",), cache=self.cache,
         )  # fmt: skip
 
-    def head_dim(self, known: Config) -> int:
-        head_dim = known.get(self.fields.head_dim)
+    def head_dim(self, values: Config) -> int:
+        head_dim = values.get(self.fields.head_dim)
         if head_dim not in (None, "auto"):
             return int(head_dim)
-        inner = None if self.fields.inner is None else known.get(self.fields.inner)
-        total = int(known[self.fields.expand] * known["hidden_size"]) if inner is None else int(inner)
-        return total // int(known[self.fields.heads])
+        inner = None if self.fields.inner is None else values.get(self.fields.inner)
+        total = int(values[self.fields.expand] * values["hidden_size"]) if inner is None else int(inner)
+        return total // int(values[self.fields.heads])
 
     def layers(self, config: Config) -> list[str]:
         """Return the kind of each layer."""
-        known = self.known(config)
-        if known.get("hybrid_override_pattern"):
-            return [PATTERN[letter] for letter in known["hybrid_override_pattern"]]
+        values = self.with_defaults(config)
+        if values.get("hybrid_override_pattern"):
+            return [PATTERN[letter] for letter in values["hybrid_override_pattern"]]
         for name in ("layers_block_type", "layer_types"):
-            if known.get(name) is not None:
-                return list(known[name])
-        softmax = frozenset(known.get("attn_layer_indices") or ())
-        layers = range(int(known["num_hidden_layers"]))
+            if values.get(name) is not None:
+                return list(values[name])
+        softmax = frozenset(values.get("attn_layer_indices") or ())
+        layers = range(int(values["num_hidden_layers"]))
         return ["full_attention" if layer in softmax else "linear_attention" for layer in layers]
 
     def softmax_layers(self, config: Config) -> frozenset[int]:
@@ -153,13 +153,13 @@ class Mamba2(Family):
         return frozenset(layer for layer, kind in enumerate(self.layers(config)) if kind in kinds)
 
     def caches(self, config: Config) -> Caches:
-        known, kinds = self.known(config), self.layers(config)
-        kv_heads, kv_dim = softmax_sizes(known)
-        dtype = known.get("mamba_ssm_dtype") or known.get("mamba_ssm_cache_dtype")
+        values, kinds = self.with_defaults(config), self.layers(config)
+        kv_heads, kv_dim = softmax_sizes(values)
+        dtype = values.get("mamba_ssm_dtype") or values.get("mamba_ssm_cache_dtype")
         return Caches(
             sizes=self.sizes(config), linear_layers=sum(kind in LINEAR for kind in kinds),
-            softmax_layers=len(self.softmax_layers(config)), taps=int(known.get(self.fields.taps, TAPS)),
-            state_dtype=dtype or self.state_dtype, repeated_keys=True, state_on_the_way=True, kv_heads=kv_heads,
+            softmax_layers=len(self.softmax_layers(config)), taps=int(values.get(self.fields.taps, TAPS)),
+            state_dtype=dtype or self.state_dtype, repeated_keys=True, stores_block_states=True, kv_heads=kv_heads,
             kv_dim=kv_dim,
         )  # fmt: skip
 
@@ -168,8 +168,8 @@ class Mamba2(Family):
 
     def logit_factor(self, config: Config) -> float:
         names = (self.logits_multiplier, self.logits_divisor)
-        by, below = (1.0 if name is None else float(config.get(name, 1.0)) for name in names)
-        return by / below
+        multiplier, divisor = (1.0 if name is None else float(config.get(name, 1.0)) for name in names)
+        return multiplier / divisor
 
     def published(self, config: Config) -> Config:
         fields = dict(super().published(config))

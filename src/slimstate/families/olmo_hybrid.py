@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from slimstate.core.layout import Slot
 from slimstate.families.contract import Config, Correction, Sizes, filter_axis
-from slimstate.families.gated_delta_hybrid import DEFAULTS, EVERY, GatedDeltaHybrid, Layout
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, layer_types
 
 HARD_CODED = Correction(
     why="cannot be corrected: the epsilon of the norm after the state is fixed in the stock class (1e-5), so the cut"
@@ -35,15 +35,14 @@ def separate(sizes: Sizes) -> Layout:
 class OlmoHybrid(GatedDeltaHybrid):
     """A family whose config may leave out the sizes of linear layers, which then follow from the others."""
 
-    def known(self, config: Config) -> Config:
-        text = dict(super().known(config))
+    def with_defaults(self, config: Config) -> Config:
+        text = dict(super().with_defaults(config))
         for name in ("linear_num_key_heads", "linear_num_value_heads"):
             text.setdefault(name, text["num_attention_heads"])
         text.setdefault("linear_key_head_dim", int(0.75 * text["hidden_size"] / text["linear_num_key_heads"]))
         text.setdefault("linear_value_head_dim", 2 * text["linear_key_head_dim"])
         if text.get("layer_types") is None:
-            layers = int(text["num_hidden_layers"])
-            kinds = ["full_attention" if layer % EVERY == EVERY - 1 else "linear_attention" for layer in range(layers)]
+            kinds = layer_types({"num_hidden_layers": text["num_hidden_layers"]})
             text["layer_types"] = kinds if "full_attention" in kinds else [*kinds[:-1], "full_attention"]
         return text
 

@@ -14,7 +14,7 @@ UNSCALED = Correction(why="these layers do not scale queries, whatever the key d
 DECAY = "w_proj.linear.lora.2"
 
 
-def layer(known: Config, sizes: Sizes) -> Layer:
+def layer(config: Config, sizes: Sizes) -> Layer:
     maps = (f"{letter}_proj.linear" for letter in "rkvg")
     return Layer(
         hook=HookPoint(

@@ -111,7 +111,7 @@ class Pool(Value):
         pages, options = self.pages(key_dim), self.options
         state = pages.state + pages.convolution
         linear, softmax = self.caches.linear_layers, self.caches.softmax_layers
-        states = (2 + self.caches.state_on_the_way if options.prefix_caching else 1) + options.speculative_tokens
+        states = (2 + self.caches.stores_block_states if options.prefix_caching else 1) + options.speculative_tokens
         if not softmax:
             size = linear * state
             return PoolRow(
