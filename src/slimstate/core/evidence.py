@@ -73,14 +73,14 @@ class Evidence(Value):
         """Return the evidence of both sets of tokens."""
         mine, theirs = dict(self.tensors()), dict(other.tensors())
         if mine.keys() != theirs.keys():
-            raise DataError(f"evidence of different kinds: {sorted(mine)} and {sorted(theirs)}")
+            raise DataError(f"evidence to merge must have the same sums, got {sorted(mine)} and {sorted(theirs)}")
         sums = {name: tensor + theirs[name] for name, tensor in mine.items()}
         return Evidence(tokens=self.tokens + other.tokens, **sums)
 
     def extended(self, other: Evidence) -> Evidence:
         """Return this evidence with additional sums of `other`, both from the same tokens."""
         if self.tokens != other.tokens:
-            raise DataError(f"evidence of {self.tokens} and {other.tokens} tokens cannot be joined")
+            raise DataError(f"evidence to join must be of the same tokens, got {self.tokens} and {other.tokens}")
         return Evidence(tokens=self.tokens, **{**dict(self.tensors()), **dict(other.tensors())})
 
 
@@ -140,7 +140,7 @@ class EvidenceFile(Value):
         return cls(model=about["model"], calibration=about["calibration"], evidence=evidence)
 
     def check_fits(self, path: Path, mixers: Sequence[Mixer]) -> None:
-        """Refuse evidence that no calibration of a model with these mixers can give."""
+        """Raise a `DataError` unless this can be the evidence of a model with these mixers."""
         layers = [mixer.layer for mixer in mixers]
         if sorted(self.evidence) != layers:
             own = quoted(sorted(self.evidence))
@@ -164,7 +164,7 @@ class EvidenceFile(Value):
 
 
 def _check_about(about: JsonObject) -> JsonObject:
-    """Return the description of an evidence file if it has everything that is needed later."""
+    """Return the description of an evidence file; raise an error unless it names its model, text and tokens."""
     calibration = about["calibration"]
     texts = (about["model"], calibration["data"], calibration["digest"])
     counts = (about["tokens"], calibration["samples"], calibration["length"])
@@ -179,10 +179,11 @@ def _check_about(about: JsonObject) -> JsonObject:
 
 def find_problem(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | None:
     """Return why a tensor cannot be a sum of a calibration of this mixer, or None if it can."""
-    wide = name in FIELDS["gram"] + FIELDS["moments"] + FIELDS["weighted"]
+    is_square = name in FIELDS["gram"] + FIELDS["moments"] + FIELDS["weighted"]
     side = mixer.axis.width + (name in FIELDS["moments"])
     gradient = mixer.axis.heads, mixer.axis.width, None
-    shape = (mixer.axis.heads, side, side) if wide else gradient if name in FIELDS["gradient"] else (mixer.input_size,)
+    other = gradient if name in FIELDS["gradient"] else (mixer.input_size,)
+    shape = (mixer.axis.heads, side, side) if is_square else other
     pairs = zip(shape, tensor.shape, strict=False)
     fits = len(shape) == tensor.ndim and all(expected in (None, size) for expected, size in pairs)
     dtype = torch.float32 if name in FIELDS["gradient"] else torch.float64
@@ -195,11 +196,11 @@ def find_problem(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | 
         return f"is zero, but is a sum over {tokens:,} tokens"
     if name == "input_square" and bool((tensor < 0).any()):
         return "has a negative sum of squares"
-    return _find_gram_problem(tensor, tokens if name in FIELDS["moments"] else None) if wide else None
+    return _find_gram_problem(tensor, tokens if name in FIELDS["moments"] else None) if is_square else None
 
 
 def _find_gram_problem(gram: Tensor, tokens: int | None) -> str | None:
-    """Check that a sum of outer products is symmetric and positive semi-definite; moments end with a count."""
+    """Return why this is not a sum of outer products, or None if it is; moments end with the count `tokens`."""
     diagonal = gram.diagonal(dim1=1, dim2=2)
     scale = diagonal.abs().amax(1).clamp_min(torch.finfo(gram.dtype).tiny).view(-1, 1, 1)
     unit = gram / scale

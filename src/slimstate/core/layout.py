@@ -60,9 +60,9 @@ class Axis(Value):
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.width < 1:
-            raise ValueError(f"an axis of {self.heads} heads of {self.width} channels")
+            raise ValueError(f"an axis must have heads and channels, got {self.heads} heads of {self.width} channels")
         if not self.slots:
-            raise ValueError("an axis without slots: nothing would be cut")
+            raise ValueError("an axis must have slots, or nothing would be cut")
 
     def rows(self, slot: Slot, channels: Tensor) -> Tensor:
         """Return the rows of `slot` for `channels` [H, n], as [copies, H, n]."""

@@ -17,7 +17,7 @@ class StockClass(Value):
     name: str
 
     def loading_code(self, folder: str, *others: str) -> str:
-        """Python that loads a model from `folder`, an expression, with other classes imported beside its own."""
+        """Return Python code that loads a model from `folder`, an expression, and also imports the classes `others`."""
         registration = REGISTRATION if self.library == "fla" else ""
         classes = ", ".join((self.name, *others))
         return CODE.format(registration=registration, classes=classes, loader=self.name, folder=folder)

@@ -31,16 +31,16 @@ class Cutter:
         for mixer in mixers:
             choice = selections[mixer.layer]
             check_choice(mixer, choice)
-            gone = dropped_channels(mixer.axis.width, remaining_channels(choice))
+            remaining, factor = remaining_channels(choice), math.sqrt(choice.key_dim / mixer.axis.width)
+            dropped = dropped_channels(mixer.axis.width, remaining)
             for slot in mixer.axis.slots:
                 name = mixer.name_of(slot)
                 _, rows = self._dropped.setdefault(name, (slot, []))
-                rows.append(mixer.axis.rows(slot, gone).flatten())
+                rows.append(mixer.axis.rows(slot, dropped).flatten())
                 if isinstance(choice, Basis):
                     self._rotations.setdefault(name, []).append(partial(rotated, mixer.axis, slot, choice))
                 if slot.absorbs_query_scale and corrected:
-                    stays = mixer.axis.rows(slot, remaining_channels(choice)).flatten()
-                    self._rescaled[name] = (stays, math.sqrt(choice.key_dim / mixer.axis.width))
+                    self._rescaled[name] = (mixer.axis.rows(slot, remaining).flatten(), factor)
 
     def touches(self, name: str) -> bool:
         return name in self._dropped
@@ -50,8 +50,8 @@ class Cutter:
         sizes = list(shape)
         if self.touches(name):
             slot, rows = self._dropped[name]
-            gone = sum(len(part) for part in rows)
-            sizes[1 if slot.by_head else slot.dim] -= gone // sizes[0] if slot.by_head else gone
+            count = sum(len(part) for part in rows)
+            sizes[1 if slot.by_head else slot.dim] -= count // sizes[0] if slot.by_head else count
         return sizes
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
@@ -68,13 +68,13 @@ class Cutter:
             remaining = remaining.to(tensor.device)
             scaled = tensor.index_select(dim, remaining).float() * factor
             tensor = tensor.index_copy(dim, remaining, scaled.to(tensor.dtype))
-        stays = torch.ones(tensor.shape[dim], dtype=torch.bool)
-        stays[torch.cat(rows)] = False
-        return tensor.index_select(dim, stays.nonzero().flatten().to(tensor.device)).view(shape)
+        mask = torch.ones(tensor.shape[dim], dtype=torch.bool)
+        mask[torch.cat(rows)] = False
+        return tensor.index_select(dim, mask.nonzero().flatten().to(tensor.device)).view(shape)
 
 
 def outline(mixers: Sequence[Mixer], key_dim: int) -> Cutter:
-    """Return some cut to this key dim: all of them change the same tensors to the same shapes."""
+    """Return a cutter with the shapes of every cut to this key dim; they do not depend on the channels."""
     first = torch.arange(key_dim)
     return Cutter(mixers, {mixer.layer: Selection(keep=first.expand(mixer.axis.heads, -1)) for mixer in mixers})
 
@@ -109,8 +109,8 @@ def remaining_channels(choice: Choice) -> Tensor:
 
 def dropped_channels(width: int, keep: Tensor) -> Tensor:
     """Return the channels [H, D - K] that are not in `keep` [H, K], ascending."""
-    stays = torch.zeros(keep.shape[0], width, dtype=torch.bool).scatter_(1, keep, True)
-    return (~stays).nonzero()[:, 1].view(keep.shape[0], width - keep.shape[1])
+    mask = torch.zeros(keep.shape[0], width, dtype=torch.bool).scatter_(1, keep, True)
+    return (~mask).nonzero()[:, 1].view(keep.shape[0], width - keep.shape[1])
 
 
 def cut(

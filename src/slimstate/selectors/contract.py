@@ -81,8 +81,8 @@ class Selector(Value):
 
 
 def scored(score: str, query: Tensor | None, key: Tensor | None) -> list[Tensor]:
-    """Return those of the query's and the key's tensors that `score` uses."""
+    """Return the query tensor, the key tensor or both, as `score` says: q, k or kq."""
     tensors = [tensor for name, tensor in (("q", query), ("k", key)) if name in score and tensor is not None]
     if len(tensors) < len(score):
-        raise ValueError("the case does not have what its selector needs")
+        raise ValueError(f"score {score} needs tensors of {' and '.join(score)}, got {len(tensors)}: check `needs`")
     return tensors

@@ -30,21 +30,21 @@ def best_of(score: Callable[[Case, Request], Tensor]) -> Callable[[Iterable[Case
 
 
 def choose_random(cases: Iterable[Case], request: Request) -> list[Selection]:
-    """Draw a score for every channel: the control that every other way to choose must beat."""
+    """Return random channels: the control that every other selector must beat."""
     generator = torch.Generator().manual_seed(request.seed)
     return best_of(lambda case, _: torch.rand(case.heads, case.width, generator=generator))(cases, request)
 
 
 def magnitude(case: Case, request: Request) -> Tensor:
-    """s_j = sum_i |W_q[j, i]| + |W_k[j, i]|"""
+    """Return s_j = sum_i |W_q[j, i]| + |W_k[j, i]|, [H, D]."""
     weights = scored(request.score, case.query_weight, case.key_weight)
     return torch.stack([weight.double().abs().sum(-1) for weight in weights]).sum(0)
 
 
 def wanda(case: Case, request: Request) -> Tensor:
-    """s_j = sum_i (|W_q[j, i]| + |W_k[j, i]|) ||X[:, i]||_2"""
+    """Return s_j = sum_i (|W_q[j, i]| + |W_k[j, i]|) ||X[:, i]||_2, [H, D]."""
     if case.evidence is None or case.evidence.input_square is None:
-        raise ValueError("S-Wanda without input norms")
+        raise ValueError("s-wanda needs evidence with `input`, got none")
     norm = case.evidence.input_square.double().sqrt()
     weights = scored(request.score, case.query_weight, case.key_weight)
     # a channel may have several rows, one after the other
@@ -53,9 +53,9 @@ def wanda(case: Case, request: Request) -> Tensor:
 
 
 def saliency(case: Case, request: Request) -> Tensor:
-    """s_j = sum_i |W_q[j, i] dL/dW_q[j, i]| + |W_k[j, i] dL/dW_k[j, i]|"""
+    """Return s_j = sum_i |W_q[j, i] dL/dW_q[j, i]| + |W_k[j, i] dL/dW_k[j, i]|, [H, D]."""
     if case.evidence is None:
-        raise ValueError("Grad without gradients")
+        raise ValueError("grad needs evidence with `gradient`, got none")
     weights = scored(request.score, case.query_weight, case.key_weight)
     gradients = scored(request.score, case.evidence.query_gradient, case.evidence.key_gradient)
     pairs = zip(weights, gradients, strict=True)

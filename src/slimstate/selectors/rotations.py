@@ -35,7 +35,7 @@ def principal_directions(gram: Tensor, keep: int, *, least: bool = False) -> tup
 
 
 def _with_fixed_signs(rows: Tensor) -> Tensor:
-    """Fix the sign of eigenvectors: the largest entry is positive."""
+    """Return eigenvectors with the sign that makes their largest entry positive."""
     largest = rows.gather(-1, rows.abs().argmax(-1, keepdim=True))
     return rows * torch.where(largest < 0, -1.0, 1.0)
 
@@ -65,7 +65,7 @@ def components(
         bases = []
         for case in cases:
             if case.evidence is None:
-                raise ValueError("principal components without Gram matrices")
+                raise ValueError("principal components need evidence with `gram` or `moments`, got none")
             rows, lost = principal_directions(spread(case.evidence, request.score), request.keep, least=least)
             bases.append(Basis(rows=rows.float().cpu(), certificate={"variance_lost": lost.tolist()}))
         return bases

@@ -41,7 +41,7 @@ class Pivoting(Value):
 
 
 def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5, max_swaps: int | None = None) -> Pivoting:
-    """Compute a strong rank-revealing QR of every M with M'M = gram [N, D, D], down to rho <= f.
+    """Return a strong rank-revealing QR of every M with M'M = gram [N, D, D], such that rho <= f.
 
     `max_swaps` limits the exchanges of every M.
     """
@@ -67,7 +67,7 @@ def strong_rrqr(gram: Tensor, keep: int, f: float = 1.5, max_swaps: int | None =
 
 
 def _conditioned(gram: Tensor) -> Tensor:
-    """Scale G to a largest diagonal of one and add its rounding error, so that every head has full rank.
+    """Return G scaled to a largest diagonal of one, plus its rounding error, so that every head has full rank.
 
     Dependent and dead columns have a residual of about that error, so they are exchanged like any other.
     """
@@ -89,7 +89,7 @@ def pivoted_order(gram: Tensor, keep: int) -> Tensor:
     count, width, _ = gram.shape
     every = torch.arange(count, device=gram.device)
     residual = gram.diagonal(dim1=-2, dim2=-1).clone()
-    taken_at = torch.full((count, width), keep, device=gram.device)
+    step_of = torch.full((count, width), keep, device=gram.device)
     rows = gram.new_zeros(count, keep, width)
     for step in range(keep):
         pivot = residual.argmax(-1)
@@ -99,8 +99,8 @@ def pivoted_order(gram: Tensor, keep: int) -> Tensor:
         rows[:, step] = row
         residual -= row.square()
         residual[every, pivot] = -torch.inf
-        taken_at[every, pivot] = step
-    return taken_at.argsort(dim=-1, stable=True)
+        step_of[every, pivot] = step
+    return step_of.argsort(dim=-1, stable=True)
 
 
 def _swept(gram: Tensor, order: Tensor, keep: int) -> tuple[Tensor, Tensor]:
