@@ -25,7 +25,7 @@ from slimstate.system.value import Value
 
 TOKENS = "tokens.int32"
 ABOUT = "tokens.json"
-MAX_HELD_OUT = 64
+MAX_HELD_OUT_WINDOWS = 64
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -127,7 +127,7 @@ def _write_tokens(folder: Path, tokens: Iterable[Tensor]) -> tuple[int, str]:
 
 def held_out_count(samples: int) -> int:
     """Return how many windows to hold out for measuring."""
-    return min(MAX_HELD_OUT, max(1, samples // 64))
+    return min(MAX_HELD_OUT_WINDOWS, max(1, samples // 64))
 
 
 def held_out_places(count: int, held_out: int) -> Places:

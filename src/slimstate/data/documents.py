@@ -30,15 +30,15 @@ class Piece(Value):
 class Reading:
     """A text and how it is divided into documents: as requested, or by default as its sources suggest.
 
-    After some of it was read, `documents` is how it was divided (several names if its sources differ), and `usual` is
-    whether every text file and every row was one document. `special_tokens` says which tokens stand around documents.
+    After some of it was read, `documents` is how it was divided (several names if its sources differ), `one_per_source`
+    whether every text file and row was one document. `special_tokens` says which tokens stand around documents.
     """
 
     def __init__(self, source: str | Texts, documents: str | None = None, special_tokens: str = "end") -> None:
         self.source, self._text, self._requested = str(source), source, documents
         self.special_tokens = special_tokens
         self._seen: dict[str, None] = {}
-        self.usual = True
+        self.one_per_source = True
 
     @classmethod
     def of(cls, text: str | Texts | Reading) -> Reading:
@@ -53,7 +53,7 @@ class Reading:
         for source in sources(self._text, render):
             documents, texts = _choose_documents(source, self._requested)
             self._seen[documents] = None
-            self.usual = self.usual and documents == ("rows" if source.rows else "file")
+            self.one_per_source = self.one_per_source and documents == ("rows" if source.rows else "file")
             yield from _pieces(documents, texts)
 
     def batches(self, first: int, render: Render | None = None) -> Iterator[list[Piece]]:

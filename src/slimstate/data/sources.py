@@ -38,7 +38,7 @@ class Source(Value):
 
 
 def sources(name: str | Texts, render: Render | None = None) -> Iterator[Source]:
-    """Yield the file, the files of the folder in order, the dataset of the hub, or the texts in memory."""
+    """Yield the sources of a text: a file, the files of a folder in order, a dataset of the hub, texts in memory."""
     if isinstance(name, Texts):
         yield Source(rows=True, texts=_in_memory(name, render))
         return
@@ -179,7 +179,7 @@ def _parquet(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str
 
 def _from_hub(name: str, render: Render | None) -> Iterator[str]:
     """Stream a dataset from the hub: NAME, NAME:CONFIG or NAME:CONFIG:SPLIT; the default split is train."""
-    if not hub.reachable():
+    if not hub.is_reachable():
         raise DataError(f"no file {quoted(name)}, and the hub cannot be reached for a dataset of that name")
     from datasets import load_dataset
 

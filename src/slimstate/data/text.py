@@ -24,21 +24,21 @@ from slimstate.system.value import Value
 class Windows(Value):
     """Tokens [samples, length] and where they came from.
 
-    `documents` is how the text was divided into documents, `usual` whether each file or row was one.
+    `documents` is how the text was divided into documents, `one_per_source` whether each file or row is one.
     """
 
     tokens: Tensor
     source: str
     seed: int
     documents: str | None = None
-    usual: bool = False
+    one_per_source: bool = False
     special_tokens: str = "end"
 
     @classmethod
     def of(cls, text: Reading, tokens: Tensor, seed: int = 0) -> Windows:
         """Return windows with the provenance of the text that they were read from."""
         return cls(
-            tokens=tokens, source=text.source, seed=seed, documents=text.documents, usual=text.usual,
+            tokens=tokens, source=text.source, seed=seed, documents=text.documents, one_per_source=text.one_per_source,
             special_tokens=text.special_tokens,
         )  # fmt: skip
 
@@ -52,9 +52,9 @@ class Windows(Value):
                 "samples": samples, "length": length, "seed": self.seed, "digest": self.digest}  # fmt: skip
 
     def provenance(self) -> JsonObject:
-        """Return the description for plans and evidence, without what is as usual."""
-        usual = {"documents": self.usual, "special_tokens": self.special_tokens == "end"}
-        return {name: value for name, value in self.describe().items() if not usual.get(name)}
+        """Return the description for plans and evidence, without values that are the default."""
+        is_default = {"documents": self.one_per_source, "special_tokens": self.special_tokens == "end"}
+        return {name: value for name, value in self.describe().items() if not is_default.get(name)}
 
 
 def sample_windows(
@@ -132,7 +132,7 @@ def _special_tokens(tokenizer: Any, kind: str) -> tuple[list[int], list[int]]:
 
 
 def _tokenise(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Return the tokens of each text; say in one line if the tokenizer, perhaps of a damaged file, fails."""
+    """Return the tokens of each text; raise a `DataError` if the tokenizer fails, perhaps of a damaged file."""
     try:
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return ids

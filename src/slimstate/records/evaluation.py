@@ -62,7 +62,7 @@ class Measure(Value):
     error: float | None = None
 
 
-CHIEF = ("word_perplexity", "acc_norm", "acc", "contains")  # metrics by preference, where a task shows only one
+MAIN_METRICS = ("word_perplexity", "acc_norm", "acc", "contains")  # by preference, where a task shows only one
 
 
 class LmEval(Value):
@@ -82,10 +82,10 @@ class LmEval(Value):
             name = f"{average.replace('_', '-')} average"
             yield Measure(group="average", name=name, label=name, value=value, more_is_better=True)
 
-    def chief_measures(self) -> Iterator[Measure]:
+    def main_measures(self) -> Iterator[Measure]:
         """Yield one metric of each task."""
         for task, entry in self.tasks.items():
-            yield self._measure(task, next(name for name in (*CHIEF, *entry.metrics) if name in entry.metrics))
+            yield self._measure(task, next(name for name in (*MAIN_METRICS, *entry.metrics) if name in entry.metrics))
 
     def _measure(self, task: str, metric: str) -> Measure:
         entry = self.tasks[task]
@@ -161,8 +161,8 @@ class EvaluationRecord(Record, Result, Origin):
         return [{"measure": item.name, "value": item.value, **pairs.get(item.name, {})} for item in self.measures()]
 
     def contradiction(self) -> str | None:
-        measured = any((self.perplexity, self.lm_eval, self.associative_recall))
-        return None if measured else "it holds neither a perplexity nor a task nor recall"
+        scores = self.perplexity, self.lm_eval, self.associative_recall
+        return None if any(scores) else "it holds neither a perplexity nor a task nor recall"
 
 
 UNCUT = "uncut"  # the method of rows that keep all channels and store the state in another dtype

@@ -94,7 +94,7 @@ def _candidates(folder: Path) -> Iterator[Path]:
             yield path
 
 
-DRAWN = (".csv", ".md", ".tex", ".png", ".pdf")
+DRAWN_SUFFIXES = (".csv", ".md", ".tex", ".png", ".pdf")
 
 
 def check_record(path: Path) -> None:
@@ -103,9 +103,9 @@ def check_record(path: Path) -> None:
         raise OutputError(f"{path} exists and is not a slimstate record: choose another place")
 
 
-def check_drawn(folder: Path, names: Iterable[str], beside: str) -> None:
+def check_drawings(folder: Path, names: Iterable[str], beside: str) -> None:
     """Refuse to replace tables and figures without a record beside them; `names` and `beside` are patterns."""
-    for path in (path for name in names for path in folder.glob(name) if path.suffix in DRAWN):
+    for path in (path for name in names for path in folder.glob(name) if path.suffix in DRAWN_SUFFIXES):
         if not any(_has_entry(record, "kind", str) for record in folder.glob(beside)):
             raise OutputError(f"{path} exists and no slimstate record is beside it: choose another place")
 
@@ -117,8 +117,8 @@ def check_model_folder(out: Path, force: bool) -> None:
         return
     if not force:
         raise OutputError(f"{out} exists already; choose another folder or use `force`")
-    recorded = any((out / name).is_file() for name in (PLAN, RECOVERY, TRAINING))
-    if any(out.iterdir()) and not (recorded and _has_entry(out / "config.json", "slimstate", dict)):
+    has_record = any((out / name).is_file() for name in (PLAN, RECOVERY, TRAINING))
+    if any(out.iterdir()) and not (has_record and _has_entry(out / "config.json", "slimstate", dict)):
         raise OutputError(f"{out} was not written by slimstate and is not replaced: choose another folder or remove it")
 
 

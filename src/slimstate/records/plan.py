@@ -1,4 +1,4 @@
-"""A plan: what every mixer keeps, and all it takes to repeat or to judge that choice.
+"""A plan: what every mixer keeps, with everything that is needed to repeat or to judge that choice.
 
 There is one format: of the plan beside a cut model, of the plan that a cut repeats, and of the copy that `analyze` puts
 among its records, which names the folder of the cut model.
@@ -35,10 +35,10 @@ class SourceModel(Value):
 
 
 class CutFacts(Value):
-    """What a plan says of its cut, and the record of the cut as well.
+    """Fields of a plan that are also in the record of its cut.
 
-    `corrected` says that the cut also makes up for the query scale that comes with the key dim, `correction` how, or
-    why not. `calibration` is None where the weights alone decide, or chance.
+    `corrected` is whether the cut corrects the query scale, which depends on the key dim; `correction` says how, or
+    why not. `calibration` is None for methods that need no text.
     """
 
     model_type: Name

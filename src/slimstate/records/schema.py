@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back. The annotations of the fields are the schema, and there is no other.
+"""Convert dataclasses to JSON and back. The annotations of the fields are the schema.
 
 `from_json` converts JSON to an annotated type, with msgspec; `to_json` is the way back. Fields without a default are
 required, fields that a type does not have are ignored, and fields with the metadata `IN_MEMORY` are not written.

@@ -31,7 +31,7 @@ class Nats(Value):
     uncut: float | None = None
     control: float | None = None
 
-    def known(self) -> dict[str, float]:
+    def by_name(self) -> dict[str, float]:
         """Return the values that were measured, by name."""
         return {name: nats for name, nats in vars(self).items() if nats is not None}
 
@@ -118,7 +118,7 @@ class ModelFolderRecord(Record, Model, Origin):
     out: str | None = None
 
     def entry(self) -> JsonObject:
-        """Return what the config of the model says of this."""
+        """Return the entry of this training in the config of the model."""
         return {
             "version": self.versions.get("slimstate"),
             "teacher": None if self.teacher is None else self.teacher.model,
@@ -232,7 +232,7 @@ class DistillationResult(Value):
 
 
 class ReconstructionRecord(ModelFolderRecord):
-    """The model is the cut one before the reconstruction; the uncut one where both were one run."""
+    """A reconstruction; `model` is the cut model before it, or the uncut model if one run cut and reconstructed."""
 
     KIND = "reconstruction"
     FILE = RECONSTRUCTION
