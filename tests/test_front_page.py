@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from places import ROOT
-from slimstate.system.bundled import bundled, recipes
+from slimstate.system.bundled import bundled_folder, recipes
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -35,7 +35,7 @@ def test_commands_and_python_of_the_readme_run(tmp_path, monkeypatch, capsys, su
 def test_recipes_are_listed_and_found_by_name(monkeypatch, tmp_path, succeed, refusal):
     monkeypatch.chdir(tmp_path)
     assert [line.split(":")[0] for line in succeed("run", "--list").splitlines()] == list(recipes())
-    assert str(bundled("demo") / "model") in succeed("run", "kq-ablation", "--small", "--dry-run")
+    assert str(bundled_folder("demo") / "model") in succeed("run", "kq-ablation", "--small", "--dry-run")
     assert ", ".join(recipes()) in refusal("run", "kq-ablatio")
     assert ", ".join(recipes()) in refusal("run")
 

@@ -26,7 +26,7 @@ import tiny
 from forking import Fork
 from launching import PATIENCE
 from slimstate.checkpoints.reader import INDEX, Checkpoint
-from slimstate.checkpoints.safetensors_io import Rewriting
+from slimstate.checkpoints.safetensors_io import TensorFileWriter
 from slimstate.core.file_names import CONFIG, PLAN
 from slimstate.models.load import load
 from slimstate.records.cut import CutRecord
@@ -170,14 +170,14 @@ def test_force_replaces_only_a_folder_that_slimstate_wrote(model, tmp_path):
 
 
 def test_what_others_write_there_in_the_meantime_is_not_replaced(model, tmp_path, monkeypatch):
-    put = Rewriting.put
+    put = TensorFileWriter.put
 
     def moved_in(*arguments):
         (tmp_path / "cut").mkdir(exist_ok=True)
         (tmp_path / "cut" / "precious").write_text("x")
         return put(*arguments)
 
-    monkeypatch.setattr(Rewriting, "put", moved_in)
+    monkeypatch.setattr(TensorFileWriter, "put", moved_in)
     with pytest.raises(OutputError, match="was not written by slimstate"):
         cut(model, tmp_path / "cut", force=True)
     assert [path.name for path in tmp_path.rglob("*")] == ["cut", "precious"]
@@ -188,7 +188,7 @@ def test_an_existing_folder_is_kept_until_force_has_a_whole_new_one(model, tmp_p
     with pytest.raises(OutputError, match="exists already"):
         cut(model, out)
     with monkeypatch.context() as patched:
-        patched.setattr(Rewriting, "put", full_disk)
+        patched.setattr(TensorFileWriter, "put", full_disk)
         with pytest.raises(OutputError, match="no space left"):
             cut(model, out, force=True)
     assert (out / "precious").read_text() == "x"
@@ -285,7 +285,7 @@ def test_where_folders_cannot_be_exchanged_force_replaces_one_or_gives_it_back(m
 def test_folders_that_were_created_for_a_failed_output_are_removed(model, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(Rewriting, "put", full_disk)
+        patch.setattr(TensorFileWriter, "put", full_disk)
         with pytest.raises(OutputError, match="no space left"):
             cut(model, tmp_path / "mine" / "new" / "newer" / "cut")
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
@@ -417,7 +417,7 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
 @pytest.mark.slow
 def test_a_killed_prune_leaves_nothing_that_looks_finished(model, tmp_path, monkeypatch):
     """kill -9 at random moments of the writing; then a rerun works and clears up."""
-    place, began, put, generator = tmp_path / "place", tmp_path / "began", Rewriting.put, random.Random(0)
+    place, began, put, generator = tmp_path / "place", tmp_path / "began", TensorFileWriter.put, random.Random(0)
     out = place / "cut"
     place.mkdir()
     cut(model, tmp_path / "whole")
@@ -427,7 +427,7 @@ def test_a_killed_prune_leaves_nothing_that_looks_finished(model, tmp_path, monk
         time.sleep(0.02)
         put(*arguments)
 
-    monkeypatch.setattr(Rewriting, "put", slow)
+    monkeypatch.setattr(TensorFileWriter, "put", slow)
     for _ in range(6):
         shutil.rmtree(out, ignore_errors=True)
         began.unlink(missing_ok=True)
@@ -460,7 +460,7 @@ def test_a_hub_model_is_inspected_by_its_headers_alone(model, monkeypatch):
         }
         return SimpleNamespace(files_metadata={"model.safetensors": SimpleNamespace(tensors=tensors, metadata={})})
 
-    monkeypatch.setattr("slimstate.system.hub.reachable", lambda: True)
+    monkeypatch.setattr("slimstate.system.hub.is_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda _, name: model / name)
     monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", get_safetensors_metadata)
     remote, local = slimstate.inspect("someone/model"), slimstate.inspect(model)

@@ -19,7 +19,7 @@ import slimstate
 import tiny
 from slimstate.checkpoints.model_card import code, fenced, prose
 from slimstate.checkpoints.reader import INDEX, Checkpoint
-from slimstate.checkpoints.safetensors_io import Rewriting, TensorFile
+from slimstate.checkpoints.safetensors_io import TensorFile, TensorFileWriter
 from slimstate.system.errors import MAX_LINE, ModelError
 
 NAME, GATED = tiny.PLAIN
@@ -154,14 +154,14 @@ def test_a_header_that_the_library_takes_is_taken(tmp_path):
 
 
 def test_what_cannot_be_loaded_never_appears(folders, tmp_path, monkeypatch):
-    put = Rewriting.put
+    put = TensorFileWriter.put
 
-    def spoiling(file: Rewriting, *given: Any) -> None:
+    def spoiling(file: TensorFileWriter, *given: Any) -> None:
         put(file, *given)
         with file.target.open("r+b") as target:
             target.write(b"\xff" * 8)
 
-    monkeypatch.setattr(Rewriting, "put", spoiling)
+    monkeypatch.setattr(TensorFileWriter, "put", spoiling)
     with pytest.raises(ModelError, match=r"not a safetensors file"):
         cut(folders[NAME], tmp_path / "cut")
     assert list(tmp_path.iterdir()) == []

@@ -139,7 +139,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_bad_input_is_one_line_and_writes_nothing(line, folders, text_file, tmp_path, capsys, monkeypatch, execute):
-    monkeypatch.setattr("slimstate.system.hub.reachable", lambda: False)
+    monkeypatch.setattr("slimstate.system.hub.is_reachable", lambda: False)
     places = {"MODEL": folders[NAME], "TEXT": text_file}
     out = ("--out", tmp_path / "cut") if line.startswith("prune") else ()
     capsys.readouterr()  # output of building the model

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from slimstate.data.corpus import ABOUT, MAX_HELD_OUT, TOKENS, Corpus, Schedule, held_out_count
+from slimstate.data.corpus import ABOUT, MAX_HELD_OUT_WINDOWS, TOKENS, Corpus, Schedule, held_out_count
 from slimstate.data.documents import Reading
 from slimstate.data.text import token_stream, windows
 from slimstate.system.errors import DataError
@@ -198,7 +198,7 @@ def test_the_digest_is_that_of_the_tokens(text_file, tmp_path):
 def test_some_windows_are_always_held_out_and_never_many():
     counts = [held_out_count(samples) for samples in range(1, 10_000)]
     assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (1, MAX_HELD_OUT)
+    assert (counts[0], counts[-1]) == (1, MAX_HELD_OUT_WINDOWS)
     assert all(64 * count <= max(64, samples) for samples, count in enumerate(counts, start=1))
 
 

@@ -213,7 +213,7 @@ def test_a_dataset_has_a_config_and_a_split_and_its_lines_are_one_text(name, req
         return [{"text": row} for row in rows_of_wikitext(WIKI)]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr("slimstate.data.sources.hub.reachable", lambda: True)
+    monkeypatch.setattr("slimstate.data.sources.hub.is_reachable", lambda: True)
     assert tokens_in(name) == tokens_of(WIKI)
     assert requests == [request_]
 

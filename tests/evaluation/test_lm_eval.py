@@ -506,7 +506,7 @@ def test_bad_task_data_gets_one_line(case, runtime, tmp_path):
 def test_other_bad_options_get_one_line(runtime, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no folder"):
         run_tasks(runtime, ["piqa"], data=tmp_path / "nowhere")
-    monkeypatch.setattr("slimstate.system.hub.reachable", lambda: False)
+    monkeypatch.setattr("slimstate.system.hub.is_reachable", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(DataError, match=r"task piqa: the hub .* for its dataset baber/piqa; give .*`task_data`"):
         run_tasks(runtime, ["piqa"])

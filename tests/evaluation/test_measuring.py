@@ -172,7 +172,7 @@ BAD = [
 def test_bad_input_gets_one_line_and_writes_nothing(
     line, message, folders, other, text_file, tmp_path, refusal, monkeypatch
 ):
-    monkeypatch.setattr("slimstate.system.hub.reachable", lambda: False)
+    monkeypatch.setattr("slimstate.system.hub.is_reachable", lambda: False)
     if "--tasks" in line:
         monkeypatch.setattr("slimstate.models.load.stock_class", None)  # refused before a model is loaded
     (tmp_path / "empty").mkdir()

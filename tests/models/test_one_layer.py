@@ -30,7 +30,7 @@ def test_layer_after_layer_gives_what_the_whole_model_gives_to_the_last_bit(name
         states = model.first_states(embedded)
         for number in range(model.layers):
             stored = {name: checkpoint.stored(name) for name in model.stored_names(checkpoint, number)}
-            with model.holding(number, model.convert(number, stored)):
+            with model.with_weights(number, model.convert(number, stored)):
                 states = model.forward(number, states, embedded)
             assert torch.equal(states, expected[number])
             assert all(weight.is_meta for weight in model.model.parameters())

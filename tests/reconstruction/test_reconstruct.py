@@ -291,8 +291,8 @@ KEPT = "no space left.*; 2 layers are kept in .*out.reconstruction; the same com
         (False, "os.posix_fallocate", r"no space left for .*out\.reconstruction", []),  # for the hidden states
         (False, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
         (True, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
-        (False, "slimstate.checkpoints.safetensors_io.Rewriting.put", KEPT, ["out.reconstruction"]),
-        (True, "slimstate.checkpoints.safetensors_io.Rewriting.put", KEPT, ["out.reconstruction"]),
+        (False, "slimstate.checkpoints.safetensors_io.TensorFileWriter.put", KEPT, ["out.reconstruction"]),
+        (True, "slimstate.checkpoints.safetensors_io.TensorFileWriter.put", KEPT, ["out.reconstruction"]),
     ],
 )
 def test_a_full_disk_is_one_line_and_finished_layers_are_kept(

@@ -17,7 +17,7 @@ from places import ROOT, TESTS
 from slimstate.benchmark.tables import as_markdown
 from slimstate.core.file_names import PLAN
 from slimstate.records.benchmark import CalibrationRecord, DecodeRecord, MixerRecord, ModelRecord
-from slimstate.records.folder import check_drawn, check_record, read_records
+from slimstate.records.folder import check_drawings, check_record, read_records
 from slimstate.records.numbers import brief, fixed, magnitude, mebibytes
 from slimstate.records.parts import Origin
 from slimstate.records.plan import Plan
@@ -143,12 +143,12 @@ def test_records_and_what_was_drawn_from_them_are_replaced(tmp_path):
     for path in (*EXAMPLES.glob("*.json"), EXAMPLES / "nothing.json"):
         check_record(path)
     (tmp_path / "notes.txt").write_text("x")
-    check_drawn(tmp_path, ["pareto.*"], "sweep.json")
+    check_drawings(tmp_path, ["pareto.*"], "sweep.json")
     (tmp_path / "pareto.png").write_text("x")
     with pytest.raises(OutputError, match=r"pareto.png exists and no slimstate record is beside it"):
-        check_drawn(tmp_path, ["pareto.*"], "sweep.json")
+        check_drawings(tmp_path, ["pareto.*"], "sweep.json")
     shutil.copyfile(EXAMPLES / "sweep.json", tmp_path / "sweep.json")
-    check_drawn(tmp_path, ["pareto.*"], "sweep.json")
+    check_drawings(tmp_path, ["pareto.*"], "sweep.json")
 
 
 def test_commands_refuse_to_replace_files_before_they_work(folders, text_file, tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def test_a_cut_is_uploaded_whole_and_in_private(prune, tmp_path, execute, told):
     ],
 )
 def test_what_cannot_be_pushed_is_refused_before_the_work(name, token, words, prune, tmp_path, refusal, monkeypatch):
-    monkeypatch.setattr(hub, "reachable", lambda: True)
+    monkeypatch.setattr(hub, "is_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
     monkeypatch.setattr("huggingface_hub.HfApi.whoami", lambda self: (_ for _ in ()).throw(OSError("no such token")))
     assert words in refusal(*prune, name)

@@ -47,7 +47,7 @@ def test_only_regular_files_are_opened(tmp_path):
         open_regular(tmp_path / "nothing", DataError)
     (tmp_path / "file").write_bytes(b"12345")
     assert read_bytes(tmp_path / "file", DataError, 5) == b"12345"
-    with pytest.raises(DataError, match=r"has 5 bytes, and such files have at most 4"):
+    with pytest.raises(DataError, match=r"must have at most 4 bytes, got 5"):
         read_bytes(tmp_path / "file", DataError, 4)
 
 

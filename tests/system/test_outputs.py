@@ -189,7 +189,11 @@ def test_a_stop_says_what_is_kept(tmp_path):
     folder = tmp_path / "records"
 
     def kept(begun) -> None:
-        with STOP.saying(lambda: None), STOP.saying(lambda: "3 rows are kept"), STOP.saying(lambda: "inner"):
+        with (
+            STOP.with_message(lambda: None),
+            STOP.with_message(lambda: "3 rows are kept"),
+            STOP.with_message(lambda: "inner"),
+        ):
             begun()
             time.sleep(60)
 
@@ -256,7 +260,7 @@ def test_files_have_the_mode_of_any_other_file_here(tmp_path):
     usual = (tmp_path / "other").stat().st_mode
     with atomic.staged_file(tmp_path / "one") as path:
         safetensors.torch.save_file({"x": torch.zeros(2)}, path)
-    with atomic.staged(tmp_path / "folder", force=False) as place:
+    with atomic.staged_folder(tmp_path / "folder", force=False) as place:
         safetensors.torch.save_file({"x": torch.zeros(2)}, place / "two")
     assert (tmp_path / "one").stat().st_mode == usual
     assert (tmp_path / "folder" / "two").stat().st_mode == usual

@@ -88,7 +88,7 @@ def check_same(record: RecoveryRecord, expected: RecoveryRecord) -> None:
     for part in ("loss", "cross_entropy", "distillation", "learning_rate"):
         values = [[getattr(entry, part) for entry in each.log] for each in (record, expected)]
         assert values[0] == pytest.approx(values[1], abs=1e-4)
-    assert record.measured.nats.known() == pytest.approx(expected.measured.nats.known(), rel=1e-3)
+    assert record.measured.nats.by_name() == pytest.approx(expected.measured.nats.by_name(), rel=1e-3)
     assert (record.settings, record.corpus) == (expected.settings, expected.corpus)
 
 

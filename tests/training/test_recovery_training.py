@@ -90,7 +90,7 @@ def test_the_numbers_are_those_of_evaluate(name, length, tokens, changes, pairs,
     record = recover(name, tmp_path / "out", **options, **changes)
     folders = {"before": pairs[name][1], "after": tmp_path / "out", "uncut": pairs[name][0]}
     folders |= {"control": tmp_path / "out-control"} if "control" in changes else {}
-    measured, nats = record.measured, record.measured.nats.known()
+    measured, nats = record.measured, record.measured.nats.by_name()
     assert nats.keys() == folders.keys()
     for kind, folder in folders.items():
         evaluation = slimstate.evaluate(
@@ -119,7 +119,7 @@ def test_without_a_text_to_measure_on_windows_are_held_out(pairs, recover, text_
         with torch.inference_mode():
             predicted = load(folder, device="cpu").model(input_ids=ids, use_cache=False).logits[:, :-1]
         nats = float(F.cross_entropy(predicted.flatten(0, 1), ids[:, 1:].flatten()))
-        assert record.measured.nats.known()[kind] == pytest.approx(nats, rel=1e-5)
+        assert record.measured.nats.by_name()[kind] == pytest.approx(nats, rel=1e-5)
 
 
 def test_training_in_bfloat16_differs_by_rounding_only(recover, recoveries, tmp_path):
@@ -134,7 +134,7 @@ def test_a_teacher_of_weight_zero_is_only_measured(recover, recoveries, tmp_path
     assert losses(record) == losses(alone)
     assert weights_of(tmp_path / "out") == weights_of(recoveries["alone"])
     assert all(entry.loss == entry.cross_entropy for entry in record.log)
-    assert record.measured.nats.known().keys() - alone.measured.nats.known().keys() == {"uncut"}
+    assert record.measured.nats.by_name().keys() - alone.measured.nats.by_name().keys() == {"uncut"}
 
 
 def test_gradient_accumulation_changes_nothing(recover, recoveries, tmp_path):

@@ -41,7 +41,7 @@ def test_an_interrupted_recovery_ends_with_the_same_bytes(kind, changes, later, 
     assert f"continuing from {folder / 'checkpoint-2'}" in listener.lines
     if "grad_accum" in later:
         assert losses(record) == pytest.approx(losses(expected), rel=1e-5)
-        assert record.measured.nats.known() == pytest.approx(expected.measured.nats.known(), rel=1e-5)
+        assert record.measured.nats.by_name() == pytest.approx(expected.measured.nats.by_name(), rel=1e-5)
     else:
         check_same(tmp_path / "out", recoveries[kind])
     assert [entry.step for entry in record.log] == [1, 2, 3, 4]
@@ -59,7 +59,7 @@ def test_the_defaults_depend_on_the_model_and_a_plain_resume_continues(pairs, re
     assert all(line in err for line in (f"from {folder / 'checkpoint-2'}", "recovering 4/4  loss ", "kernels: PyTorch"))
     assert "only the mixers" not in err
     record = record_of(tmp_path / "out")
-    values = [f"{value:.4f}" for value in record.measured.nats.known().values()]
+    values = [f"{value:.4f}" for value in record.measured.nats.by_name().values()]
     assert [line in out for line in (*values, f"written to {tmp_path / 'out'}")] == [True] * 4
     settings = record.settings
     assert (settings.lr, settings.min_lr, settings.kd_weight, settings.temperature) == (5e-4, 2.5e-5, 4.0, 2.0)
@@ -158,7 +158,7 @@ def test_a_folder_of_another_process_or_of_something_else_is_left_alone(option, 
     assert list(tmp_path.rglob("*")) == [folder]
     for file, content in (("settings.json", '{"theme": "dark"}'), ("thesis.txt", "years of work")):
         (folder / file).write_text(content)
-        with pytest.raises(OutputError, match="is in the way: it has no"):
+        with pytest.raises(OutputError, match="cannot be used: it has no"):
             recover(NAME, tmp_path / "out", **{option: True})
         assert (folder / file).read_text() == content
         (folder / file).unlink()

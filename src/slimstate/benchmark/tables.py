@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow, title
-from slimstate.records.folder import check_drawn, check_record
+from slimstate.records.folder import check_drawings, check_record
 from slimstate.reports.tables import latex_line, latex_tabular, latex_text, markdown_table
 from slimstate.system.atomic import check_place, staged_files, write_text
 
@@ -131,7 +131,7 @@ def check_output(folder: Path, name: str) -> None:
 
     check_place(folder, folder=True)
     check_record(folder / f"bench-{name}.json")
-    check_drawn(folder, [f"bench-{name}.*"], beside=f"bench-{name}.json")
+    check_drawings(folder, [f"bench-{name}.*"], beside=f"bench-{name}.json")
 
 
 def write_output(record: BenchRecord, folder: Path) -> None:

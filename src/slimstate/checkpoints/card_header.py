@@ -22,8 +22,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 DATASET = re.compile(rf"{HUB_ID.pattern}(:[\w.-]*){{0,2}}")
 
 
-def public(source: object) -> str:
-    """Return the name of a model or a text for a card: a hub id as it is, of a path on this machine the last part."""
+def public_name(source: object) -> str:
+    """Return the name of a model or a text for a card: a hub id, or the last part of a path on this machine."""
     text = str(source)
     on_hub = DATASET.fullmatch(text) is not None and not Path(text.split(":", maxsplit=1)[0]).exists()
     return text if on_hub or "/" not in text else text.rstrip("/").rpartition("/")[2]

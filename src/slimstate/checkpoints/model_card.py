@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from slimstate.checkpoints.card_header import HUB_ID, public
+from slimstate.checkpoints.card_header import HUB_ID, public_name
 from slimstate.core.file_names import PLAN
 from slimstate.families import FAMILIES, loader_of
 from slimstate.families.contract import Config
@@ -33,7 +33,7 @@ CONTROL_TEACHES = "the uncut model fine-tuned on the text alone, which taught"
 def cut_card(plan: Plan, name: str, record: CutRecord, history: list[Mapping[str, Any]]) -> str:
     """Return the card of a cut; `history` are the cuts before this one."""
     source = plan.model.source
-    command = command_line(run_config("prune", {"model": public(source)}, {"apply": PLAN, "out": "DIR"}))
+    command = command_line(run_config("prune", {"model": public_name(source)}, {"apply": PLAN, "out": "DIR"}))
     model = _describe(name, plan.model_type, source)
     return render("cut.md", **model, plan=plan, record=record, history=history, when=" before", command=command)
 
@@ -45,15 +45,15 @@ def training_card(record: TrainingRecord, config: Config, name: str) -> str:
 
 def recovery_card(record: RecoveryRecord, config: Config, name: str) -> str:
     """Return the card of a model that was fine-tuned after a cut, or as its control."""
-    done = config["slimstate"]
+    entry = config["slimstate"]
     return render(
         "recovered.md",
-        **_describe(name, config["model_type"], str(done.get("base_model", record.model))),
+        **_describe(name, config["model_type"], str(entry.get("base_model", record.model))),
         **_describe_training(record),
         settings=record.settings,
         adaptation=record.settings.adaptation,
-        done=done,
-        history=[*done.get("history", ()), {**done, "recovered": done["recovered"][:-1]}],
+        config_entry=entry,
+        history=[*entry.get("history", ()), {**entry, "recovered": entry["recovered"][:-1]}],
         titles={**STAGES, "control": CONTROL_TEACHES} if record.control_teaches else STAGES,
     )
 
@@ -75,7 +75,7 @@ def render(template: str, **values: object) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "code": code, "fenced": fenced, "prose": prose, "public": public, "perplexity": _perplexity,
+        "code": code, "fenced": fenced, "prose": prose, "public": public_name, "perplexity": _perplexity,
         "mebibytes": lambda size: f"{size / 2**20:.2f} MiB",
     }  # fmt: skip
     return environment.get_template(template).render(values)
@@ -83,7 +83,7 @@ def render(template: str, **values: object) -> str:
 
 def _describe(name: str, model_type: str, source: str | None = None) -> dict[str, Any]:
     """Return what every card needs: the model's name, how it is loaded, and its base model if that is on the hub."""
-    on_hub = source is not None and HUB_ID.fullmatch(source) and public(source) == source
+    on_hub = source is not None and HUB_ID.fullmatch(source) and public_name(source) == source
     return {
         "name": name,
         "literal": json.dumps(name, ensure_ascii=not name.isprintable()),
@@ -95,12 +95,12 @@ def _describe(name: str, model_type: str, source: str | None = None) -> dict[str
 
 
 def _describe_training(record: TrainingRecord | RecoveryRecord) -> dict[str, Any]:
-    data, measured_on = None if record.corpus is None else record.corpus.data, record.measured.text or ""
+    data, text = None if record.corpus is None else record.corpus.data, record.measured.text or ""
     return {
         "record": record,
         "measured": record.measured,
         "text": data,
-        "measured_on": measured_on.replace(data, public(data)) if data and data in measured_on else public(measured_on),
+        "measured_on": text.replace(data, public_name(data)) if data and data in text else public_name(text),
         "when": "",
         "command": _public_command(record.command),
     }
@@ -108,7 +108,7 @@ def _describe_training(record: TrainingRecord | RecoveryRecord) -> dict[str, Any
 
 def _public_command(command: str | None) -> str:
     """Return a command without paths of this machine."""
-    return shlex.join(word if word.startswith("-") else public(word) for word in shlex.split(command or ""))
+    return shlex.join(word if word.startswith("-") else public_name(word) for word in shlex.split(command or ""))
 
 
 def _perplexity(value: float | None) -> str:

@@ -143,7 +143,7 @@ class Checkpoint(Value):
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def identity(self, name: str, after: Config | None = None) -> Model:
-        """Return the identity of this model in records, by its config or by its config `after` a change."""
+        """Return the description of this model for records, with its config or its config `after` a change."""
         config = self.config if after is None else after
         entry, first = cut_in(config), described_mixers(config)[0]
         try:
@@ -169,8 +169,8 @@ class Checkpoint(Value):
     def read(self, name: str) -> Tensor:
         return self.stored(name)[...]
 
-    def expect(self, names: Iterable[str]) -> None:
-        """Tell the system that these tensors will soon be read, so that it can read ahead."""
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Make the system read these tensors ahead, because they are needed soon."""
         if not hasattr(os, "posix_fadvise"):
             return
         expected = set(names)
@@ -210,7 +210,7 @@ def locate(source: str | PathLike[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     skipped = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
-    online = hub.reachable()
+    online = hub.is_reachable()
     with _hub_errors(str(source), online):
         return Path(snapshot_download(str(source), ignore_patterns=skipped, local_files_only=not online))
 
@@ -229,7 +229,7 @@ def _looks_like_hub_id(source: str) -> bool:
 def open_headers(model: str | PathLike[str]) -> Checkpoint:
     """Open a model by its config and headers; of a hub repository nothing else is downloaded."""
     source = str(model)
-    if expand_home(model).exists() or not _looks_like_hub_id(source) or not hub.reachable():
+    if expand_home(model).exists() or not _looks_like_hub_id(source) or not hub.is_reachable():
         return Checkpoint.open(model)
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -300,9 +300,9 @@ def read_config(path: Path) -> Config:
     config = read_json(path)
     check_values(config)
     family_of(config)
-    if (done := config.get("slimstate")) is not None:
+    if (entry := config.get("slimstate")) is not None:
         try:
-            from_json(ConfigEntry, done)
+            from_json(ConfigEntry, entry)
         except ValidationError as error:
             raise ModelError(f"{quoted(path)}: its entry `slimstate` is invalid: {error}") from error
     return config
@@ -347,12 +347,12 @@ def _shard_names(folder: Path, index: JsonObject | None) -> list[str]:
 
 def _check_index(folder: Path, index: JsonObject | None, files: Mapping[str, TensorFile]) -> None:
     """Check that every tensor is in one file, the one that the index names."""
-    homes: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for file, opened in files.items():
         for name in opened.tensors:
-            if name in homes:
-                raise ModelError(f"{quoted(folder)}: {quoted(name)} is in {quoted(homes[name])} and in {quoted(file)}")
-            homes[name] = file
-    if index is not None and (wrong := index["weight_map"].items() - homes.items()):
+            if name in owners:
+                raise ModelError(f"{quoted(folder)}: {quoted(name)} is in {quoted(owners[name])} and in {quoted(file)}")
+            owners[name] = file
+    if index is not None and (wrong := index["weight_map"].items() - owners.items()):
         name, file = min(wrong)
         raise ModelError(f"{quoted(folder)}: {quoted(file)} does not hold {quoted(name)}, as the index says")

@@ -225,8 +225,8 @@ class Replacement:
         return self.tensors[name].to(tensor.dtype).view(tensor.shape)
 
 
-class Rewriting(Value):
-    """A new file with other shapes, to which tensors are written in any order and from any thread."""
+class TensorFileWriter(Value):
+    """Write a changed copy of a file, tensor by tensor in any order and from any thread."""
 
     source: TensorFile
     target: Path
@@ -234,7 +234,7 @@ class Rewriting(Value):
     read: dict[str, int] = field(default_factory=dict)  # CRC-32 of each tensor that was read
 
     @classmethod
-    def begin(cls, source: TensorFile, target: Path, change: Change) -> Rewriting:
+    def create(cls, source: TensorFile, target: Path, change: Change) -> TensorFileWriter:
         """Create the file with its header and room for the tensors."""
         shapes = {name: change.shape(name, info.shape) for name, info in source.tensors.items()}
         header: JsonObject = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}

@@ -18,7 +18,7 @@ from typing import Any
 
 from slimstate.checkpoints.card_header import with_original
 from slimstate.checkpoints.reader import INDEX, WEIGHT_SUFFIXES, Checkpoint
-from slimstate.checkpoints.safetensors_io import Change, Rewriting
+from slimstate.checkpoints.safetensors_io import Change, TensorFileWriter
 from slimstate.core.file_names import CONFIG
 from slimstate.records.folder import check_model_folder
 from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING
@@ -42,7 +42,7 @@ class CheckpointWriter:
     def __init__(self, checkpoint: Checkpoint, outline: Change, folder: Path, out: Path, force: bool) -> None:
         self._checkpoint, self._folder, self._out, self._force = checkpoint, folder, out, force
         self._left_out = _copy_other_files(checkpoint, folder)
-        self._files = [Rewriting.begin(file, folder / name, outline) for name, file in checkpoint.files.items()]
+        self._files = [TensorFileWriter.create(file, folder / name, outline) for name, file in checkpoint.files.items()]
         self._pool, self._stopped, self._outline = threads.background_pool(WRITERS), Event(), outline
         self._copies: list[Future[None]] = []
 

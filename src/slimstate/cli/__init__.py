@@ -23,7 +23,7 @@ from slimstate.system.options import options_of
 def main() -> None:
     secure()
     warnings.formatwarning = _format_warning
-    STOP.translate, STOP.speaks = name_flags, distributed.is_main
+    STOP.translate, STOP.shows_message = name_flags, distributed.is_main
     with STOP.listening():
         code = _run()
     sys.exit(code)

@@ -136,7 +136,7 @@ def _hub_source(name: str, config: Mapping[str, Any]) -> Source:
     from huggingface_hub import constants
 
     place = ":".join(str(part) for part in (config.get("dataset_path"), config.get("dataset_name")) if part)
-    if not constants.is_offline_mode() and not hub.reachable():
+    if not constants.is_offline_mode() and not hub.is_reachable():
         raise DataError(
             f"task {name}: the hub cannot be reached for its dataset {place}; give a folder of files with `task_data`,"
             " or set HF_HUB_OFFLINE=1 where the dataset was downloaded before"

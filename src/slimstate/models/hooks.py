@@ -39,8 +39,8 @@ class Arguments(dict[str, Any]):
         return operator(*(value for _, value in items[: self.positional]), **dict(items[self.positional :]))
 
 
-# runs in place of an operator, from the operator, the mixer that calls it, and the arguments
-Version = Callable[[Operator, Mixer, Arguments], Any]
+# called in place of an operator, with the operator, the mixer that calls it, and the arguments
+Wrapper = Callable[[Operator, Mixer, Arguments], Any]
 
 
 def roles(hook: HookPoint) -> tuple[tuple[Role, str], ...]:
@@ -49,7 +49,7 @@ def roles(hook: HookPoint) -> tuple[tuple[Role, str], ...]:
 
 
 def _transform(transform: Transform, mixer: Mixer, role: Role, x: Tensor) -> Tensor:
-    """Transform x, which may have a copy of each head for every value head, and may have no time axis."""
+    """Return x transformed; it may have a copy of each head for every value head, and may have no time axis."""
     if x.ndim == 3:
         return _transform(transform, mixer, role, x.unsqueeze(1)).squeeze(1)
     copies = x.shape[2] // mixer.axis.heads
@@ -75,7 +75,7 @@ def hooked(
         factor = scale * arguments[hook.query].shape[-1] ** 0.5
         return (result[0] * factor, *result[1:]) if isinstance(result, tuple) else result * factor
 
-    def versions(hook: HookPoint) -> dict[str, Version]:
+    def wrappers(hook: HookPoint) -> dict[str, Wrapper]:
         order: Iterator[Role] = itertools.cycle(("query", "key"))
 
         def transform_next(normalise: Operator, mixer: Mixer, arguments: Arguments) -> Any:
@@ -84,14 +84,14 @@ def hooked(
         normaliser = {} if hook.normaliser is None else {hook.normaliser: transform_next}
         return {**dict.fromkeys(hook.every_operator, transform_inputs), **normaliser}
 
-    return replaced(model, mixers, versions)
+    return replaced(model, mixers, wrappers)
 
 
 @contextmanager
 def masked(
     model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice], *, rescaled: bool = False
 ) -> Iterator[None]:
-    """Compute what the cut model would, without a cut: dropped channels are zero before the norm.
+    """Make the model compute what the cut model would, without a cut: dropped channels are zero before the norm.
 
     Where a basis is kept, the weights are rotated by it while this is open: rotating the queries and keys behind an
     activation would not be the cut model. `rescaled` also sets the query scale to that of the key dim, as a cut does
@@ -132,7 +132,7 @@ def _rotated_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
 
 
 class StateReading(Value):
-    """The state [B, G, K, V] of a mixer, and the queries and keys [B, t, H, K] since the reading before.
+    """The state [B, G, K, V] of a mixer, and the queries and keys [B, t, H, K] since the previous reading.
 
     G value heads, a multiple of the H query/key heads. `time` counts the tokens since the model was called.
     """
@@ -202,12 +202,12 @@ def in_pieces(
 
 @contextmanager
 def replaced(
-    model: nn.Module, mixers: Sequence[Mixer], versions: Callable[[HookPoint], Mapping[str, Version]]
+    model: nn.Module, mixers: Sequence[Mixer], wrappers: Callable[[HookPoint], Mapping[str, Wrapper]]
 ) -> Iterator[None]:
-    """Replace functions that the mixers call while this is open, by the versions for their hook."""
+    """Replace functions that the mixers call while this is open; `wrappers` returns those of a hook by name."""
     running: list[Mixer] = []
 
-    def route(operator: Operator, version: Version) -> Operator:
+    def route(operator: Operator, wrapper: Wrapper) -> Operator:
         names = tuple(inspect.signature(operator).parameters)
 
         @functools.wraps(operator)
@@ -215,7 +215,7 @@ def replaced(
             if not running:
                 return operator(*args, **options)
             values = {**dict(zip(names, args, strict=False)), **options}
-            return version(operator, running[0], Arguments(values, len(args)))
+            return wrapper(operator, running[0], Arguments(values, len(args)))
 
         return call
 
@@ -228,8 +228,8 @@ def replaced(
             stack.callback(leave.remove)
         for hook in {mixer.hook for mixer in mixers}:
             owner = importlib.import_module(hook.module)
-            for name, version in versions(hook).items():
+            for name, wrapper in wrappers(hook).items():
                 operator = getattr(owner, name)
                 stack.callback(setattr, owner, name, operator)
-                setattr(owner, name, route(operator, version))
+                setattr(owner, name, route(operator, wrapper))
         yield

@@ -136,8 +136,8 @@ def _not_loaded(folder: Path, names: Sequence[str]) -> ModelError:
     return ModelError(f"{quoted(folder)}: the stock class does not load {tensors}")
 
 
-def check_known(checkpoint: Checkpoint) -> None:
-    """Check that the stock class knows all tensors of the files, as `load` does, without loading the model."""
+def check_tensor_names(checkpoint: Checkpoint) -> None:
+    """Check that the stock class has all tensors of the files, as `load` does, without loading the model."""
     if checkpoint.family.library != "fla":
         return
     if unknown := sorted(checkpoint.tensors.keys() - stock_model(checkpoint.config).state_dict().keys()):
@@ -179,8 +179,8 @@ def guard_vocabulary(model: Any, tokenizer: Any, device: torch.device) -> None:
 def check_embedded(tokens: Tensor, rows: int) -> None:
     """Refuse tokens beyond the rows of an embedding."""
     if int(tokens.max()) >= rows:
-        has = f"the text has token {int(tokens.max())}, and the model embeddings of {rows}"
-        raise ModelError(f"{has}: the tokenizer belongs to another model")
+        sizes = f"the text has token {int(tokens.max())}, and the model embeddings of {rows}"
+        raise ModelError(f"{sizes}: use the tokenizer of this model")
 
 
 def load_tokenizer(folder: Path | str) -> Any:

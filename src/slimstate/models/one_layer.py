@@ -39,7 +39,7 @@ class _EndOfRun(Exception):  # noqa: N818 - leaves a run, and is no error
 
 
 class OneLayerModel:
-    """The stock model of a config with no weights but those that `holding` gives to one of its layers."""
+    """The stock model of a config with no weights but those that `with_weights` gives to one of its layers."""
 
     def __init__(self, checkpoint: Checkpoint, config: Config, device: torch.device, dtype: torch.dtype) -> None:
         """Build the model of a config, whose layers are named as in the checkpoint; `dtype` is that of its weights."""
@@ -151,7 +151,7 @@ class OneLayerModel:
         return model.state_dict()
 
     @contextmanager
-    def holding(self, layer: int, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+    def with_weights(self, layer: int, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
         """Give a layer these weights while this is open, by their names in the running model."""
         path = self.path_of(layer)
         module = self.model.get_submodule(path)

@@ -49,7 +49,7 @@ class LoadOptions(RunOptions):
     device_map: Literal["auto"] | None = None
     """auto: run a model larger than the device, with its layers on GPUs, in host memory and on disk."""
     max_memory: str | None = None
-    """Most memory that weights may take, such as 0=40GiB,cpu=100GiB."""
+    """Maximum memory for weights by device, such as 0=40GiB,cpu=100GiB."""
 
     def check(self) -> None:
         if self.max_memory is not None and self.device_map is None:
@@ -58,7 +58,7 @@ class LoadOptions(RunOptions):
 
 
 def parse_limits(text: str | None) -> dict[str, int] | None:
-    """Return the most bytes that may be taken on each GPU and in host memory, from `0=40GiB,cpu=100GiB`."""
+    """Return the maximum bytes on each GPU and in host memory, from `0=40GiB,cpu=100GiB`."""
     if text is None:
         return None
     limits = {}

@@ -16,7 +16,7 @@ PROBE_BYTES = 2**26
 
 
 def measure_speed(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
-    """Time a matrix product of the size of a pass, and reading the start of the weights."""
+    """Return the speeds of a matrix product of the size of a pass, and of reading the start of the weights."""
     hidden = checkpoint.mixers[0].input_size
     rows = TOKENS_AT_ONCE[device.type]
     left = torch.ones(rows, hidden, device=device, dtype=dtype)

@@ -11,7 +11,7 @@ from torch import nn
 from slimstate.core.layout import HookPoint, Mixer
 from slimstate.core.state_dtype import StateRounding
 from slimstate.kernels.patches import in_pytorch
-from slimstate.models.hooks import Arguments, Operator, Version, in_pieces, replaced
+from slimstate.models.hooks import Arguments, Operator, Wrapper, in_pieces, replaced
 from slimstate.system.errors import ModelError
 
 STEP_STATE = "state"  # the argument that an operator for one token updates in place
@@ -37,8 +37,8 @@ def rounded_states(model: nn.Module, mixers: Sequence[Mixer], rounding: StateRou
         state.copy_(rounding(state))
         return result
 
-    def versions(hook: HookPoint) -> dict[str, Version]:
+    def wrappers(hook: HookPoint) -> dict[str, Wrapper]:
         step = {} if hook.step_operator is None else {hook.step_operator: round_in_place}
         return {**dict.fromkeys(hook.operators, round_pieces), **step}
 
-    return nullcontext() if rounding.is_exact else replaced(model, mixers, versions)
+    return nullcontext() if rounding.is_exact else replaced(model, mixers, wrappers)

@@ -16,7 +16,7 @@ from slimstate.checkpoints.writer import CARD, write_checkpoint
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
-from slimstate.models.load import check_known
+from slimstate.models.load import check_tensor_names
 from slimstate.models.options import LoadOptions
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
@@ -72,7 +72,7 @@ class ReconstructionJob:
     def finish(self, windows: Windows, started: float) -> tuple[ReconstructionRecord, list[str]]:
         """Train every layer and write the result; return the record and the files that were left out."""
         distributed.join(self.run.place)
-        check_known(self.teacher)
+        check_tensor_names(self.teacher)
         settings = self.options.settings(self.run.place.type, windows)
         identifying = {
             "teacher": self.teacher.fingerprint,

@@ -145,15 +145,15 @@ class Walk:
         mixer = self.mixers.get(number)
         stored = {name: self.teacher.stored(name) for name in self.uncut_model.stored_names(self.teacher, number)}
         uncut = self.uncut_model.convert(number, stored)
-        with self.uncut_model.holding(number, uncut):
+        with self.uncut_model.with_weights(number, uncut):
             layer = self._cut(number, stored, uncut)
             if number + 1 < self.uncut_model.layers:  # the system reads the next layer while this one is trained
-                self.teacher.expect(self.uncut_model.stored_names(self.teacher, number + 1))
+                self.teacher.read_ahead(self.uncut_model.stored_names(self.teacher, number + 1))
             trained = () if mixer is None or layer.errors else self._trained_places(number, mixer.path)
             added = self._advance(self.uncut_stream, number)
         self._check(added, f"layer {number} of {quoted(self.teacher.source)}")
         del uncut
-        with self.cut_model.holding(number, layer.weights):
+        with self.cut_model.with_weights(number, layer.weights):
             if mixer is not None:
                 yield layer.errors or self._reconstruct(layer, trained, added)
             if number + 1 < self.uncut_model.layers:

@@ -86,7 +86,7 @@ def task_metrics(sweep: SweepRecord) -> list[Metric]:
             text=partial(perplexity, digits=3 if measure.more_is_better else 2),
             more_is_better=bool(measure.more_is_better),
         )
-        for measure in (() if sweep.uncut.lm_eval is None else sweep.uncut.lm_eval.chief_measures())
+        for measure in (() if sweep.uncut.lm_eval is None else sweep.uncut.lm_eval.main_measures())
     ]
 
 

@@ -52,7 +52,7 @@ def staged_files(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def staged(out: Path, force: bool) -> Iterator[Path]:
+def staged_folder(out: Path, force: bool) -> Iterator[Path]:
     """Yield a folder to write to, which becomes `out` in one step at the end; `force` replaces what is there."""
     with writing(out), staging_folder(out) as staging:
         yield staging

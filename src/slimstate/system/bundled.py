@@ -8,14 +8,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from slimstate.system.atomic import check_place, staged
+from slimstate.system.atomic import check_place, staged_folder
 from slimstate.system.errors import OutputError, quoted
 
 PACKAGE = Path(__file__).parents[1]
 DEMO_FILES = ("model", "calibration.txt", "evaluation.txt")
 
 
-def bundled(name: str) -> Path:
+def bundled_folder(name: str) -> Path:
     """Return the folder `recipes` or `demo`."""
     in_wheel = PACKAGE / "bundled" / name
     return in_wheel if in_wheel.is_dir() else PACKAGE.parents[1] / name
@@ -23,18 +23,18 @@ def bundled(name: str) -> Path:
 
 def recipes() -> dict[str, Path]:
     """Return the path of every recipe by its name."""
-    return {path.stem: path for path in sorted(bundled("recipes").glob("*.toml"))}
+    return {path.stem: path for path in sorted(bundled_folder("recipes").glob("*.toml"))}
 
 
 def write_demo(out: Path) -> bool:
     """Copy the small model and its texts to a folder; return False if they are there already."""
-    source = bundled("demo")
+    source = bundled_folder("demo")
     if all((out / name).exists() for name in DEMO_FILES):
         return False
     check_place(out, folder=True)
     if out.exists():
         raise OutputError(f"{quoted(out)} exists and holds something else: choose another `out`")
-    with staged(out, force=False) as folder:
+    with staged_folder(out, force=False) as folder:
         for name in DEMO_FILES:
             copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
             copy(source / name, folder / name)

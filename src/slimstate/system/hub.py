@@ -1,4 +1,4 @@
-"""Use the model hub, after a check whether it can be reached.
+"""Push models to the hub, and check first whether it can be reached.
 
 Offline, the client itself retries for half a minute and reports every attempt.
 """
@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 from slimstate.system.errors import OutputError, quoted, reason_of
 
 
-def reachable() -> bool:
+def is_reachable() -> bool:
     """Return whether the hub's name can be resolved, here or by a proxy."""
     from huggingface_hub import constants
 
@@ -39,7 +39,7 @@ def check_repository(name: str) -> None:
         validate_repo_id(name)
     except HFValidationError as error:
         raise OutputError(f"`push_to_hub`: {quoted(name)} is not a repository name: {reason_of(error)}") from error
-    if not reachable():
+    if not is_reachable():
         raise OutputError("`push_to_hub`: the hub cannot be reached from here")
     if get_token() is None:
         raise OutputError("`push_to_hub`: you are not logged in; run `hf auth login`, or set HF_TOKEN")

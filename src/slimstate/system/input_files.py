@@ -82,7 +82,7 @@ def read_bytes(path: Path, error: type[SlimstateError], max_bytes: int) -> bytes
     with open_regular(path, error) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
-            raise error(f"{quoted(path)} has {size:,} bytes, and such files have at most {max_bytes:,}")
+            raise error(f"{quoted(path)} must have at most {max_bytes:,} bytes, got {size:,}")
         return file.read(max_bytes)
 
 

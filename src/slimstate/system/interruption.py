@@ -1,4 +1,4 @@
-"""Stop on Ctrl-C or another signal: say what is kept, remove what is unfinished, and end the process.
+"""Stop on Ctrl-C or another signal: print what is kept, remove what is unfinished, and end the process.
 
 A signal handler in Python runs only when the main thread is back in Python code, which can take as long as an import
 or an operation of torch. So a thread waits for signals and ends the process itself. Code that writes files registers
@@ -26,7 +26,7 @@ CLEAR_LINE = "\r\x1b[2K\x1b[?25h"  # erases a progress bar and shows the cursor 
 
 
 class Interruption:
-    """What to say and what to remove when the process is stopped.
+    """What to print and what to remove when the process is stopped.
 
     The lock is held while an output moves to its place. A process that is ending takes it and never releases it, so
     that nothing appears afterwards.
@@ -35,7 +35,7 @@ class Interruption:
     def __init__(self) -> None:
         self.lock = Lock()
         self.translate: Callable[[str], str] = str  # turns names of parameters into flags of the command
-        self.speaks: Callable[[], bool] = lambda: True
+        self.shows_message: Callable[[], bool] = lambda: True
         self._unfinished: list[tuple[Path, Callable[[], bool]]] = []
         self._new_folders: list[Path] = []
         self._outputs: list[Path] = []
@@ -51,8 +51,8 @@ class Interruption:
         """Remove a folder if the process is stopped now and the folder is empty then."""
         return _listed(self._new_folders, folder)
 
-    def saying(self, message: Callable[[], str | None]) -> AbstractContextManager[None]:
-        """Say at a stop what is kept and how to continue; the outermost message that is not None is used."""
+    def with_message(self, message: Callable[[], str | None]) -> AbstractContextManager[None]:
+        """Print this message if the process is stopped now; of several, the outermost that is not None is printed."""
         return _listed(self._messages, message)
 
     def add_output(self, path: Path) -> None:
@@ -117,7 +117,7 @@ class Interruption:
         devnull = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):  # other threads still run, and what they print now would confuse
             os.dup2(devnull, stream)
-        if self.speaks():
+        if self.shows_message():
             start = CLEAR_LINE if os.isatty(stderr) else ""
             with suppress(OSError):
                 os.write(stderr, f"{start}slimstate: stopped; {message}\n".encode("utf-8", "backslashreplace"))
@@ -130,10 +130,9 @@ class Interruption:
             with suppress(Exception):  # a folder that changes while it is read
                 if (text := message()) is not None:
                     return " ".join(self.translate(text).split())
-        going = [path for path, unless in self._unfinished if not unless()]
-        complete = [
-            path for path in self._outputs if path.exists() and not any(path.is_relative_to(folder) for folder in going)
-        ]
+        unfinished = [path for path, unless in self._unfinished if not unless()]
+        outputs = (path for path in self._outputs if path.exists())
+        complete = [path for path in outputs if not any(path.is_relative_to(folder) for folder in unfinished)]
         if not complete:
             return "nothing was written; the same command starts again"
         more = f" and {len(complete) - 1} more" if len(complete) > 1 else ""

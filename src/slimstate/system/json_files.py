@@ -18,7 +18,7 @@ MAX_DEPTH = 64  # brackets in brackets
 
 
 def read_json(path: Path, error: type[SlimstateError] = ModelError, max_bytes: int = MAX_BYTES) -> JsonObject:
-    """Return the JSON object in a file; raise what is wrong with it as `error`."""
+    """Return the JSON object in a file; raise `error` if there is none."""
     return parse_json(read_bytes(path, error, max_bytes), quoted(path), error)
 
 
@@ -98,7 +98,7 @@ def plain(value: Any, digits: int | None = None) -> Any:
 
 
 def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
-    """Return the first setting whose value was another one before, or None if all are equal."""
+    """Return the first setting that differs, with its value before and now, or None if all are equal."""
     values = plain(now)
     names = (name for name in values if before.get(name) != values[name])
     return next((f"{name} {before.get(name)}, now {values[name]}" for name in names), None)

@@ -142,7 +142,7 @@ class Option(Value):
             if not isinstance(items, (list, tuple)):
                 raise self._error("a list", value)
             inner = get_args(kind)[0]
-            return tuple(self._check(inner, _parsed(_bare(inner), item)) for item in items if item != "")
+            return tuple(self._check(inner, _parse_item(_bare(inner), item)) for item in items if item != "")
         if get_origin(kind) is Literal:
             if value not in get_args(kind):
                 raise PlanError(f"unknown `{self.name}` {quoted(value)}; there are {', '.join(get_args(kind))}")
@@ -247,8 +247,8 @@ def _optional(annotation: Any) -> bool:
     return type(None) in get_args(annotation)
 
 
-def _parsed(kind: Any, item: Any) -> Any:
-    """Return an item of a comma-separated list as the number it spells, where a number is expected."""
+def _parse_item(kind: Any, item: Any) -> Any:
+    """Return an item of a comma-separated list, as a number if `kind` is one and the item can be read as one."""
     if not isinstance(item, str):
         return item
     if kind in (int, float):

@@ -81,7 +81,7 @@ class RunFolder:
                     return prepare()
 
             value = distributed.from_main(start)
-            with self._emptied_on_error(unless=self.survives_a_stop), STOP.saying(self.describe):
+            with self._emptied_on_error(unless=self.survives_a_stop), STOP.with_message(self.describe):
                 try:
                     yield value
                 except OutputError as error:
@@ -130,7 +130,7 @@ class RunFolder:
         if settings.keys() >= self.REQUIRED_SETTINGS:
             return settings
         if not all(map(atomic.is_staging, self.path.iterdir())):
-            raise OutputError(f"{self.path} is in the way: it has no {SETTINGS} of unfinished {self.WORK}")
+            raise OutputError(f"{self.path} cannot be used: it has no {SETTINGS} of unfinished {self.WORK}; remove it")
         return None
 
     @contextmanager

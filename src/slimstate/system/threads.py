@@ -25,7 +25,7 @@ COUNT_LOCK = Lock()  # held while the number of torch's threads is changed
 @contextmanager
 def pool_of_all_cores() -> Iterator[ThreadPoolExecutor]:
     """Yield a pool with a thread per core, for work that everything else waits for."""
-    with COUNT_LOCK, _restored_count() as cores:
+    with COUNT_LOCK, _restore_thread_count() as cores:
         torch.set_num_threads(1)
         with ThreadPoolExecutor(cores, initializer=_compute_with_one) as pool:
             yield pool
@@ -34,7 +34,7 @@ def pool_of_all_cores() -> Iterator[ThreadPoolExecutor]:
 def background_pool(size: int) -> ThreadPoolExecutor:
     """Return a pool for work beside the other threads, which keep all their cores."""
     pool, ready = ThreadPoolExecutor(size, initializer=_compute_with_one), Barrier(size + 1)
-    with COUNT_LOCK, _restored_count():
+    with COUNT_LOCK, _restore_thread_count():
         try:
             for _ in range(size):
                 pool.submit(ready.wait)
@@ -84,7 +84,7 @@ def start(work: Callable[[], T]) -> Callable[[], T]:
 
 
 @contextmanager
-def _restored_count() -> Iterator[int]:
+def _restore_thread_count() -> Iterator[int]:
     """Yield the number of torch's threads, and set it again at the end."""
     count = torch.get_num_threads()
     try:

@@ -24,7 +24,7 @@ from slimstate.models.load import load_tokenizer
 from slimstate.models.prepare import prepare
 from slimstate.models.stock import quiet_transformers, stock_class, stock_model
 from slimstate.system import hub
-from slimstate.system.atomic import staged
+from slimstate.system.atomic import staged_folder
 from slimstate.system.errors import DataError, ModelError, quoted
 from slimstate.system.input_files import expand_home
 from slimstate.training.shared_filters import expand, share
@@ -70,7 +70,7 @@ class InitialModel:
         if folder.is_dir():
             return Checkpoint.open(folder)
         quiet_transformers()
-        with staged(folder, force=False) as place:
+        with staged_folder(folder, force=False) as place:
             tokenizer = _tokenizer(self.tokenizer, data, self.config.get("vocab_size") or VOCABULARY)
             size = self.config.get("vocab_size") or len(tokenizer)
             if len(tokenizer) > size:
@@ -106,7 +106,7 @@ def _tokenizer(name: str | None, data: str | Texts, vocab_size: int) -> Any:
     if name is None:
         return train_tokenizer(data, vocab_size)
     path = expand_home(name)
-    if not path.exists() and not hub.reachable():
+    if not path.exists() and not hub.is_reachable():
         raise ModelError(f"no tokenizer at {name}, and the hub cannot be reached from here")
     return load_tokenizer(path if path.exists() else name)
 

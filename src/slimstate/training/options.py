@@ -230,7 +230,7 @@ class TrainOptions(Options):
                 f"`batch_size` must be a multiple of {processes} processes x {trainer.grad_accum} parts (`grad_accum`),"
                 f" got {self.batch_size}"
             )
-        if trainer.fsdp and not (distributed.launched() and self.run.place.type == "cuda"):
+        if trainer.fsdp and not (distributed.is_launched() and self.run.place.type == "cuda"):
             raise PlanError("`fsdp` shards a model over GPUs: start one process for each with torchrun")
 
 

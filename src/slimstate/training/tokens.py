@@ -49,7 +49,7 @@ class Tokens:
 
     def measurements(self, nats: Nats, word_perplexity: Mapping[str, float | None]) -> Measurements:
         """Return nats per token with perplexities, bits per byte, and the shares of the gaps that were closed."""
-        known, size = nats.known(), self.size
+        known, size = nats.by_name(), self.size
         return Measurements(
             text=self.measured_on,
             tokens=size.tokens,

@@ -14,7 +14,7 @@ from slimstate.data.rows import as_text_source
 from slimstate.evaluation.analysis import Analysis, StateUse, filters_record, trace_model
 from slimstate.evaluation.compare import open_models, same_tokenizers, shared_windows
 from slimstate.records.base import versions
-from slimstate.records.folder import check_drawn, check_record
+from slimstate.records.folder import check_drawings, check_record
 from slimstate.records.parts import Text
 from slimstate.records.provenance import run_config
 from slimstate.system.atomic import check_kind, check_place, staged_files
@@ -103,4 +103,4 @@ def _check_files(folder: Path, names: Iterable[str]) -> None:
         for name in names:
             check_kind(folder / f"{kind}-{name}.json", folder=False)
             check_record(folder / f"{kind}-{name}.json")
-    check_drawn(folder, FIGURES, beside="trace-*.json")
+    check_drawings(folder, FIGURES, beside="trace-*.json")

@@ -8,7 +8,7 @@ from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import check_apart, check_output
-from slimstate.models.load import check_known, load_tokenizer
+from slimstate.models.load import check_tensor_names, load_tokenizer
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.reconstruct import ReconstructionJob, find_teacher
 from slimstate.reconstruction.walk import StoredCut
@@ -63,7 +63,7 @@ def reconstruct(
         def make(folder: Path, force: bool) -> ReconstructionRecord:
             for checkpoint in (cut, uncut):
                 check_output(checkpoint, folder, force)
-                check_known(checkpoint)
+                check_tensor_names(checkpoint)
             identity = {"model": cut.fingerprint, "data": str(config.data)}
             return ReconstructionJob(
                 cut=StoredCut(cut), teacher=uncut, out=folder, identity=identity, options=config.training, run=run,

@@ -128,7 +128,7 @@ class Recipe:
             values[name] = _parse_change(name, text, values)
         is_bundled = self.path in bundled.recipes().values()
         root = Path.cwd() if is_bundled else self.path.absolute().parent.parent
-        places = {"out": out, "root": root, "demo": bundled.bundled("demo"), "built": root / "build" / "recipes"}
+        places = {"out": out, "root": root, "demo": bundled.bundled_folder("demo"), "built": root / "build" / "recipes"}
         with self._errors_in("its values"):
             texts = {name: str(place) for name, place in places.items()}
             return {**{name: _fill(value, texts) for name, value in values.items()}, **texts}
@@ -248,7 +248,7 @@ def run_recipe(
             recipe=str(recipe.path), title=recipe.title, scale=scale, versions=versions(), out=str(folder),
             **distributed.from_main(lambda: _read_progress(folder / PROGRESS, lines)),
         )  # fmt: skip
-        stack.enter_context(STOP.saying(lambda: _describe_progress(folder, len(configs))))
+        stack.enter_context(STOP.with_message(lambda: _describe_progress(folder, len(configs))))
         any_ran = False  # a report is written again after whatever it reports on
         for number, (config, line) in enumerate(zip(configs, lines, strict=True), start=1):
             place, target = f"step {number} of {len(configs)}", Path(str(config["out"])) if "out" in config else None

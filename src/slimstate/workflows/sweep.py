@@ -32,7 +32,7 @@ from slimstate.pruning.options import Calibration
 from slimstate.pruning.planning import check_rotatable
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.evaluation import UNCUT, Measure, Row, SweepRecord, SweepSettings
-from slimstate.records.folder import check_drawn
+from slimstate.records.folder import check_drawings
 from slimstate.records.numbers import fixed, perplexity
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
@@ -49,7 +49,7 @@ from slimstate.workflows.options import PruneConfig, SweepConfig
 from slimstate.workflows.prune import prune, selection_job
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
-DRAWN = ("sweep.*", "ablation.*", "pareto.*")
+DRAWN_SUFFIXES = ("sweep.*", "ablation.*", "pareto.*")
 ENGINE_OPTION = "mamba-ssm-cache-dtype"  # data type of the states in vLLM
 COLUMNS = (
     "method", "score", "compression", "key dim", "state", "per token", "per word", "bits per byte", "nats over uncut",
@@ -89,8 +89,8 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
 
     started, checkpoint = time.perf_counter(), Checkpoint.open(source)
     check_place(folder, folder=True)
-    check_drawn(folder, DRAWN, beside=SWEEP)
-    with STOP.saying(lambda: _describe_progress(folder)):
+    check_drawings(folder, DRAWN_SUFFIXES, beside=SWEEP)
+    with STOP.with_message(lambda: _describe_progress(folder)):
         record = _measure(source, checkpoint, folder, config, reporter)
     all_rows = replace(config, grid=grid_of(record.rows, record.width))  # also those of an earlier sweep
     record = replace(
@@ -243,5 +243,5 @@ def _cells(row: Row) -> tuple[str, ...]:
     candidate = (row.method, row.score, f"{row.compression:.4g}", str(row.key_dim), row.state_dtype)
     units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
     kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
-    tasks = () if row.lm_eval is None else tuple(map(cell, row.lm_eval.chief_measures()))
+    tasks = () if row.lm_eval is None else tuple(map(cell, row.lm_eval.main_measures()))
     return *candidate, *units, f"{row.nats_over_uncut:+.3f}", f"{row.rank_utilisation:.3f}", kappa, *tasks

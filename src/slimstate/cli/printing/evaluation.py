@@ -83,7 +83,7 @@ def _in_units(result: Row | Uncut) -> dict[str, str]:
     if result.word_perplexity is not None:
         texts["per word"] = perplexity(result.word_perplexity)
     tasks = (
-        {} if result.lm_eval is None else {task.name: _number(task.value) for task in result.lm_eval.chief_measures()}
+        {} if result.lm_eval is None else {task.name: _number(task.value) for task in result.lm_eval.main_measures()}
     )
     return {**texts, "bits per byte": fixed(result.bits_per_byte, 4), **tasks}
 

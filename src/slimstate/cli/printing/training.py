@@ -71,7 +71,7 @@ def show_training(record: TrainingRunRecord) -> Printout:
             titles[name], f"{nats:.4f}", perplexity(measured.perplexity[name]),
             perplexity(measured.word_perplexity.get(name)), fixed(measured.bits_per_byte[name], 4),
         )
-        for name, nats in measured.nats.known().items()
+        for name, nats in measured.nats.by_name().items()
     ]  # fmt: skip
     yield Table(("", "nats per token", "perplexity per token", "per word", "bits per byte"), rows)
     for goal, share in measured.closed.items():
