@@ -12,7 +12,7 @@ from slimstate.data.documents import Reading
 from slimstate.evaluation.associative_recall import (
     CANDIDATES,
     MAX_QUESTIONS,
-    Story,
+    SequenceBuilder,
     associative_recall,
     draw_vocabulary,
 )
@@ -69,7 +69,7 @@ def test_every_answer_is_in_the_text(pairs, spaces):
     tokenizer, generator = tiny.tokenizer(), torch.Generator().manual_seed(3)
     keys, values = draw_vocabulary(tokenizer, pairs, generator)
     assert not set(keys.tolist()) & set(values.tolist())
-    probe = Story.read(tokenizer, Reading(spaces), keys, values, 400).probe(pairs, 3, generator)
+    probe = SequenceBuilder.read(tokenizer, Reading(spaces), keys, values, 400).probe(pairs, 3, generator)
     assert probe.tokens.shape == (3, 400)
     assert probe.positions.shape == probe.answers.shape == (3, min(pairs, MAX_QUESTIONS))
     for tokens, positions, answers in zip(probe.tokens, probe.positions, probe.answers, strict=True):

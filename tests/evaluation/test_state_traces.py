@@ -94,11 +94,15 @@ def test_utilisation_under_a_mask_is_that_of_the_smaller_state():
     selections = {mixer.layer: Selection(keep=keep) for mixer in mixers}
     measured, states = FinalUtilisation(8, windows=1), []
 
-    def see(reading):
-        measured.see(reading)
+    def add_reading(reading):
+        measured.add_reading(reading)
         states.append(reading.state)
 
-    with masked(runtime.model, mixers, selections), observed(runtime.model, mixers, see), torch.inference_mode():
+    with (
+        masked(runtime.model, mixers, selections),
+        observed(runtime.model, mixers, add_reading),
+        torch.inference_mode(),
+    ):
         runtime.model(input_ids=tiny.token_ids(1, 60))
     assert all(bool((state[:, :, dropped] == 0).all()) for state in states)
     expected = torch.stack([rank_utilisation(singular_values(state[:, :, keep[0]])) for state in states]).mean()
@@ -141,7 +145,7 @@ def test_bad_options_and_bad_states_are_refused():
         with pytest.raises(ModelError, match="layer 1: NaN or infinite values in the state"):
             trace_states(runtime, mixers, ids, every=8, skip=0, readings=readings)
     last = FinalUtilisation(key_dim=mixers[0].axis.width, windows=1)
-    with pytest.raises(ModelError, match="layer 1"), observed(runtime.model, mixers, last.see), torch.no_grad():
+    with pytest.raises(ModelError, match="layer 1"), observed(runtime.model, mixers, last.add_reading), torch.no_grad():
         runtime.model(input_ids=ids)
 
 

@@ -225,7 +225,7 @@ def test_key_dims_are_swept_exactly(sweep, tmp_path):
         ({"methods": ["l1"], "key_dims": [0]}, "at least 1"),
         ({"methods": ["l1"], "key_dims": [25]}, "at least 1"),
         ({"compressions": []}, "one compression or key dim"),
-        ({"methods": ["l1", "drrqr"]}, "drrqr look at activations: give text to calibrate on with `data`"),
+        ({"methods": ["l1", "drrqr"]}, "drrqr need activations: give text to calibrate on with `data`"),
         ({"methods": ["l1"], "state_dtypes": ["bf16", "bf16"]}, "`state_dtypes`"),
         ({"text": None}, "give it with `text`"),
         ({"reconstruct": True}, "`reconstruct` trains on text: give it with `data`"),

@@ -1,1 +1,1 @@
-"""What a model is worth: perplexity, tasks, recall, its states, and every cut that could be made of it."""
+"""Measure models: perplexity, tasks, recall, their states, and sweeps over many cuts."""

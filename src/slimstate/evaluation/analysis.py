@@ -1,4 +1,4 @@
-"""What `analyze` finds in models as records: traces of their states, and their convolution filters."""
+"""The records of `analyze`: traces of the states of models, and their convolution filters."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def trace_model(
     checkpoint: Checkpoint, tokens: Tensor, about: Mapping[str, Any], options: TraceOptions, run: RunOptions,
     reporter: Reporter,
 ) -> TraceRecord:  # fmt: skip
-    """Load a model, follow its states through tokens, and let the model go; `about` has more fields of the record."""
+    """Load a model and return the trace of its states over tokens; `about` has more fields of the record."""
     with reporter.waiting(f"loading {about['name']}"):
         runtime = load(checkpoint.folder, device=run.device, dtype=run.dtype)
     reporter.say(f"{about['name']}: kernels: {runtime.kernels}")

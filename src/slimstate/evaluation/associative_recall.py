@@ -43,12 +43,12 @@ def associative_recall(
     """
     generator = torch.Generator().manual_seed(seed)
     keys, values = draw_vocabulary(runtime.tokenizer, max(pairs), generator)
-    story = Story.read(runtime.tokenizer, Reading.of(text), keys, values, length)
+    builder = SequenceBuilder.read(runtime.tokenizer, Reading.of(text), keys, values, length)
     points, digest = [], hashlib.sha256()
     limit = None if max_tokens is None else max(1, max_tokens // (length * len(pairs)))
     for count in reporter.track(pairs, "associative recall", len(pairs)):
         size = max(sequences, -(-MIN_QUESTIONS // min(count, MAX_QUESTIONS)))
-        probe = story.probe(count, size if limit is None else min(size, limit), generator)
+        probe = builder.probe(count, size if limit is None else min(size, limit), generator)
         digest.update(probe.tokens.numpy().tobytes())
         chosen, likeliest = _answers(runtime, probe, values)
         correct, exact = (chosen == probe.answers).double(), (likeliest == probe.answers).double()
@@ -92,8 +92,8 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
-    """What sequences of `length` tokens are made of: text around the pairs, keys, values, marks around a pair."""
+class SequenceBuilder:
+    """Build sequences of `length` tokens from text, keys and values, and the tokens before and after a pair."""
 
     filler: Tensor
     keys: Tensor
@@ -103,8 +103,8 @@ class Story:
     length: int
 
     @classmethod
-    def read(cls, tokenizer: Any, text: Reading, keys: Tensor, values: Tensor, length: int) -> Story:
-        """Read the first tokens of the text, enough for every sequence to start elsewhere in them."""
+    def read(cls, tokenizer: Any, text: Reading, keys: Tensor, values: Tensor, length: int) -> SequenceBuilder:
+        """Return a builder with the first tokens of a text, enough for sequences to start at different places."""
         filler = torch.cat(list(windows(tokenizer, text, length, max_windows=64))).long()
         if len(filler) < length:
             raise DataError(f"{text.source} has {len(filler)} tokens; associative recall needs at least {length}")

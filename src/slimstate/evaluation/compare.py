@@ -1,4 +1,4 @@
-"""Several models on the same footing: a name for each, and the same tokens for all."""
+"""Compare several models: a name for each, and the same tokens for all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_models(sources: Sequence[str | PathLike[str]]) -> dict[str, Checkpoint]
         names = ["-".join(path[-size:]).replace("/", "-") for path in paths]
         if len(set(names)) == len(names):
             return dict(zip(names, checkpoints, strict=True))
-    raise PlanError("the same model is given twice")
+    raise PlanError("models must differ, got the same one twice")
 
 
 def _parts(source: str) -> tuple[str, ...]:

@@ -78,9 +78,9 @@ def averages(tasks: Mapping[str, TaskScores]) -> dict[str, float]:
     means: dict[str, float] = {}
     for label, members in AVERAGES.items():
         values = [tasks[name].metrics[metric] for name, metric in members.items() if name in tasks]
-        known = [value for value in values if value is not None]
-        if len(known) == len(members):
-            means[label] = sum(known) / len(known)
+        numbers = [value for value in values if value is not None]
+        if len(numbers) == len(members):
+            means[label] = sum(numbers) / len(numbers)
     return means
 
 
@@ -88,8 +88,8 @@ def _load(manager: Any, source: Source, folder: Path, tokenizer: Any, prompts: s
     """Return lm-eval's task with its documents; lm-eval lets the config of a task be changed within a group."""
     member = {"task": source.task, **source.overrides(folder)}
     if source.task in RECALL:
-        usual = manager.task_index[source.task].cfg["metadata"]
-        member["metadata"] = {**usual, "tokenizer": tokenizer, "prompts": prompts}
+        metadata = manager.task_index[source.task].cfg["metadata"]
+        member["metadata"] = {**metadata, "tokenizer": tokenizer, "prompts": prompts}
     try:
         task = manager.load([{"group": "slimstate", "task": [member]}])["tasks"][source.task]
     except Exception as error:
@@ -105,7 +105,7 @@ def _load(manager: Any, source: Source, folder: Path, tokenizer: Any, prompts: s
 
 
 def _try_documents(task: Any, source: Source, limit: int | None) -> None:
-    """Refuse local documents that lack a field, before the model has worked for hours."""
+    """Raise a `DataError` if a local document lacks a field, before the model runs."""
     rows = task.rows if source.task in RECALL else count()
     for row, document in zip(rows, islice(task.eval_docs, limit) if source.files else (), strict=False):
         try:
@@ -151,9 +151,9 @@ def _evaluate(
 
 
 def harness_model(runtime: Runtime, max_length: int | None, add_bos: bool | None = None) -> Any:
-    """Return a model as lm-eval takes it; `max_length` are the most tokens that it sees.
+    """Return a model for lm-eval; `max_length` is its maximum context in tokens, by default that of its config.
 
-    None is what the config of the model, and for `add_bos` its tokenizer, says.
+    `add_bos` is whether a BOS token starts a prompt, by default as the tokenizer says.
     """
     return lm_eval_module("lm_eval.models.huggingface").HFLM(
         pretrained=runtime.model,

@@ -24,7 +24,7 @@ class TaskOptions(Options):
     limit: Annotated[int | None, Meta(ge=1)] = None
     """Documents per task; default: all."""
     max_length: Annotated[int | None, Meta(ge=2)] = None
-    """Most tokens that tasks show a model at once; default: as its config says (the paper's code: 10000)."""
+    """Maximum context of tasks in tokens; default: that of the model's config (the paper's code: 10000)."""
     recall_prompts: Literal["full", "harness"] = "full"
     """How recall prompts are truncated: full (2048 tokens with the question), or harness (as prefix-linear-attention:
     1998 tokens of the document, at most half of them before the answer, and no BOS)."""
@@ -34,7 +34,7 @@ class MeasureOptions(TaskOptions):
     """Measures"""
 
     max_tokens: Annotated[int | None, Meta(ge=2)] = None
-    """Use only the first tokens of the text."""
+    """Use only this many tokens, from the beginning of the text."""
     state_every: Annotated[int, Meta(ge=1)] = 1
     """Tokens after which a state is stored: 1 as engines decode, more as they prefill in pieces."""
 
@@ -61,11 +61,11 @@ class TraceOptions(TextOptions):
     """States"""
 
     length: Annotated[int, Meta(ge=2)] = 1024
-    """Tokens to follow the states through."""
+    """Tokens over which the states are traced."""
     samples: Annotated[int, Meta(ge=1)] = 1
     """Texts of that length to average over."""
     every: Annotated[int, Meta(ge=1)] = 16
-    """Tokens between two looks at the states."""
+    """Tokens between two measurements of the states."""
     skip: Annotated[int, Meta(ge=0)] = 128
     """First tokens that spectra and maps leave out."""
 
@@ -79,7 +79,7 @@ def full_name(state_dtype: str) -> str:
 
 
 def check_times(length: int, every: int, skip: int) -> None:
-    """Refuse a stride or a skip that leaves no state to look at."""
+    """Raise a `PlanError` if `every` or `skip` leaves no state to measure."""
     if not 1 <= every <= length:
         raise PlanError(f"`every` must be at least 1 and at most the length {length}, got {every}")
     if not 0 <= skip < length // every * every:

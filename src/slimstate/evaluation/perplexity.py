@@ -29,7 +29,7 @@ MAX_NATS = 690.0  # whose perplexity fits into a record
 def evaluation_windows(
     tokenizer: Any, text: str | Reading, length: int, max_tokens: int | None = None, option: str = "length"
 ) -> Windows:
-    """Return all full windows of the first `max_tokens` tokens; at least one, of that many tokens where they are few.
+    """Return all full windows of the first `max_tokens` tokens; one shorter window if these are fewer than `length`.
 
     `option` is the name of the length in errors.
     """
@@ -42,8 +42,8 @@ def evaluation_windows(
     full = [window for window in parts if len(window) == length]
     if not full:
         size = sum(map(len, parts))
-        few = f"{reading.source} has {size} tokens, fewer than a window of {length}"
-        raise DataError(f"{few}: use `{option}` {size} or more text")
+        problem = f"{reading.source} has {size} tokens, fewer than a window of {length}"
+        raise DataError(f"{problem}: use `{option}` {size} or more text")
     return Windows.of(reading, torch.stack(full))
 
 

@@ -144,7 +144,7 @@ def trace_states(
     runtime: Runtime, mixers: Sequence[Mixer], tokens: Tensor, *,
     every: int = 16, skip: int = 128, readings: int = 0, seed: int = 0, reporter: Reporter = SILENT,
 ) -> Trace:  # fmt: skip
-    """Follow the states of a model through tokens [B, T], and look at them after each `every` tokens.
+    """Return statistics of the states of a model over tokens [B, T], measured after each `every` tokens.
 
     At `readings` of those times, spread evenly, each state is also read with its own query and noise drawn by `seed`.
     """
@@ -157,7 +157,7 @@ def trace_states(
     segment = max(every, SEGMENT // every * every)
     offset = 0
 
-    def see(reading: StateReading) -> None:
+    def add_reading(reading: StateReading) -> None:
         layer, time = layers[reading.mixer.layer], offset + reading.time
         if reading_times:
             layer.add_keys(reading.keys)
@@ -170,7 +170,7 @@ def trace_states(
 
     cache: Any = None
     cache_name = mixers[0].hook.cache
-    with torch.inference_mode(), observed(runtime.model, mixers, see, every):
+    with torch.inference_mode(), observed(runtime.model, mixers, add_reading, every):
         for ids in reporter.track(tokens.split(segment, dim=1), "following the states", -(-length // segment)):
             inputs = {"input_ids": ids.to(runtime.device, torch.long), cache_name: cache}
             cache = getattr(runtime.model.base_model(use_cache=True, **inputs), cache_name)
@@ -202,7 +202,7 @@ class FinalUtilisation:
         self.key_dim, self.windows = key_dim, windows
         self.ranks: dict[int, list[Tensor]] = {}  # by layer, [sequences, heads] each
 
-    def see(self, reading: StateReading) -> None:
+    def add_reading(self, reading: StateReading) -> None:
         ranks = self.ranks.setdefault(reading.mixer.layer, [])
         state = reading.state[: self.windows - sum(map(len, ranks))]
         if len(state):

@@ -58,7 +58,7 @@ OnRow = Callable[[Row], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStudy:
-    """What is known before a model is loaded: the candidates, the windows to measure on, and the settings."""
+    """A sweep before a model is loaded: the candidates, the windows to measure on, and the settings."""
 
     checkpoint: Checkpoint
     candidates: tuple[Candidate, ...]
@@ -136,7 +136,7 @@ class SweepStudy:
         """Return the measures that the uncut model and the rows share, by the names of the records."""
         states, network, tasks = FinalUtilisation(key_dim, STATE_WINDOWS), model.runtime.model, None
         with rounded_states(network, model.mixers, rounding):
-            with observed(network, model.mixers, states.see):
+            with observed(network, model.mixers, states.add_reading):
                 nats = mean_nats(model.runtime, self.windows.tokens, self.reporter, label)
             scores = add_words(self.size.scores(nats), self.wikitext, model.runtime)
             if self.options.tasks:

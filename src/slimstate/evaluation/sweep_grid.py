@@ -52,7 +52,7 @@ class Grid:
 
     @classmethod
     def of(cls, options: GridOptions, width: int, reporter: Reporter = SILENT) -> Grid:
-        """Resolve methods and key dims; refuse unknown ones. Two compressions may round to one key dim."""
+        """Return the grid of the options; refuse unknown methods. Two compressions may round to one key dim."""
         methods = channel_methods() if options.methods is None else options.methods
         selectors = tuple(dict.fromkeys(map(selector_named, methods)))
         METHODS.index(selectors)  # refuses two of the same name
@@ -93,7 +93,7 @@ class Grid:
         """
         calibrated = [selector.name for selector in self.selectors if selector.calibrated]
         if calibrated and not has_text:
-            raise PlanError(f"{', '.join(calibrated)} look at activations: give text to calibrate on with `data`")
+            raise PlanError(f"{', '.join(calibrated)} need activations: give text to calibrate on with `data`")
         needs = frozenset(need for selector in self.selectors for need in selector.needs)
         return (needs - {"weight"}) | {"gram"} if has_text else frozenset()
 

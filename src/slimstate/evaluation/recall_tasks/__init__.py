@@ -1,7 +1,7 @@
-"""Six tasks that ask for something the prompt says: task files for lm-eval, which reads this folder as an include path.
+"""Six tasks whose answers are in the prompt: task files for lm-eval, which reads this folder as an include path.
 
 They follow the default (not the read-twice) tasks of prefix-linear-attention, the code of "Just read twice" (Arora et
 al., 2024), with its option `cutting_context`: docs/EXPERIMENTS.md. docs/guides/evaluate.md has the command of lm-eval.
-Where its `model_args` names neither `pretrained` nor `tokenizer` (a model made in Python, say), give it the `metadata`
-{"tokenizer": NAME}; without it nothing but the beginning of a long prompt is cut.
+If its `model_args` names neither `pretrained` nor `tokenizer` (for a model built in Python, say), give it the
+`metadata` {"tokenizer": NAME}; without it only the beginning of a long prompt is truncated.
 """
