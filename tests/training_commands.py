@@ -65,14 +65,14 @@ def shard(uncut: Path, cut: Path, root: Path) -> None:
 
 
 def die_at(step: int) -> None:
-    mark = trainer.Watch.on_save
+    mark = trainer.TrainingCallback.on_save
 
     def on_save(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == step:
             os.kill(os.getpid(), signal.SIGKILL)
         mark(self, args, state, control, **kwargs)
 
-    trainer.Watch.on_save = on_save
+    trainer.TrainingCallback.on_save = on_save
 
 
 def follow(root: Path, name: str, words: list[str]) -> None:

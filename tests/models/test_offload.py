@@ -100,7 +100,7 @@ def test_an_estimate_refuses_what_the_cut_would_refuse(folders, text_file, tmp_p
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "something").write_text("else")
     for words, given in {
-        "looks at activations": {"key_dim": 16},
+        "needs activations": {"key_dim": 16},
         "`key_dim` must be at least 1": {"key_dim": 100, "method": "l1"},
         "samples of 4096 need": {"key_dim": 16, "data": str(text_file), "samples": 900, "length": 4096},
         "no data at": {"key_dim": 16, "data": "/nowhere/text.txt"},

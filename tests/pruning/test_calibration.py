@@ -53,14 +53,14 @@ def test_gram_matrices_of_drawn_rows_sum_those_alone(loaded, monkeypatch):
     """Of all rows they are the usual ones; a row more adds one outer product, whatever the batches."""
     runtime, mixers = loaded
     needs, layer = frozenset({"gram"}), mixers[0].layer
-    everything = calibrate(runtime, mixers, TOKENS, needs, drawn=draw_rows(TOKENS, 10**6, 0))
+    everything = calibrate(runtime, mixers, TOKENS, needs, row_mask=draw_rows(TOKENS, 10**6, 0))
     close(everything[layer], calibrate(runtime, mixers, TOKENS, needs)[layer])
     monkeypatch.setitem(calibration.TOKENS_AT_ONCE, "cpu", 96)
-    drawn = draw_rows(TOKENS, 7, 1)
-    assert drawn.sum() == 7
-    evidence = calibrate(runtime, mixers, TOKENS, needs, drawn=drawn)[layer]
+    row_mask = draw_rows(TOKENS, 7, 1)
+    assert row_mask.sum() == 7
+    evidence = calibrate(runtime, mixers, TOKENS, needs, row_mask=row_mask)[layer]
     ranks = [int(torch.linalg.matrix_rank(gram[0])) for gram in (evidence.query_gram, evidence.key_gram)]
-    assert ranks == drawn.sum((0, 2)).int().tolist()
+    assert ranks == row_mask.sum((0, 2)).int().tolist()
 
 
 def activations(checkpoint: Checkpoint, mixer: Mixer, role: str, x: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ def train(steps, weight):
 def test_steps_are_those_of_adam_on_the_mean_error(count, second_beta):
     weight, errors = problem("cpu")
     other, errors_of_other = problem("cpu")
-    after, losses = train(steps_of([weight], errors, 2.0, count, recordable=True), weight)
+    after, losses = train(steps_of([weight], errors, 2.0, count, capturable=True), weight)
     adam, order = torch.optim.Adam([other], betas=(0.9, second_beta)), torch.Generator().manual_seed(1)
     for number in range(1, STEPS + 1):
         adam.param_groups[0]["lr"] = 0.1 / number

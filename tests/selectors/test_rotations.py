@@ -355,7 +355,7 @@ def test_a_model_whose_channels_cannot_be_rotated_is_refused(folders, text_file,
     mixers = tuple(replace(mixer, noncommuting=None) for mixer in Checkpoint.open(model).mixers)
     monkeypatch.setattr(type(FAMILIES["delta_net"]), "mixers", lambda family, config: mixers)
     text = {"data": str(text_file), "samples": 4, "length": 64}
-    refused = "pca rotates the channels, which those of delta_net cannot be; use one of random, l1"
+    refused = "pca rotates channels, and those of delta_net cannot be rotated; use one of random, l1"
     with pytest.raises(PlanError, match=refused):
         slimstate.prune(model, tmp_path / "cut", method="pca", key_dim=8, evidence=tmp_path / "evidence", **text)
     with pytest.raises(PlanError, match=refused):

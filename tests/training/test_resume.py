@@ -141,7 +141,7 @@ def test_a_full_disk_costs_the_steps_since_the_last_checkpoint(recover, recoveri
         with pytest.raises(RuntimeError, match="unexpected pos"):  # there was space: something else is wrong
             recover(NAME, tmp_path / "out")
         patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-        message = r"no space left for .*: free some; .*out.training keeps checkpoint-2; `resume` continues it"
+        message = r"no space left for .*: free some disk .*; .*out.training keeps checkpoint-2; `resume` continues it"
         with pytest.raises(OutputError, match=message):
             recover(NAME, tmp_path / "out", resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out.training"]

@@ -32,7 +32,7 @@ class Sums:
     def __init__(self, mixer: Mixer, device: torch.device, needs: frozenset[Need]) -> None:
         heads, width, size = mixer.axis.heads, mixer.axis.width, mixer.input_size
         self.tokens, self.device = 0, device
-        self.drawn: dict[str, Tensor] | None = None  # 1 for the rows [B, T] of the batch that Gram matrices sum, or 0
+        self.row_mask: dict[str, Tensor] | None = None  # [B, T], 1 for the rows of the batch that Gram matrices sum
         self.tensors: dict[str, Tensor] = {}
         for need, side in (("gram", width), ("weighted", width), ("moments", width + 1)):
             if need in needs:
@@ -50,7 +50,8 @@ class Sums:
         """Add x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
         by_head = x.detach().transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
         if f"{role}_gram" in self.tensors:
-            rows = by_head if self.drawn is None else by_head * self.drawn[role].to(by_head).unsqueeze(1).unsqueeze(-1)
+            rows, mask = by_head, self.row_mask
+            rows = rows if mask is None else rows * mask[role].to(rows)[:, None, :, None]
             self.tensors[f"{role}_gram"] += (rows.mT @ rows).sum(0).to(self.device)
         if f"{role}_moments" in self.tensors:
             lengthened = F.pad(unit(by_head), (0, 1), value=1.0)
@@ -81,11 +82,11 @@ def calibrate(
     tokens: Tensor,
     needs: frozenset[Need],
     reporter: Reporter = SILENT,
-    drawn: Tensor | None = None,
+    row_mask: Tensor | None = None,
 ) -> dict[int, Evidence]:
     """Return the evidence of every mixer by layer, from windows `tokens` [samples, length]; equal on all processes.
 
-    `drawn` [samples, 2, length] is 1 for the queries and keys that Gram matrices sum, by default all.
+    `row_mask` [samples, 2, length] is 1 for the queries and keys that Gram matrices sum, by default all.
     """
     if BACKWARD & needs and runtime.offloaded:
         raise PlanError(
@@ -96,13 +97,13 @@ def calibrate(
     sums = {mixer.layer: Sums(mixer, runtime.device, needs) for mixer in mixers}
     batch = max(1, TOKENS_AT_ONCE[runtime.device.type] // tokens.shape[1])
     batches = distributed.share(tokens.split(batch))
-    parts = None if drawn is None else distributed.share(drawn.split(batch))
-    with observed(runtime.model, mixers, sums, needs):
+    parts = None if row_mask is None else distributed.share(row_mask.split(batch))
+    with collecting(runtime.model, mixers, sums, needs):
         for number, windows in enumerate(reporter.track(batches, "calibrating", len(batches))):
             ids = windows.to(runtime.device, torch.long)
             if parts is not None:
                 for entry in sums.values():
-                    entry.drawn = {"query": parts[number][:, 0], "key": parts[number][:, 1]}
+                    entry.row_mask = {"query": parts[number][:, 0], "key": parts[number][:, 1]}
             if BACKWARD & needs:
                 _backward(runtime.model, mixers, sums, ids)
             else:
@@ -132,7 +133,7 @@ def sum_evidence(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> dict[int, Ev
 
 
 @contextmanager
-def observed(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
+def collecting(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs: frozenset[Need]) -> Iterator[None]:
     """Add what flows through the mixers to their sums, for as long as the context is open."""
 
     def observe(mixer: Mixer, role: Role, x: Tensor) -> Tensor:

@@ -26,10 +26,10 @@ from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.prepare import has_library
 from slimstate.models.stock import as_published, stock_differences
-from slimstate.pruning.calibration import Sums, observed, sum_evidence
+from slimstate.pruning.calibration import Sums, collecting, sum_evidence
 from slimstate.pruning.planning import SelectionJob, cases, certify, plan_of
 from slimstate.pruning.sizes import parameters_after, state_bytes
-from slimstate.reconstruction.walk import StoredCut, Watch
+from slimstate.reconstruction.walk import RunMixer, StoredCut
 from slimstate.records.cut import CutRecord
 from slimstate.records.plan import CutFacts, Plan, choice_from_json, choice_to_json
 from slimstate.records.provenance import config_file
@@ -51,12 +51,12 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter 
         shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
         for name, shape, expected in stock_differences(checkpoint.config, shapes):
             if shape is None:
-                raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config asks for")
+                raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config needs")
             raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
         cut = outline(checkpoint.mixers, key_dim)
         after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
         for name, shape, expected in stock_differences(checkpoint.family.resize(checkpoint.config, key_dim), after):
-            raise AssertionError(f"{name} would be {shape} where the stock class makes {expected}")
+            raise AssertionError(f"{name} would be {shape} where the stock class expects {expected}")
 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
@@ -115,7 +115,7 @@ class CutJob:
     def finish(self, choice: SelectionJob | Plan, started: float) -> CutRecord:
         """Choose the channels, unless there is a plan, write the cut, and return its record; the main process writes.
 
-        What all cuts to this key dim have in common is copied while the channels are being chosen.
+        Tensors that no cut changes are copied while the channels are being chosen.
         """
         with ExitStack() as stack:
             writers: list[CheckpointWriter] = []  # one in the main process, where the cut is written
@@ -130,8 +130,7 @@ class CutJob:
 
             plan, kernels = (choice, None) if isinstance(choice, Plan) else choice.plan(on_idle=copy)
             if plan.rotates and (others := self.checkpoint.mixers[0].noncommuting):
-                acting = f"{' and '.join(others)} act on the channels themselves"
-                self.reporter.say(f"the rotation is not exact here: {acting}")
+                self.reporter.say(f"the rotation is not exact: it does not commute with {' and '.join(others)}")
             record = describe_cut(self.checkpoint, plan, kernels, self.speed)
             if self.out is not None:
                 left_out = distributed.from_main(lambda: self._write(writers[0], plan, record))
@@ -153,11 +152,11 @@ class CutJob:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerwiseCut(StoredCut):
-    """The cut that a reconstruction trains; `choices` starts with those of a plan and fills layer by layer.
+    """A cut whose layers are cut and trained one after the other; `choices` has those of a plan, or grows by layer.
 
-    The channels of a layer are chosen from what really enters it after the layers before it were cut. Where a method
-    needs gradients of the whole model, weights alone, or evidence from a file, its plan is made before. `folder` keeps
-    the choices, so that a run that was interrupted makes the same ones.
+    The channels of a layer are chosen from its inputs after the layers before it were cut. If a method needs gradients
+    of the whole model, weights alone, or evidence from a file, the plan is computed before. `folder` stores the
+    choices, so that a run that was interrupted continues with the same ones.
     """
 
     cut: CutJob
@@ -170,30 +169,30 @@ class LayerwiseCut(StoredCut):
         job = self.job
         return self.checkpoint.family.resize(self.checkpoint.config, job.request.keep, corrected=job.corrected)
 
-    def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
+    def changed(self, number: int, uncut: Mapping[str, StoredTensor], run_mixer: RunMixer) -> dict[str, Tensor]:
         mixer = next((mixer for mixer in self.checkpoint.mixers if mixer.layer == number), None)
         if mixer is None:
             return {}
         if number not in self.choices:
-            self.choices[number] = self._choose(mixer, watch)
+            self.choices[number] = self._choose(mixer, run_mixer)
         cutter = Cutter([mixer], {number: self.choices[number]}, corrected=self.job.corrected)
         return {name: cutter.apply(name, stored[...]) for name, stored in uncut.items() if cutter.touches(name)}
 
-    def _choose(self, mixer: Mixer, watch: Watch) -> Choice:
+    def _choose(self, mixer: Mixer, run_mixer: RunMixer) -> Choice:
         """Return the choice of an earlier run, or choose from the evidence that the layer gives now."""
         path, job = self.folder / f"choice-{mixer.layer}.json", self.job
         if path.is_file():
             return choice_from_json(read_json(path))
-        evidence = self._evidence(mixer, watch)
+        evidence = self._evidence(mixer, run_mixer)
         case = cases(self.checkpoint.read_rows, [mixer], job.selector.needs, {mixer.layer: evidence})
         choice = certify(choose(job.selector, case, job.request)[0], evidence)
         distributed.from_main(lambda: write_json(path, choice_to_json(choice)))
         return choice
 
-    def _evidence(self, mixer: Mixer, watch: Watch) -> Evidence:
+    def _evidence(self, mixer: Mixer, run_mixer: RunMixer) -> Evidence:
         needs = self.job.selector.needs - {"weight"}
         sums = {mixer.layer: Sums(mixer, self.job.run.place, needs)}
-        sums[mixer.layer].tokens = watch(lambda model: observed(model, [mixer], sums, needs))
+        sums[mixer.layer].tokens = run_mixer(lambda model: collecting(model, [mixer], sums, needs))
         return sum_evidence([mixer], sums)[mixer.layer]
 
     def finished_config(self, windows: Windows) -> JsonObject:

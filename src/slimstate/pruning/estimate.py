@@ -1,6 +1,6 @@
 """Estimate how long a cut takes and how much memory it needs, from tensor headers and a second of measuring.
 
-Measured are a matrix product of the model's size and the reading speed of the disk. The factors below turn these into
+It measures a matrix product of the model's size and the reading speed of the disk. The factors below turn these into
 whole passes; they come from an H200 and a two-core CPU, so expect errors up to a factor of two.
 """
 
@@ -15,10 +15,10 @@ from slimstate.models.speed import EFFICIENCY, WITH_GRADIENT, measure_speed
 from slimstate.pruning.planning import SelectionJob
 from slimstate.records.cut import EstimateRecord
 
-# of a calibration that needs it
+# cost of a calibration that collects this evidence, in passes forward
 TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": WITH_GRADIENT, "weighted": 3.4}
 FORWARD_COPIES = {"cuda": 15, "cpu": 30}  # of the hidden states of a pass, alive at once
-BACKWARD_COPIES = {"cuda": 18, "cpu": 40}  # of them, kept for each layer until its gradient is taken
+BACKWARD_COPIES = {"cuda": 18, "cpu": 40}  # of the hidden states, stored for each layer until its gradient is computed
 INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla
 
 
@@ -60,7 +60,7 @@ def _bytes_on_device(job: SelectionJob) -> dict[str, float]:
     checkpoint, needs, kind, size = job.checkpoint, job.selector.needs, job.run.place.type, job.run.precision.itemsize
     tokens = TOKENS_AT_ONCE[kind]
     states = tokens * checkpoint.mixers[0].input_size * size
-    needed: dict[str, float] = {
+    sizes: dict[str, float] = {
         "weights": checkpoint.parameters * size,
         "a pass": FORWARD_COPIES[kind] * states,
         "evidence": sum(16 * mixer.axis.heads * mixer.axis.width**2 for mixer in checkpoint.mixers),
@@ -68,8 +68,8 @@ def _bytes_on_device(job: SelectionJob) -> dict[str, float]:
     if BACKWARD & needs:
         vocabulary = int(checkpoint.config.get("vocab_size", 0))
         layers = int(checkpoint.config.get("num_hidden_layers", len(checkpoint.mixers)))
-        needed["a pass"] = BACKWARD_COPIES[kind] * layers * states + 12 * tokens * vocabulary
+        sizes["a pass"] = BACKWARD_COPIES[kind] * layers * states + 12 * tokens * vocabulary
     if "gradient" in needs:
         rows = sum(mixer.axis.heads * mixer.axis.width * mixer.input_size for mixer in checkpoint.mixers)
-        needed["evidence"] = 8 * rows
-    return needed
+        sizes["evidence"] = 8 * rows
+    return sizes

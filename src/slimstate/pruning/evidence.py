@@ -38,7 +38,7 @@ def read_windows(
         return None
     if calibration.data is None:
         if calibration.evidence is None or not calibration.evidence.exists():
-            raise PlanError(f"{selector.name} looks at activations: give text to calibrate on with `data`")
+            raise PlanError(f"{selector.name} needs activations: give text to calibrate on with `data`")
         return None
     with reporter.waiting(f"reading {calibration.data}"):
         windows = calibration_windows(calibration, load_tokenizer(checkpoint.folder))
@@ -61,7 +61,7 @@ def calibration_windows(calibration: Calibration, tokenizer: Any) -> Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceCollector:
-    """Collects evidence from a file or by running the model.
+    """Collect evidence from a file or by running the model.
 
     The model is loaded only where it must run and `runtime` is None; `on_idle` starts work that can be done while the
     model runs.
@@ -121,8 +121,8 @@ class EvidenceCollector:
         self, checkpoint: Checkpoint, needs: frozenset[Need], reporter: Reporter
     ) -> tuple[EvidenceFile, str]:
         if self.windows is None:
-            path, lacking = self.calibration.evidence, " and ".join(sorted(needs))
-            raise DataError(f"{path} holds no {lacking} evidence, which this method needs: give text with `data`")
+            path, kinds = self.calibration.evidence, " and ".join(sorted(needs))
+            raise DataError(f"{path} holds no {kinds} evidence, which this method needs: give text with `data`")
         hashing = threads.start(lambda: checkpoint.fingerprint)  # the disk is read while the device works
         runtime = self.runtime
         if runtime is None:
@@ -132,8 +132,8 @@ class EvidenceCollector:
             reporter.say(f"kernels: {runtime.kernels}")
         self.on_idle()
         tokens, rows = self.windows.tokens, self.calibration.rrqr_rows
-        drawn = None if rows is None else draw_rows(tokens, rows, self.calibration.seed)
-        evidence = calibrate(runtime, checkpoint.mixers, tokens, needs, reporter, drawn)
+        row_mask = None if rows is None else draw_rows(tokens, rows, self.calibration.seed)
+        evidence = calibrate(runtime, checkpoint.mixers, tokens, needs, reporter, row_mask)
         with reporter.waiting("reading the weights for their fingerprint"):
             fingerprint = hashing()
             checkpoint.check_unchanged()  # the files that were hashed are those that ran
@@ -142,7 +142,7 @@ class EvidenceCollector:
 
 
 def _warm_up_linear_algebra(axis: Axis, device: torch.device, needs: frozenset[Need]) -> Callable[[], object]:
-    """Load the libraries of a GPU in a thread, by a first Gram matrix and its factors; return a function that waits.
+    """Load the libraries of a GPU in a thread, by a first factorisation; return a function that waits for it.
 
     Loading takes up to a second and must be over before the next factorisation.
     """

@@ -54,7 +54,7 @@ class CutOptions(Options):
     rrqr_f: Annotated[float, Meta(ge=1)] = 1.5
     """Swap threshold f of strong RRQR (drrqr), at least 1."""
     rrqr_swaps: Annotated[int | None, Meta(ge=0)] = None
-    """Most swaps of strong RRQR in a head (the paper's code: 20); default: until none exceeds f."""
+    """Maximum swaps of strong RRQR per head (the paper's code: 20); default: until none exceeds f."""
     keep_norm_eps: bool = False
     """Leave the norm epsilon as it is, although the key dim sets the query scale; the cut is then not exact."""
 
@@ -69,7 +69,7 @@ class Budget(Options):
     memory_gb: Annotated[float | None, Meta(gt=0)] = None
     """GiB for the states of all `sequences`."""
     state_dtype: str | None = None
-    """What the engine stores states in: fp32 or bf16; default: fp32; with --context, what the engine uses."""
+    """Data type of states in the engine: fp32 or bf16; default: fp32; with --context, what the engine uses."""
 
     def check(self) -> None:
         if self.state_dtype is not None:

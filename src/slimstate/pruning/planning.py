@@ -55,7 +55,7 @@ class SelectionJob:
         return self.choose(evidence), kernels
 
     def choose(self, file: EvidenceFile | None) -> Plan:
-        """Choose the channels of every mixer from the evidence."""
+        """Return the plan with the channels of every mixer, chosen from the evidence."""
         check_rotatable(self.checkpoint, self.selector)
         evidence = {} if file is None else file.evidence
         mixers = self.checkpoint.mixers
@@ -112,7 +112,7 @@ def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> floa
     if after > MAX_EPSILON:
         field = checkpoint.family.correction(checkpoint.config).epsilon
         raise PlanError(
-            f"{field} {before:g} would become {after:.2g} to make up for the query scale, and all norms share it:"
+            f"{field} {before:g} would become {after:.2g} to correct the query scale, and all norms share it:"
             f" it must be at most {MAX_EPSILON:g}; keep more channels, or leave it as it is with `keep_norm_eps`"
         )
     return after
@@ -121,17 +121,15 @@ def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> floa
 def check_rotatable(checkpoint: Checkpoint, selector: Selector) -> None:
     """Refuse a method that rotates channels for a model whose channels cannot be rotated."""
     if selector.rotates and any(mixer.noncommuting is None for mixer in checkpoint.mixers):
-        those = f"those of {checkpoint.family.model_type} cannot be"
-        raise PlanError(
-            f"{selector.name} rotates the channels, which {those}; use one of {', '.join(channel_methods())}"
-        )
+        problem = f"rotates channels, and those of {checkpoint.family.model_type} cannot be rotated"
+        raise PlanError(f"{selector.name} {problem}; use one of {', '.join(channel_methods())}")
 
 
 def cases(
     read_rows: Callable[[Mixer, Slot], Tensor], mixers: Iterable[Mixer], needs: frozenset[Need],
     evidence: Mapping[int, Evidence],
 ) -> Iterator[Case]:  # fmt: skip
-    """Yield what a selector sees of each mixer; `read_rows` returns weights by channel."""
+    """Yield the input of a selector for each mixer; `read_rows` returns weights by channel."""
     for mixer in mixers:
         query, key = (read_rows(mixer, slot) if "weight" in needs else None for slot in (mixer.query, mixer.key))
         yield Case(
@@ -175,7 +173,8 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
         source = quoted(plan.model.source)
         raise PlanError(f"{quoted(path)} is a plan for another model: {source}, {str(other)[:19]}…")
     if plan.model_type != checkpoint.family.model_type:
-        raise PlanError(f"{quoted(path)} is a plan for a {quoted(plan.model_type)}: this is another")
+        types = f"{quoted(plan.model_type)}, the model is a {checkpoint.family.model_type}"
+        raise PlanError(f"{quoted(path)} is a plan for a {types}: use the plan of this model")
     check_epsilon(checkpoint, plan.key_dim, plan.corrected)
     layers = {mixer.layer for mixer in checkpoint.mixers}
     if plan.selections.keys() != layers:

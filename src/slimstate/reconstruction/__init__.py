@@ -1,1 +1,1 @@
-"""Win back what a cut costs: train each cut layer to give what the uncut one gave, one layer in memory at a time."""
+"""Train each cut layer to match the output of the uncut layer, with one layer in memory at a time."""

@@ -31,7 +31,7 @@ VALIDATIONS = 4  # on the held-out windows
 UPDATES = 40  # of the progress, per layer
 Errors = Callable[[Tensor], Iterator[Tensor]]  # yields the sum of squared errors of each piece of the windows
 FIRST_BETA, MIN_SECOND_BETA = 0.9, 0.9
-MEMORY = 0.2  # of all steps, by Adam's second moment
+SECOND_MOMENT_SHARE = 0.2  # of all steps, over which Adam's second moment averages
 STEPS_BEFORE_CAPTURE = 3  # in which kernels are compiled and Adam creates its moments
 
 
@@ -42,7 +42,7 @@ class Task:
     weights: Mapping[str, torch.nn.Parameter]
     dtypes: Mapping[str, torch.dtype]  # of the files
     error: Errors  # over windows of this process
-    recordable: bool  # as a CUDA graph: `error` takes windows on the device and copies nothing there
+    capturable: bool  # as a CUDA graph: `error` takes windows on the device and copies nothing there
     power: float
     training: Tensor
     held_out: Tensor
@@ -92,7 +92,7 @@ def _train(task: Task, settings: ReconstructionSettings, layer: int, on_step: On
     are not finite any more.
     """
     weights = list(task.weights.values())
-    steps = steps_of(weights, task.error, task.power, settings.steps, recordable=task.recordable)
+    steps = steps_of(weights, task.error, task.power, settings.steps, capturable=task.capturable)
     validations = {round(settings.steps * number / VALIDATIONS) for number in range(1, VALIDATIONS + 1)}
     batches = _batches(task.training, settings.batch, settings.seed + layer)
     interval = max(1, settings.steps // UPDATES)
@@ -129,7 +129,7 @@ class Steps:
         self, weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, **adam: Any
     ) -> None:
         self.weights, self.errors, self.power = weights, errors, power
-        second_beta = max(MIN_SECOND_BETA, 1 - 1 / (MEMORY * max(1, count)))  # averages over a share of the steps
+        second_beta = max(MIN_SECOND_BETA, 1 - 1 / (SECOND_MOMENT_SHARE * max(1, count)))
         self.adam = torch.optim.Adam(weights, betas=(FIRST_BETA, second_beta), **adam)
 
     def take(self, windows: Tensor, rate: float) -> Tensor:
@@ -199,11 +199,11 @@ class CapturedSteps(Steps):
 
 
 def steps_of(
-    weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, *, recordable: bool
+    weights: Sequence[torch.nn.Parameter], errors: Errors, power: float, count: int, *, capturable: bool
 ) -> Steps:
-    """Return the fastest steps for this device; `recordable` says that a step can be captured."""
+    """Return the fastest steps for this device; `capturable` is whether a step can be captured as a CUDA graph."""
     alone = distributed.count() == 1 and weights[0].device.type == "cuda"
-    return (CapturedSteps if recordable and alone else Steps)(weights, errors, power, count)
+    return (CapturedSteps if capturable and alone else Steps)(weights, errors, power, count)
 
 
 def local_windows(windows: Tensor) -> Tensor:

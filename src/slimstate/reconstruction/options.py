@@ -58,6 +58,6 @@ class ReconstructOptions(Options):
         )
 
 
-def held_out_count(windows: int) -> int:
+def count_held_out(windows: int) -> int:
     """Return how many of the windows are held out."""
     return max(1, round(HELD_OUT * windows))

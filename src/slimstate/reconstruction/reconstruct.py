@@ -20,7 +20,7 @@ from slimstate.models.load import check_tensor_names
 from slimstate.models.options import LoadOptions
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
-from slimstate.reconstruction.options import ReconstructOptions, held_out_count
+from slimstate.reconstruction.options import ReconstructOptions, count_held_out
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.reconstruction.walk import StoredCut, Walk
 from slimstate.records.base import versions
@@ -32,7 +32,7 @@ from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import Reporter
 
 
-def find_teacher(cut: Checkpoint, source: str | PathLike[str] | None, reporter: Reporter) -> Checkpoint:
+def find_uncut_model(cut: Checkpoint, source: str | PathLike[str] | None, reporter: Reporter) -> Checkpoint:
     """Return the uncut model of a cut: from `source`, or from where the cut names it; refuse any other model."""
     if cut.cut is None:
         raise ModelError(f"{cut.source} was not cut: there is nothing to reconstruct")
@@ -123,7 +123,7 @@ class ReconstructionJob:
             teacher=Teacher(model=self.teacher.source, fingerprint=self.teacher.fingerprint),
             settings=settings,
             calibration=from_json(Text, windows.describe()),
-            held_out=held_out_count(settings.samples),
+            held_out=count_held_out(settings.samples),
             layers=layers,
             processes=distributed.count(),
             out=str(self.out),

@@ -27,7 +27,7 @@ from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.one_layer import OneLayerModel, Stored
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.fit import Task, fit, local_windows
-from slimstate.reconstruction.options import held_out_count
+from slimstate.reconstruction.options import count_held_out
 from slimstate.reconstruction.states import HiddenStates, Stream, place_for
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings
@@ -38,12 +38,12 @@ from slimstate.system.progress import Reporter
 NORM = re.compile("norm", re.IGNORECASE)  # in the name of a class
 FEED_FORWARD = re.compile("(mlp|moe|moeblock|feedforward)$", re.IGNORECASE)  # ends it
 # runs a mixer over all windows of this process within a context of the model, such as hooks; returns their tokens
-Watch = Callable[[Callable[[nn.Module], AbstractContextManager[object]]], int]
+RunMixer = Callable[[Callable[[nn.Module], AbstractContextManager[object]]], int]
 
 
 @dataclass(frozen=True)
 class StoredCut:
-    """The cut model to reconstruct, here one in files; a cut that is made on the way overrides all but the embedding.
+    """The cut model to reconstruct, here from files; `LayerwiseCut` cuts it layer by layer during the reconstruction.
 
     `checkpoint` is the model whose files are rewritten.
     """
@@ -53,10 +53,10 @@ class StoredCut:
     def config(self) -> Config:
         return self.checkpoint.config
 
-    def changed(self, number: int, uncut: Mapping[str, StoredTensor], watch: Watch) -> dict[str, Tensor]:
+    def changed(self, number: int, uncut: Mapping[str, StoredTensor], run_mixer: RunMixer) -> dict[str, Tensor]:
         """Return the tensors of a layer that differ from the uncut model.
 
-        `watch` runs the uncut mixer over the inputs of its layer in the cut model.
+        `run_mixer` runs the uncut mixer over the inputs of its layer in the cut model.
         """
         tensors = {name: self.checkpoint.read(name) for name in uncut}
         return {
@@ -106,7 +106,7 @@ class Walk:
         self.folder, self.reporter = folder, reporter
         self.device, self.precision = run.place, run.precision
         self.mixers = {mixer.layer: mixer for mixer in teacher.mixers}
-        numbers, held_out = torch.arange(len(tokens)), held_out_count(len(tokens))  # windows are in random order
+        numbers, held_out = torch.arange(len(tokens)), count_held_out(len(tokens))  # windows are in random order
         self.held_out, self.training = numbers[:held_out], numbers[held_out:]
         self.here = local_windows(numbers)  # the windows of this process
         weights = DTYPES[teacher.tensors[teacher.mixers[0].name_of(teacher.mixers[0].key)].dtype]
@@ -168,7 +168,7 @@ class Walk:
 
     def _cut(self, number: int, before: Mapping[str, StoredTensor], uncut: Mapping[str, Tensor]) -> Layer:
         """Return the cut layer, trained where an earlier run did; it shares the weights that did not change."""
-        changed = self.cut.changed(number, before, partial(self._watch, number))
+        changed = self.cut.changed(number, before, partial(self._run_mixer, number))
         errors, trained = self.folder.read(number) or (None, {})
         changed |= trained
         stored: dict[str, Stored] = {**before, **changed}
@@ -177,9 +177,9 @@ class Walk:
             weights |= self.cut_model.convert(number, stored, self.cut_model.parts_with(number, changed))
         return Layer(number=number, weights=weights, stored=stored, errors=errors)
 
-    def _watch(self, number: int, watching: Callable[[nn.Module], AbstractContextManager[object]]) -> int:
+    def _run_mixer(self, number: int, context: Callable[[nn.Module], AbstractContextManager[object]]) -> int:
         model, stream, place = self.uncut_model, self.cut_stream, self.mixers[number].path
-        with torch.no_grad(), self.computing(), watching(model.model):
+        with torch.no_grad(), self.computing(), context(model.model):
             for piece in self.pieces(self.here):
                 model.run_mixer(number, place, stream.states[piece], self.uncut_stream.embedded(piece))
         return len(self.here) * self.settings.length
@@ -192,7 +192,7 @@ class Walk:
             weights=weights,
             dtypes={name: layer.stored[self.teacher.stored_names(name)[0]].dtype for name in weights},
             error=partial(self._errors, layer.number),
-            recordable=self.uncut_stream.states.on_device,
+            capturable=self.uncut_stream.states.on_device,
             power=added or 1.0,
             training=self.training,
             held_out=self.held_out,

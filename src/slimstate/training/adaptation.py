@@ -248,8 +248,8 @@ def _matching(config: Config, mixers: Sequence[Mixer], endings: str) -> tuple[st
     for ending in filter(None, map(str.strip, endings.split(","))):
         matches = {name for name in linear if ending == ALL_LINEAR or f".{name}".endswith(f".{ending}")}
         if not matches:
-            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            raise PlanError(f"`lora_targets` {ending} matches no linear layer; there are {known}, {ALL_LINEAR}")
+            names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            raise PlanError(f"`lora_targets` {ending} matches no linear layer; there are {names}, {ALL_LINEAR}")
         chosen |= matches
     if not chosen:
         raise PlanError("`lora_targets` must name at least one linear layer")

@@ -17,7 +17,7 @@ from slimstate.data.corpus import Corpus
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.options import LoadOptions
-from slimstate.reconstruction.options import held_out_count
+from slimstate.reconstruction.options import count_held_out
 from slimstate.records.training import (
     RECONSTRUCTION,
     RECOVERY,
@@ -74,8 +74,8 @@ class DistillationJob:
     notes: Callable[[Config], str]
     reporter: Reporter
 
-    def finish(self, make: Callable[[Path], object]) -> ReconstructionRecord:
-        """Reconstruct with `make`, which writes to the folder it is called with, and distil; return the record."""
+    def finish(self, reconstruct: Callable[[Path], object]) -> ReconstructionRecord:
+        """Call `reconstruct` with the folder to write to, distil the result, and return the record."""
         if not self._is_published():
             check_output(self.teacher, self.out, self.force)
         settings = {"distill": self.steps, "windows": self.windows.digest, **self.identity}
@@ -85,7 +85,7 @@ class DistillationJob:
                 return ReconstructionRecord.read(self.out / RECONSTRUCTION)
             reconstructed = folder.path / RECONSTRUCTED / name
             if not reconstructed.is_dir():
-                make(reconstructed)
+                reconstruct(reconstructed)
             return self._distil(reconstructed, folder.path / DISTILLED / name)
 
     @property
@@ -147,7 +147,7 @@ class DistillationJob:
         """Return the windows of the reconstruction; those that it held out are held out here, too."""
         if Corpus.exists_in(folder):
             return Tokens.of_corpus(Corpus.open(folder), tokenizer)
-        count, windows = held_out_count(len(self.windows.tokens)), self.windows
+        count, windows = count_held_out(len(self.windows.tokens)), self.windows
         training, held_out = windows.tokens[count:], windows.tokens[:count]
         corpus = Corpus.of_windows(training, held_out, windows.source, windows.documents, folder)
         return Tokens.of_corpus(corpus, tokenizer)

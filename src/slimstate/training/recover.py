@@ -49,8 +49,8 @@ class Control:
             if overlap(self.out, folder):
                 raise OutputError(f"the control's folder {self.out} overlaps {folder}: choose another `control_out`")
         if (record := self.record) is not None:
-            now = _decisive(self.session.options.settings(), has_teacher=not self.teaches)
-            before = _decisive(to_json(record.settings), has_teacher=record.teacher is not None)
+            now = _relevant_settings(self.session.options.settings(), has_teacher=not self.teaches)
+            before = _relevant_settings(to_json(record.settings), has_teacher=record.teacher is not None)
             self._compare({**before, "model": record.fingerprint}, {**now, "model": self.uncut.fingerprint})
 
     def accept(self, tokens: Tokens) -> None:
@@ -92,15 +92,15 @@ class Control:
         return replace(session, kind=kind, distillation=replace(session.distillation, teacher=teacher))
 
 
-def _decisive(settings: JsonObject, *, has_teacher: bool) -> JsonObject:
-    """Return the settings that decided a control: those of a distillation only where there was one."""
+def _relevant_settings(settings: JsonObject, *, has_teacher: bool) -> JsonObject:
+    """Return the settings that affect a control: those of a distillation only if there is a teacher."""
     if has_teacher and settings["kd_weight"]:
         return {"teacher": True, **settings}
     return {"teacher": False, **{name: value for name, value in settings.items() if name not in TEACHER_SETTINGS}}
 
 
 def check_recovery(session: Session[RecoveryRecord], student: Checkpoint, control: Control | None) -> None:
-    """Check all that can be checked before anything is read or written."""
+    """Check the options, the folders and the teacher cache before anything is read or written."""
     session.options.settings()
     if not adaptation_of(session.options, student).has_adapters and session.options.adaptation.keep_adapter:
         raise PlanError("`keep_adapter` needs adapters: give `lora`")

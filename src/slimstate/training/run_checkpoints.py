@@ -39,7 +39,7 @@ class TrainingFolder(RunFolder):
         return f"{self.path} keeps {'its tokens' if last is None else last.name}; {self.how_to_continue}"
 
     def check_teacher(self, fingerprint: str) -> None:
-        """Remember a teacher that was trained in this run, or require that it is still the same one."""
+        """Store the fingerprint of a teacher that was trained in this run, or raise an error if it is another one."""
         path = self.path / TEACHER
         if not path.is_file():
             write_json(path, {"fingerprint": fingerprint})

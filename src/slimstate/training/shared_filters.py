@@ -1,7 +1,7 @@
 """One convolution filter for all channels of a head, or for all heads, of queries, of keys and of values.
 
-The stock class knows no such filters, so they are stored for every channel and the sharing is how a model is trained: a
-parametrisation that spreads G filters over D channels. It is put on before training and taken off before writing.
+The stock class has no such filters, so they are stored for every channel, and shared only in training: by a
+parametrisation that spreads G filters over D channels, registered before training and removed before writing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class SharedFilters(nn.Module):
         return filters.repeat_interleave(self.size, dim=0)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """The filter of the first channel of each group: of equal ones, exactly theirs."""
+        """Return the filter of the first channel of each group; all of a group are equal."""
         return weight[:: self.size].clone()
 
 
 def share(model: Any, mixers: Iterable[Mixer], *, initial: bool = False) -> None:
-    """Let the mixers that share filters train one for each group. Other than `initial` filters must not differ."""
+    """Make mixers that share filters train one filter per group; unless `initial`, filters of a group must be equal."""
     convolutions = [(mixer, axis) for mixer in mixers if mixer.sharing is not None for _, axis in mixer.filters]
     for mixer, axis in convolutions:
         name = mixer.running_name_of(axis.slots[0]).rpartition(".")[0]
@@ -48,7 +48,7 @@ def share(model: Any, mixers: Iterable[Mixer], *, initial: bool = False) -> None
 
 
 def expand(model: nn.Module) -> None:
-    """Give every channel its own copy of the filter it shares: the plain module again."""
+    """Restore the plain modules, in which every channel has its own copy of the filter it shares."""
     for module in model.modules():
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)

@@ -65,7 +65,7 @@ class TeacherCache:
         return {"format": FORMAT, **{name: value for name, value in vars(self).items() if name != "folder"}}
 
     def check(self) -> None:
-        """Refuse a folder with other contents."""
+        """Raise an error if the folder has other contents than this cache."""
         if self.folder.exists() and not self.folder.is_dir():
             raise OutputError(f"`cache_teacher` must be a folder, {self.folder} is a file")
         if not (self.folder / ABOUT).exists():
@@ -147,7 +147,7 @@ Teacher = LiveTeacher | TeacherCache
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """A teacher, and the weight and temperature of its loss; a teacher of weight 0 is only compared with."""
+    """A teacher, and the weight and temperature of its loss; with weight 0 the teacher is only measured."""
 
     teacher: Checkpoint
     weight: float

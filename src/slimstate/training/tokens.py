@@ -49,20 +49,20 @@ class Tokens:
 
     def measurements(self, nats: Nats, word_perplexity: Mapping[str, float | None]) -> Measurements:
         """Return nats per token with perplexities, bits per byte, and the shares of the gaps that were closed."""
-        known, size = nats.by_name(), self.size
+        values, size = nats.by_name(), self.size
         return Measurements(
             text=self.measured_on,
             tokens=size.tokens,
             words=None if self.wikitext is None else self.wikitext.words,
             bytes=size.bytes,
             nats=nats,
-            perplexity={name: perplexity_of(value) for name, value in known.items()},
+            perplexity={name: perplexity_of(value) for name, value in values.items()},
             word_perplexity=word_perplexity,
-            bits_per_byte={name: size.scores(value).bits_per_byte for name, value in known.items()},
+            bits_per_byte={name: size.scores(value).bits_per_byte for name, value in values.items()},
             closed={
-                goal: (nats.before - nats.after) / gap if (gap := nats.before - known[goal]) > MIN_GAP else None
+                goal: (nats.before - nats.after) / gap if (gap := nats.before - values[goal]) > MIN_GAP else None
                 for goal in ("uncut", "control")
-                if goal in known
+                if goal in values
             },
         )
 
@@ -71,7 +71,7 @@ def measure(
     student: Checkpoint, weights: Mapping[str, Tensor], tokens: Tokens, run: RunOptions,
     teacher: Checkpoint | None, control: Measurements | None, reporter: Reporter,
 ) -> Measurements:  # fmt: skip
-    """Measure the student before and after training, the uncut model, and its control, on the held-out windows.
+    """Return the scores of the student before and after training, of the uncut model, and of its control.
 
     `weights` are those that training changed; they are measured as they will be stored. `control` are those of
     the uncut model before and after its own training.

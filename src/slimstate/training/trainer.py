@@ -96,7 +96,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]
+class TrainingCallback(TrainerCallback):  # type: ignore[misc]
     """Check the losses whenever they are logged or saved, mark checkpoints as complete, and report progress."""
 
     def __init__(self, trainer: StudentTrainer, tokens_per_step: int, grad_accum: int, update: Update) -> None:
@@ -144,7 +144,7 @@ def _translate_full_disk(folder: Path) -> Iterator[None]:
     except (OSError, RuntimeError, SafetensorError) as error:
         if not is_disk_full(error) and shutil.disk_usage(folder).free > MIN_FREE_BYTES:
             raise
-        raise OutputError(f"no space left for {folder}: free some") from error
+        raise OutputError(f"no space left for {folder}: free some disk space") from error
 
 
 def resume_from(folder: Path) -> Path | None:
@@ -201,7 +201,7 @@ def fit(
     arguments, collate = trainer_arguments(options, folder), default_data_collator
     trainer = StudentTrainer(model=student, args=arguments, train_dataset=schedule, data_collator=collate)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Watch(trainer, options.tokens_per_step, options.trainer.grad_accum, update))
+    trainer.add_callback(TrainingCallback(trainer, options.tokens_per_step, options.trainer.grad_accum, update))
     with _translate_full_disk(folder):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}

@@ -10,7 +10,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import check_apart, check_output
 from slimstate.models.load import check_tensor_names, load_tokenizer
 from slimstate.models.options import LoadOptions
-from slimstate.reconstruction.reconstruct import ReconstructionJob, find_teacher
+from slimstate.reconstruction.reconstruct import ReconstructionJob, find_uncut_model
 from slimstate.reconstruction.walk import StoredCut
 from slimstate.records.provenance import run_config
 from slimstate.records.training import ReconstructionRecord
@@ -54,7 +54,7 @@ def reconstruct(
         source = inputs.model(model)
         cut = Checkpoint.open(source)
         check_apart(cut, out)
-        uncut = find_teacher(cut, teacher, reporter)
+        uncut = find_uncut_model(cut, teacher, reporter)
         provenance = run_config("reconstruct", {"model": source, "out": out}, config.to_values())
         with reporter.waiting(f"reading {config.data}"):
             text, tokens = config.reading(config.data), load_tokenizer(uncut.folder)

@@ -49,7 +49,7 @@ from slimstate.workflows.options import PruneConfig, SweepConfig
 from slimstate.workflows.prune import prune, selection_job
 
 SWEEP, EVIDENCE, CANDIDATES = "sweep.json", "evidence.safetensors", "candidates"
-DRAWN_SUFFIXES = ("sweep.*", "ablation.*", "pareto.*")
+OUTPUTS = ("sweep.*", "ablation.*", "pareto.*")
 ENGINE_OPTION = "mamba-ssm-cache-dtype"  # data type of the states in vLLM
 COLUMNS = (
     "method", "score", "compression", "key dim", "state", "per token", "per word", "bits per byte", "nats over uncut",
@@ -89,7 +89,7 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
 
     started, checkpoint = time.perf_counter(), Checkpoint.open(source)
     check_place(folder, folder=True)
-    check_drawings(folder, DRAWN_SUFFIXES, beside=SWEEP)
+    check_drawings(folder, OUTPUTS, beside=SWEEP)
     with STOP.with_message(lambda: _describe_progress(folder)):
         record = _measure(source, checkpoint, folder, config, reporter)
     all_rows = replace(config, grid=grid_of(record.rows, record.width))  # also those of an earlier sweep
