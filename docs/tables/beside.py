@@ -332,7 +332,7 @@ def _optimizer() -> str:
     """Return the cuts of a DeltaNet that was trained with the released optimizer settings."""
     sweeps = _records("released-optimizer", "sweep")
     if not sweeps:
-        command = "slimstate train delta_net-30m --data TEXT …"
+        command = "slimstate train delta_net-30m --data TEXT --weight-decay 0.1 --adam-eps 1e-15 --out MODEL"
         return _missing("a DeltaNet 30M trained with the optimizer settings of the released code", command)
     lines, unit = [], "per token"
     for sweep in sweeps:
