@@ -29,8 +29,8 @@ from slimstate.reports import tables
 from slimstate.reports.page import unique_records
 from slimstate.reports.plots import style as plot_style
 from slimstate.reports.plots.results import pareto
-from slimstate.reports.plots.states import STATES_DRAWN, retrieval, utilisation_curves
-from slimstate.reports.provenance import redirected
+from slimstate.reports.plots.states import MAX_STATES, retrieval, utilisation_curves
+from slimstate.reports.provenance import redirect_outputs
 from slimstate.reports.sections import Scale, strip_path
 from slimstate.system.errors import DataError, OutputError
 from slimstate.system.progress import Reporter
@@ -121,7 +121,7 @@ def test_repeated_commands_write_to_their_own_places():
         "slimstate eval n --out record.json": "slimstate eval n --out again/record-2.json",
         **{line: line for line in ("slimstate eval m --text t", "an 'open quote --out x", "slimstate eval m --out")},
     }
-    assert redirected([*commands, *commands]) == [*commands.values()]
+    assert redirect_outputs([*commands, *commands]) == [*commands.values()]
 
 
 def test_the_page_of_a_cut_alone_names_the_commands_that_add_more(tmp_path, unpainted):
@@ -365,8 +365,8 @@ def test_svg_rounds_coordinates_and_no_labels():
 def test_many_states_are_thinned_unless_one_is_outside_its_bounds(tmp_path, unpainted):
     many = large_trace(20, 8)
     states = many["bounds"]["states"]
-    assert states > STATES_DRAWN
-    for violations, counts, badge in ((0, range(1, STATES_DRAWN + 1), "good"), (3, [states], "bad")):
+    assert states > MAX_STATES
+    for violations, counts, badge in ((0, range(1, MAX_STATES + 1), "good"), (3, [states], "bad")):
         many["bounds"]["violations"] = violations
         assert len(retrieval([TraceRecord.from_json(many)]).axes[0].lines[1].get_xdata()) in counts
         page = Path(write_report(write(tmp_path, {"trace.json": many})).out).read_text()

@@ -14,7 +14,7 @@ import slimstate
 import tiny
 from slimstate.records.benchmark import KernelRecord, KernelRow, MixerRecord, MixerRow
 from slimstate.serving import widths
-from slimstate.serving.widths import Curve, known_curves, mixer_curve, speed_of_cut, speeds_below
+from slimstate.serving.widths import Curve, matching_curves, mixer_curve, speed_of_cut, speeds_below
 
 # a kernel that works on 128, 64, 32 or 16 channels, with a little noise
 MILLISECONDS = {
@@ -123,14 +123,14 @@ def test_a_record_of_the_benchmark_is_a_curve():
 
 
 def test_the_first_curve_that_covers_the_key_dims_is_used(curves):
-    assert known_curves("delta_net", 32) == {}
+    assert matching_curves("delta_net", 32) == {}
     for name, key_dims in {"b": (16, 32), "a": (32, 64), "c": (16, 256)}.items():
         record([row(key_dim, key_dim) for key_dim in key_dims]).write(curves / f"{name}.json")
-    covering = {pair: known_curves("delta_net", *pair) for pair in ((64, 32), (32, 16), (64, 16), (512, 16))}
+    covering = {pair: matching_curves("delta_net", *pair) for pair in ((64, 32), (32, 16), (64, 16), (512, 16))}
     assert {pair: [set(known.seconds) for known in by_use.values()] for pair, by_use in covering.items()} == {
         (64, 32): [{32, 64}], (32, 16): [{16, 32}], (64, 16): [{16, 256}], (512, 16): [],
     }  # fmt: skip
-    assert known_curves("mamba2", 32) == {}
+    assert matching_curves("mamba2", 32) == {}
 
 
 @pytest.mark.usefixtures("measured")
@@ -209,7 +209,7 @@ MIXER: Any = SimpleNamespace(axis=SimpleNamespace(width=128), value_heads=48, va
 
 def test_advice_tells_decoding_from_prefill(curves):
     kernel_record().write(curves / "engine.json")
-    assert known_curves("qwen3_5", 128, 64).keys() == {"decoding", "prefill"}  # no curve of a whole layer
+    assert matching_curves("qwen3_5", 128, 64).keys() == {"decoding", "prefill"}  # no curve of a whole layer
     cut = speed_of_cut("qwen3_5_text", MIXER, 64)
     decoding, prefill = cut.advice.split("; prefill: ")
     assert decoding.startswith("decoding: key dim 64 is 2.00x as fast as 128")

@@ -1,4 +1,4 @@
-"""One benchmark run: from kernels that are compiled ahead and timings to a record that says what it ran on."""
+"""Run one benchmark: compile its kernels ahead, time its cases, and record them with the device and the settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ G = TypeVar("G", bound=GraphRow)
 
 
 class Bench(Value):
-    """Where a benchmark runs, how many rounds it times, and who reports its progress."""
+    """A benchmark: its config, the device, dtype and kernels it runs on, and the reporter of its progress."""
 
     name: str
     config: BenchConfig
@@ -66,8 +66,10 @@ class Bench(Value):
         )  # fmt: skip
 
     def time_as_graph(self, row: G, work: timing.Work) -> G:
-        """Time the work as a CUDA graph, as servers run it: launching kernels one by one can take the host longer than
-        the GPU needs for them. Without a graph time the launches; the peak memory is always that of the launches.
+        """Return the row with the time of the work as a CUDA graph, or kernel by kernel if it cannot be captured.
+
+        Servers run graphs, because launching kernels one by one can take longer than running them. The peak memory is
+        that of the launches.
         """
         eager = self.time(row, work)
         graph = timing.capture(work, self.reporter.say) if self.device.type == "cuda" else None

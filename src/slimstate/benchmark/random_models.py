@@ -36,8 +36,8 @@ def mixer_config(model_type: str, key_dim: int, shape: MixerBenchConfig) -> Json
     family = FAMILIES.get(model_type)
     sizes = {} if family is None else _size_fields(family.defaults, key_dim, shape)
     if family is None or not sizes:
-        known = (name for name, other in FAMILIES.items() if _size_fields(other.defaults, key_dim, shape))
-        raise PlanError(f"no mixer benchmark for {model_type!r}; choose from {', '.join(known)}")
+        names = (name for name, other in FAMILIES.items() if _size_fields(other.defaults, key_dim, shape))
+        raise PlanError(f"no mixer benchmark for {model_type!r}; choose from {', '.join(names)}")
     config = {
         "model_type": model_type, "hidden_size": shape.hidden, "num_heads": shape.heads, "num_hidden_layers": 1,
         "intermediate_size": 16, "vocab_size": 16, **sizes,
@@ -70,13 +70,13 @@ def resized(config: Config, key_dim: int) -> JsonObject:
     return dict(config if key_dim == width else family_of(config).resize(config, key_dim))
 
 
-def models_at_key_dims(subjects: ModelsBenchConfig) -> list[tuple[str, int]]:
+def models_at_key_dims(options: ModelsBenchConfig) -> list[tuple[str, int]]:
     """Return each model at each key dim; by default its own, a half and a quarter of it."""
     cases = []
-    for model in subjects.models:
+    for model in options.models:
         config = config_of(model)
         width = width_of(config)
-        for key_dim in subjects.key_dims or (width, width // 2, width // 4):
+        for key_dim in options.key_dims or (width, width // 2, width // 4):
             resized(config, key_dim)  # raises before anything is timed
             cases.append((model, key_dim))
     return cases

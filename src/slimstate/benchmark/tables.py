@@ -126,7 +126,7 @@ def _models(rows: Sequence[ModelRow]) -> str:
 
 
 def check_output(folder: Path, name: str) -> None:
-    """Raise before any work where the files of a benchmark could not be written later."""
+    """Raise an error, before any work, if the files of a benchmark cannot be written."""
     import slimstate.reports.plots  # noqa: F401  needs matplotlib
 
     check_place(folder, folder=True)

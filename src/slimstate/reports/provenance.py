@@ -74,7 +74,7 @@ def reproduce_section(sources: Sequence[Provenance], records: Records, folder: P
     loader = next((source.loader for source in sources if source.loader is not None), FLA)
     return {
         "folder": AGAIN,
-        "commands": redirected(line for source in sources for line in source.commands if line),
+        "commands": redirect_outputs(line for source in sources for line in source.commands if line),
         "code": loader.loading_code(json.dumps(cut, ensure_ascii=False)),
         "missing": missing_records(records, next((source.base for source in sources), "MODEL"), cut, folder),
     }
@@ -95,7 +95,7 @@ def missing_records(records: Records, base: str, cut: str, folder: Path) -> dict
     return {title: command_line(config) for title, config in configs.items()}
 
 
-def redirected(commands: Iterable[str]) -> list[str]:
+def redirect_outputs(commands: Iterable[str]) -> list[str]:
     """Return each command once, writing into `again/` under its own name, with a number where that is taken.
 
     As they are, most commands would be refused or would replace what the page shows.

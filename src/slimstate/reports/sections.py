@@ -1,4 +1,4 @@
-"""Compute what the templates show and no record says itself: in the sections, and on the cards above them."""
+"""Compute the values that the templates show and no record has: in the sections, and on the cards above them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slimstate.reports.provenance import Provenance
 from slimstate.reports.tables import PER_TOKEN, perplexity_metric
 
 Traces = Sequence[RecordFile[TraceRecord]]
-SAME = 0.0005  # below this difference two utilisations read the same
+MIN_DIFFERENCE = 0.0005  # below this difference two utilisations read the same
 
 
 def strip_path(channels: Iterable[int], y: float) -> str:
@@ -88,7 +88,7 @@ def recall_tips(results: Sequence[Result]) -> dict[str, str]:
     return tips
 
 
-def comparable(traces: Traces) -> list[list[TraceRecord]]:
+def group_traces(traces: Traces) -> list[list[TraceRecord]]:
     """Group traces of the same text through models of the same shape, uncut models first."""
     groups: dict[object, list[TraceRecord]] = {}
     for trace in (file.record for file in traces):
@@ -129,12 +129,12 @@ def trace_of(sweep: SweepRecord, row: Row | None, traces: Traces) -> TraceRecord
 def utilisation_differences(sweeps: Sequence[RecordFile[SweepRecord]], traces: Traces) -> Iterator[str]:
     """Yield both utilisations of each model for which a sweep has another one than its trace.
 
-    `analyze` looks at all states behind the first tokens, a sweep at those at the end of its windows.
+    `analyze` measures all states after the first tokens, a sweep those at the end of its windows.
     """
     for sweep in (file.record for file in sweeps):
         for row in (None, *sweep.rows):
             trace, swept = trace_of(sweep, row, traces), (row or sweep.uncut).rank_utilisation
-            if trace is not None and swept is not None and abs(mean_utilisation(trace) - swept) >= SAME:
+            if trace is not None and swept is not None and abs(mean_utilisation(trace) - swept) >= MIN_DIFFERENCE:
                 yield f"{label_of(trace)} {fixed(swept, 3)}, here {fixed(mean_utilisation(trace), 3)}"
 
 
@@ -157,8 +157,8 @@ class Scale:
 
 def shared_scale(maps: Sequence[Sequence[Sequence[float | None]]], logarithmic: bool) -> Scale:
     """Return one scale for several maps, so that their colours can be compared."""
-    known = [value for values in maps for row in values for value in row if value is not None] or [1.0]
-    return Scale(min(known) if logarithmic else 0.0, max(known), logarithmic)
+    numbers = [value for values in maps for row in values for value in row if value is not None] or [1.0]
+    return Scale(min(numbers) if logarithmic else 0.0, max(numbers), logarithmic)
 
 
 class Card(NamedTuple):
@@ -188,7 +188,7 @@ def summary_cards(records: Records) -> Iterator[Card]:
         if evaluation is not None:
             yield from evaluation_cards(evaluation, perplexity_values, perplexity)
         if records.trace:
-            yield utilisation_card(comparable(records.trace)[0])
+            yield utilisation_card(group_traces(records.trace)[0])
     if evaluation is not None:
         yield from evaluation_cards(evaluation, average_values, partial(fixed, digits=3))
 
@@ -249,5 +249,5 @@ def average_values(result: Result) -> dict[str, float]:
 
 def utilisation_card(group: Sequence[TraceRecord]) -> Card:
     """Return the utilisation of the first model, and of the first cut model after it."""
-    shown = [group[0], *[trace for trace in group[1:] if trace.cut is not None][:1]]
-    return Card("State in use", ARROW.join(fixed(mean_utilisation(trace), 3) for trace in shown), label_of(shown[-1]))
+    pair = [group[0], *[trace for trace in group[1:] if trace.cut is not None][:1]]
+    return Card("State in use", ARROW.join(fixed(mean_utilisation(trace), 3) for trace in pair), label_of(pair[-1]))

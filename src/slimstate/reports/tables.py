@@ -111,8 +111,8 @@ def grid_caption(sweep: SweepRecord) -> str:
     if perplexity_metric(sweep) is PER_TOKEN:
         return "Perplexity is per token, not per word as in the WikiText columns of the paper."
     counts, text = sweep.uncut.counts, None if sweep.settings.text is None else sweep.settings.text.data
-    measured = f": {counts}{f' of {text}' if text else ''}" if counts else ""
-    return f"Perplexity is per word, by lm-eval's wikitext, as in the paper{measured}."
+    source = f": {counts}{f' of {text}' if text else ''}" if counts else ""
+    return f"Perplexity is per word, by lm-eval's wikitext, as in the paper{source}."
 
 
 def write_tables(sweep: SweepRecord, folder: Path) -> None:
@@ -200,14 +200,14 @@ def _column(metric: Metric, rows: Mapping[str, Row], labels: Sequence[str]) -> l
     return [GridCell(metric.format(value), None if value is None else ranks.get(value)) for value in values]
 
 
-def _marked(cell: GridCell, marks: tuple[str, str]) -> str:
+def _mark(cell: GridCell, marks: tuple[str, str]) -> str:
     return cell.text if cell.rank is None else marks[cell.rank] % cell.text
 
 
 def as_markdown(grid: Grid) -> str:
     """Return a grid as a Markdown table with its caption below."""
     titles = [f"{group}: {title}" for group, names in grid.groups for title in names]
-    lines = [[name, *(_marked(cell, ("**%s**", "<u>%s</u>")) for cell in cells)] for name, cells in grid.lines]
+    lines = [[name, *(_mark(cell, ("**%s**", "<u>%s</u>")) for cell in cells)] for name, cells in grid.lines]
     return f"{markdown_table(['Method', *titles], [*lines, ['Baseline', *grid.baseline]])}\n\n{grid.caption}\n"
 
 
@@ -224,7 +224,7 @@ def as_latex(grid: Grid) -> str:
     titles = [latex_text(title) for _, names in grid.groups for title in names]
     marks = (r"\textbf{%s}", r"\underline{%s}")
     lines = [
-        latex_line([latex_text(name), *(_marked(cell._replace(text=latex_text(cell.text)), marks) for cell in cells)])
+        latex_line([latex_text(name), *(_mark(cell._replace(text=latex_text(cell.text)), marks) for cell in cells)])
         for name, cells in grid.lines
     ]
     tabular = latex_tabular(

@@ -1,1 +1,1 @@
-"""What engines make of a cut model, and which key dims pay."""
+"""What serving engines do with a cut model, and which key dims are faster."""

@@ -156,10 +156,10 @@ def describe_serving(config: Config, engine: str | None, candidates: Iterable[in
     if engine is None:
         return Serving(**facts)
     rules = {key_dim: rules_for(ServedModel.at_key_dim(config, key_dim), engine) for key_dim in candidates}
-    safe = tuple(key_dim for key_dim, known in rules.items() if known and not any(rule.is_unsafe for rule in known))
+    safe = tuple(key_dim for key_dim, some in rules.items() if some and not any(rule.is_unsafe for rule in some))
     fast = tuple(key_dim for key_dim in safe if not any(rule.is_slow for rule in rules[key_dim]))
-    listed = ", ".join(map(str, safe))
-    advice = f"safe key dims {listed}" if safe else "no key dim below the model's own is known to be safe there"
+    numbers = ", ".join(map(str, safe))
+    advice = f"safe key dims {numbers}" if safe else "no key dim below the model's own is known to be safe there"
     if fast != safe:
         advice += f"; at full speed on every kind of machine: {', '.join(map(str, fast)) or 'none of them'}"
     return Serving(**facts, engine=engine, safe=safe, fast=fast, advice=f"{TITLES[engine]}: {advice}")
@@ -168,14 +168,14 @@ def describe_serving(config: Config, engine: str | None, candidates: Iterable[in
 def warning(model: ServedModel, engine: str | None = None) -> str | None:
     """Return a warning where the engine, or without one every engine that has rules, cannot serve the model."""
     names = [engine] if engine is not None else [name for name in TITLES if name != "transformers"]
-    known = [name for name in names if rules_of(model.model_type, name)]
-    failures = [next((rule for rule in rules_for(model, name) if rule.is_failure), None) for name in known]
+    engines = [name for name in names if rules_of(model.model_type, name)]
+    failures = [next((rule for rule in rules_for(model, name) if rule.is_failure), None) for name in engines]
     lines = [rule.describe() for rule in failures if rule is not None]
-    if not known or len(lines) < len(known):
+    if not engines or len(lines) < len(engines):
         return None
-    who = TITLES[known[0]] if len(known) == 1 else "every engine that was examined"
+    title = TITLES[engines[0]] if len(engines) == 1 else "every engine that was examined"
     reasons = "; ".join(lines)
-    return f"warning: at key dim {model.key_dim} {who} refuses the model or computes something else: {reasons}"
+    return f"warning: at key dim {model.key_dim} {title} refuses the model or computes something else: {reasons}"
 
 
 def cut_advice(config: Config, key_dim: int, engine: str | None, candidates: Iterable[int]) -> list[str]:
@@ -190,7 +190,7 @@ def cut_advice(config: Config, key_dim: int, engine: str | None, candidates: Ite
 
 
 def serving_lines(config: Config) -> str:
-    """Return what engines do with a cut model, first whether none can serve it; nothing for an uncut model."""
+    """Return the section of a model card about engines, with a warning if none can serve the cut; empty if uncut."""
     from slimstate.checkpoints.model_card import render
 
     if (config.get("slimstate") or {}).get("key_dim") is None:

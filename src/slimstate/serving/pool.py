@@ -107,7 +107,7 @@ class Pool(Value):
         )
 
     def in_vllm(self, key_dim: int) -> PoolRow:
-        """Count in one pool of blocks, from which groups of layers take theirs."""
+        """Return how many sequences fit into one pool of blocks, which all groups of layers share."""
         pages, options = self.pages(key_dim), self.options
         state = pages.state + pages.convolution
         linear, softmax = self.caches.linear_layers, self.caches.softmax_layers
@@ -134,7 +134,7 @@ class Pool(Value):
         )
 
     def in_sglang(self, key_dim: int) -> PoolRow:
-        """Count slots for states and memory for tokens, which are divided when the engine starts."""
+        """Return how many sequences fit into slots for states and memory for tokens, divided when the engine starts."""
         if self.options.speculative_tokens:
             raise PlanError("`speculative_tokens` are not supported for sglang; leave them out")
         pages = self.pages(key_dim)
@@ -155,7 +155,7 @@ class Pool(Value):
 
 
 def group_size(linear: int, softmax: int) -> int:
-    """Return the layers of a group: as many as the rarer kind has, or as the other where that is little more."""
+    """Return the layers of a group: the number of the rarer kind, or of the other kind if that is little more."""
     fewer, more = sorted((linear, softmax))
     return more if more < SAME_GROUP_RATIO * fewer else fewer
 

@@ -1,9 +1,9 @@
-"""Say which key dims are faster: a layer timed at many key dims on a GPU, and what follows for a cut.
+"""Estimate how much faster a cut layer is, from layers that were timed at many key dims on a GPU.
 
 A curve is a record of `slimstate bench mixer` over many key dims, or of an engine's kernels with decoding and prefill
-apart, in the folder `curves/`. Kernels pad channels to blocks, so a key dim between two measured ones is taken to run
-at the speed of the wider one. Nothing is said of key dims outside the measured range, of layers that were not timed, or
-of layers whose sizes are far from those that were.
+apart, in the folder `curves/`. Kernels pad channels to blocks, so a key dim between two measured ones is substitutes to run
+at the speed of the wider one. There is no estimate for key dims outside the measured range, for layers that were not
+timed, or for layers whose sizes are far from those that were.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Curve(Value):
     def covers(self, key_dim: int) -> bool:
         return min(self.seconds) <= key_dim <= max(self.seconds)
 
-    def measured(self, key_dim: int) -> int:
+    def measured_key_dim(self, key_dim: int) -> int:
         """Return the key dim itself where it was measured, else the next wider one that was."""
         return min(measured for measured in self.seconds if measured >= key_dim)
 
     def speedup(self, width: int, key_dim: int) -> float:
         """Return how many times as fast the layer is at the key dim as at the width."""
-        return self.seconds[self.measured(width)] / self.seconds[self.measured(key_dim)]
+        return self.seconds[self.measured_key_dim(width)] / self.seconds[self.measured_key_dim(key_dim)]
 
     def is_faster(self, key_dim: int, other: int) -> bool:
         """Return whether the layer is clearly faster at the key dim than at the other."""
@@ -71,7 +71,7 @@ class Curve(Value):
 
     def next_step(self, key_dim: int) -> int | None:
         """Return the nearest narrower key dim, more than half as wide, at which the time drops in one step."""
-        wider = self.measured(key_dim)
+        wider = self.measured_key_dim(key_dim)
         for measured in self.below(key_dim):
             if 2 * measured > key_dim and self.is_faster(measured, wider) and self.is_faster(measured, key_dim):
                 return measured
@@ -100,7 +100,8 @@ class Curve(Value):
 
     def source(self, *key_dims: int) -> str:
         """Return where and how the curve was measured, and which of these key dims were not."""
-        others = [f"{key_dim} taken as {self.measured(key_dim)}" for key_dim in key_dims if key_dim not in self.seconds]
+        substitutes = {key_dim: self.measured_key_dim(key_dim) for key_dim in key_dims if key_dim not in self.seconds}
+        others = [f"{key_dim} taken as {other}" for key_dim, other in substitutes.items()]
         return "; ".join([f"{self.device}: {self.conditions}", *others, "a whole model gains less"])
 
 
@@ -154,7 +155,7 @@ def _curves(model_type: str) -> Iterator[tuple[str, Curve | None]]:
             yield "", mixer_curve(MixerRecord.from_json(data), model_type)
 
 
-def known_curves(model_type: str, *key_dims: int, mixer: Mixer | None = None) -> dict[str, Curve]:
+def matching_curves(model_type: str, *key_dims: int, mixer: Mixer | None = None) -> dict[str, Curve]:
     """Return the first curve of each use that covers these key dims, and that is of a layer similar to the mixer."""
     curves: dict[str, Curve] = {}
     for use, curve in _curves(model_type):
@@ -166,14 +167,15 @@ def known_curves(model_type: str, *key_dims: int, mixer: Mixer | None = None) ->
 def speeds_below(model_type: str, mixer: Mixer) -> LayerSpeed | None:
     """Return what narrower layers gain; None where that was not measured."""
     width = mixer.axis.width
-    curves = {use: curve for use, curve in known_curves(model_type, width, mixer=mixer).items() if curve.below(width)}
+    curves = matching_curves(model_type, width, mixer=mixer)
+    curves = {use: curve for use, curve in curves.items() if curve.below(width)}
     return _layer_speed(curves, {use: curve.summary(width) for use, curve in curves.items()}, width)
 
 
 def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> LayerSpeed | None:
     """Return what a cut does to the speed of a layer; None where that was not measured."""
     width = mixer.axis.width
-    curves = known_curves(model_type, width, key_dim, mixer=mixer) if key_dim < width else {}
+    curves = matching_curves(model_type, width, key_dim, mixer=mixer) if key_dim < width else {}
     return _layer_speed(curves, {use: curve.advice(width, key_dim) for use, curve in curves.items()}, width, key_dim)
 
 

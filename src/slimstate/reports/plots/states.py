@@ -14,7 +14,7 @@ from slimstate.records.states import Bounds, FiltersRecord, TraceRecord
 from slimstate.reports.plots.style import INK, MUTED, literal, new_figure, save, series, styled
 from slimstate.system.errors import PlanError
 
-STATES_DRAWN = 400  # of one model, evenly spaced: more cannot be told apart
+MAX_STATES = 400  # of one model, evenly spaced: more cannot be told apart
 
 
 @styled
@@ -158,7 +158,7 @@ def _draw_states(axes: Axes, bounds: Bounds, shade: str) -> None:
     """Draw the states of one model by effective rank."""
     order = sorted(range(bounds.states), key=lambda i: bounds.effective_rank[i])
     if not bounds.violations:
-        order = order[:: max(1, -(-len(order) // STATES_DRAWN))]
+        order = order[:: max(1, -(-len(order) // MAX_STATES))]
     x = range(len(order))
     lower, upper, measured = (
         [math.nan if (value := values[i]) is None else max(value, 1e-12) for i in order]

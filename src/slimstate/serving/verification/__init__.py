@@ -1,1 +1,1 @@
-"""Whether an engine computes what transformers computes: ask it in a process of its own, compare, give a verdict."""
+"""Run an engine in a process of its own, and compare its log-probabilities with those of transformers."""

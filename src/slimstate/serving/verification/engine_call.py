@@ -53,7 +53,7 @@ class Refusal(Value):
 
 
 def run_engine(options: EngineOptions, request: JsonObject) -> Scores | Refusal:
-    """Return what the engine answers to a request; raise with advice where it is not installed."""
+    """Return the scores of the engine, or its refusal; raise a `ModelError` if it is not installed."""
     result = run_program(options.interpreter, {**request, "engine": options.engine, "options": options.settings})
     answer = result.answer
     if "missing" in answer:
@@ -73,7 +73,7 @@ def run_engine(options: EngineOptions, request: JsonObject) -> Scores | Refusal:
 
 
 def _finite(rows: list[list[object]]) -> list[list[object]]:
-    """Replace what is not a finite number by a score that agrees with nothing."""
+    """Return the rows with a score that agrees with nothing in place of NaN and infinite ones."""
     return [[value if is_number(value) else LOWEST_SCORE for value in row] for row in rows]
 
 

@@ -79,7 +79,7 @@ class LlamaCpp:
 
 
 def score_logits(engine: Any, request: Any) -> Answer:
-    """Score with an engine that returns the logits of all tokens it reads, and keeps its state between calls."""
+    """Return the scores of an engine that returns the logits of all tokens it reads and stores its state."""
     prefill, continued, decoding = [], [], []
     size = request["vocabulary"]  # an engine may pad it
     for window in request["windows"]:
