@@ -23,7 +23,7 @@ import tiny
 from places import ROOT, TESTS
 from slimstate import cli
 from slimstate.cli import name_flags
-from slimstate.cli.terminal import Output, secure
+from slimstate.cli.terminal import Output, secure_streams
 from slimstate.core.file_names import PLAN
 from slimstate.models.load import load
 from slimstate.selectors import METHODS, channel_methods
@@ -206,7 +206,7 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path):
     if child == 0:
         os.closerange(0, 3)
         sys.stdin = sys.stdout = sys.stderr = None
-        secure()
+        secure_streams()
         print("x", flush=True)
         with (tmp_path / "file").open("w") as file:
             os._exit(0 if file.fileno() > 2 else 1)

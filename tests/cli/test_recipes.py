@@ -330,7 +330,7 @@ def test_a_recipe_replaces_only_what_it_wrote_itself(command, recipe, tmp_path):
         ('command = "report"', 'run = "report"', "a step must name a `command`"),
         ('command = "report"', "command = 5", "a step must name a `command`"),
         ('command = "report"', 'command = "run"', "a `command` other than run"),
-        ('command = "report"', 'command = "reprot"', "there is no command reprot"),
+        ('command = "report"', 'command = "reprot"', "unknown command reprot; there are inspect, prune"),
         ('folder = "{out}"', "folder = 5", "`folder` of report must be text, got 5"),
         ('folder = "{out}"', "", "report needs `folder`"),
         ('folder = "{out}"', 'folder = "{out}"\nquickly = true', "unknown option quickly"),
@@ -363,7 +363,7 @@ def test_bad_requests_are_refused(recipe, tmp_path, execute, refusal):
     code, out, _ = execute("run", recipe, "--small", "--dry-run", "--out", "o")
     assert (code, out.splitlines()[-1]) == (0, "slimstate report o")
     (tmp_path / PROGRESS).write_text("[]")
-    with pytest.raises(DataError, match="does not say what was done"):
+    with pytest.raises(DataError, match="is not the progress of a recipe"):
         run_recipe(Recipe.read(recipe), lambda config: None, out=tmp_path)
     with pytest.raises(PlanError, match="needs `model`"):
         BY_NAME["prune"].parse({"command": "prune"})

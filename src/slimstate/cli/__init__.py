@@ -13,7 +13,7 @@ from contextlib import suppress
 import click
 
 from slimstate.cli.app import COMMANDS, find_command, root_command
-from slimstate.cli.terminal import check_words, secure
+from slimstate.cli.terminal import check_arguments, secure_streams
 from slimstate.system import distributed, shortages
 from slimstate.system.errors import MAX_LINE, SlimstateError, quoted
 from slimstate.system.interruption import STOP
@@ -21,7 +21,7 @@ from slimstate.system.options import options_of
 
 
 def main() -> None:
-    secure()
+    secure_streams()
     warnings.formatwarning = _format_warning
     STOP.translate, STOP.shows_message = name_flags, distributed.is_main
     with STOP.listening():
@@ -30,9 +30,9 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Do what the command line says and return the exit code."""
+    """Run the command line and return the exit code."""
     try:
-        check_words(sys.argv)
+        check_arguments(sys.argv)
         shortages.check_limits()
         code = root_command(standalone_mode=False)
         sys.stdout.flush()
@@ -67,8 +67,8 @@ def name_flags(message: str) -> str:
 
 def _format_warning(message: Warning | str, category: type[Warning], *place: object, **line: object) -> str:
     """Return a warning as one line of the command; one for programmers starts with its category."""
-    speaker = "slimstate" if issubclass(category, UserWarning) else category.__name__
-    return f"{speaker}: {quoted(message, MAX_LINE)}\n"
+    source = "slimstate" if issubclass(category, UserWarning) else category.__name__
+    return f"{source}: {quoted(message, MAX_LINE)}\n"
 
 
 def _fail(message: str, code: int = 2) -> int:

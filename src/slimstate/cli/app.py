@@ -31,7 +31,7 @@ GROUPS = {"bench": "Time mixers, models, decoding and calibration at several key
 def find_command(name: str) -> Command:
     """Return a command by its name, such as `bench mixer`."""
     if name not in COMMANDS:
-        raise DataError(f"there is no command {name}")
+        raise DataError(f"unknown command {name}; there are {', '.join(COMMANDS)}")
     module = import_module(f"slimstate.cli.printing.{COMMANDS[name]}")
     return next(command for command in module.COMMANDS if command.name == name)
 
@@ -76,7 +76,7 @@ class Commands(click.Group):
 @click.argument("file", required=False)
 @click.option("--small", is_flag=True, help="Run a recipe at a small scale, instead of the paper's.")
 @click.option("--out", help="Folder for the result; default: what the config says, or build/recipes/RECIPE.")
-@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Another value for a name in a recipe.")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set a value of a recipe.")
 @click.option("--force", is_flag=True, help="Replace the result of a config, once the new one is complete.")
 @click.option("--dry-run", is_flag=True, help="Print the commands and run none of them.")
 @click.option("--list", "list_all", is_flag=True, help="List the recipes that come with slimstate.")
@@ -144,12 +144,12 @@ def demo(out: str) -> None:
     print_all([f"a DeltaNet of 4.6M parameters and two texts: {status}"])
 
 
-OTHERS = {"run": run, "demo": demo}  # call no workflow, or any
+OTHERS = {"run": run, "demo": demo}  # commands that are not one workflow
 
 
 @click.group(cls=Commands, invoke_without_command=True)
 @click.option("--version", is_flag=True, help="Show the version and the packages it runs on.")
-@click.option("--max-line-mb", type=click.FloatRange(min=0), help="MiB that a line of a text may have; default: 64.")
+@click.option("--max-line-mb", type=click.FloatRange(min=0), help="Maximum MiB of a line of text; default: 64.")
 def root_command(version: bool, max_line_mb: float | None) -> None:
     """Make the recurrent state of trained linear-attention language models smaller."""
     if max_line_mb is not None:

@@ -158,7 +158,7 @@ class WorkflowCommand(click.Command):
         super().__init__(command.name, params=params, help=about, context_settings={"help_option_names": names})
 
     def invoke(self, ctx: click.Context) -> int:
-        """Call the command with the values that the command line really has."""
+        """Call the command with the values on the command line, without defaults."""
         is_default = {name: ctx.get_parameter_source(name) is ParameterSource.DEFAULT for name in ctx.params}
         return self.command.execute({name: value for name, value in ctx.params.items() if not is_default[name]})
 
@@ -186,7 +186,7 @@ def click_option(option: Option) -> click.Option:
 
 
 def fill_words(text: str) -> str:
-    """Return a help text with names of options as flags, and with words that only modules which load torch know."""
+    """Return a help text with names of options as flags, and with the names of methods, which import torch."""
     text = re.sub(r"`(\w+)`", lambda match: flag_of(match[1]), text)
     if "{" not in text:
         return text

@@ -1,4 +1,4 @@
-"""Workflows as their source declares them: importing them would import torch, for which no help should wait."""
+"""Read the declarations of workflows from their source: importing them would import torch and delay every help."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Output(io.TextIOWrapper):
                 raise OutputError(f"cannot write to standard output: {error.strerror}") from error
 
 
-def secure() -> None:
+def secure_streams() -> None:
     """Open closed standard streams on the null device, so that no file takes their numbers.
 
     Characters that a stream cannot encode, as in a file name that is not UTF-8, are written with backslashes.
@@ -105,11 +105,11 @@ def secure() -> None:
         sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Refuse words that are not UTF-8, which not every library can take as the name of a file."""
+def check_arguments(words: Sequence[str]) -> None:
+    """Raise a `PlanError` if a word is not UTF-8, which not every library accepts as a file name."""
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError as error:
-            shown = word.encode("ascii", "backslashreplace").decode()
-            raise PlanError(f"{shown} is not UTF-8: rename it") from error
+            text = word.encode("ascii", "backslashreplace").decode()
+            raise PlanError(f"{text} is not UTF-8: rename it") from error

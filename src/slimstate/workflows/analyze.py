@@ -98,7 +98,7 @@ def _analyze(
 
 
 def _check_files(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder that has files of others by the names that ours will have."""
+    """Raise an error if the folder has files with the names of the outputs that slimstate did not write."""
     for kind in ("trace", "filters", "plan"):
         for name in names:
             check_kind(folder / f"{kind}-{name}.json", folder=False)

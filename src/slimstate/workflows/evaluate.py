@@ -91,7 +91,7 @@ def evaluate(
 def _check(has_text: bool, associative: bool, measures: MeasureOptions, out: str | Path | None) -> None:
     """Check that there is something to measure, data for the tasks, and a place for the record."""
     if associative and not has_text:
-        raise PlanError("`associative` hides its names in a text: give `text` too")
+        raise PlanError("`associative` places its pairs in a text: give `text`")
     if not has_text and not measures.tasks:
         raise PlanError("nothing to measure: give `text`, `tasks` or `recall`")
     if out is not None:

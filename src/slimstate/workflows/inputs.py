@@ -1,4 +1,4 @@
-"""Inputs of a workflow: models in folders, on the hub or in memory, tokenizers, and who shows progress.
+"""Inputs of a workflow: models in folders, on the hub or in memory, tokenizers, and the reporter of progress.
 
 A model in memory is written to a temporary folder with `save_pretrained`; from there on it is treated as any other, and
 its fingerprint is that of the bytes that were written. The folder is removed at the end of the workflow.
@@ -74,12 +74,12 @@ class Inputs(ExitStack):
         return Path(self.enter_context(tempfile.TemporaryDirectory(prefix="slimstate-")))
 
     def model(self, model: Model, *, reads_text: bool = True) -> str | PathLike[str]:
-        """Return where a model lies, after writing one in memory to a temporary folder."""
+        """Return the folder or hub id of a model; a model in memory is written to a temporary folder."""
         if isinstance(model, (str, os.PathLike)):
             return model
         if not in_memory(model):
             kind = quoted(type(model).__name__)
-            raise ModelError(f"a model is a folder, a hub id or a transformers model, got a {kind}")
+            raise ModelError(f"a model must be a folder, a hub id or a transformers model, got a {kind}")
         if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
             raise ModelError(f"a model in memory must be a transformers model, got a {type(model).__name__}")
         if reads_text and self.tokenizer is None:

@@ -1,6 +1,6 @@
 """Configs of the workflows: every option of a command is declared here, or in the group that a config has.
 
-They need no torch, so that the help of a command and a wrong option wait for nothing.
+They do not import torch, so that help and errors about options appear at once.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class InspectConfig(EngineChoice):
         if self.pool.context is not None and self.budget.memory_gb is not None and self.budget.sequences is None:
             unused.append("context")
         if unused:
-            needed = "give `engine` vllm or sglang, `context` and `memory_gb`"
-            raise PlanError(f"`{unused[0]}` is for the memory of a serving engine: {needed}")
+            advice = "give `engine` vllm or sglang, `context` and `memory_gb`"
+            raise PlanError(f"`{unused[0]}` is for the memory of a serving engine: {advice}")
 
 
 class PruneConfig(EngineChoice):
@@ -79,10 +79,10 @@ class PruneConfig(EngineChoice):
             raise PlanError("`apply` repeats a cut; reconstruct it afterwards with slimstate reconstruct")
         if self.reconstruct is not None and self.calibration.data is None:
             raise PlanError("`reconstruct` trains on text: give it with `data`")
-        sized = self.key_dim is not None or self.compression is not None
-        if self.apply is not None and (sized or self.budget.is_set):
+        has_size = self.key_dim is not None or self.compression is not None
+        if self.apply is not None and (has_size or self.budget.is_set):
             raise PlanError("the plan of `apply` says how much is kept: leave out `key_dim`, `compression` and budgets")
-        if sized and self.budget.is_set:
+        if has_size and self.budget.is_set:
             raise PlanError("a budget says how much is kept: leave out `compression` and `key_dim`")
 
 
@@ -98,7 +98,7 @@ class ReconstructConfig(TextOptions):
     """Steps of distillation of the whole model after the reconstruction, such as 300; used only if it helps on
     held-out windows."""
     max_memory: str | None = None
-    """Most memory that hidden states may take, such as 0=40GiB,cpu=100GiB; the rest lies on disk."""
+    """Maximum memory for hidden states by device, such as 0=40GiB,cpu=100GiB; the rest lies on disk."""
     force: bool = once()
     """Replace an existing output folder, once the new one is complete."""
     run: RunOptions = RunOptions()
@@ -148,7 +148,7 @@ class ControlOptions(Options):
 
     @property
     def mode(self) -> str | None:
-        """The option that asks for a control, or None."""
+        """The option that selects a control, or None."""
         return "control_teaches" if self.control_teaches else "control" if self.control else None
 
 
@@ -201,7 +201,7 @@ class TrainConfig(TrainOptions):
     """How to train a model"""
 
     tokenizer: str | None = None
-    """Folder or hub id of the tokenizer; default: one is learnt from the text."""
+    """Folder or hub id of the tokenizer; default: one that is trained on the text."""
     shared_filters: Literal["head", "all"] | None = None
     """One convolution filter for every head (head), or one for all of them (all)."""
 
@@ -271,7 +271,7 @@ class VerifyConfig(EngineOptions):
     """How to compare an engine with transformers"""
 
     against: str | None = None
-    """The uncut model: tells an engine that is wrong by itself from a cut that breaks it."""
+    """The uncut model to run as well, to see whether the engine differs without the cut, too."""
     comparison: ComparisonOptions = ComparisonOptions()
     run: VerifyRunOptions = VerifyRunOptions()
 

@@ -102,7 +102,7 @@ def estimate(
 def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> CutRecord:
     started = time.perf_counter()
     if config.distill is not None and out is not None:
-        return _distilled(source, out, config, reporter)
+        return _cut_and_distil(source, out, config, reporter)
     checkpoint = _open(source, out, config, reporter)
     provenance = run_config("prune", {"model": source, "out": out}, config.to_values())
     if out is None:  # the channels are chosen from the calibration, and nothing is trained
@@ -114,7 +114,7 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
     else:
         choice = plan = read_plan(config.apply, checkpoint)
         key_dim, line = plan.key_dim, f"applying {config.apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}"
-        _announce(checkpoint, key_dim, line, config.engine, reporter)
+        _report_cut(checkpoint, key_dim, line, config.engine, reporter)
     cut = CutJob(
         checkpoint=checkpoint, key_dim=key_dim, out=out, force=config.force, provenance=provenance,
         speed=_speed(checkpoint, key_dim), notes=serving_lines, reporter=reporter,
@@ -122,7 +122,7 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
     if config.reconstruct is None:
         return cut.finish(choice, started)
     assert isinstance(choice, SelectionJob)  # a plan is not reconstructed
-    return _reconstructed(cut, choice, config, started)
+    return _cut_and_reconstruct(cut, choice, config, started)
 
 
 def _speed(checkpoint: Checkpoint, key_dim: int) -> LayerSpeed | None:
@@ -141,7 +141,7 @@ def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, re
 
 
 def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> SelectionJob:
-    """Refuse what can be refused before a model is loaded, read the text, and announce the cut."""
+    """Return the job that chooses the channels, after the checks that need no loaded model; report the cut."""
     selector, calibration = selector_named(config.method), config.calibration
     key_dim, line = _key_dim(checkpoint, config, allow_width=selector.rotates)
     corrected = not config.cut.keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
@@ -149,7 +149,7 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     check_epsilon(checkpoint, key_dim, corrected)
     layerwise = config.reconstruct is not None and is_layerwise(selector, calibration)
     windows = None if layerwise else read_windows(checkpoint, selector, calibration, reporter)
-    _announce(checkpoint, key_dim, line, config.engine, reporter)
+    _report_cut(checkpoint, key_dim, line, config.engine, reporter)
     return SelectionJob(
         checkpoint=checkpoint, selector=selector, corrected=corrected, calibration=calibration, windows=windows,
         request=Request(
@@ -171,8 +171,8 @@ def _key_dim(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) 
     return key_dim, line
 
 
-def _announce(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | None, reporter: Reporter) -> None:
-    """Check the shapes, and show what is known of the key dim: its speed, and what engines do with it."""
+def _report_cut(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | None, reporter: Reporter) -> None:
+    """Check the shapes, and report the key dim: its speed, and what engines do with it."""
     check_stock_shapes(checkpoint, key_dim, reporter)
     reporter.say(line)
     if (speed := _speed(checkpoint, key_dim)) is not None:
@@ -191,8 +191,8 @@ def _reconstruction_windows(checkpoint: Checkpoint, config: PruneConfig, reporte
         return config.reconstruct.windows(tokenizer, reading, calibration.seed, config.run.place.type)
 
 
-def _reconstructed(cut_job: CutJob, job: SelectionJob, config: PruneConfig, started: float) -> CutRecord:
-    """Cut and reconstruct in one walk over the layers; the channels are chosen on the way where the method can."""
+def _cut_and_reconstruct(cut_job: CutJob, job: SelectionJob, config: PruneConfig, started: float) -> CutRecord:
+    """Cut and reconstruct layer by layer; the channels of a layer are chosen at that layer if the method allows it."""
     out, request = cut_job.out, job.request
     assert config.reconstruct is not None
     assert out is not None
@@ -215,14 +215,14 @@ def _reconstructed(cut_job: CutJob, job: SelectionJob, config: PruneConfig, star
     return replace(cut.record(record), out=str(out), left_out=tuple(left_out), seconds=seconds)
 
 
-def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, reporter: Reporter) -> CutRecord:
-    """Cut and reconstruct in a folder of its own, distil the result, and move what is better to `out`."""
+def _cut_and_distil(source: str | PathLike[str], out: Path, config: PruneConfig, reporter: Reporter) -> CutRecord:
+    """Cut and reconstruct in a separate folder, distil the result, and move the better model to `out`."""
     assert config.reconstruct is not None
     assert config.distill is not None
     checkpoint, values = Checkpoint.open(source), config.to_values()
     records: list[CutRecord] = []
 
-    def make(folder: Path) -> None:
+    def cut_into(folder: Path) -> None:
         records.append(_prune(source, folder, replace(config, distill=None, force=True), reporter))
 
     job = DistillationJob(
@@ -231,7 +231,7 @@ def _distilled(source: str | PathLike[str], out: Path, config: PruneConfig, repo
         provenance=run_config("prune", {"model": source, "out": out}, values), run=config.run, force=config.force,
         notes=serving_lines, reporter=reporter,
     )  # fmt: skip
-    record = job.finish(make)
+    record = job.finish(cut_into)
     if not records:
         plan = read_plan(out, checkpoint)
         records.append(describe_cut(checkpoint, plan, record.kernels, _speed(checkpoint, plan.key_dim)))

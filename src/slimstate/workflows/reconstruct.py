@@ -60,7 +60,7 @@ def reconstruct(
             text, tokens = config.reading(config.data), load_tokenizer(uncut.folder)
             windows = config.training.windows(tokens, text, config.seed, run.place.type)
 
-        def make(folder: Path, force: bool) -> ReconstructionRecord:
+        def reconstruct_into(folder: Path, force: bool) -> ReconstructionRecord:
             for checkpoint in (cut, uncut):
                 check_output(checkpoint, folder, force)
                 check_tensor_names(checkpoint)
@@ -71,10 +71,10 @@ def reconstruct(
             ).finish(windows, started)[0]  # fmt: skip
 
         if config.distill is None:
-            return make(out, config.force)
+            return reconstruct_into(out, config.force)
         identity = {"model": cut.fingerprint, **config.to_values(), "teacher": uncut.fingerprint}
         return DistillationJob(
             out=out, teacher=uncut, windows=windows, steps=config.distill, batch=config.training.batch,
             identity=identity, provenance=provenance, run=run, force=config.force, notes=serving_lines,
             reporter=reporter,
-        ).finish(lambda folder: make(folder, True))  # fmt: skip
+        ).finish(lambda folder: reconstruct_into(folder, True))  # fmt: skip

@@ -163,7 +163,7 @@ def _check_step(step: Config) -> Config:
 
 
 def _parse_change(name: str, text: str, values: Mapping[str, Any]) -> Any:
-    """Return another value for a name: of the same type, or members of a list separated by commas.
+    """Return the new value of a name: of the same type, or members of a list separated by commas.
 
     A member that is a table is named by any text in it, or by the last part of a path in it.
     """
@@ -278,10 +278,10 @@ def _describe_progress(folder: Path, steps: int) -> str | None:
 def _run_options(config: Config, target: Path | None, outputs: Sequence[str]) -> Config:
     """Return the options that replace what this recipe wrote, and continue what was interrupted."""
     command = config["command"]
-    taken = target is not None and (target.is_file() or (command in REPLACING and target.exists()))
-    if taken and str(target) not in outputs:
+    exists = target is not None and (target.is_file() or (command in REPLACING and target.exists()))
+    if exists and str(target) not in outputs:
         raise OutputError(f"{target} exists and was not written by this recipe: move it, or choose another `out`")
-    force = {"force": True} if taken and command in REPLACING else {}
+    force = {"force": True} if exists and command in REPLACING else {}
     return {**force, **({"resume": True} if command in RESUMABLE else {})}
 
 
@@ -292,6 +292,6 @@ def _read_progress(path: Path, lines: Sequence[str]) -> JsonObject:
     try:
         record = RecipeRecord.read(path)
     except (DataError, ValueError) as error:
-        raise DataError(f"{path} does not say what was done: {error}; remove it to start over") from error
+        raise DataError(f"{path} is not the progress of a recipe: {error}; remove it to start over") from error
     steps = {line: seconds for line, seconds in record.steps.items() if line in lines}
     return {"steps": steps, "outputs": record.outputs}

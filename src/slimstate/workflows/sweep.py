@@ -119,7 +119,7 @@ def _describe_progress(folder: Path) -> str | None:
 
 
 def command_for(row: Row, source: str | PathLike[str], folder: Path, config: SweepConfig) -> str:
-    """Return the command that makes the cut of a row, or that serves the uncut model with other states."""
+    """Return the command that repeats the cut of a row, or serves the uncut model with states in another dtype."""
     if row.method == UNCUT:
         return shlex.join(["vllm", "serve", str(source), f"--{ENGINE_OPTION}", row.state_dtype])
     cut = cut_config(row.method, row, folder, config)
@@ -127,7 +127,7 @@ def command_for(row: Row, source: str | PathLike[str], folder: Path, config: Swe
 
 
 def cut_config(method: str | Selector, cut: Row | Candidate, folder: Path, config: SweepConfig) -> PruneConfig:
-    """Return the config of `prune` that makes a cut from the evidence in the folder of the sweep."""
+    """Return the config of `prune` for a cut from the evidence in the folder of the sweep."""
     calibration = _calibration(config, folder)
     if config.reconstruct is None:  # which alone needs the text again
         calibration = Calibration(seed=calibration.seed, evidence=calibration.evidence)
@@ -189,7 +189,7 @@ def _measure(
 
 
 def _settings(config: SweepConfig, tokenizer: Any, measured: Windows, calibration: Windows | None) -> SweepSettings:
-    """Return what decides the numbers of a sweep, but for the fingerprint."""
+    """Return the settings that affect the numbers of a sweep, without the fingerprint."""
     text, device, reconstruction, options = config.calibration, config.run.place.type, None, config.measures
     if config.reconstruct is not None:
         with prefixed("reconstruct_", ReconstructOptions):
