@@ -1,7 +1,7 @@
 """Estimate how much faster a cut layer is, from layers that were timed at many key dims on a GPU.
 
 A curve is a record of `slimstate bench mixer` over many key dims, or of an engine's kernels with decoding and prefill
-apart, in the folder `curves/`. Kernels pad channels to blocks, so a key dim between two measured ones is substitutes to run
+apart, in the folder `curves/`. Kernels pad channels to blocks, so a key dim between two measured ones is assumed to run
 at the speed of the wider one. There is no estimate for key dims outside the measured range, for layers that were not
 timed, or for layers whose sizes are far from those that were.
 """
