@@ -38,7 +38,7 @@ def time_rounds(
 
 
 def capture(work: Work, say: Callable[[str], None]) -> torch.cuda.CUDAGraph | None:
-    """Capture the work as a graph; return None where it cannot be captured or its memory does not suffice."""
+    """Return the work as a CUDA graph, or None if it cannot be captured or the memory does not suffice."""
     graph = torch.cuda.CUDAGraph()
     try:
         # the outer stream is restored after a failure, which the inner one would survive

@@ -113,7 +113,7 @@ class Checkpoint(Value):
                 return parts
         running, stored = self.roots
         renamed = stored + name.removeprefix(running) if name.startswith(running) else name
-        return tuple(known for known in (name, renamed) if known in self.tensors)[:1]
+        return tuple(candidate for candidate in (name, renamed) if candidate in self.tensors)[:1]
 
     def in_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return parameters of the running model as tensors of the files, without those that the files do not have."""
@@ -280,17 +280,17 @@ def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], w
             name = mixer.name_of(slot)
             if name not in tensors:
                 raise ModelError(f"{where} has no tensor {name}, which its config needs")
-            shape, needed = tensors[name].shape, mixer.axis.end(slot)
+            shape, least = tensors[name].shape, mixer.axis.end(slot)
             if len(shape) <= slot.dim + slot.by_head:
                 raise ModelError(f"{where}: {name} has {len(shape)} dimensions, too few for its rows")
             rows = slot.rows_in(shape)
             if slot in (mixer.query, mixer.key) and math.prod(shape) != shape[slot.dim] * mixer.input_size:
                 raise ModelError(f"{where}: {name} is {list(shape)} where the config says {mixer.input_size} inputs")
-            if rows < needed:
-                raise ModelError(f"{where}: {name} has {rows} rows where the config needs {needed}")
-            if rows > needed and any(slot.parameter in parts for _, parts in mixer.joined):
+            if rows < least:
+                raise ModelError(f"{where}: {name} has {rows} rows where the config needs {least}")
+            if rows > least and any(slot.parameter in parts for _, parts in mixer.joined):
                 raise ModelError(
-                    f"{where}: {name} has {rows} rows where the config needs {needed}: save_pretrained of transformers"
+                    f"{where}: {name} has {rows} rows where the config needs {least}: save_pretrained of transformers"
                     " splits joined tensors into equal parts; use the checkpoint as it was published"
                 )
 

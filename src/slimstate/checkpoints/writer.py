@@ -155,10 +155,9 @@ def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
 
 
 def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
-    needed = _bytes_after(checkpoint, change)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        sizes = f"needs {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free"
+    size, free = _bytes_after(checkpoint, change), shutil.disk_usage(folder).free
+    if size > free:
+        sizes = f"needs {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free"
         raise OutputError(f"no space left: the new model {sizes}")
 
 

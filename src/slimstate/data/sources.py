@@ -178,7 +178,7 @@ def _parquet(file: IO[bytes], path: Path, render: Render | None) -> Iterator[str
 
 
 def _from_hub(name: str, render: Render | None) -> Iterator[str]:
-    """Stream a dataset from the hub: NAME, NAME:CONFIG or NAME:CONFIG:SPLIT; the default split is train."""
+    """Yield the rows of a hub dataset: NAME, NAME:CONFIG or NAME:CONFIG:SPLIT; the default split is train."""
     if not hub.is_reachable():
         raise DataError(f"no file {quoted(name)}, and the hub cannot be reached for a dataset of that name")
     from datasets import load_dataset

@@ -116,8 +116,8 @@ class SequenceBuilder:
         questions, sentence = min(pairs, MAX_QUESTIONS), len(self.before) + len(self.after) + 2
         rest = self.length - (pairs + questions) * sentence
         if rest < pairs + 1:
-            needed = (pairs + questions) * sentence + pairs + 1
-            raise DataError(f"{pairs} pairs need {needed} tokens, more than the length {self.length}")
+            length = (pairs + questions) * sentence + pairs + 1
+            raise DataError(f"{pairs} pairs need {length} tokens, more than the length {self.length}")
         tokens, answers = [], []
         for _ in range(sequences):
             start = int(torch.randint(len(self.filler) - rest + 1, (1,), generator=generator))

@@ -191,9 +191,9 @@ class _Chunks:
         readers = self._readers(q, None if beta is None else (k if erase is None else erase))
         self.decay: HeadDecay | ChannelDecay
         if g is not None and g.ndim == k.ndim:
-            seen = None if bonus is None else bonus.repeat(len(keys) // len(bonus), 1)
+            bonuses = None if bonus is None else bonus.repeat(len(keys) // len(bonus), 1)
             decay = in_chunks(g, chunk).flatten(0, 1)
-            self.decay = ChannelDecay(readers, keys, decay, late=rule.late, bonus=seen, keep=keep)
+            self.decay = ChannelDecay(readers, keys, decay, late=rule.late, bonus=bonuses, keep=keep)
         else:
             decays = None if g is None else in_chunks(g.unsqueeze(-1), chunk).flatten(0, 1)
             self.decay = HeadDecay(readers, keys, decays, early=rule.early_erase)

@@ -79,8 +79,8 @@ def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the rule with a decay, as fla's layers call it."""
-    known = CallOptions.read(options)
-    return call(delta_rule, known, q=q, k=k, v=v, beta=known.strength(beta), g=_decay(g, known))
+    settings = CallOptions.read(options)
+    return call(delta_rule, settings, q=q, k=k, v=v, beta=settings.strength(beta), g=_decay(g, settings))
 
 
 def comba_rule(
@@ -101,11 +101,11 @@ def delta_product(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, num_householder: int, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the gated delta product as fla's layers call it, with n = `num_householder`."""
-    known = CallOptions.read(options)
-    if known.cu_seqlens is not None:
-        known = replace(known, cu_seqlens=known.cu_seqlens * num_householder)
+    settings = CallOptions.read(options)
+    if settings.cu_seqlens is not None:
+        settings = replace(settings, cu_seqlens=settings.cu_seqlens * num_householder)
     decay = None if g is None else spread(g, num_householder, 0)
-    o, state = call(delta_rule, known, q=spread(q, num_householder, -1), k=k, v=v, beta=beta, g=decay)
+    o, state = call(delta_rule, settings, q=spread(q, num_householder, -1), k=k, v=v, beta=beta, g=decay)
     return o.unflatten(1, (-1, num_householder))[:, :, -1], state
 
 

@@ -51,8 +51,8 @@ class CallOptions(Value):
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> CallOptions:
         """Return the options of a call that say what to compute, without those of the kernel on a GPU."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in known})
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in options.items() if name in names})
 
     def strength(self, beta: Tensor) -> Tensor:
         """Return the strength of an update, whose sigmoid some layers leave to the kernel."""

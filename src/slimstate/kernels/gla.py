@@ -53,13 +53,13 @@ def gated_linear_attention(
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, normalize: bool = True, **options: Any) -> tuple[Tensor, Any]:
     """Compute linear attention as fla's layers call it; with `normalize`, a weighted mean, whose state is a pair."""
-    known = CallOptions.read(options)
+    settings = CallOptions.read(options)
     if not normalize:
-        return call(chunked, known, q=q, k=k, v=v)
-    values, keys = (None, None) if known.initial_state is None else known.initial_state
+        return call(chunked, settings, q=q, k=k, v=v)
+    values, keys = (None, None) if settings.initial_state is None else settings.initial_state
     before = None if keys is None else keys.transpose(1, 2).mT
-    o, state = call(chunked, replace(known, initial_state=values), q=q, k=k, v=v)
-    below, sums = call(chunked, replace(known, initial_state=before), q=q, k=k, v=torch.ones_like(v[..., :1]))
+    o, state = call(chunked, replace(settings, initial_state=values), q=q, k=k, v=v)
+    below, sums = call(chunked, replace(settings, initial_state=before), q=q, k=k, v=torch.ones_like(v[..., :1]))
     return o / (below + 1e-10), None if sums is None else (state, sums.mT.transpose(1, 2))
 
 

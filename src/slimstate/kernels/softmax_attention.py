@@ -43,11 +43,11 @@ def attention(
     """Compute flash_attn_func: [B, T, H, D], the last query aligned with the last key."""
     rows = torch.arange(q.shape[1], device=q.device).unsqueeze(1) + k.shape[1] - q.shape[1]
     columns = torch.arange(k.shape[1], device=q.device)
-    seen = columns <= rows if causal else torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+    mask = columns <= rows if causal else torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
     if window_size[0] >= 0:
-        seen = seen & (columns >= rows - window_size[0])
+        mask = mask & (columns >= rows - window_size[0])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
 
 
 def packed_attention(

@@ -84,11 +84,11 @@ def _loading_differences(
 
 def _check_experts(text: Any) -> None:
     """Refuse a router that chooses more experts than there are, which would fail only when it runs."""
-    chosen = getattr(text, "num_experts_per_tok", None)
+    active = getattr(text, "num_experts_per_tok", None)
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((number for name in names if (number := getattr(text, name, None))), None)
-    if isinstance(chosen, int) and isinstance(experts, int) and chosen > experts:
-        raise ModelError(f"config.json: num_experts_per_tok {chosen} must be at most the {experts} experts")
+    if isinstance(active, int) and isinstance(experts, int) and active > experts:
+        raise ModelError(f"config.json: num_experts_per_tok {active} must be at most the {experts} experts")
 
 
 def _settings(config_class: Any, config: Mapping[str, Any]) -> Any:

@@ -58,10 +58,10 @@ def fit_budget(budget: Budget, mixers: tuple[Mixer, ...]) -> tuple[int, str]:
     if not fitting:
         least = f"even key dim {dims[-1]} takes {size(dims[-1]) / MIB:.4g} MiB" if dims else "it cannot be cut"
         raise PlanError(f"nothing fits {budget.describe()}: {least}")
-    chosen = max(fitting)
-    larger = min(key_dim for key_dim in (width, *dims) if key_dim > chosen)
-    return chosen, (
-        f"key dim {chosen} of {width}: {size(chosen) / MIB:.4g} MiB fit {budget.describe()};"
+    largest = max(fitting)
+    larger = min(key_dim for key_dim in (width, *dims) if key_dim > largest)
+    return largest, (
+        f"key dim {largest} of {width}: {size(largest) / MIB:.4g} MiB fit {budget.describe()};"
         f" {larger} would take {size(larger) / MIB:.4g}"
     )
 

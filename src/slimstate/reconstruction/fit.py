@@ -65,8 +65,8 @@ class Task:
 
 def fit(task: Task, settings: ReconstructionSettings, layer: int, on_step: OnStep) -> LayerErrors:
     """Train a layer, leave the best weights in it, and return the errors before and after."""
-    seen = task.training[: len(task.held_out)]
-    before, held_out_before = task.measure(seen), task.measure(task.held_out)
+    sample = task.training[: len(task.held_out)]
+    before, held_out_before = task.measure(sample), task.measure(task.held_out)
     cut = best_weights = task.copy()
     best, best_step = held_out_before, 0
     for step in _train(task, settings, layer, on_step):
@@ -79,7 +79,7 @@ def fit(task: Task, settings: ReconstructionSettings, layer: int, on_step: OnSte
     if not best_step or not best < held_out_before:
         task.load(cut)
         best, best_step = held_out_before, 0
-    after = task.measure(seen) if best_step else before
+    after = task.measure(sample) if best_step else before
     return LayerErrors(
         layer=layer, before=before, after=after, held_out_before=held_out_before, held_out_after=best, step=best_step
     )

@@ -159,9 +159,9 @@ class Walk:
             if number + 1 < self.uncut_model.layers:
                 self._check(self._advance(self.cut_stream, number), f"layer {number} of the cut model")
 
-    def _check(self, measured: float, what: str) -> None:
+    def _check(self, total: float, what: str) -> None:
         """Raise a `ModelError` where a sum over a layer is not finite."""
-        if not math.isfinite(measured):
+        if not math.isfinite(total):
             exact = self.precision == torch.float32
             way_out = "" if exact else ", or start anew with `dtype` float32 and `force`"
             raise ModelError(f"{what} gives NaN or infinite numbers: look at its weights{way_out}")

@@ -93,8 +93,8 @@ def pivoted_order(gram: Tensor, keep: int) -> Tensor:
     rows = gram.new_zeros(count, keep, width)
     for step in range(keep):
         pivot = residual.argmax(-1)
-        done = rows[:, :step]
-        row = gram[every, pivot] - (done[every, :, pivot].unsqueeze(1) @ done).squeeze(1)
+        above = rows[:, :step]
+        row = gram[every, pivot] - (above[every, :, pivot].unsqueeze(1) @ above).squeeze(1)
         row = row / row[every, pivot].clamp_min(torch.finfo(row.dtype).tiny).sqrt().unsqueeze(-1)
         rows[:, step] = row
         residual -= row.square()

@@ -244,13 +244,13 @@ def _matching(config: Config, mixers: Sequence[Mixer], endings: str) -> tuple[st
         and name.rpartition(".")[2] not in NEVER_CALLED
         and (name in projections or not name.startswith(within))
     ]
-    chosen: set[str] = set()
+    targets: set[str] = set()
     for ending in filter(None, map(str.strip, endings.split(","))):
         matches = {name for name in linear if ending == ALL_LINEAR or f".{name}".endswith(f".{ending}")}
         if not matches:
             names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
             raise PlanError(f"`lora_targets` {ending} matches no linear layer; there are {names}, {ALL_LINEAR}")
-        chosen |= matches
-    if not chosen:
+        targets |= matches
+    if not targets:
         raise PlanError("`lora_targets` must name at least one linear layer")
-    return tuple(name for name in linear if name in chosen)
+    return tuple(name for name in linear if name in targets)

@@ -132,11 +132,11 @@ def transformers(request: Any) -> Answer:
             return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
     continued = output.sequences[:, request["prompt"] :]
-    chosen = torch.stack(output.logits, 1).float().log_softmax(-1)
+    scores = torch.stack(output.logits, 1).float().log_softmax(-1)
     return {
         "prefill": rows[:, :-1].gather(-1, windows[:, 1:, None])[..., 0].tolist(),
         "continued": continued.tolist(),
-        "decoding": chosen.gather(-1, continued[..., None])[..., 0].tolist(),
+        "decoding": scores.gather(-1, continued[..., None])[..., 0].tolist(),
     }
 
 
