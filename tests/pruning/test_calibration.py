@@ -45,7 +45,7 @@ def test_one_batch_is_ten_batches_is_two_merged_halves(loaded, monkeypatch):
         assert whole[layer].tokens == tenths[layer].tokens == TOKENS.numel()
         close(whole[layer], tenths[layer])
         close(whole[layer], halves[0][layer].merged(halves[1][layer]))
-    with pytest.raises(DataError, match="different kinds"):
+    with pytest.raises(DataError, match="must have the same sums"):
         whole[0].merged(replace(whole[0], input_square=None))
 
 
