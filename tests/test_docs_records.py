@@ -21,7 +21,7 @@ def test_sweeps_of_one_model_use_the_same_text(path):
     sweep, main = SweepRecord.read(path), SweepRecord.read(RECORDS / f"{path.stem.rsplit('-', 1)[0]}-main.json")
     assert sweep.settings.text == main.settings.text
     assert sweep.uncut == main.uncut
-    assert all(row.word_perplexity for row in sweep.rows)
+    assert all(row.perplexity for row in sweep.rows)
 
 
 @pytest.mark.parametrize("path", IN_WORDS, ids=lambda path: path.stem)

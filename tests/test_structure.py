@@ -34,7 +34,7 @@ def texts(part: ast.AST, path: Path) -> Iterator[tuple[str, str]]:
 
 def test_the_package_has_folders_of_few_modules_and_nothing_else():
     files = {path.name for path in ROOT.iterdir() if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "py.typed"}
+    assert files == {"__init__.py", "__init__.pyi", "__main__.py", "py.typed"}
     for folder in (path for path in ROOT.iterdir() if path.is_dir()):
         assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 20, folder
 

@@ -55,6 +55,9 @@ def test_every_value_at_the_scale_of_the_paper_names_its_source(name):
     assert {line.split(" = ")[0] for line in silent} <= {"variants", "shown"}
 
 
+PUBLISHED = "--keep-norm-eps --rrqr-rows 5000 --rrqr-swaps 20 --special-tokens tokenizer"
+
+
 @pytest.mark.parametrize("name", ["pre-rft", "post-rft"])
 def test_cuts_are_those_of_the_paper_and_ours_beside_them(name, execute):
     """Every model has its exact key dims, with norm_eps left alone and again with the correction."""
@@ -72,7 +75,8 @@ def test_cuts_are_those_of_the_paper_and_ours_beside_them(name, execute):
     assert (code, len(lines)) == (0, len(steps_of(name)))
     for model, key_dims in KEY_DIMS.items():
         for key_dim in key_dims:
-            assert any(f"{model} --method drrqr --key-dim {key_dim} --keep-norm-eps" in line for line in lines)
+            start = f"{model} --method drrqr --key-dim {key_dim} "
+            assert any(start in line and line.endswith(PUBLISHED) for line in lines)
 
 
 @pytest.mark.parametrize("shape", ["delta_net-370m", "delta_net-1.3b", "gated_deltanet-370m", "gated_deltanet-1.3b"])

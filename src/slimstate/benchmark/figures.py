@@ -8,7 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from slimstate.records.benchmark import BenchRecord, CalibrationRow, DecodeRow, title
+from slimstate.benchmark.options import title
+from slimstate.records.benchmark import BenchRecord, CalibrationRow, DecodeRow
 from slimstate.reports.plots.style import MUTED, PALETTE, new_figure, plain_log_ticks, styled
 
 MAX_TICKS = 8

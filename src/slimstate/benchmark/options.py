@@ -100,3 +100,8 @@ class CalibrateBenchConfig(BenchConfig, DocumentOptions):
     data: str | None = None
     """Text to calibrate on: a .txt, .jsonl or .parquet file (also .gz or .xz), a folder of them, or a datasets name;
     default: random tokens."""
+
+
+def title(model: str) -> str:
+    """Return the name of an architecture as the paper writes it."""
+    return {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}.get(model, model)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow, title
+from slimstate.benchmark.options import title
+from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow
 from slimstate.records.folder import check_drawings, check_record
 from slimstate.reports.tables import latex_line, latex_tabular, latex_text, markdown_table
 from slimstate.system.atomic import check_place, staged_files, write_text

@@ -83,7 +83,7 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
         score=request.score,
         seed=request.seed,
         corrected=job.corrected,
-        options={name: getattr(request, name) for name in selector.options},
+        options={name: value for name in selector.options if (value := getattr(request, name)) is not None},
         model=SourceModel(
             source=checkpoint.source,
             fingerprint=fingerprint,

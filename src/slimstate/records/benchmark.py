@@ -15,11 +15,6 @@ from slimstate.records.parts import Origin
 from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
 
 W = TypeVar("W", bound="WidthRow")
-TITLES = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}  # as the paper writes them
-
-
-def title(model: str) -> str:
-    return TITLES.get(model, model)
 
 
 class TimedRow(Value):
