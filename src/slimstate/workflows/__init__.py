@@ -1,4 +1,4 @@
-"""Workflows: one module for each command, with its config and the function that composes the steps.
+"""Workflows: one module for each command, with the function that composes its steps; `options` has all configs.
 
 Parameters of all functions:
     config: The config of the command, such as a `PruneConfig`.
