@@ -56,6 +56,7 @@ def evaluate(
         models = [inputs.model(each) for each in (model, config.baseline) if each is not None]
         checkpoints = open_models(models)
         tokenizers = same_tokenizers(checkpoints.values())
+        find_sources(measures)  # refuses missing data before a model is loaded
         reading = windows = wikitext = None
         if source is not None:
             reading = config.reading(source)
@@ -82,14 +83,13 @@ def evaluate(
         config=run_config("eval", {"model": models[0], "text": source, "out": out}, values),
         seconds=time.perf_counter() - started,
     )
-    if out is None:
-        return record
-    record.write(Path(out))
-    return replace(record, out=str(out))
+    if out is not None:
+        record.write(Path(out))
+    return replace(record, out=None if out is None else str(out))
 
 
 def _check(has_text: bool, associative: bool, measures: MeasureOptions, out: str | Path | None) -> None:
-    """Check that there is something to measure, data for the tasks, and a place for the record."""
+    """Check that there is something to measure, and a place for the record."""
     if associative and not has_text:
         raise PlanError("`associative` places its pairs in a text: give `text`")
     if not has_text and not measures.tasks:
@@ -97,4 +97,3 @@ def _check(has_text: bool, associative: bool, measures: MeasureOptions, out: str
     if out is not None:
         check_place(Path(out), folder=False)
         check_record(Path(out))
-    find_sources(measures)
