@@ -72,18 +72,18 @@ def read_wikitext(
     source: str | Texts, tokenizer: Any, reporter: Reporter, *, max_tokens: int | None = None,
     max_length: int | None = None,
 ) -> WikiText | None:  # fmt: skip
-    """Return the pages of a text if it is WikiText: all, or the first that have `max_tokens` tokens together.
+    """Return the pages of a text if it is WikiText: all, or the first with `max_tokens` tokens at most, at least one.
 
     WikiText starts with a heading, or has one and a name that says WikiText. Where the name says so and there is no
     word perplexity, a line says why.
     """
-    pages, tokens = [], 0
+    pages: list[str] = []
     for page in read_pages(source, renderer(tokenizer)):
-        pages.append(page)
         if max_tokens is not None:
-            tokens += len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"])
-            if tokens >= max_tokens:
+            max_tokens -= len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"])
+            if max_tokens < 0 and pages:
                 break
+        pages.append(page)
     if not any(is_heading(page.split("\n", 1)[0]) for page in pages):
         if pages:
             reporter.say(f"{source} has no heading such as ` = Title = `: it is not WikiText, so no word perplexity")
