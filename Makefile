@@ -32,7 +32,7 @@ test: $(READY)
 	$(MAKE) --no-print-directory --jobs 2 lint tests
 
 tests: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 fuzz-quick: $(READY)
 	$(BIN)/python tests/fuzz/run.py --cases 240 --seed 0
