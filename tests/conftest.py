@@ -17,11 +17,12 @@ import tiny
 torch.set_num_threads(1)
 # the slowest files, slowest first: started last, one of them would keep one process busy while the other waits
 LONGEST = (
-    "contract", "processes", "recover_options", "resume", "recovery_training", "recovered_checkpoint",
-    "control", "lm_eval", "report", "recipes", "options", "hybrids", "front_page", "fla_kernels", "reconstruct",
-    "distributed", "sweep", "examples", "sweep_tasks", "measuring", "pretrain", "cli", "rotations",
-    "structure", "shared_filters", "adaptation", "distill", "checkpoint", "offload", "benchmark", "autotune",
-    "fuzz", "distillation",
+    "contract", "reconstruct", "adaptation", "report", "fla_kernels", "recipes", "processes", "recovery_training",
+    "recover_options", "examples", "cli", "lm_eval", "hybrids", "resume", "front_page", "chunked_forms",
+    "recovered_checkpoint", "sweep", "measuring", "options", "distributed", "pretrain", "control", "python_api",
+    "rotations", "verification", "checkpoint", "documents", "sweep_tasks", "fla_modules", "benchmark", "one_layer",
+    "distill", "autotune", "shared_filters", "one_layer_in_memory", "structure", "calibration", "distillation",
+    "teacher", "site", "budget", "units", "strange_models", "wikitext", "offload", "state_traces",
 )  # fmt: skip
 
 

@@ -96,8 +96,7 @@ def test_chunks_give_the_values_and_gradients_of_the_recurrence(name, strong, ti
 @every_form
 @pytest.mark.parametrize(
     ("width", "time", "strong"),
-    [(width, *case) for width in (8, 64) for case in ((63, True), (65, False), (200, True))]
-    + [(8, 1000, False), (8, 1000, True)],
+    [(width, *case) for width in (8, 64) for case in ((63, True), (65, False), (200, True))] + [(8, 1000, True)],
 )
 def test_chunks_in_float32_are_as_precise_as_the_recurrence(name, width, time, strong):
     assert_near(FORMS[name], tensors(width, time, strong), 1e-4)
