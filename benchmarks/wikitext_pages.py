@@ -13,19 +13,16 @@ from pathlib import Path
 
 from harness import arguments
 
+from slimstate.evaluation.wikitext import is_heading
+
 
 def split_pages(text: str) -> list[str]:
     pages: list[list[str]] = [[]]
     for line in text.replace("\r\n", "\n").split("\n"):
-        if is_heading(line.strip()):
+        if is_heading(line):
             pages.append([])
         pages[-1].append(line)
     return [page for lines in pages if (page := "\n".join(lines)).strip()]
-
-
-def is_heading(line: str) -> bool:
-    """Return whether a line is a heading of the first level; those of others are ` = = Title = = `."""
-    return line.startswith("= ") and line.endswith(" =") and not (line.startswith("= =") or line.endswith("= ="))
 
 
 def main() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tables.layout import METHODS, grid, pairs, record, sweep
+from tables.layout import METHODS, MODELS, grid, pairs, record, sweep
 
 KEY_DIMS = (89, 76, 64, 32, 16)
-MODELS = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
 CUTS = {
     title: {
         "corrected": sweep(f"sweep-{name}-main", f"sweep-{name}-exact"),

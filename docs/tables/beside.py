@@ -17,6 +17,8 @@ from slimstate.workflows.run import Recipe
 from tables.layout import (
     DOCS,
     METHODS,
+    MODELS,
+    PAPER_MODELS,
     RECORDS,
     Row,
     grid,
@@ -30,13 +32,6 @@ from tables.layout import (
 )
 from tables.recovery import closed
 
-MODELS = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
-PAPER_MODELS = {
-    "DeltaNet 370M": "delta_net-370m",
-    "DeltaNet 1.3B": "delta_net-1.3b",
-    "Gated 370M": "gated_deltanet-370m",
-    "Gated 1.3B": "gated_deltanet-1.3b",
-}
 TIMED = {"DeltaNet 2.7B": "delta_net-2.7b"}
 REMOVED = ("30", "40", "50", "75")
 SCORES = ("kq", "k", "q")

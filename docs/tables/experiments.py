@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tables.layout import METHODS, Row, grid, large, pairs, record, sweep, table
+from tables.layout import METHODS, MODELS, PAPER_MODELS, Row, grid, large, pairs, record, sweep, table
 
-MODELS = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
-PAPER_MODELS = {
-    "DeltaNet 370M": "delta_net-370m",
-    "DeltaNet 1.3B": "delta_net-1.3b",
-    "Gated 370M": "gated_deltanet-370m",
-    "Gated 1.3B": "gated_deltanet-1.3b",
-}
 FILTERS = {"own": "own", "one for each head": "head", "one for all heads": "all"}
 COMPRESSIONS = ("30", "40", "50", "75")
 COMPONENTS = ("pca", "pca-adversarial", "pca-released", "pca-released-adversarial")

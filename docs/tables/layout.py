@@ -10,6 +10,13 @@ from typing import Any
 
 DOCS = Path(__file__).parent.parent
 RECORDS = DOCS / "records"
+MODELS = {"DeltaNet 30M": "delta_net-30m", "Gated 31M": "gated_deltanet-31m"}
+PAPER_MODELS = {
+    "DeltaNet 370M": "delta_net-370m",
+    "DeltaNet 1.3B": "delta_net-1.3b",
+    "Gated 370M": "gated_deltanet-370m",
+    "Gated 1.3B": "gated_deltanet-1.3b",
+}
 METHODS = ("random", "l1", "s-wanda", "grad", "drrqr")
 GIB = 2**30
 Row = Mapping[str, Any]
