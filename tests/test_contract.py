@@ -21,10 +21,13 @@ from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.models.hooks import masked
 from slimstate.models.load import load
+from slimstate.models.options import LoadOptions
 from slimstate.models.prepare import prepare
 from slimstate.models.stock import stock_class
+from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
+from slimstate.pruning.options import Calibration
 from slimstate.records.plan import Plan
-from slimstate.selectors import Case, Request, channel_methods, choose
+from slimstate.selectors import Case, Request, channel_methods, choose, selector_named
 
 NAMES = sorted(tiny.VARIANTS)
 INFORMED = sorted(
@@ -36,6 +39,13 @@ KEY_DIM = 8
 def kinds_of(name: str) -> tuple[str, ...]:
     """To leave norms alone is the same for every option of a family."""
     return ("cut", "rescaled") if name in tiny.EVERY_PLAIN else ("cut",)
+
+
+@pytest.fixture(scope="module")
+def short_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("short") / "text.txt"
+    path.write_text(tiny.text(1_000))
+    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -149,18 +159,33 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
-def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, text_file, tmp_path):
-    """All from one calibration, of the first: gradients bring the evidence of the others along."""
-    options = {"key_dim": KEY_DIM, "data": str(text_file), "samples": 4, "length": 80, "device": "cpu"}
-    checkpoint, runtime = Checkpoint.open(folders[name]), load(folders[name], device="cpu")
-    for method in sorted(channel_methods(), key=lambda method: method != "grad"):
+def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, short_text, tmp_path, monkeypatch):
+    """All from one calibration. The cuts have the same config, and differ only in the tensors that a cut changes."""
+    checkpoint, runtime, ids = Checkpoint.open(folders[name]), load(folders[name], device="cpu"), tiny.token_ids(1, 80)
+    calibration = Calibration(data=short_text, samples=2, length=80, evidence=tmp_path / "evidence.safetensors")
+    windows, run = calibration_windows(calibration, tiny.tokenizer()), LoadOptions(device="cpu")
+    needs = frozenset.union(*(selector_named(method).needs for method in channel_methods()))
+    EvidenceCollector(calibration=calibration, windows=windows, run=run, runtime=runtime).collect(checkpoint, needs)
+    places = [(mixer, slot) for mixer in checkpoint.mixers for slot in mixer.axis.slots]
+    slots, first = {mixer.name_of(slot): mixer.running_name_of(slot) for mixer, slot in places}, None
+    for method in channel_methods():
         folder = tmp_path / method
-        slimstate.prune(folders[name], folder, method=method, evidence=tmp_path / "evidence.safetensors", **options)
-        plan = Plan.read(folder / PLAN)
+        slimstate.prune(folders[name], folder, method=method, key_dim=KEY_DIM, evidence=calibration.evidence)
+        plan, after = Plan.read(folder / PLAN), Checkpoint.open(folder)
+        if first is None:
+            first, small = after, load(folder, device="cpu").model
+            joined = not {*slots.values()} <= dict(small.named_parameters()).keys()  # when they are loaded
+            monkeypatch.setattr("slimstate.workflows.prune.check_stock_shapes", lambda *_: None)  # the same for all
+        assert {**after.config, "slimstate": None} == {**first.config, "slimstate": None}
+        assert all(torch.equal(after.read(part), first.read(part)) for part in after.tensors if part not in slots)
+        if joined:
+            small = load(folder, device="cpu").model
         with torch.inference_mode():
+            for slot, parameter in () if joined else slots.items():
+                small.get_parameter(parameter).copy_(after.read(slot))
             with masked(runtime.model, checkpoint.mixers, plan.selections, rescaled=not plan.corrected):
-                expected = runtime.model(input_ids=tiny.token_ids(), use_cache=False).logits
-            found = load(folder, device="cpu").model(input_ids=tiny.token_ids(), use_cache=False).logits
+                expected = runtime.model(input_ids=ids, use_cache=False).logits
+            found = small(input_ids=ids, use_cache=False).logits
         tolerance = exactness(checkpoint, plan)
         torch.testing.assert_close(
             found, expected, rtol=tolerance, atol=tolerance, msg=lambda text, method=method: f"{method}: {text}"
@@ -168,14 +193,14 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, text
 
 
 @pytest.mark.parametrize("method", sorted(channel_methods()))
-def test_the_same_seed_gives_the_same_bytes(method, folders, text_file, tmp_path):
+def test_the_same_seed_gives_the_same_bytes(method, folders, short_text, tmp_path):
     for place in "ab":
         slimstate.prune(
             folders[tiny.PLAIN[0]],
             tmp_path / place / "cut",
             method=method,
             compression=0.5,
-            data=str(text_file),
+            data=short_text,
             samples=2,
             length=64,
             seed=3,
