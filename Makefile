@@ -1,7 +1,8 @@
 # make demo: sweep, cut and look into the bundled model; ends with a report.
 # make quick: all checks that are fast, for while you work.   make test: all checks.
 # make fuzz-quick: some hundred commands on damaged input.    make fuzz CASES=4000 SEED=7: as many as you like.
-# make wheel: wheel and sdist, installed in an empty environment that runs the quickstart. make docs: the site.
+# make wheel: wheel and sdist, installed in an empty environment that runs the quickstart.
+# make docs: the site, after the notebooks ran.
 # make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
 # make engines-mlx: cut models in mlx-lm beside transformers.
 # make engines: the same in llama.cpp (which is compiled: a quarter of an hour) and vLLM for CPUs (2 GB), and its kernels.
@@ -89,6 +90,7 @@ wheel: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/render.py
+	$(BIN)/python docs/notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(READY)

@@ -3,14 +3,18 @@
 Loading all three takes ten seconds. The arguments are two sockets: for programs with fla, and for those without. Each
 line of a socket is a JSON object: either a program to run, with its `words` and streams, answered by its process id, or
 `wait` with a process id, answered by its exit code or null. A program starts as `python WORDS` does, but with those
-libraries loaded; nothing of slimstate is.
+libraries loaded; nothing of slimstate is. It ends as Python does, except that the memory is left to the system: to free
+what the libraries hold takes two seconds.
 """
 
+import atexit
+import gc
 import json
 import os
 import runpy
 import socket
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -22,6 +26,8 @@ import transformers  # noqa: E402, F401
 
 def serve(place: socket.socket) -> list[str]:
     """Answer requests; return only in a fork, with the words of its program."""
+    gc.collect()
+    gc.freeze()  # otherwise the garbage collections of each fork would copy what the libraries hold
     with place, place.makefile("rw") as stream:
         for line in stream:
             request = json.loads(line)
@@ -62,6 +68,18 @@ def run(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def end(code: object) -> None:
+    """End the process with what `sys.exit` was given."""
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code or 0)
+
+
 if __name__ == "__main__":
     with_fla, without_fla = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     mine, other = (with_fla, without_fla) if os.fork() else (without_fla, with_fla)
@@ -70,4 +88,12 @@ if __name__ == "__main__":
         import fla  # noqa: F401
     assert "slimstate" not in sys.modules
     assert mine is with_fla or "fla" not in sys.modules
-    run(serve(mine))
+    words = serve(mine)
+    try:
+        run(words)
+    except SystemExit as stop:
+        end(stop.code)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        end(1)
+    end(0)

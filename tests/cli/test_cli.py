@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 import slimstate
 import tiny
+from launching import Program
 from places import ROOT, TESTS
 from slimstate import cli
 from slimstate.cli import name_flags
@@ -38,16 +39,15 @@ def test_the_installed_command_cuts_and_measures(folders, text_file, tmp_path, e
     """The cut runs in a process of its own; its result is measured in this one."""
     out = tmp_path / "cut"
     calibration = ["--data", text_file, "--samples", "4", "--length", "64"]
-    prune = subprocess.run(
-        [COMMAND, "prune", folders[NAME], "--out", out, "--compression", "0.4", *calibration, "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    record = json.loads(prune.stdout)
+    words = [COMMAND, "prune", folders[NAME], "--out", out, "--compression", "0.4", *calibration, "--json"]
+    shown, said = tmp_path / "shown", tmp_path / "said"
+    assert Program(*words, out=shown, err=said).wait() == 0, said.read_text()
+    record, err = json.loads(shown.read_text()), said.read_text()
     assert (record["width"], record["key_dim"], record["out"]) == (24, 16, str(out))
     assert record["state_bytes"]["after"]["fp32"] * 24 == record["state_bytes"]["before"]["fp32"] * 16
-    assert "rounded to key dim 16" in prune.stderr
-    assert "kernels: PyTorch" in prune.stderr
-    assert "\r" not in prune.stderr  # no progress bar where there is no terminal
+    assert "rounded to key dim 16" in err
+    assert "kernels: PyTorch" in err
+    assert "\r" not in err  # no progress bar where there is no terminal
     windows = ["--length", "128", "--max-tokens", "1024"]
     measured = json.loads(execute("eval", out, "--text", text_file, *windows, "--json")[1])
     runtime = load(out, device="cpu")
@@ -268,9 +268,8 @@ def test_a_signal_during_the_imports_is_one_line(number, code):
 
 
 @pytest.mark.slow
-def test_commands_that_are_stopped_leave_nothing_and_can_be_repeated():
+def test_commands_that_are_stopped_leave_nothing_and_can_be_repeated(tmp_path):
     """A few trials of the crash suite; `make crash` has hundreds."""
     words = ["--trials", "3", "--classes", "kills,races", "--commands", "prune"]
-    suite = [sys.executable, TESTS / "crash_suite.py", *words]
-    process = subprocess.run(suite, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stdout
+    suite = Program(TESTS / "crash_suite.py", *words, out=tmp_path / "shown", err=tmp_path / "said")
+    assert suite.wait() == 0, (tmp_path / "shown").read_text() + (tmp_path / "said").read_text()
