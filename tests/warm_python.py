@@ -21,7 +21,7 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 
 import torch  # noqa: E402, F401
-import transformers  # noqa: E402, F401
+from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: E402, F401 - transformers itself loads nothing
 
 
 def serve(place: socket.socket) -> list[str]:

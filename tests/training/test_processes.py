@@ -21,8 +21,9 @@ pytestmark = pytest.mark.slow
 
 LIGHT = "mamba2-plain"  # needs no fla, which takes ten seconds to load
 SCRIPT = TESTS / "training_commands.py"
-LONGER = {**SHORT, "steps": 8}
-DIE_AT = 6
+STEPS = 6
+LONGER = {**SHORT, "steps": STEPS}
+DIE_AT = 4
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str 
     """Run everything that needs processes of its own at once; return the folder of the results, and the exit codes.
 
     `alone` is one process, `pair` are two as torchrun starts them; both run several commands, of which the last is
-    killed. `accelerate` is the command, which starts two processes as the command torchrun does.
+    killed. `accelerate` is the command, which starts two processes as the command torchrun does, but forks them.
     """
     root = tmp_path_factory.mktemp("results")
 
@@ -57,7 +58,7 @@ def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str 
     complete = {"ranks": recover("ranks", lora=True, json=True), "trained": train}
     # what it has for CPUs needs MPI, so the processes are started as for GPUs, and find none
     accelerate = [
-        "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
+        TESTS / "forked_accelerate.py", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", free_port(),
         "-m", "slimstate", *recover("accelerate", LIGHT, json=True),
     ]  # fmt: skip
@@ -74,7 +75,7 @@ def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str 
 def unbroken(recover, tmp_path_factory) -> dict[str, tuple[Path, RecoveryRecord]]:
     """Recoveries by one process without an interruption: one with adapters, one of all weights."""
     root = tmp_path_factory.mktemp("unbroken")
-    return {name: (root / name, recover(name, root / name, steps=8, lora=name == NAME)) for name in (NAME, LIGHT)}
+    return {name: (root / name, recover(name, root / name, steps=STEPS, lora=name == NAME)) for name in (NAME, LIGHT)}
 
 
 def output_of(root: Path, name: str, stream: str = "err") -> str:
@@ -101,8 +102,8 @@ def test_two_processes_recover_as_one(launcher, name, results, unbroken):
     assert record.to_json() == json.loads(output_of(root, launcher, "out"))
     assert record.processes == 2
     check_same(record, whole[1])
-    training = f"training {record.trained_parameters:,} parameters for 8 steps"
-    for line in ("kernels: PyTorch", training, "recovering 8/8  loss "):
+    training = f"training {record.trained_parameters:,} parameters for {STEPS} steps"
+    for line in ("kernels: PyTorch", training, f"recovering {STEPS}/{STEPS}  loss "):
         assert output_of(root, launcher).count(line) == 1
     assert {path.name for path in (root / launcher).iterdir()} == {path.name for path in whole[0].iterdir()}
     assert not (root / f"{launcher}.training").exists()
@@ -139,8 +140,8 @@ def test_a_killed_recovery_continues_in_one_process_as_if_nothing_had_happened(n
     assert not (root / name).exists()
     listener = Listener()
     with pytest.raises(slimstate.SlimstateError, match="`resume` continues it, `force` starts over"):
-        recover(NAME, root / name, steps=8)
-    record = recover(NAME, root / name, steps=8, resume=True, progress=listener)
+        recover(NAME, root / name, steps=STEPS)
+    record = recover(NAME, root / name, steps=STEPS, resume=True, progress=listener)
     assert f"continuing from {folder / f'checkpoint-{DIE_AT - 2}'}" in listener.lines
     check_same(record, whole[1])
     if name == "alone":
