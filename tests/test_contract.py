@@ -30,22 +30,13 @@ from slimstate.records.plan import Plan
 from slimstate.selectors import Case, Request, channel_methods, choose, selector_named
 
 NAMES = sorted(tiny.VARIANTS)
-INFORMED = sorted(
-    set(channel_methods()) - {"random"}
-)  # random looks at nothing, so nothing it sees can change its choice
+INFORMED = sorted(set(channel_methods()) - {"random"})  # nothing that random sees can change its choice
 KEY_DIM = 8
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
     """To leave norms alone is the same for every option of a family."""
     return ("cut", "rescaled") if name in tiny.EVERY_PLAIN else ("cut",)
-
-
-@pytest.fixture(scope="module")
-def short_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("short") / "text.txt"
-    path.write_text(tiny.text(1_000))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +150,11 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
-def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, short_text, tmp_path, monkeypatch):
+def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, tmp_path, monkeypatch):
     """All from one calibration. The cuts have the same config, and differ only in the tensors that a cut changes."""
     checkpoint, runtime, ids = Checkpoint.open(folders[name]), load(folders[name], device="cpu"), tiny.token_ids(1, 80)
-    calibration = Calibration(data=short_text, samples=2, length=80, evidence=tmp_path / "evidence.safetensors")
+    (text := tmp_path / "text.txt").write_text(tiny.text(1_000))
+    calibration = Calibration(data=str(text), samples=2, length=80, evidence=tmp_path / "evidence.safetensors")
     windows, run = calibration_windows(calibration, tiny.tokenizer()), LoadOptions(device="cpu")
     needs = frozenset.union(*(selector_named(method).needs for method in channel_methods()))
     EvidenceCollector(calibration=calibration, windows=windows, run=run, runtime=runtime).collect(checkpoint, needs)
@@ -193,18 +185,11 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, shor
 
 
 @pytest.mark.parametrize("method", sorted(channel_methods()))
-def test_the_same_seed_gives_the_same_bytes(method, folders, short_text, tmp_path):
+def test_the_same_seed_gives_the_same_bytes(method, folders, tmp_path):
+    (text := tmp_path / "text.txt").write_text(tiny.text(1_000))
+    options = {"compression": 0.5, "data": str(text), "samples": 2, "length": 64, "seed": 3}
     for place in "ab":
-        slimstate.prune(
-            folders[tiny.PLAIN[0]],
-            tmp_path / place / "cut",
-            method=method,
-            compression=0.5,
-            data=short_text,
-            samples=2,
-            length=64,
-            seed=3,
-        )
+        slimstate.prune(folders[tiny.PLAIN[0]], tmp_path / place / "cut", method=method, **options)
     first, second = (sorted((tmp_path / place / "cut").rglob("*")) for place in "ab")
     for a, b in zip(first, second, strict=True):
         assert a.name == b.name

@@ -21,9 +21,11 @@ SEQUENCES = [tiny.token_ids(1, length) for length in (6, 66)]  # all in one go; 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, Path]:
-    """Narrow models of one layer: the interpreter is slow."""
-    place, small = tmp_path_factory.mktemp("models"), {"num_hidden_layers": 1, "hidden_size": 32}
-    return {name: tiny.save(tiny.build(tiny.VARIANTS[name], **small), place / name, "100KB") for name in NAMES}
+    """Models of one layer: the interpreter is slow."""
+    place = tmp_path_factory.mktemp("models")
+    return {
+        name: tiny.save(tiny.build(tiny.VARIANTS[name], num_hidden_layers=1), place / name, "100KB") for name in NAMES
+    }
 
 
 @pytest.fixture(scope="module")

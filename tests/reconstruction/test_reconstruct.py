@@ -19,29 +19,15 @@ from launching import options as flags
 from slimstate import ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import PLAN
-from slimstate.families import FAMILIES as FAMILIES_BY_TYPE
 from slimstate.reconstruction import fit, walk
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.plan import Plan
 from slimstate.records.training import RECONSTRUCTION, ReconstructionRecord
 from slimstate.system.errors import SlimstateError
 
-# without families whose language model is that of another family, and without language models that another one holds
-FAMILIES = tuple(
-    name
-    for name in tiny.EVERY_PLAIN
-    if FAMILIES_BY_TYPE[tiny.VARIANTS[name].model_type].language is None and "_text-" not in name
-)
 QUICK = ReconstructOptions(steps=4, batch=2, samples=6, length=32, learning_rate=3e-3)
 QUICKEST = ReconstructOptions(steps=2, batch=2, samples=4, length=32, learning_rate=3e-3)
 SHORT = {"samples": 2, "length": 32}  # calibration
-
-
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(tiny.text(4_000))
-    return path
 
 
 @pytest.fixture
@@ -65,7 +51,7 @@ def rebuilt(folders, text_file, tmp_path_factory) -> dict[str, tuple[Path, Path,
     """Every family cut at random and reconstructed, then run by the stock class in fresh processes."""
     root = tmp_path_factory.mktemp("rebuilt")
     results = {}
-    for name in FAMILIES:
+    for name in tiny.DISTINCT:
         cut, out = root / f"{name}-cut", root / f"{name}-rebuilt"
         slimstate.prune(folders[name], cut, method="random", key_dim=8)
         results[name] = cut, out, slimstate.reconstruct(cut, out, data=text_file, training=QUICKEST)
@@ -76,7 +62,7 @@ def rebuilt(folders, text_file, tmp_path_factory) -> dict[str, tuple[Path, Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", tiny.DISTINCT)
 def test_every_layer_improves_only_mixers_and_norms_change_and_the_stock_class_loads_it(name, rebuilt):
     cut, out, record = rebuilt[name]
     mixers = Checkpoint.open(cut).mixers

@@ -1,7 +1,6 @@
 """What is trained is the mixers, all of them and nothing else; afterwards it is in files for the stock class."""
 
-import copy
-import functools
+from copy import deepcopy
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from recoveries import PAPER, Listener, cut, gradients, logits, perturb
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.checkpoints.safetensors_io import Replacement
 from slimstate.checkpoints.writer import write_checkpoint
-from slimstate.families import FAMILIES
 from slimstate.models.load import load
 from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
@@ -26,12 +24,6 @@ SOME = (
     "gated_deltanet-no-conv", "gated_deltanet-tied", "gated_deltanet-hybrid",
 )  # fmt: skip
 EVERY = sorted({*tiny.EVERY_PLAIN, *(name for name in tiny.VARIANTS if "delta_net-" in name or "deltanet-" in name)})
-# without families whose language model is that of another family, and without language models that another one holds
-DISTINCT = tuple(
-    name
-    for name in tiny.EVERY_PLAIN
-    if FAMILIES[tiny.VARIANTS[name].model_type].language is None and "_text-" not in name
-)
 # more targets than PEFT lists one by one
 LONG = {"attn": {**tiny.WITH_SOFTMAX, "layers": [1, 4]}, "num_hidden_layers": 7}
 RENAMED = "olmo_hybrid-plain"  # the norms of its files have other names
@@ -107,7 +99,7 @@ def test_all_adapters_and_convolutions_learn_and_nothing_else(name, targets):
 SMALL = {"lora_rank": 3, "lora_alpha": 5}
 MERGED = [(name, SMALL) for name in (*SOME, RENAMED)]
 MERGED += [
-    (name, {**SMALL, "unfreeze": "norms,biases"}) for name in (*DISTINCT, "minicpmv4_6-plain") if name != RENAMED
+    (name, {**SMALL, "unfreeze": "norms,biases"}) for name in (*tiny.DISTINCT, "minicpmv4_6-plain") if name != RENAMED
 ]
 MERGED += [(name, {**PAPER, "unfreeze": "norms, biases"}) for name in (*SOME, "delta_net-plain")]
 MERGED += [(name, {**PAPER, "unfreeze": kind}) for name in (SOME[0], SOME[-1]) for kind in ("norms", "biases")]
@@ -121,15 +113,14 @@ def test_the_written_weights_and_the_stored_adapter_are_the_trained_model(name, 
     from peft import PeftModel
 
     checkpoint, model = Checkpoint.open(folders[name]), load(folders[name], device="cpu").model
-    stock = functools.partial(copy.deepcopy, model)
     selected = select(checkpoint, **options)
-    adapted = selected.attach(stock().requires_grad_(False))
+    adapted = selected.attach(deepcopy(model).requires_grad_(False))
     before = logits(adapted)
     parameters = perturb(adapted)
     expected = logits(adapted)
     assert (expected - before).abs().max() > 0.1
     assert idle(adapted.train()) == []
-    weights = checkpoint.in_files(selected.merge(stock(), parameters, tmp_path / "adapter"))
+    weights = checkpoint.in_files(selected.merge(deepcopy(model), parameters, tmp_path / "adapter"))
     for part, tensor in weights.items():
         assert list(tensor.shape) == list(checkpoint.tensors[part].shape)
     write_checkpoint(checkpoint, Replacement(weights), checkpoint.config, {}, tmp_path / "out")
@@ -148,7 +139,7 @@ def test_the_written_weights_and_the_stored_adapter_are_the_trained_model(name, 
             difference = written.get_parameter(f"{part}.weight") - original[f"{part}.weight"]
             assert torch.linalg.matrix_rank(difference, rtol=1e-4) <= options.get("lora_rank", 16)
     if selected.has_adapters and ALL_LINEAR not in options.values():  # a fused MLP reads past its adapters
-        loaded = PeftModel.from_pretrained(stock(), tmp_path / "adapter")
+        loaded = PeftModel.from_pretrained(deepcopy(model), tmp_path / "adapter")
         torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-4)
 
 
