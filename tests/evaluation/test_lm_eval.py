@@ -35,16 +35,21 @@ pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.slow  # lm-eval itself takes seconds to load
 
 # lm-eval's command on a stock folder, once for each list of arguments; it also writes the names in lm-eval's own index,
-# which takes ten seconds and is therefore done once
+# which takes ten seconds and is therefore done once, with each included file read once
 DRIVER = """
 import json, pathlib, sys
 import slimstate.evaluation.lm_eval
 assert "lm_eval" not in sys.modules
 slimstate.prepare_fla()
 from lm_eval.__main__ import cli_evaluate
-from lm_eval.tasks import TaskManager
-index = TaskManager.__init__
-names = pathlib.Path(sys.argv[2])
+from lm_eval.tasks import TaskManager, _yaml_loader
+index, load = TaskManager.__init__, _yaml_loader.load_yaml
+names, included = pathlib.Path(sys.argv[2]), {}
+def load_included(path, *, resolve_func, **_):
+    if (path, resolve_func) not in included:
+        included[path, resolve_func] = load(path, resolve_func=resolve_func)
+    return dict(included[path, resolve_func])
+_yaml_loader.load_yaml = load_included
 def index_once(self, *arguments, **options):
     index(self, *arguments, **options, include_defaults=not names.exists())
     if not names.exists():

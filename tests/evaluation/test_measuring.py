@@ -99,7 +99,8 @@ def test_eval_puts_two_models_side_by_side(folders, cut, text_file, tmp_path, su
     assert record.command.startswith("slimstate eval ")
 
 
-def test_an_analysis_says_how_its_model_was_cut_and_keeps_the_plan_for_the_report(analysis, cut, folders):
+def test_an_analysis_says_how_its_model_was_cut_and_keeps_the_plan_for_the_report(analysis, cut, folders, monkeypatch):
+    monkeypatch.setattr("slimstate.reports.plots.style.svg", lambda figure, prefix: "<svg/>")  # painting takes seconds
     slim, uncut = (TraceRecord.read(analysis / f"trace-{name}.json") for name in ("slim", NAME))
     assert (slim.cut.method, slim.cut.score, slim.cut.key_dim, slim.cut.width) == ("l1", "kq", 8, 24)
     assert slim.cut.base_model == str(folders[NAME])

@@ -32,10 +32,11 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(("name", "full"), [(NAME, True), (GATED, False)])
 def test_training_equals_a_loop_written_by_hand(name, full, pairs, recover, text_file, tmp_path):
     """Losses, learning rates and weights; and the text, of which there is much to learn, is learnt."""
-    steps, lr, least, weight, temperature = 21, 5e-3, 1e-3, 0.5, 3.0
+    steps, lr, least, weight, temperature = 13, 5e-3, 1e-3, 0.5, 3.0
     record = recover(
-        name, tmp_path / "out", steps=steps, lr=lr, min_lr=least, kd_weight=weight, temperature=temperature, full=full
-    )
+        name, tmp_path / "out", steps=steps, lr=lr, min_lr=least, kd_weight=weight, temperature=temperature, full=full,
+        warm_up=0.1,
+    )  # fmt: skip
     uncut, source = (load(folder, device="cpu").model for folder in pairs[name])
     corpus = Corpus.collect(tiny.tokenizer(), str(text_file), 32, 4 * steps, 1, tmp_path / "tokens")
     schedule = Schedule(corpus, 4 * steps, seed=0)
@@ -44,7 +45,7 @@ def test_training_equals_a_loop_written_by_hand(name, full, pairs, recover, text
     torch.manual_seed(0)
     model = adaptation.attach(source).train()
     optimizer = torch.optim.AdamW(trainable(model).values(), lr=lr, weight_decay=0.0)
-    warm = int(0.05 * steps)
+    warm = int(0.1 * steps)
     for step, entry in enumerate(record.log):
         ids = torch.stack([schedule[4 * step + number]["input_ids"] for number in range(4)])
         with torch.no_grad():
