@@ -11,6 +11,8 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 EXTRAS ?= fla,eval,recover,report,docs,dev
+# where bytecode is not written, every process of the tests compiles all sources again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo quick test tests fuzz-quick fuzz crash engines engines-mlx engines-llama engines-vllm wheel docs lint format clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -66,6 +67,11 @@ def reconstruction_section(record: ReconstructionRecord) -> str:
 
 def render(template: str, **values: object) -> str:
     """Return a template of `cards/` filled with values."""
+    return _environment().get_template(template).render(values)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "cards")
     environment = jinja2.Environment(
         loader=loader,
@@ -78,7 +84,7 @@ def render(template: str, **values: object) -> str:
         "code": code, "fenced": fenced, "prose": prose, "public": public_name, "perplexity": _perplexity,
         "mebibytes": lambda size: f"{size / 2**20:.2f} MiB",
     }  # fmt: skip
-    return environment.get_template(template).render(values)
+    return environment
 
 
 def _describe(name: str, model_type: str, source: str | None = None) -> dict[str, Any]:
