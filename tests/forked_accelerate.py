@@ -10,10 +10,9 @@ from torch.distributed import run
 launch = run.elastic_launch
 
 
-def module(unbuffered: str, flag: str, name: str, *words: str) -> None:
+def module(_: str, flag: str, name: str, *words: str) -> None:
     """`python -u -m NAME WORDS`."""
-    assert (unbuffered, flag) == ("-u", "-m")
-    sys.argv = ["-m", *words]
+    sys.argv = [flag, *words]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

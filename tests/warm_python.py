@@ -75,8 +75,8 @@ def end(code: object) -> None:
         code = 1
     threading._shutdown()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code or 0)
 
 
@@ -88,12 +88,12 @@ if __name__ == "__main__":
         import fla  # noqa: F401
     assert "slimstate" not in sys.modules
     assert mine is with_fla or "fla" not in sys.modules
-    words = serve(mine)
+    code: object = 0
     try:
-        run(words)
+        run(serve(mine))
     except SystemExit as stop:
-        end(stop.code)
+        code = stop.code
     except Exception:
         sys.excepthook(*sys.exc_info())
-        end(1)
-    end(0)
+        code = 1
+    end(code)

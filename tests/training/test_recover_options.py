@@ -96,7 +96,6 @@ def test_explicit_options_override_the_preset(pairs, monkeypatch, execute, refus
         (GATED, {"lora_targets": "all-linear", "tokens": 700, "steps": None}, None),
         (GATED, PAPER, "paper"),
         (NAME, {}, "full"),
-        (NAME, {"full": True}, "full"),
         (NAME, {"mixers": True}, None),
         (TIED[1], {"full": True}, TIED[1]),
     ],
@@ -250,7 +249,6 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(name, places, pairs
         ("tensorboard", {"report_to": "tensorboard"}, r"pip install 'slimstate\[recover\]', or `report_to` none$"),
         ("wandb", {"report_to": "tensorboard, wandb"}, "pip install wandb, or `report_to` none$"),
         ("peft", {"full": True}, None),
-        ("peft", {"mixers": True}, None),
     ],
 )
 def test_a_missing_package_is_named_where_it_is_needed(package, changes, way_out, recover, tmp_path, monkeypatch):

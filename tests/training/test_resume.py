@@ -23,7 +23,6 @@ pytestmark = pytest.mark.slow
     [
         (NAME, {}, {}),
         (NAME, {"grad_accum": 4}, {"grad_accum": 1, "save_every": 1}),
-        ("full", {"full": True}, {}),
         ("full", DEFAULT, {"full": True}),
         ("controlled", {"control": True}, {}),
         ("paper", PAPER, {}),
