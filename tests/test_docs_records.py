@@ -12,24 +12,16 @@ from slimstate.records.benchmark import KernelRecord
 from slimstate.records.evaluation import SweepRecord
 
 RECORDS = ROOT / "docs" / "records"
-IN_WORDS = sorted(RECORDS.glob("sweep-*lm-eval.json"))
-SWEEPS = sorted(set(RECORDS.glob("sweep-*.json")) - set(RECORDS.glob("*-dtypes.json")) - {*IN_WORDS})
+SWEEPS = sorted(set(RECORDS.glob("sweep-*.json")) - set(RECORDS.glob("*-dtypes.json")))
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_sweeps_of_one_model_use_the_same_text(path):
-    sweep, main = SweepRecord.read(path), SweepRecord.read(RECORDS / f"{path.stem.rsplit('-', 1)[0]}-main.json")
+def test_sweeps_of_one_model_use_the_same_text_and_the_unit_of_the_paper(path):
+    model = "-".join(path.stem.split("-")[:3])
+    sweep, main = SweepRecord.read(path), SweepRecord.read(RECORDS / f"{model}-main.json")
     assert sweep.settings.text == main.settings.text
     assert sweep.uncut == main.uncut
-    assert all(row.perplexity for row in sweep.rows)
-
-
-@pytest.mark.parametrize("path", IN_WORDS, ids=lambda path: path.stem)
-def test_sweeps_in_the_unit_of_the_paper_measured_its_task(path):
-    sweep = SweepRecord.read(path)
-    for result in (sweep.uncut, *sweep.rows):
-        assert result.lm_eval is not None
-        assert result.lm_eval.tasks["wikitext"].metrics["word_perplexity"]
+    assert all(row.perplexity and row.word_perplexity for row in sweep.rows)
 
 
 def test_numbers_of_the_paper_agree_with_each_other():

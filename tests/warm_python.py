@@ -20,8 +20,10 @@ from pathlib import Path
 
 warnings.simplefilter("ignore")
 
-import torch  # noqa: E402, F401
+import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: E402, F401 - transformers itself loads nothing
+
+torch.backends.mkldnn.set_flags(False)  # as in the tests, which compare bytes with those of programs
 
 
 def serve(place: socket.socket) -> list[str]:

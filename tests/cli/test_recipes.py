@@ -1,8 +1,6 @@
 """Recipes: each is sound at both scales and runs at a toy scale; an interrupted one continues; mistakes are named."""
 
-import functools
 import re
-import typing
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -143,8 +141,7 @@ def test_models_from_other_recipes_are_outputs_of_the_recipes_that_they_name():
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_step_has_options_that_its_command_accepts_and_reads_what_was_written_before(name, scale, monkeypatch):
-    monkeypatch.setattr(typing, "get_type_hints", functools.cache(typing.get_type_hints))  # for hundreds of steps
+def test_every_step_has_options_that_its_command_accepts_and_reads_what_was_written_before(name, scale):
     written: set[str] = set()
     for config in steps_of(name, scale=scale, out="/nowhere/out"):
         BY_NAME[config["command"]].parse(config)

@@ -155,8 +155,8 @@ def stopped(folder: Path, number: int, work) -> tuple[int, str, float]:
     def listen_and_work() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in the background ignore
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup does
-        STOP.listen()
-        work(lambda: os.write(begun, b"x"))
+        with STOP.listening():
+            work(lambda: os.write(begun, b"x"))
 
     child = Fork.start(listen_and_work, folder.parent / "said")
     os.close(begun)

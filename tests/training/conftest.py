@@ -36,14 +36,6 @@ def pairs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
 
 
 @pytest.fixture(scope="session")
-def text_file(tmp_path_factory) -> Path:
-    """Less text than for other tests: a training reads all of it."""
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(tiny.text(14_000))
-    return path
-
-
-@pytest.fixture(scope="session")
 def unseen_text(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("unseen") / "unseen.txt"
     path.write_text(" = Unseen = \n" + tiny.text(1500, seed=9))  # WikiText, which has a word perplexity

@@ -171,8 +171,13 @@ def options_of(cls: type[Options]) -> tuple[Option, ...]:
 
 
 @functools.cache
+def _annotations(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.cache
 def _options(cls: Any, prefix: str, path: tuple[str, ...]) -> tuple[Option, ...]:
-    hints, docs = typing.get_type_hints(cls, include_extras=True), _field_docs(cls)
+    hints, docs = _annotations(cls), _field_docs(cls)
     options: list[Option] = []
     for item in fields(cls):
         annotation, place = hints[item.name], (*path, item.name)
@@ -199,7 +204,7 @@ def prefixed(prefix: str, cls: type[Options]) -> Iterator[None]:
 
 
 def _build(cls: type[C], values: Mapping[str, object], prefix: str, base: C | None) -> C:
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _annotations(cls)  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}
     for item in fields(cls):
         name, group = prefix + item.name, _group(hints[item.name])
