@@ -1,16 +1,9 @@
-"""BESIDE_THE_PAPER.md: the paper's tables and figures, what reproduces them, and what our small models give.
-
-Some of our records are still to be measured. Their tables say so until the record is there:
-
-- `sweep-MODEL*lm-eval.json`: sweeps with lm-eval's `wikitext`, of the names in `MODELS`;
-- `bench-model-2048*.json`: `bench model` over 32 x 2048 tokens;
-- `preset-paper.json`: recoveries with `--preset paper`, and evaluations of them by lm-eval;
-- `released-optimizer.json`: a DeltaNet trained as the released code trains it, and its sweep.
-"""
+"""BESIDE_THE_PAPER.md: the paper's tables and figures, what reproduces them, and what our small models give."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from slimstate.workflows.run import Recipe
@@ -20,15 +13,14 @@ from tables.layout import (
     MODELS,
     PAPER_MODELS,
     RECORDS,
-    Row,
     grid,
     large,
     markdown,
+    only,
     pairs,
     record,
     table,
     timings,
-    word_perplexity,
 )
 from tables.recovery import closed
 
@@ -56,29 +48,12 @@ SECTIONS = {
 PAPER = record("paper")
 
 
-def _records(name: str, kind: str) -> list[Row]:
-    """Return all records of a kind inside a record of the docs, wherever they are in it; none if it does not exist."""
-
-    def walk(value: Any) -> Iterator[Row]:
-        if isinstance(value, dict) and value.get("kind") == kind:
-            yield value
-        elif isinstance(value, (dict, list)):
-            for part in value.values() if isinstance(value, dict) else value:
-                yield from walk(part)
-
-    return list(walk(record(name))) if (RECORDS / f"{name}.json").is_file() else []
-
-
 def _names(pattern: str) -> list[str]:
     return sorted(path.stem for path in RECORDS.glob(f"{pattern}.json"))
 
 
 def _links(names: list[str]) -> str:
     return ", ".join(f"[{name}](records/{name}.json)" for name in names)
-
-
-def _missing(what: str, command: str) -> str:
-    return f"*Not measured yet: {what}.* The command: `{command}`."
 
 
 # --- the paper ---
@@ -183,66 +158,46 @@ def _paper_filters() -> str:
 # --- ours ---
 
 
-class WordSweeps:
-    """Sweeps of a model in lm-eval's unit: the uncut model, and cuts by epsilon, method, score and key dim."""
-
-    def __init__(self, sweeps: list[Row]) -> None:
-        self.uncut: float | None = None
-        self.cuts: dict[tuple[bool, str, str, int], float] = {}
-        for sweep in sweeps:
-            self.uncut = self.uncut or word_perplexity(sweep["uncut"])
-            for row in sweep["rows"]:
-                if (number := word_perplexity(row)) is not None:
-                    place = (sweep["settings"]["keep_norm_eps"], row["method"], row["score"], row["key_dim"])
-                    self.cuts[place] = number
-
-    def cell(self, kept: bool, method: str, score: str, key_dim: int) -> str:
-        number = self.cuts.get((kept, method, score, key_dim))
-        return "" if number is None or self.uncut is None else _paired(number, self.uncut, 3)
-
-
-SWEEP_NAMES = [name for model in MODELS.values() for name in _names(f"sweep-{model}*lm-eval")]
-SWEEPS = {
-    title: WordSweeps([record(name) for name in SWEEP_NAMES if name.startswith(f"sweep-{model}")])
-    for title, model in MODELS.items()
-}
+KINDS = ("main", "kept", "scores", "scores-kept", "rotations")
+SWEEP_NAMES = [f"sweep-{model}-{kind}" for model, kind in product(MODELS.values(), KINDS)]
 EPSILONS = {"as published": True, "corrected": False}
-SWEEP_COMMAND = "slimstate sweep MODEL … --text wiki.test.raw --key-dims 89,76,64,32 [--keep-norm-eps]"
 
 
-def _measured(missing: str, titles: tuple[str, ...], places: list[tuple[Any, ...]], columns: Any, cell: Any) -> str:
-    """Return a table of our sweeps with the lines that were measured, and a sentence where there is none."""
-    places = [place for place in places if any(cell(*place, column) for column in columns)]
-    return grid(titles, places, columns, cell) if places else missing
+def _word_perplexities(name: str) -> dict[tuple[bool, str, str, int], float]:
+    """Return the word perplexities of a model's cuts by epsilon, method, score and key dim."""
+    sweeps = [record(each) for each in SWEEP_NAMES if each.startswith(f"sweep-{name}")]
+    return {
+        (sweep["settings"]["keep_norm_eps"], row["method"], row["score"], row["key_dim"]): row["word_perplexity"]
+        for sweep in sweeps
+        for row in sweep["rows"]
+    }
 
 
-def _uncut(title: str) -> str:
-    uncut = SWEEPS[title].uncut
-    return "" if uncut is None else large(uncut)
+CUTS = {title: _word_perplexities(name) for title, name in MODELS.items()}
+UNCUT = {title: record(f"sweep-{name}-main")["uncut"]["word_perplexity"] for title, name in MODELS.items()}
+
+
+def _our_cut(title: str, epsilon: str, method: str, score: str, key_dim: int) -> str:
+    number = CUTS[title].get((EPSILONS[epsilon], method, score, key_dim))
+    return "" if number is None else _paired(number, UNCUT[title], 3)
 
 
 def _our_methods() -> str:
-    dims = {title: sorted({place[3] for place in sweeps.cuts}, reverse=True) for title, sweeps in SWEEPS.items()}
-    text = _measured(
-        _missing("sweeps of the two 30M models with lm-eval's `wikitext`", SWEEP_COMMAND),
+    text = grid(
         ("model", "uncut", "key dim", "norm_eps"),
-        [(title, _uncut(title), dim, epsilon) for title, dim in pairs(dims) for epsilon in EPSILONS],
+        [(title, large(UNCUT[title]), *place) for title in MODELS for place in product((89, 76, 64, 32), EPSILONS)],
         METHODS,
-        lambda title, _, dim, epsilon, method: SWEEPS[title].cell(EPSILONS[epsilon], method, "kq", dim),
+        lambda title, _, key_dim, epsilon, method: _our_cut(title, epsilon, method, "kq", key_dim),
     )
-    return f"{text}\n\nRecords: {_links(SWEEP_NAMES)}.{_order()}" if SWEEP_NAMES else text
+    return f"{text}\n\nRecords: {_links(SWEEP_NAMES)}.{_order()}"
 
 
 def _order() -> str:
-    """Return in how many of our cuts the order of methods is that of the paper; nothing before they are measured."""
+    """Return in how many of our cuts the order of methods is that of the paper."""
     cuts = [
-        {method: sweeps.cuts.get((kept, method, "kq", dim)) for method in METHODS}
-        for sweeps in SWEEPS.values()
-        for kept, dim in sorted({(place[0], place[3]) for place in sweeps.cuts})
+        {method: CUTS[title][kept, method, "kq", key_dim] for method in METHODS}
+        for title, kept, key_dim in product(MODELS, EPSILONS.values(), (89, 76, 64, 32))
     ]
-    cuts = [cut for cut in cuts if None not in cut.values()]
-    if not cuts:
-        return ""
     best = sum(min(cut, key=cut.__getitem__) in ("grad", "drrqr") for cut in cuts)
     ahead = {name: sum(cut[name] < cut["random"] for cut in cuts) for name in ("l1", "s-wanda")}
     return (
@@ -251,99 +206,47 @@ def _order() -> str:
     )
 
 
-def _places(score: str, methods: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the models and epsilons with which one of the methods was measured by a score."""
-    return [
-        (title, epsilon)
-        for title, sweeps in SWEEPS.items()
-        for epsilon, kept in EPSILONS.items()
-        if any(place[0] == kept and place[1] in methods and place[2] == score for place in sweeps.cuts)
-    ]
+def _released_choice(title: str, key_dim: int, choice: str) -> str:
+    """Return a cut by `drrqr` as published: from all tokens until it converges, or as the released code chooses."""
+    if choice == "all tokens":
+        return _our_cut(title, "as published", "drrqr", "kq", key_dim)
+    row = only(record(f"sweep-{MODELS[title]}-released")["rows"], key_dim=key_dim)
+    return _paired(row["word_perplexity"], UNCUT[title], 3)
 
 
-def _our_scores() -> str:
-    where = "[Experiments](EXPERIMENTS.md#keys-queries-or-both) has them per token"
-    command = "slimstate sweep MODEL … --text wiki.test.raw --compressions 0.5 --scores kq,k,q"
-    return _measured(
-        _missing(f"the scores in lm-eval's unit; {where}", command),
-        ("model", "norm_eps", "score"),
-        [(*place, score) for place in _places("k", METHODS[1:]) for score in SCORES],
-        METHODS[1:],
-        lambda title, epsilon, score, method: SWEEPS[title].cell(EPSILONS[epsilon], method, score, 64),
-    )
-
-
-def _our_components() -> str:
-    where = "[Experiments](EXPERIMENTS.md#principal-components) has them in others"
-    command = "slimstate sweep MODEL … --text wiki.test.raw --methods pca,pca-adversarial,grad --scores kq,k"
-    return _measured(
-        _missing(f"principal components in lm-eval's unit; {where}", command),
-        ("model", "norm_eps", "key dim"),
-        [(*place, dim) for place in _places("k", ("pca",)) for dim in (64, 32)],
-        COMPONENTS,
-        lambda title, epsilon, dim, method: SWEEPS[title].cell(EPSILONS[epsilon], method, COMPONENTS[method], dim),
-    )
+def _special_tokens(title: str, key_dim: int, place: tuple[str, str]) -> str:
+    sweep = record("special-tokens")[f"{MODELS[title]} {place[1]}"]
+    row = only(sweep["rows"], key_dim=key_dim, method=place[0])
+    return _paired(row["word_perplexity"], sweep["uncut"]["word_perplexity"], 3)
 
 
 def _preset() -> str:
-    """Return recoveries with the paper's settings: nats per token, and lm-eval's word perplexity where measured."""
-    runs = _records("preset-paper", "recovery")
-    if not runs:
-        command = "slimstate recover CUT --teacher MODEL --data TEXT --preset paper --control --eval-text WIKITEXT"
-        return _missing("`--preset paper` on the two 30M models", f"{command} --out DIR")
-    words = {result["name"]: word_perplexity(result) for result in _records("preset-paper", "evaluation")}
-    titles = {"delta_net": "DeltaNet 30M", "gated_deltanet": "Gated 31M"}
-    rows = []
-    for run in runs:
-        nats, cut = run["measured"]["nats"], run["cut"] or {}
-        row = {"model": titles.get(run["model_type"], run["model_type"]), "key_dim": run["key_dim"], **nats}
-        row |= {"method": cut.get("method", "uncut"), "words": words.get(run["name"])}
-        for name in ("uncut", "control"):
-            if nats.get(name) is not None:
-                row[f"closed_{name}"] = closed(nats["before"], nats["after"], nats[name], 0)
-        rows.append(row)
+    """Return recoveries with the paper's settings: word perplexities and shares of the gap that closed."""
+    rows = [
+        {
+            "model": title, "closed": closed(words["before"], words["after"], words["uncut"], 0),
+            **{name: _paired(number, words["uncut"], 3) for name, number in words.items()},
+        }
+        for title, name in MODELS.items()
+        for words in [record("preset-paper")[name]["measured"]["word_perplexity"]]
+    ]  # fmt: skip
     columns = {
-        "model": "{model}", "cut by": "{method}", "key dim": "{key_dim}", "uncut": "{uncut:.4f}",
-        "cut": "{before:.4f}", "fine-tuned": "{after:.4f}", "control": "{control:.4f}",
-        "gap to the uncut model closed": "{closed_uncut}", "gap to the control closed": "{closed_control}",
-        "fine-tuned, lm-eval's word perplexity": "{words:.1f}",
+        "model": "{model}", "uncut": "{uncut}", "cut": "{before}", "fine-tuned": "{after}",
+        "uncut, same training": "{control}", "gap closed": "{closed}",
     }  # fmt: skip
-    return f"{_known(columns, rows)}\n\nNats per token. Record: {_links(['preset-paper'])}."
-
-
-def _known(columns: Mapping[str, str], rows: list[Row]) -> str:
-    """Return a table of the columns that at least one row has."""
-
-    def has(template: str, row: Row) -> bool:
-        try:
-            return bool(template.format_map(row))
-        except (KeyError, TypeError):
-            return False
-
-    return table({title: text for title, text in columns.items() if any(has(text, row) for row in rows)}, rows)
+    return f"{table(columns, rows)}\n\nRecord: {_links(['preset-paper'])}."
 
 
 def _optimizer() -> str:
     """Return the cuts of a DeltaNet that was trained with the released optimizer settings."""
-    sweeps = _records("released-optimizer", "sweep")
-    if not sweeps:
-        command = "slimstate train delta_net-30m --data TEXT --weight-decay 0.1 --adam-eps 1e-15 --out MODEL"
-        return _missing("a DeltaNet 30M trained with the optimizer settings of the released code", command)
-    lines, unit = [], "per token"
-    for sweep in sweeps:
-        uncut, rows = sweep["uncut"], {}
-        if word_perplexity(uncut) is not None:
-            unit = "in lm-eval's unit"
-        for row in sweep["rows"]:
-            per_word = word_perplexity(uncut) is not None
-            number, base = (word_perplexity(each) if per_word else each["perplexity"] for each in (row, uncut))
-            if row["score"] == "kq" or row["method"] == "random":
-                rows[row["method"], row["key_dim"]] = "" if number is None else _paired(number, base, 3)
-        epsilon = "as published" if sweep["settings"]["keep_norm_eps"] else "corrected"
-        for dim in sorted({dim for _, dim in rows}, reverse=True):
-            lines.append([epsilon, str(dim), *(rows.get((method, dim), "") for method in METHODS)])
-    text = markdown(["norm_eps", "key dim", *METHODS], lines)
-    return f"{text}\n\nPerplexity {unit}. Record: {_links(['released-optimizer'])}."
+    sweeps = record("released-optimizer")
+
+    def cell(epsilon: str, key_dim: int, method: str) -> str:
+        row = only(sweeps[epsilon]["rows"], method=method, key_dim=key_dim)
+        return _paired(row["word_perplexity"], sweeps[epsilon]["uncut"]["word_perplexity"], 3)
+
+    places = [(epsilon, key_dim) for key_dim in (89, 76, 64, 32) for epsilon in EPSILONS]
+    return grid(("norm_eps", "key dim"), places, METHODS, cell)
 
 
 def _layers() -> list[dict[str, Any]]:
@@ -386,10 +289,8 @@ ALL_TIMED = {**PAPER_MODELS, **TIMED}
 
 
 def _whole_2048() -> str:
-    if not SHORT:
-        command = "slimstate run throughput"
-        return _missing("whole models over 32 x 2048 tokens, which the released script runs", command)
-    return f"{_known(WHOLE, _whole(SHORT, ALL_TIMED, 'forward'))}\n\nRecords: {_links(SHORT)}."
+    """Return the whole models of the paper beside those of ours that were timed over 32 x 2048 tokens."""
+    return f"{table(WHOLE, _whole(SHORT, ALL_TIMED, 'forward'))}\n\nRecords: {_links(SHORT)}."
 
 
 FIGURES = record("figures")["models"]
@@ -419,8 +320,6 @@ def _fine_tuned() -> str:
         for title, measured in FIGURES.items()
         for name, orders in measured.get("fine_tuned", {}).items()
     ]
-    if not lines:
-        return _missing("the spectra of a cut before and after fine-tuning", "slimstate run spectra --small")
     return markdown(["model", "", "largest to middle", "largest to smallest"], lines)
 
 
@@ -446,6 +345,18 @@ TABLES = {
     "beside-before-lambada": _paper_grid("zero_shot", "before", "lambada_perplexity"),
     "beside-before-average": _paper_grid("zero_shot", "before", "average"),
     "beside-our-methods": _our_methods(),
+    "beside-released-choice": grid(
+        ("model", "key dim"),
+        product(MODELS, (89, 76, 64, 32)),
+        ("all tokens", "5,000 rows, 20 swaps"),
+        _released_choice,
+    ),
+    "beside-special-tokens": grid(
+        ("model", "key dim"),
+        product(MODELS, (64, 32)),
+        product(("grad", "drrqr"), ("end", "none", "before")),
+        _special_tokens,
+    ),
     "beside-optimizer": _optimizer(),
     "beside-headline": _headline(),
     "beside-after-wikitext": _paper_grid("zero_shot", "after", "wikitext", ratio=True),
@@ -456,7 +367,12 @@ TABLES = {
     "beside-recall-average": _paper_grid("recall", "after", "average"),
     "beside-recall": _recall(),
     "beside-scores": grid(("model", "score"), pairs(dict.fromkeys(PAPER_MODELS, SCORES)), METHODS[1:], _paper_score),
-    "beside-our-scores": _our_scores(),
+    "beside-our-scores": grid(
+        ("model", "norm_eps", "score"),
+        product(MODELS, EPSILONS, SCORES),
+        METHODS[1:],
+        lambda title, epsilon, score, method: _our_cut(title, epsilon, method, score, 64),
+    ),
     "beside-filters": _paper_filters(),
     "beside-components": grid(
         ("filters", "removed, %"),
@@ -464,7 +380,12 @@ TABLES = {
         COMPONENTS,
         _paper_components,
     ),
-    "beside-our-components": _our_components(),
+    "beside-our-components": grid(
+        ("model", "key dim"),
+        product(MODELS, (64, 32)),
+        COMPONENTS,
+        lambda title, key_dim, method: _our_cut(title, "corrected", method, COMPONENTS[method], key_dim),
+    ),
     "beside-layers": table(
         {
             "layer": "{layer}",
@@ -487,4 +408,8 @@ TABLES = {
     "beside-fine-tuned": _fine_tuned(),
     "beside-likeness": _likeness(),
     "beside-suspicious": _suspicious(),
+}
+NUMBERS = {
+    "decayed-uncut": large(record("released-optimizer")["corrected"]["uncut"]["word_perplexity"]),
+    "delta-uncut": large(UNCUT["DeltaNet 30M"]),
 }

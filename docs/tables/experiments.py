@@ -25,7 +25,6 @@ def _sweeps(*kinds: str, bundled: str = "bundled") -> dict[str, dict[tuple[str, 
 
 
 MAIN, SCORES = _sweeps("main"), _sweeps("scores")
-PER_WORD = {title: sweep(f"sweep-{name}-lm-eval") for title, name in MODELS.items()}
 ROTATED = _sweeps("rotations", bundled="bundled-rotations")
 
 
@@ -96,17 +95,11 @@ def _utilisation(title: str, _: str, key_dim: int, method: str) -> str:
 USED = {title: f"{record(f'sweep-{name}-main')['uncut']['rank_utilisation']:.3f}" for title, name in MODELS.items()}
 UNCUT = record("sweep-delta_net-30m-main")["uncut"]
 TABLES = {
-    "methods-per-word": grid(
-        ("model", "key dim"),
-        pairs(dict.fromkeys(MODELS, (96, 64, 32, 16))),
-        METHODS,
-        lambda model, key_dim, method: f"{PER_WORD[model][method, 'kq', key_dim]['word_ratio']:.3f}",
-    ),
-    "methods-per-token": grid(
+    "methods": grid(
         ("model", "key dim"),
         pairs({**dict.fromkeys(MODELS, (96, 80, 64, 32, 16)), "bundled": (96, 80, 64, 32)}),
         METHODS,
-        lambda model, key_dim, method: f"{MAIN[model][method, 'kq', key_dim]['token_ratio']:.3f}",
+        lambda model, key_dim, method: f"{MAIN[model][method, 'kq', key_dim]['word_ratio']:.3f}",
     ),
     "methods-paper": grid(
         ("model", "removed, %"), pairs(dict.fromkeys(PAPER_MODELS, COMPRESSIONS)), METHODS, _paper_method
@@ -115,7 +108,7 @@ TABLES = {
         ("model", "score"),
         pairs(dict.fromkeys(SCORES, ("kq", "k", "q"))),
         METHODS[1:],
-        lambda model, score, method: f"{SCORES[model][method, score, 64]['token_ratio']:.3f}",
+        lambda model, score, method: f"{SCORES[model][method, score, 64]['word_ratio']:.3f}",
     ),
     "scores-paper": grid(
         ("model", "score"), pairs(dict.fromkeys(PAPER_MODELS, ("kq", "k", "q"))), METHODS[1:], _paper_score
@@ -124,7 +117,7 @@ TABLES = {
         {
             "channels chosen by": "{channels}",
             "median condition number": "{kappa:,.0f}",
-            "perplexity ratio": "{token_ratio:.3f}",
+            "perplexity ratio": "{word_ratio:.3f}",
         },
         _conditions(),
     ),
@@ -132,7 +125,7 @@ TABLES = {
         ("method", "score"),
         ROTATIONS,
         pairs(dict.fromkeys(ROTATED, (64, 32))),
-        lambda method, score, place: large(ROTATED[place[0]][method, score, place[1]]["token_ratio"]),
+        lambda method, score, place: large(ROTATED[place[0]][method, score, place[1]]["word_ratio"]),
     ),
     "filters": table(
         {
@@ -157,12 +150,4 @@ TABLES = {
 NUMBERS = {
     "wikitext-tokens": f"{UNCUT['tokens']:,}",
     "wikitext-bytes": f"{UNCUT['bytes']:,}",
-} | {
-    f"scores-{name}-{score}": f"{SCORES[model][method, score, 64]['token_ratio']:.3f}"
-    for name, model, method in (
-        ("grad", "DeltaNet 30M", "grad"),
-        ("drrqr", "DeltaNet 30M", "drrqr"),
-        ("bundled", "bundled", "grad"),
-    )
-    for score in ("kq", "q")
-}
+} | {f"scores-bundled-{score}": f"{SCORES['bundled']['grad', score, 64]['word_ratio']:.3f}" for score in ("kq", "q")}

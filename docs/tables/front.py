@@ -32,7 +32,7 @@ def _prompt() -> str:
 
 def _perplexity() -> str:
     cut = record("bundled-eval-64")
-    return f"{cut['baseline']['perplexity']:.1f} to {cut['perplexity']:.1f}"
+    return f"{cut['baseline']['word_perplexity']:.1f} to {cut['word_perplexity']:.1f}"
 
 
 def _range(shares: list[float]) -> str:
@@ -59,7 +59,7 @@ TABLES = {
             ["reading a prompt", _prompt(), TIMED],
             ["one DeltaNet layer, forward", _layer("delta_net"), "H200"],
             ["one Gated DeltaNet layer, forward", _layer("gated_deltanet"), "H200"],
-            ["perplexity per token, no training", _perplexity(), "bundled 4.6M DeltaNet, WikiText-2"],
+            ["word perplexity, no training", _perplexity(), "bundled 4.6M DeltaNet, WikiText-2"],
         ],
     ),
 }

@@ -88,28 +88,18 @@ def large(number: float) -> str:
 def sweep(*results: str | Row) -> dict[tuple[str, str, int], dict[str, Any]]:
     """Return the rows of sweeps of one model by method, score and key dim; a sweep is a record or its name.
 
-    `word_ratio` and `token_ratio` are perplexities over those of the uncut model, `nats_over_uncut` the difference;
-    a perplexity per word is lm-eval's of WikiText, where it was measured.
+    `word_ratio` is the word perplexity over that of the uncut model, where it was measured, `nats_over_uncut` the
+    difference per token.
     """
     rows = {}
     for result in (record(name) if isinstance(name, str) else name for name in results):
         uncut = result["uncut"]
         for row in result["rows"]:
-            more = {
-                "token_ratio": row["perplexity"] / uncut["perplexity"],
-                "nats_over_uncut": row["nats_per_token"] - uncut["nats_per_token"],
-            }
-            if (words := word_perplexity(uncut)) is not None:
-                more["word_ratio"] = word_perplexity(row) / words
+            more = {"nats_over_uncut": row["nats_per_token"] - uncut["nats_per_token"]}
+            if uncut.get("word_perplexity"):
+                more["word_ratio"] = row["word_perplexity"] / uncut["word_perplexity"]
             rows[row["method"], row["score"], row["key_dim"]] = {**row, **more}
     return rows
-
-
-def word_perplexity(result: Row) -> Any:
-    """Return lm-eval's word perplexity of WikiText, which was the text or a task; None if it was not measured."""
-    tasks = (result.get("lm_eval") or {}).get("tasks", {})
-    task = tasks["wikitext"]["metrics"]["word_perplexity"] if "wikitext" in tasks else None
-    return result.get("word_perplexity") or task
 
 
 def timings(name: str, **fields: object) -> dict[int, dict[str, Any]]:

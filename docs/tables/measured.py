@@ -19,7 +19,7 @@ def _forgotten() -> list[dict[str, Any]]:
         rows.append(
             {
                 "model": "uncut" if model is uncut else f"key dim {model['key_dim']}",
-                "token": model["perplexity"] / uncut["perplexity"],
+                "ratio": model["word_perplexity"] / uncut["word_perplexity"],
                 "recall": recall["mean"],
                 "error": sum(point["stderr"] ** 2 for point in points) ** 0.5 / len(points),
             }
@@ -30,7 +30,7 @@ def _forgotten() -> list[dict[str, Any]]:
 def _epsilon() -> list[dict[str, Any]]:
     kinds = {"left alone": sweep("sweep-delta_net-30m-kept"), "corrected": sweep("sweep-delta_net-30m-main")}
     return [
-        {"epsilon": title, **{method: rows[method, "kq", 32]["token_ratio"] for method in ("l1", "drrqr")}}
+        {"epsilon": title, **{method: rows[method, "kq", 32]["word_ratio"] for method in ("l1", "drrqr")}}
         for title, rows in kinds.items()
     ]
 
@@ -67,7 +67,7 @@ TABLES = {
     "forgotten": table(
         {
             "model": "{model}",
-            "perplexity per token": "{token:.2f}x",
+            "perplexity per word": "{ratio:.2f}x",
             "names recalled": "{recall:.2f}",
             "standard error": "{error:.2f}",
         },
