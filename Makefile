@@ -29,13 +29,14 @@ demo: $(READY)
 
 # lint keeps one core busy, so it runs beside the tests
 quick: $(READY)
-	$(MAKE) --no-print-directory --jobs 2 lint tests TESTS='-m "not slow" --durations 5'
+	$(MAKE) --no-print-directory --jobs 2 lint tests PROCESSES=2 TESTS='-m "not slow" --durations 5'
 
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs 2 lint tests
 
+PROCESSES ?= 3
 tests: $(READY)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 fuzz-quick: $(READY)
 	$(BIN)/python tests/fuzz/run.py --cases 240 --seed 0

@@ -184,6 +184,7 @@ def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, tmp_
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(channel_methods()))
 def test_the_same_seed_gives_the_same_bytes(method, folders, tmp_path):
     (text := tmp_path / "text.txt").write_text(tiny.text(1_000))

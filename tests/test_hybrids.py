@@ -21,6 +21,7 @@ from slimstate.pruning.calibration import calibrate
 from slimstate.records.plan import Plan
 from slimstate.system.errors import ModelError
 
+pytestmark = pytest.mark.slow
 PLAIN_HYBRIDS = [name for name in tiny.EVERY_PLAIN if name in tiny.OF_TRANSFORMERS]
 
 
@@ -53,7 +54,6 @@ def test_the_gradient_of_a_channel_is_what_its_rows_do_to_the_loss(name, folders
         assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(float(slope.norm()), rel=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN_HYBRIDS)
 def test_a_cut_model_generates_with_a_cache_what_it_predicts_without(name, folders, tmp_path):
     slimstate.prune(folders[name], tmp_path / "cut", method="l1", key_dim=8)
@@ -73,7 +73,6 @@ def test_vision_towers_experts_and_softmax_layers_are_not_cut(folders):
                 assert not any(word in mixer.name_of(slot) for word in ("visual", "expert", "mlp", "self_attn"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize(
     "name", ["qwen3_next-plain", "olmo_hybrid-plain", "mamba2-plain", "nemotron_h-plain", "comba-plain"]
@@ -104,7 +103,6 @@ for model, out in zip(sys.argv[2::2], sys.argv[3::2]):
 """
 
 
-@pytest.mark.slow
 def test_without_fla_the_same_channels_are_chosen(folders, text_file, tmp_path):
     """Transformers then has other kernels to choose from; on a CPU it must make no difference."""
     names = ("qwen3_next-plain", "mamba2-plain")

@@ -175,6 +175,7 @@ def test_decoding_moves_the_state_that_inspect_counts(name, folders, tmp_path):
     check_files(record, tmp_path)
 
 
+@pytest.mark.slow
 def test_calibration_is_compared_with_the_forward_pass(folders, text_file, tmp_path):
     text = {"data": str(text_file), "documents": "lines", **SHORT, "samples": 2}
     record = bench_calibrate(model=str(folders[tiny.PLAIN[0]]), **text, out=tmp_path)

@@ -163,6 +163,7 @@ def test_kernels_are_timed_at_every_multiple_of_16_and_checked(engine, title, wh
     assert "of copying" in as_markdown(record)
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_record(wheels, tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "SHAPES", (SMALL,))
     words = [f"vllm={wheels}", "--shapes", "small", "--key-dims", "16", "--sequences", "5", "--rounds", "1"]

@@ -33,6 +33,7 @@ from slimstate.records.cut import CutRecord
 from slimstate.records.plan import Plan
 from slimstate.system.errors import MAX_LINE, ModelError, OutputError, PlanError
 
+pytestmark = pytest.mark.slow
 NAME = tiny.PLAIN[0]
 
 
@@ -394,7 +395,6 @@ def test_a_missing_or_truncated_shard_is_named(copied, tmp_path):
             cut(copied, tmp_path / "cut")
 
 
-@pytest.mark.slow
 def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_path, monkeypatch):
     file = tmp_path / "evidence.safetensors"
     data = {"data": str(text_file), "samples": 4, "length": 64}
@@ -414,7 +414,6 @@ def test_evidence_is_used_again_and_refused_when_stale(folders, text_file, tmp_p
     cut(folders[NAME], tmp_path / "e", method="drrqr", evidence=file)
 
 
-@pytest.mark.slow
 def test_a_killed_prune_leaves_nothing_that_looks_finished(model, tmp_path, monkeypatch):
     """kill -9 at random moments of the writing; then a rerun works and clears up."""
     place, began, put, generator = tmp_path / "place", tmp_path / "began", TensorFileWriter.put, random.Random(0)

@@ -272,6 +272,7 @@ def test_evaluation_uses_full_windows_of_the_first_tokens(text_file):
     assert evaluation_windows(LETTERS, str(text_file), 100, 30).tokens.shape == (1, 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "before", "after"), [("<|end|> $A", 1, 0), ("<|end|> $A <|end|>", 1, 1), ("$A", 0, 0)]
 )

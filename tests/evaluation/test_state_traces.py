@@ -36,6 +36,7 @@ def stock_state(model: torch.nn.Module, ids: torch.Tensor, layer: int) -> torch.
         return model(input_ids=ids, use_cache=True).past_key_values[layer]["recurrent_state"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_trace_sees_the_states_of_the_stock_cache(name):
     runtime, mixers = build(name)

@@ -14,6 +14,7 @@ from slimstate.evaluation.wikitext import WikiText, read_pages, read_wikitext
 from slimstate.models.load import load
 from slimstate.system.progress import SILENT, Reporter
 
+pytestmark = pytest.mark.slow
 NAME = tiny.PLAIN[0]
 PAGES = [
     f' = {title} = \n \n The well @-@ known {title} ( 1986 ) , by " A . Author " : 1 @,@ 000 words . \n'

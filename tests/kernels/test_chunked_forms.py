@@ -85,6 +85,7 @@ def assert_near(form: Form, x: dict[str, torch.Tensor], tolerance: float, **opti
         assert (a - b).abs().max() <= tolerance * (b.std(unbiased=False) + 1e-3 * b.abs().max()), (a - b).abs().max()
 
 
+@pytest.mark.slow
 @every_form
 @pytest.mark.parametrize("strong", [False, True])
 @pytest.mark.parametrize(("time", "chunk"), [(1, 64), (5, 64), (64, 64), (70, 16), (130, 32)])
@@ -102,6 +103,7 @@ def test_chunks_in_float32_are_as_precise_as_the_recurrence(name, width, time, s
     assert_near(FORMS[name], tensors(width, time, strong), 1e-4)
 
 
+@pytest.mark.slow
 @every_form
 def test_a_gradient_in_groups_of_chunks_is_that_of_the_recurrence(name, monkeypatch):
     monkeypatch.setattr(slimstate.kernels.chunk_scan, "MIN_GROUP_ELEMENTS", 1)

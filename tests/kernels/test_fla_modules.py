@@ -10,6 +10,7 @@ import tiny
 from slimstate.checkpoints.reader import described_mixers
 from slimstate.kernels import convolution, fla_modules, softmax_attention
 
+pytestmark = pytest.mark.slow
 CU_SEQLENS = torch.tensor([0, 7, 8, 20])
 NAMES = sorted(tiny.OF_FLA)
 

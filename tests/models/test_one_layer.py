@@ -10,6 +10,8 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.models.load import load
 from slimstate.models.one_layer import OneLayerModel
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", sorted(tiny.EVERY_PLAIN))
 def test_layer_after_layer_gives_what_the_whole_model_gives_to_the_last_bit(name, folders):

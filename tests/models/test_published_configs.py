@@ -47,6 +47,7 @@ def test_what_is_added_lies_where_published_configs_have_it_and_only_where_it_ho
     assert "full_attention_interval" not in as_published(odd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_next-plain", "granitemoehybrid-plain", "falcon_h1-plain"])
 def test_the_stock_class_computes_the_same(name, folders, tmp_path):
     folder = tmp_path / "published"

@@ -59,6 +59,7 @@ def decoded(model, mixers, ids: torch.Tensor, rounding: StateRounding) -> torch.
     return torch.cat(logits, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["delta_net-plain", "gated_deltanet-plain", "kda-plain", "gla-plain"])
 @pytest.mark.parametrize("dtype", KINDS)
 def test_reading_a_text_is_decoding_it_with_a_cache_in_that_type(variant, dtype):

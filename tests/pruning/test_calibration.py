@@ -35,6 +35,7 @@ def close(a, b):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()))
 
 
+@pytest.mark.slow
 def test_one_batch_is_ten_batches_is_two_merged_halves(loaded, monkeypatch):
     runtime, mixers = loaded
     whole = calibrate(runtime, mixers, TOKENS, EVERYTHING)

@@ -25,6 +25,7 @@ from slimstate.records.plan import Plan
 from slimstate.records.training import RECONSTRUCTION, ReconstructionRecord
 from slimstate.system.errors import SlimstateError
 
+pytestmark = pytest.mark.slow
 QUICK = ReconstructOptions(steps=4, batch=2, samples=6, length=32, learning_rate=3e-3)
 QUICKEST = ReconstructOptions(steps=2, batch=2, samples=4, length=32, learning_rate=3e-3)
 SHORT = {"samples": 2, "length": 32}  # calibration
@@ -61,7 +62,6 @@ def rebuilt(folders, text_file, tmp_path_factory) -> dict[str, tuple[Path, Path,
     return results
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.DISTINCT)
 def test_every_layer_improves_only_mixers_and_norms_change_and_the_stock_class_loads_it(name, rebuilt):
     cut, out, record = rebuilt[name]
@@ -82,7 +82,6 @@ def test_every_layer_improves_only_mixers_and_norms_change_and_the_stock_class_l
     assert len(norms) <= len(mixers) * 2  # a weight and a bias
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["delta_net-plain", "qwen3_next-plain"])
 def test_channels_are_chosen_cut_and_reconstructed_in_one_walk(name, folders, text_file, tmp_path):
     out = tmp_path / "out"
@@ -114,7 +113,6 @@ def test_layers_that_do_not_improve_keep_the_weights_of_the_cut(cut, text_file, 
             assert torch.equal(tensor, tiny.read_tensors(cut)[key])
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_continues_at_its_layer_to_the_same_bytes(folders, text_file, tmp_path, monkeypatch):
     model, out = folders["gated_deltanet-plain"], tmp_path / "stopped"
     options = {"data": text_file, "key_dim": 8, "reconstruct": QUICK}
@@ -148,7 +146,6 @@ def reconstruction(folders, text_file, tmp_path_factory) -> tuple[list[object], 
     return ["-m", "slimstate", "reconstruct", root / "cut", *words, "--out"], root / "out"
 
 
-@pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_bytes(reconstruction, tmp_path):
     """It is killed at some moment after its first layer was finished."""
     (command, expected), out, folder = reconstruction, tmp_path / "out", tmp_path / "out.reconstruction"
@@ -165,7 +162,6 @@ def test_a_killed_run_continues_to_the_same_bytes(reconstruction, tmp_path):
     assert not folder.exists()
 
 
-@pytest.mark.slow
 def test_two_processes_share_the_windows_and_reach_the_same_weights(reconstruction, tmp_path):
     command, expected = reconstruction
     ended = launch(2, tmp_path, *command, tmp_path / "out")
@@ -176,7 +172,6 @@ def test_two_processes_share_the_windows_and_reach_the_same_weights(reconstructi
         assert torch.allclose(tensor, two[name], atol=2e-4), name
 
 
-@pytest.mark.slow
 def test_hidden_states_on_disk_give_the_same_bytes(rebuilt, text_file, tmp_path):
     cut, expected, _ = rebuilt["delta_net-plain"]
     slimstate.reconstruct(cut, tmp_path / "disk", data=text_file, training=QUICKEST, max_memory="cpu=1KB")

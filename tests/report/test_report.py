@@ -36,6 +36,7 @@ from slimstate.system.errors import DataError, OutputError
 from slimstate.system.progress import Reporter
 from slimstate.workflows.report import report
 
+pytestmark = pytest.mark.slow
 write_report = partial(report, progress=False)
 SECTIONS = ("cut", "evaluation", "filters", "recovery", "reconstruction", "trade-off", "states", "states", "serving")
 
@@ -99,7 +100,6 @@ def test_every_section_shows_the_numbers_of_its_records(whole_page):
         assert words in text, words
 
 
-@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(whole_page, tmp_path):
     again = write_report(FOLDER, tmp_path / "again.html")
     assert Path(again.out).read_bytes() == whole_page.read_bytes()
@@ -222,7 +222,6 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value)
 
 
-@pytest.mark.slow
 def test_everything_from_a_record_is_escaped(tmp_path):
     evil = '<b onclick="x">$&amp;^_{$</b><script>alert(1)</script>'
     records = all_records()
@@ -276,7 +275,6 @@ def test_files_that_cannot_be_read_are_skipped_and_named(tmp_path, unpainted, mo
     assert all(words in page for words in ("4 files could not be read", *reasons))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*FILES} - {"trace-model.json"}))
 def test_no_damage_to_a_record_raises(tmp_path, unpainted, name):
     """A field that is gone, empty or of another type: the record is drawn without it, or skipped."""
@@ -339,7 +337,6 @@ def test_a_page_replaces_nothing_but_a_page(tmp_path, unpainted):
         assert write_report(records, tmp_path / "page.html").bytes
 
 
-@pytest.mark.slow
 def test_the_page_of_a_big_model_is_under_three_megabytes(whole_page, tmp_path):
     """All of what grows with the model, beside the page with everything of a small one."""
     filters = sample("filters-model.json")
@@ -362,7 +359,6 @@ def test_svg_rounds_coordinates_and_no_labels():
     assert not re.search(r' d="[^"]*\d\.\d{3}', drawing)
 
 
-@pytest.mark.slow
 def test_many_states_are_thinned_unless_one_is_outside_its_bounds(tmp_path, unpainted):
     many = large_trace(20, 8)
     states = many["bounds"]["states"]
@@ -383,7 +379,6 @@ def test_the_page_fetches_nothing(whole_page):
     assert "default-src 'none'" in page
 
 
-@pytest.mark.slow
 def test_a_report_needs_neither_torch_nor_transformers(tmp_path):
     write(tmp_path, {name: sample(name) for name in ("trace-model.json", "evaluation.json")})
     heavy = "{'torch', 'transformers', 'fla', 'safetensors'}"

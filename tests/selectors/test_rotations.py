@@ -33,6 +33,7 @@ from slimstate.selectors import METHODS, Case, Request, choose
 from slimstate.selectors.rotations import principal_directions, random_directions
 from slimstate.system.errors import PlanError
 
+pytestmark = pytest.mark.slow
 ROTATIONS = sorted(name for name, selector in METHODS.items() if selector.rotates)
 RELEASED = ("pca-released", "pca-released-adversarial")
 BENT = {"method": "random-rotation", "key_dim": 8}
@@ -111,7 +112,6 @@ def rotations(tmp_path_factory):
     return pairs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_masking_by_a_basis_is_the_cut_model_in_a_fresh_process(name, rotations):
     """What a sweep measures is what a cut gives, also where not all commutes with it; the weights come back."""
@@ -325,7 +325,6 @@ def test_random_directions_depend_on_the_seed_alone():
     assert not torch.equal(first[0].rows, other[0].rows)
 
 
-@pytest.mark.slow
 def test_a_sweep_of_rotations_measures_what_cuts_give(folders, text_file, tmp_path):
     model, out = folders[tiny.PLAIN[0]], tmp_path / "sweep"
     methods, measure = ("drrqr", *ROTATIONS), {"text": text_file, "text_length": 96, "max_tokens": 384}

@@ -19,6 +19,7 @@ from slimstate.serving.verification import engine_process
 from slimstate.serving.verification.engine_call import ProcessResult, Refusal, run_engine
 from slimstate.serving.verification.verify import logits_of, read_windows
 
+pytestmark = pytest.mark.slow
 OPTIONS = {"samples": 2, "length": 16, "tokens": 3}
 FLAGS = ("--samples", 2, "--length", 16, "--tokens", 3, "--device", "cpu")
 MODEL = "mamba2-one-group"
@@ -132,7 +133,6 @@ def test_bad_input_is_one_line(arguments, words, cut, refusal):
     assert words in refusal("verify", cut, *arguments)
 
 
-@pytest.mark.slow
 def test_transformers_by_itself_agrees(cut):
     record = verify(cut, engine="transformers")
     assert record.outcome.verdict == "agrees", record.verdict

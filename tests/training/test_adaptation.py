@@ -19,6 +19,7 @@ from slimstate.training.adaptation import ALL_LINEAR, Adaptation, adaptation_of,
 from slimstate.training.options import AdaptationOptions
 from slimstate.workflows.options import RecoverConfig
 
+pytestmark = pytest.mark.slow
 SOME = (
     "delta_net-gate", "delta_net-no-conv", "delta_net-tied", "delta_net-hybrid", "gated_deltanet-grouped-values",
     "gated_deltanet-no-conv", "gated_deltanet-tied", "gated_deltanet-hybrid",
@@ -60,7 +61,6 @@ def idle(adapted) -> list[str]:
     return [name for name, grad in grads if (grad is None or not grad.any()) and ".indexer." not in name]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_adapters_are_on_all_linear_layers_of_the_mixers_and_never_on_a_convolution(name, folders):
     checkpoint, model = Checkpoint.open(folders[name]), load(folders[name], device="cpu").model
@@ -107,7 +107,6 @@ MERGED += [(name, {"full": True}) for name in ("delta_net-plain", "delta_net-tie
 MERGED += [("delta_net-plain", {"lora_targets": ALL_LINEAR})]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), MERGED, ids=str)
 def test_the_written_weights_and_the_stored_adapter_are_the_trained_model(name, options, folders, tmp_path):
     from peft import PeftModel
@@ -215,7 +214,6 @@ def test_a_description_counts_modules_and_names_each_kind_once():
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_weights_that_cannot_be_written_back_are_not_trained(folders):
     """Experts are joined when a model is loaded; softmax layers of a nested model are only renamed."""
     for name, options, message in (
@@ -229,7 +227,6 @@ def test_weights_that_cannot_be_written_back_are_not_trained(folders):
     selected.attach(load(folders["mamba2-plain"], device="cpu").model)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(tiny.EVERY_PLAIN))
 def test_by_default_everything_is_trained_that_can_be_written_back(name, folders):
     checkpoint = Checkpoint.open(folders[name])
@@ -238,7 +235,6 @@ def test_by_default_everything_is_trained_that_can_be_written_back(name, folders
     assert rate_for(checkpoint) == 5e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_5_moe-plain", "olmo_hybrid-plain", "nemotron_h-plain", "gla-plain"])
 def test_a_cut_hybrid_is_recovered(name, folders, text_file, tmp_path):
     source, out = cut(folders[name], tmp_path / "cut"), tmp_path / "recovered"
@@ -250,7 +246,6 @@ def test_a_cut_hybrid_is_recovered(name, folders, text_file, tmp_path):
     assert (logits(load(out, device="cpu").model) - logits(load(source, device="cpu").model)).abs().max() > 1e-3
 
 
-@pytest.mark.slow
 def test_where_experts_are_packed_only_the_mixers_are_trained_and_a_line_says_so(folders, text_file, tmp_path):
     source, out, listener = cut(folders["qwen3_next-plain"], tmp_path / "cut"), tmp_path / "out", Listener()
     options = {"teacher": folders["qwen3_next-plain"], "steps": 3, "progress": listener, **BRIEF}

@@ -15,6 +15,7 @@ from slimstate.system.errors import DataError, OutputError
 from slimstate.training import teacher as teachers
 from slimstate.training.teacher import ABOUT, LiveTeacher, TeacherCache
 
+pytestmark = pytest.mark.slow
 NAME = "gated_deltanet-plain"
 LENGTH, TEMPERATURE, TOP_K = 24, 2.0, 9
 HALF = {"rtol": 1e-3, "atol": 1e-3}

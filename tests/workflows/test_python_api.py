@@ -15,6 +15,7 @@ from slimstate.selectors import best_of
 from slimstate.system.errors import DataError, ModelError, PlanError
 from slimstate.system.options import Options, options_of
 
+pytestmark = pytest.mark.slow
 NAME = "delta_net-plain"
 SHORT = {"samples": 4, "length": 64}
 CHATS = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -74,7 +75,6 @@ def test_a_selector_of_your_own_chooses_from_a_list_of_strings(model):
         assert torch.equal(selection.keep, cut.plan.selections[layer].keep), "a power keeps the order"
 
 
-@pytest.mark.slow
 def test_chats_are_read_with_the_template_of_the_tokenizer(model, tmp_path):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = CHATS
@@ -93,7 +93,6 @@ def test_chats_are_read_with_the_template_of_the_tokenizer(model, tmp_path):
         slimstate.evaluate(model, chats, tokenizer=tiny.tokenizer(), progress=False)
 
 
-@pytest.mark.slow
 def test_every_workflow_takes_models_in_memory(model, tmp_path):
     texts = {"tokenizer": tiny.tokenizer(), "progress": False}
     assert slimstate.inspect(model).model.endswith("(in memory)")
