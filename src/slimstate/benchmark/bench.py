@@ -123,7 +123,7 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
     # fla must not cache its choice of variants, which was not timed with the GPU to itself
     environment = os.environ | {"SLIMSTATE_COMPILING": str(threads), "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
 
-    def run(case: tuple[str, int]) -> subprocess.CompletedProcess[str]:
+    def compile_case(case: tuple[str, int]) -> subprocess.CompletedProcess[str]:
         config = replace(options, models=(case[0],), key_dims=(case[1],), rounds=1, jobs=0)
         words = shlex.split(command_line(run_config(f"bench {bench.name}", {}, config.to_values())))
         return subprocess.run(
@@ -133,7 +133,7 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
     cases = list(cases)
     bench.reporter.say(f"compiling {len(cases)} widths in {options.jobs} processes")
     with ThreadPoolExecutor(options.jobs) as pool:
-        for (_, key_dim), process in zip(cases, pool.map(run, cases), strict=True):
+        for (_, key_dim), process in zip(cases, pool.map(compile_case, cases), strict=True):
             if process.returncode:
                 reason = (process.stderr.strip() or "the process was killed").splitlines()[-1]
                 bench.reporter.say(f"key dim {key_dim} will be compiled when it is timed: {reason}")
