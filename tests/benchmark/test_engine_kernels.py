@@ -21,6 +21,7 @@ from slimstate.records.benchmark import KernelRecord
 from slimstate.system.errors import PlanError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.modules.pop("kernels", None)  # transformers may have taken tests/kernels for the package that it looks for
 from engine_kernels.inputs import GatedDelta, KernelShape
 
 import kernels

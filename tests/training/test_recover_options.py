@@ -260,3 +260,10 @@ def test_a_missing_package_is_named_where_it_is_needed(package, changes, way_out
     with pytest.raises(PlanError, match=f"^{package} cannot be imported: {way_out}"):
         recover(NAME, tmp_path / "out", **changes)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("batch", "length", "parts"), [(16, 2048, 16), (4, 512, 1), (6, 1024, 3), (3, 1000, 3)])
+def test_a_batch_is_split_into_parts_of_equal_size_that_fit_in_the_memory_of_a_cpu(batch, length, parts):
+    values = {"batch_size": batch, "length": length, "device": "cpu"}
+    assert RecoverConfig.from_values(values).parts == parts
+    assert RecoverConfig.from_values({**values, "grad_accum": 1}).parts == 1

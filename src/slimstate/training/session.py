@@ -169,9 +169,10 @@ class Session(Generic[R]):
         size = sum(parameter.numel() for parameter in trainable(student).values())
         kernels = describe_kernels(run.place, run.precision, job.student.family.library)
         say(f"kernels: {kernels}")
+        parts = f", each in {options.parts} parts" if options.parts > 1 else ""
         say(
             f"training {size:,} parameters for {options.total_steps:,} steps of {options.batch_size} x"
-            f" {options.length} tokens: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs,"
+            f" {options.length} tokens{parts}: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs,"
             f" about {timedelta(seconds=round(self._estimate_seconds(job.student)))}, up to a factor of two"
         )
         folder = self.run_folder.path / job.part

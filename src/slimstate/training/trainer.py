@@ -99,8 +99,8 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
 class TrainingCallback(TrainerCallback):  # type: ignore[misc]
     """Check the losses whenever they are logged or saved, mark checkpoints as complete, and report progress."""
 
-    def __init__(self, trainer: StudentTrainer, tokens_per_step: int, grad_accum: int, update: Update) -> None:
-        self.trainer, self.tokens_per_step, self.grad_accum, self.update = trainer, tokens_per_step, grad_accum, update
+    def __init__(self, trainer: StudentTrainer, tokens_per_step: int, parts: int, update: Update) -> None:
+        self.trainer, self.tokens_per_step, self.parts, self.update = trainer, tokens_per_step, parts, update
         self.started, self.first_step = 0.0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -110,7 +110,7 @@ class TrainingCallback(TrainerCallback):  # type: ignore[misc]
         if not (control.should_log or control.should_save):
             return
         losses, self.trainer.unchecked = torch.stack(self.trainer.unchecked), []
-        bad = (~losses.isfinite()).float().view(-1, self.grad_accum).amax(1)
+        bad = (~losses.isfinite()).float().view(-1, self.parts).amax(1)
         if control.should_save:  # a step of finite loss may still have broken the weights
             weights = trainable(self.trainer.model).values()
             local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
@@ -163,8 +163,8 @@ def trainer_arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=options.total_steps,
-        per_device_train_batch_size=options.batch_size // (trainer.grad_accum * distributed.count()),
-        gradient_accumulation_steps=trainer.grad_accum,
+        per_device_train_batch_size=options.batch_size // (options.parts * distributed.count()),
+        gradient_accumulation_steps=options.parts,
         learning_rate=options.lr,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr": options.min_lr},
@@ -201,7 +201,7 @@ def fit(
     arguments, collate = trainer_arguments(options, folder), default_data_collator
     trainer = StudentTrainer(model=student, args=arguments, train_dataset=schedule, data_collator=collate)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(TrainingCallback(trainer, options.tokens_per_step, options.trainer.grad_accum, update))
+    trainer.add_callback(TrainingCallback(trainer, options.tokens_per_step, options.parts, update))
     with _translate_full_disk(folder):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
