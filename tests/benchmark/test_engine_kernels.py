@@ -22,9 +22,9 @@ from slimstate.system.errors import PlanError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 sys.modules.pop("kernels", None)  # transformers may have taken tests/kernels for the package that it looks for
-from engine_kernels.inputs import GatedDelta, KernelShape
+from engine_kernels.inputs import GatedDelta, KernelShape  # noqa: E402
 
-import kernels
+import kernels  # noqa: E402
 
 WHEELS = {"vllm": os.environ.get("SLIMSTATE_VLLM_KERNELS"), "sglang": os.environ.get("SLIMSTATE_SGLANG_KERNELS")}
 SMALL = KernelShape(name="small", rule="gated_delta", key_heads=1, value_heads=2, value_dim=8, width=32)
