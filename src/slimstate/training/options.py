@@ -113,8 +113,8 @@ class TrainerOptions(Options):
     """How the training runs"""
 
     grad_accum: Count = None
-    """Split each batch into this many parts, which needs less memory and changes nothing else; default: on a CPU, parts
-    of about 2048 tokens."""
+    """Split each batch into this many parts, which needs less memory and changes nothing else; default: 1 on a GPU, on
+    a CPU parts of about 2048 tokens."""
     save_every: Count = None
     """Steps between checkpoints; default: a twentieth of all steps."""
     report_to: str = "tensorboard"
