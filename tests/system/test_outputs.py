@@ -225,6 +225,20 @@ def test_a_process_that_is_ending_makes_nothing_more(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "out.txt"]
 
 
+@pytest.mark.parametrize(
+    "files", [atomic.copy_files, lambda source, target: atomic.create_parents(target, target.parents[1])]
+)
+def test_a_staging_folder_that_a_stop_has_removed_does_not_come_back(files, tmp_path):
+    source, staging = tmp_path / "source", tmp_path / "staging"
+    (source / "inner").mkdir(parents=True)
+    (source / "inner/file").write_text("text")
+    with pytest.raises(FileNotFoundError):
+        files(source, staging / "folder/copy")
+    assert not staging.exists()
+    (staging / "folder").mkdir(parents=True)
+    files(source, staging / "folder/copy")
+
+
 def test_a_signal_to_a_forked_process_is_none_to_its_parent():
     """As libraries end their workers."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

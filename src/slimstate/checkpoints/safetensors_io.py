@@ -244,7 +244,6 @@ class TensorFileWriter(Value):
             header[name] = {"dtype": info.dtype, "shape": shapes[name], "data_offsets": ends[-2:]}
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
-        target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + ends[-1])

@@ -42,6 +42,8 @@ class CheckpointWriter:
     def __init__(self, checkpoint: Checkpoint, outline: Change, folder: Path, out: Path, force: bool) -> None:
         self._checkpoint, self._folder, self._out, self._force = checkpoint, folder, out, force
         self._left_out = _copy_other_files(checkpoint, folder)
+        for name in checkpoint.files:
+            atomic.create_parents(folder / name, folder)
         self._files = [TensorFileWriter.create(file, folder / name, outline) for name, file in checkpoint.files.items()]
         self._pool, self._stopped, self._outline = threads.background_pool(WRITERS), Event(), outline
         self._copies: list[Future[None]] = []
@@ -80,7 +82,7 @@ class CheckpointWriter:
             for name, text in documents.items():
                 _write_text(folder / name, with_original(text, checkpoint.folder) if name == CARD else text)
             for name, other in (folders or {}).items():
-                shutil.copytree(other, folder / name, dirs_exist_ok=True)
+                atomic.copy_files(other, folder / name)
             # last: no library loads a folder without it
             _write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
             check_output(checkpoint, self._out, self._force)  # somebody may have written there in the meantime
@@ -176,7 +178,7 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
         target = folder / name
         if str(name) == CARD and checkpoint.config.get("slimstate") is None:
             target = folder / BASE_CARD
-        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic.create_parents(target, folder)
         with open_regular(path, ModelError) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
     return left_out

@@ -104,6 +104,19 @@ def create_folder(folder: Path) -> Iterator[None]:
         yield
 
 
+def create_parents(path: Path, staging: Path) -> None:
+    """Create the folders between a staging folder and a path in it, but not that folder: a stop may have removed it."""
+    for folder in reversed(path.relative_to(staging).parents[:-1]):
+        (staging / folder).mkdir(exist_ok=True)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a file, or a folder with all that is in it; the folder of `target` must exist."""
+    for path in (source, *sorted(source.rglob("*"))):
+        copy = target / path.relative_to(source)
+        copy.mkdir(exist_ok=True) if path.is_dir() else shutil.copyfile(path, copy)
+
+
 def remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()

@@ -5,10 +5,9 @@ In a wheel they lie in the package, in a clone of the repository beside it.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from slimstate.system.atomic import check_place, staged_folder
+from slimstate.system.atomic import check_place, copy_files, staged_folder
 from slimstate.system.errors import OutputError, quoted
 
 PACKAGE = Path(__file__).parents[1]
@@ -36,6 +35,5 @@ def write_demo(out: Path) -> bool:
         raise OutputError(f"{quoted(out)} exists and holds something else: choose another `out`")
     with staged_folder(out, force=False) as folder:
         for name in DEMO_FILES:
-            copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
-            copy(source / name, folder / name)
+            copy_files(source / name, folder / name)
     return True
