@@ -60,17 +60,26 @@ class Cutter:
             return tensor
         for rotate in self._rotations.get(name, ()):
             tensor = rotate(tensor)
-        slot, rows = self._dropped[name]
+        slot, _ = self._dropped[name]
         dim, shape = slot.dim, self.shape(name, tensor.shape)
         tensor = tensor.flatten(0, 1) if slot.by_head else tensor
         if name in self._rescaled:
-            remaining, factor = self._rescaled[name]
-            remaining = remaining.to(tensor.device)
-            scaled = tensor.index_select(dim, remaining).float() * factor
-            tensor = tensor.index_copy(dim, remaining, scaled.to(tensor.dtype))
-        mask = torch.ones(tensor.shape[dim], dtype=torch.bool)
-        mask[torch.cat(rows)] = False
-        return tensor.index_select(dim, mask.nonzero().flatten().to(tensor.device)).view(shape)
+            queries, factor = self._rescaled[name]
+            queries = queries.to(tensor.device)
+            scaled = tensor.index_select(dim, queries).float() * factor
+            tensor = tensor.index_copy(dim, queries, scaled.to(tensor.dtype))
+        remaining = self.remaining_rows(name, tensor.shape[dim])
+        return tensor.index_select(dim, remaining.to(tensor.device)).view(shape)
+
+    def remaining_rows(self, name: str, rows: int) -> Tensor:
+        """Return which of the rows of parameter `name` remain, ascending; of all its heads where it is by head."""
+        mask = torch.ones(rows, dtype=torch.bool)
+        mask[torch.cat(self._dropped[name][1])] = False
+        return mask.nonzero().flatten()
+
+    def changes_values(self, name: str) -> bool:
+        """Return whether parameter `name` is rotated or scaled, too, and not only shortened."""
+        return name in self._rotations or name in self._rescaled
 
 
 def outline(mixers: Sequence[Mixer], key_dim: int) -> Cutter:
