@@ -1,7 +1,8 @@
-"""Where the key channels of a model are: slots in parameters, axes of channels, mixers, and the functions they call.
+"""Where the channels of a model are: slots in parameters, axes of channels, mixers, and the functions they call.
 
 A mixer is one linear-attention layer. Its axis is the key/query channel axis: H heads of D channels (the width),
-of which K (the key dim) are kept. A slot says which rows of a parameter belong to which channel.
+of which K (the key dim) are kept; its value axis has the channels of the values. A slot says which rows of a parameter
+belong to which channel.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ class Slot(Value):
     """Rows of one parameter that belong to the channels of an axis.
 
     The row of (head h, channel c) is `start + h * head_stride + c`, and again `copy_stride` rows further on for every
-    copy. The simplest slot is Slot(parameter="q_proj.weight"): head after head, D rows each.
+    copy. The simplest slot is Slot(parameter="q_proj.weight"): head after head, D rows each. With a `block` of n heads
+    it is `start + (h // n) * head_stride + (h % n) * D + c`.
     """
 
     # the parameter, by its name in the files below the mixer: "k_proj.weight"
     parameter: str
-    # the dimension of the rows: 0 in a weight [rows, inputs]
+    # the dimension of the rows: 0 in a weight [rows, inputs], 1 for the columns of an output projection
     dim: int = 0
     # the first row: 2048 for the keys of an "in_proj_qkv.weight" with rows [q 2048 | k 2048 | v]
     start: int = 0
     # rows from a head to the next: None is D, for adjacent heads; 768 if each head has its rows
     # [q 128 | k 128 | v 256 | z 256] together
     head_stride: int | None = None
+    # adjacent heads within a stride: 2 if two value heads lie together in the rows of each key head
+    block: int = 1
     # how often the pattern is repeated: 2 if two query heads share the channels of a key head
     copies: int = 1
     # rows from a copy to the next: D if copies are within a head, H * D if they are after all heads
@@ -37,9 +41,9 @@ class Slot(Value):
     # whether rows act on their own channel only, as the taps of a depthwise convolution "k_conv1d.weight"; other rows
     # compute their channel, and rotate with it
     depthwise: bool = False
-    # whether a cut multiplies the remaining rows by sqrt(K / D) to correct the query scale: rows of queries with only
-    # linear maps between them and the state, "q_proj.weight" of linear attention
-    absorbs_query_scale: bool = False
+    # the power of (remaining / all) channels by which a cut multiplies the remaining rows: 0.5 for queries with only
+    # linear maps between them and the state, which absorb the query scale; -0.5 for what follows a norm over values
+    scale_power: float = 0.0
     # whether heads and channels are the first two dimensions: the "bonus" [H, D] of RWKV-6
     by_head: bool = False
 
@@ -66,18 +70,38 @@ class Axis(Value):
 
     def rows(self, slot: Slot, channels: Tensor) -> Tensor:
         """Return the rows of `slot` for `channels` [H, n], as [copies, H, n]."""
-        stride = self.width if slot.head_stride is None else slot.head_stride
-        heads = torch.arange(self.heads).view(1, -1, 1) * stride
+        heads = self._head_rows(slot).view(1, -1, 1)
         copies = torch.arange(slot.copies).view(-1, 1, 1) * slot.copy_stride
         return slot.start + copies + heads + channels.unsqueeze(0)
 
     def end(self, slot: Slot) -> int:
         """Return the row after the last of `slot`, the least number of rows that its parameter needs."""
-        stride = self.width if slot.head_stride is None else slot.head_stride
-        return slot.start + (slot.copies - 1) * slot.copy_stride + (self.heads - 1) * stride + self.width
+        return slot.start + (slot.copies - 1) * slot.copy_stride + int(self._head_rows(slot)[-1]) + self.width
+
+    def _head_rows(self, slot: Slot) -> Tensor:
+        """Return the first row of every head, counted from the start of the slot."""
+        stride = self.width * slot.block if slot.head_stride is None else slot.head_stride
+        heads = torch.arange(self.heads)
+        return heads // slot.block * stride + heads % slot.block * self.width
 
     def all_rows(self, slot: Slot) -> Tensor:
         return self.rows(slot, torch.arange(self.width).expand(self.heads, -1))
+
+
+class ValueAxis(Axis):
+    """The value channels of a mixer: H heads of V channels, normalised after the state and mapped to its output.
+
+    A cut to V' channels makes the mean of squares in a norm over them V / V' times as large. An epsilon that grows
+    likewise, and a factor sqrt(V / V') behind the norm, make the output equal to that with the dropped channels zeroed.
+    """
+
+    # the rows that compute the values, one of the slots: Slot(parameter="v_proj.weight")
+    value: Slot
+    # the columns of the output projection: Slot(parameter="o_proj.weight", dim=1)
+    output: Slot
+    # a norm weight [V] that all heads share, which a cut moves into the output projection, since heads keep different
+    # channels: "o_norm.weight"; None if there is none, or if each channel of each head has its own in a slot
+    norm: str | None = None
 
 
 class HookPoint(Value):
@@ -134,7 +158,7 @@ class Mixer(Value):
     layer: int
     # its path in the running model: "model.layers.0.attn"
     path: str
-    # its heads, their channels, and every slot that a cut changes
+    # its key heads, their channels, and every slot that a cut of them changes
     axis: Axis
     # the rows that compute the queries, one of the slots: Slot(parameter="q_proj.weight")
     query: Slot
@@ -148,6 +172,8 @@ class Mixer(Value):
     value_heads: int
     # V, values of a head: the state of a head is K x V
     value_dim: int
+    # the values, and every slot that a cut of them changes; None if they cannot be cut
+    value_axis: ValueAxis | None = None
     # its convolutions by what they filter, each with an axis of one slot, to look at and to train:
     # (("query", Axis(heads=16, width=128, slots=(Slot(parameter="q_conv1d.weight"),))), ...)
     filters: tuple[tuple[str, Axis], ...] = ()
@@ -182,7 +208,10 @@ class Mixer(Value):
 
     def name_of(self, slot: Slot) -> str:
         """Return the tensor of a slot in the files."""
-        return f"{self.place_in_files}.{slot.parameter}"
+        return self.stored_name(slot.parameter)
+
+    def stored_name(self, parameter: str) -> str:
+        return f"{self.place_in_files}.{parameter}"
 
     def running_name_of(self, slot: Slot) -> str:
         """Return the parameter of a slot in the running model, for projections, which are never joined."""
@@ -197,6 +226,8 @@ class Mixer(Value):
         return tuple(f"{self.place_in_files}.{part}" for part in parts)
 
     def by_channel(self, slot: Slot, weight: Tensor) -> Tensor:
-        """Return a projection, or its gradient, as [H, D, copies * input size]."""
-        rows = self.axis.all_rows(slot).permute(1, 2, 0)
-        return weight.index_select(slot.dim, rows.flatten().to(weight.device)).view(*rows.shape[:2], -1)
+        """Return a projection, or its gradient, as [H, D, copies * input size], or of values [H, V, copies * size]."""
+        axis = self.axis if self.value_axis is None or slot not in self.value_axis.slots else self.value_axis
+        rows = axis.all_rows(slot).permute(1, 2, 0)
+        selected = weight.index_select(slot.dim, rows.flatten().to(weight.device)).movedim(slot.dim, 0)
+        return selected.reshape(*rows.shape[:2], -1)

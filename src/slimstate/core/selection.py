@@ -1,4 +1,4 @@
-"""What one mixer keeps: channels (`Selection`) or directions (`Basis`) of every head.
+"""What one mixer keeps: channels (`Selection`) or directions (`Basis`) of every head, and channels of its values.
 
 H heads, D channels, K of them to keep.
 """
@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from slimstate.core.layout import Axis
+from slimstate.core.layout import Axis, Mixer
 from slimstate.system.errors import PlanError
 from slimstate.system.value import Value
 
@@ -20,18 +20,53 @@ MAX_ORTHOGONALITY_ERROR = 1e-4  # of T T' from the identity
 Certificate: TypeAlias = Mapping[str, Sequence[float | None]]  # a number for each head, by the name of the claim
 
 
-class Selection(Value):
+class LayerChoice(Value):
+    """What a choice of keys and queries has in common: its certificate, and the value channels that stay with it.
+
+    `values` [value heads, V'], ascending; None keeps all of them.
+    """
+
+    certificate: Certificate = field(default_factory=dict)
+    values: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.values is not None:
+            _check_channels("values", self.values)
+
+    @property
+    def value_dim(self) -> int | None:
+        return None if self.values is None else self.values.shape[1]
+
+    def check_values(self, mixer: Mixer) -> None:
+        """Raise an error unless the value channels fit the mixer."""
+        if self.values is None:
+            return
+        axis = mixer.value_axis
+        if axis is None:
+            raise PlanError(f"layer {mixer.layer}: the values of this architecture cannot be cut")
+        heads, count = self.values.shape
+        if heads != axis.heads or count > axis.width or int(self.values.max()) >= axis.width:
+            raise PlanError(
+                f"a selection of {heads} x {count} value channels up to {int(self.values.max())} "
+                f"does not fit {axis.heads} heads of {axis.width}"
+            )
+
+
+def _check_channels(name: str, channels: Tensor) -> None:
+    if channels.ndim != 2 or channels.dtype != torch.long:
+        raise ValueError(f"{name} must be [heads, channels] of int64, not {list(channels.shape)} of {channels.dtype}")
+    if channels.numel() == 0 or bool((channels < 0).any()) or bool((channels.diff(dim=1) <= 0).any()):
+        raise ValueError(f"{name} must be non-empty, non-negative and ascending in every head")
+
+
+class Selection(LayerChoice):
     """The channels to keep: `keep` [H, K], ascending."""
 
     keep: Tensor
-    certificate: Certificate = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.keep.ndim != 2 or self.keep.dtype != torch.long:
-            shape, dtype = list(self.keep.shape), self.keep.dtype
-            raise ValueError(f"keep must be [heads, key dim] of int64, not {shape} of {dtype}")
-        if self.keep.numel() == 0 or bool((self.keep < 0).any()) or bool((self.keep.diff(dim=1) <= 0).any()):
-            raise ValueError("keep must be non-empty, non-negative and ascending in every head")
+        super().__post_init__()
+        _check_channels("keep", self.keep)
 
     @property
     def heads(self) -> int:
@@ -51,16 +86,16 @@ class Selection(Value):
             )
 
 
-class Basis(Value):
+class Basis(LayerChoice):
     """The directions to keep: `rows` [H, K, D] in float32, orthonormal in every head.
 
     Channels become `rows @ channels`, queries and keys alike. A selection is the special case whose rows are axes.
     """
 
     rows: Tensor
-    certificate: Certificate = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rows.ndim != 3 or self.rows.dtype != torch.float32 or self.rows.numel() == 0:
             shape, dtype = list(self.rows.shape), self.rows.dtype
             raise ValueError(f"a basis must be [heads, key dim, width] of float32, not {shape} of {dtype}")

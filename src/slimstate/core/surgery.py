@@ -5,11 +5,13 @@ rotates the D rows of every head into K: the rows that compute the channels beco
 channel each, become (T o T) filters, the elementwise square: the best approximation by filters of one channel each, and
 the same filter if all channels of a head share one. Queries are scaled by d_k^-0.5, so the remaining rows of a slot
 that absorbs the query scale are multiplied by sqrt(key dim / width) in a corrected cut.
+
+Value channels are deleted likewise. What follows a norm over V values is multiplied by sqrt(V / V'), and a norm weight
+that all heads share moves into the output projection: its columns are multiplied by it, and it becomes ones.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -20,56 +22,72 @@ from slimstate.core.layout import Axis, Mixer, Slot
 from slimstate.core.selection import Basis, Choice, Selection
 from slimstate.system.errors import PlanError
 
+ReadTensor = Callable[[str], Tensor]
+
 
 class Cutter:
-    """Cut every parameter by a choice of channels or directions for each mixer."""
+    """Cut every parameter by a choice of channels or directions for each mixer.
 
-    def __init__(self, mixers: Iterable[Mixer], selections: Mapping[int, Choice], *, corrected: bool = True) -> None:
+    `read` returns a parameter before the cut by its name; a value cut needs it for shared norm weights.
+    """
+
+    def __init__(
+        self, mixers: Iterable[Mixer], selections: Mapping[int, Choice], *, corrected: bool = True,
+        read: ReadTensor | None = None,
+    ) -> None:  # fmt: skip
+        self._read = read
         self._dropped: dict[str, tuple[Slot, list[Tensor]]] = {}
         self._rotations: dict[str, list[Callable[[Tensor], Tensor]]] = {}
-        self._rescaled: dict[str, tuple[Tensor, float]] = {}
+        self._rescaled: dict[str, list[tuple[Tensor, float]]] = {}
+        self._shared_norms: dict[str, int] = {}  # norm weights that become ones, with their size after the cut
+        self._folded: dict[
+            str, tuple[str, Tensor]
+        ] = {}  # by output projection: its norm weight, the channel of columns
         for mixer in mixers:
             choice = selections[mixer.layer]
             check_choice(mixer, choice)
-            remaining, factor = remaining_channels(choice), math.sqrt(choice.key_dim / mixer.axis.width)
-            dropped = dropped_channels(mixer.axis.width, remaining)
             for slot in mixer.axis.slots:
-                name = mixer.name_of(slot)
-                _, rows = self._dropped.setdefault(name, (slot, []))
-                rows.append(mixer.axis.rows(slot, dropped).flatten())
+                self._drop(mixer, mixer.axis, slot, remaining_channels(choice), rescaled=corrected)
                 if isinstance(choice, Basis):
-                    self._rotations.setdefault(name, []).append(partial(rotated, mixer.axis, slot, choice))
-                if slot.absorbs_query_scale and corrected:
-                    self._rescaled[name] = (mixer.axis.rows(slot, remaining).flatten(), factor)
+                    rotate = partial(rotated, mixer.axis, slot, choice)
+                    self._rotations.setdefault(mixer.name_of(slot), []).append(rotate)
+            if choice.values is not None:
+                self._drop_values(mixer, choice.values)
+
+    def _drop(self, mixer: Mixer, axis: Axis, slot: Slot, remaining: Tensor, *, rescaled: bool) -> None:
+        name = mixer.name_of(slot)
+        _, rows = self._dropped.setdefault(name, (slot, []))
+        rows.append(axis.rows(slot, dropped_channels(axis.width, remaining)).flatten())
+        if slot.scale_power and rescaled:
+            factor = (remaining.shape[1] / axis.width) ** slot.scale_power
+            self._rescaled.setdefault(name, []).append((axis.rows(slot, remaining).flatten(), factor))
+
+    def _drop_values(self, mixer: Mixer, values: Tensor) -> None:
+        axis = mixer.value_axis
+        assert axis is not None  # check_choice
+        for slot in axis.slots:
+            self._drop(mixer, axis, slot, values, rescaled=True)
+        if axis.norm is not None:
+            norm = mixer.stored_name(axis.norm)
+            self._shared_norms[norm] = values.shape[1]
+            columns = axis.all_rows(axis.output)
+            channels = torch.empty(columns.numel(), dtype=torch.long)
+            channels[columns] = torch.arange(axis.width)
+            self._folded[mixer.name_of(axis.output)] = norm, channels
 
     def touches(self, name: str) -> bool:
-        return name in self._dropped
+        return name in self._dropped or name in self._shared_norms
 
     def shape(self, name: str, shape: Iterable[int]) -> list[int]:
         """Return the shape of parameter `name` after the cut."""
         sizes = list(shape)
-        if self.touches(name):
+        if name in self._shared_norms:
+            return [self._shared_norms[name]]
+        if name in self._dropped:
             slot, rows = self._dropped[name]
             count = sum(len(part) for part in rows)
             sizes[1 if slot.by_head else slot.dim] -= count // sizes[0] if slot.by_head else count
         return sizes
-
-    def apply(self, name: str, tensor: Tensor) -> Tensor:
-        """Return parameter `name`, rotated if its mixer is, without the rows of the dropped channels."""
-        if not self.touches(name):
-            return tensor
-        for rotate in self._rotations.get(name, ()):
-            tensor = rotate(tensor)
-        slot, _ = self._dropped[name]
-        dim, shape = slot.dim, self.shape(name, tensor.shape)
-        tensor = tensor.flatten(0, 1) if slot.by_head else tensor
-        if name in self._rescaled:
-            queries, factor = self._rescaled[name]
-            queries = queries.to(tensor.device)
-            scaled = tensor.index_select(dim, queries).float() * factor
-            tensor = tensor.index_copy(dim, queries, scaled.to(tensor.dtype))
-        remaining = self.remaining_rows(name, tensor.shape[dim])
-        return tensor.index_select(dim, remaining.to(tensor.device)).view(shape)
 
     def remaining_rows(self, name: str, rows: int) -> Tensor:
         """Return which of the rows of parameter `name` remain, ascending; of all its heads where it is by head."""
@@ -79,18 +97,57 @@ class Cutter:
 
     def changes_values(self, name: str) -> bool:
         """Return whether parameter `name` is rotated or scaled, too, and not only shortened."""
-        return name in self._rotations or name in self._rescaled
+        return any(name in places for places in (self._rotations, self._rescaled, self._folded, self._shared_norms))
+
+    def apply(self, name: str, tensor: Tensor) -> Tensor:
+        """Return parameter `name`, rotated if its mixer is, without the rows of the dropped channels."""
+        if name in self._shared_norms:
+            return tensor.new_ones(self._shared_norms[name])
+        if name not in self._dropped:
+            return tensor
+        for rotate in self._rotations.get(name, ()):
+            tensor = rotate(tensor)
+        slot, _ = self._dropped[name]
+        dim, shape = slot.dim, self.shape(name, tensor.shape)
+        tensor = tensor.flatten(0, 1) if slot.by_head else tensor
+        factors = self._factors(name, tensor.shape[dim])
+        if factors is not None:
+            by_row = factors.to(tensor.device).view(-1, *(1 for _ in range(tensor.ndim - dim - 1)))
+            tensor = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * by_row).to(tensor.dtype)
+        return tensor.index_select(dim, self.remaining_rows(name, tensor.shape[dim]).to(tensor.device)).view(shape)
+
+    def _factors(self, name: str, rows: int) -> Tensor | None:
+        """Return the factor of every row in float32, or None if all are one."""
+        if name not in self._rescaled and name not in self._folded:
+            return None
+        factors = torch.ones(rows)
+        for places, factor in self._rescaled.get(name, ()):
+            factors[places] *= factor
+        if name in self._folded:
+            norm, channels = self._folded[name]
+            if self._read is None:
+                raise ValueError(f"a cut of values needs `read` for {norm}")
+            factors *= self._read(norm).float().cpu()[channels]
+        return factors
 
 
-def outline(mixers: Sequence[Mixer], key_dim: int) -> Cutter:
-    """Return a cutter with the shapes of every cut to this key dim; they do not depend on the channels."""
-    first = torch.arange(key_dim)
-    return Cutter(mixers, {mixer.layer: Selection(keep=first.expand(mixer.axis.heads, -1)) for mixer in mixers})
+def outline(mixers: Sequence[Mixer], key_dim: int, value_dim: int | None = None) -> Cutter:
+    """Return a cutter with the shapes of every cut to these dims; they do not depend on the channels."""
+    return Cutter(mixers, {mixer.layer: first_channels(mixer, key_dim, value_dim) for mixer in mixers})
+
+
+def first_channels(mixer: Mixer, key_dim: int, value_dim: int | None = None) -> Selection:
+    """Return the choice of the first channels of every head, with all values if `value_dim` is None."""
+    values = None
+    if value_dim is not None and mixer.value_axis is not None:
+        values = torch.arange(value_dim).expand(mixer.value_axis.heads, -1)
+    return Selection(keep=torch.arange(key_dim).expand(mixer.axis.heads, -1), values=values)
 
 
 def check_choice(mixer: Mixer, choice: Choice) -> None:
     """Check that a choice fits the mixer, and that its channels can be rotated if it rotates them."""
     choice.check(mixer.axis)
+    choice.check_values(mixer)
     if isinstance(choice, Basis) and mixer.noncommuting is None:
         raise PlanError(f"layer {mixer.layer}: the channels of this architecture cannot be rotated, only chosen")
 
@@ -126,5 +183,5 @@ def cut(
     tensors: Mapping[str, Tensor], mixers: Iterable[Mixer], selections: Mapping[int, Choice], *, corrected: bool = True
 ) -> dict[str, Tensor]:
     """Return all parameters of a model after the cut."""
-    cutter = Cutter(mixers, selections, corrected=corrected)
+    cutter = Cutter(mixers, selections, corrected=corrected, read=tensors.__getitem__)
     return {name: cutter.apply(name, tensor) for name, tensor in tensors.items()}

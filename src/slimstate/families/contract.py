@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
@@ -32,7 +32,7 @@ class Correction(Value):
     why: str
     # the config field of the norm's epsilon: "norm_eps"
     epsilon: str | None = None
-    # whether 1/s goes into the query rows, those of a slot that says `absorbs_query_scale`
+    # whether 1/s goes into the query rows, those of a slot with a `scale_power`
     folded: bool = False
 
     @property
@@ -154,18 +154,40 @@ class Family(Value, ABC):
         """Return the sizes of every linear-attention layer."""
 
     @abstractmethod
-    def fields_for(self, config: Config, key_dim: int) -> Config:
-        """Return the config fields that give the same model `key_dim` channels per head, without its epsilon."""
+    def fields_for(self, config: Config, sizes: Sizes) -> Config:
+        """Return the config fields that give the same model other widths of keys and values, without its epsilon.
 
-    def resize(self, config: Config, key_dim: int, *, corrected: bool = True) -> Config:
-        """Return the config of the same model with `key_dim` channels per head.
-
-        `corrected` also changes what makes the output of layers equal to that with channels zeroed.
+        Raise a `ModelError` if no config has such widths.
         """
-        fields, name = dict(self.fields_for(config, key_dim)), self.correction(config).epsilon
-        if corrected and name is not None:
-            fields[name] = float(self.with_defaults(config)[name]) * self.sizes(config).width / key_dim
+
+    def resize(self, config: Config, key_dim: int, value_dim: int | None = None, *, corrected: bool = True) -> Config:
+        """Return the config of the same model with `key_dim` and `value_dim` channels per head.
+
+        `corrected` also changes what makes the output of layers equal to that with key channels zeroed; a cut of values
+        always does so.
+        """
+        before = self.sizes(config)
+        after = replace(before, width=key_dim, value_dim=before.value_dim if value_dim is None else value_dim)
+        fields = dict(self.fields_for(config, after))
+        for name, factor in self._epsilon_factors(config, before, after, corrected):
+            fields[name] = fields.get(name, float(self.with_defaults(config)[name])) * factor
         return self.changed(config, fields)
+
+    def _epsilon_factors(
+        self, config: Config, before: Sizes, after: Sizes, corrected: bool
+    ) -> Iterator[tuple[str, float]]:
+        if corrected and (name := self.correction(config).epsilon) is not None:
+            yield name, before.width / after.width
+        if after.value_dim != before.value_dim and (name := self.value_epsilon(config)) is not None:
+            yield name, before.value_dim / after.value_dim
+
+    def value_epsilon(self, config: Config) -> str | None:
+        """Return the config field of the epsilon of the norm over values, which a cut of values changes, if any."""
+        return self.correction(config).epsilon
+
+    def value_refusal(self, config: Config) -> str | None:
+        """Return why the values of a model with this config cannot be cut, or None if they can."""
+        return None
 
     def changed(self, config: Config, fields: Config) -> Config:
         """Return the config with other values of some fields of the language model."""

@@ -8,10 +8,10 @@ config and the sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
+from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
 from slimstate.families.contract import (
     NORM_EPS,
     Config,
@@ -29,7 +29,8 @@ SHARED_FILTERS = "shared_filters"
 DEFAULTS: Config = {  # of Gated DeltaNet and its relatives
     "hidden_size": 2048, "num_heads": 6, "head_dim": 256, "expand_v": 2.0, "num_hidden_layers": 21, "norm_eps": 1e-6,
 }  # fmt: skip
-QUERY, KEY = Slot(parameter="q_proj.weight"), Slot(parameter="k_proj.weight")
+QUERY, KEY, VALUE = (Slot(parameter=f"{letter}_proj.weight") for letter in "qkv")
+OUTPUT = "o_proj.weight"
 
 
 class Layer(Value):
@@ -51,6 +52,14 @@ class Layer(Value):
     convolved: bool = True
     # its activations and norms that do not commute with a rotation of queries and keys; None: it cannot be rotated
     noncommuting: tuple[str, ...] | None = None
+    # the rows that compute the values
+    value: Slot = VALUE
+    # heads with values of their own, if several value heads share them
+    distinct_value_heads: int | None = None
+    # the norm over the values of a head; None if values cannot be cut
+    value_norm: str | None = "o_norm"
+    # whether there are only linear maps before the state, so that the rows of the values absorb what a cut changes
+    linear_values: bool = False
     # what corrects the query scale; most models have one epsilon for all norms, also for that after the state
     correction: Correction = NORM_EPS
 
@@ -91,6 +100,9 @@ class FlaFamily(Family):
     def correction(self, config: Config) -> Correction:
         return self.layer(self.with_defaults(config), self.sizes(config)).correction
 
+    def value_epsilon(self, config: Config) -> str | None:
+        return None if self.layer(self.with_defaults(config), self.sizes(config)).linear_values else NORM_EPS.epsilon
+
     def optional(self, values: Config, name: str) -> int | None:
         """Return a size that only some families and some configs have."""
         value = values[name] if name in self.defaults else None
@@ -111,9 +123,9 @@ class ByHeadDim(FlaFamily):
             input_size=int(values["hidden_size"]),
         )
 
-    def fields_for(self, config: Config, key_dim: int) -> Config:
-        """Return another `head_dim`, and the same value width as a ratio to it."""
-        return {"head_dim": key_dim, "expand_v": ratio_for(self.sizes(config).value_dim, key_dim)}
+    def fields_for(self, config: Config, sizes: Sizes) -> Config:
+        """Return another `head_dim`, and the value width as a ratio to it."""
+        return {"head_dim": sizes.width, "expand_v": ratio_for(sizes.value_dim, sizes.width)}
 
 
 class ByExpansion(FlaFamily):
@@ -131,10 +143,13 @@ class ByExpansion(FlaFamily):
             input_size=hidden,
         )
 
-    def fields_for(self, config: Config, key_dim: int) -> Config:
-        """Return another `expand_k`, which gives the key dim exactly."""
-        values = self.with_defaults(config)
-        return {"expand_k": ratio_for(key_dim * int(values["num_heads"]), int(values["hidden_size"]))}
+    def fields_for(self, config: Config, sizes: Sizes) -> Config:
+        """Return another `expand_k`, and another `expand_v` for other values, which give the widths exactly."""
+        heads, before = sizes.value_heads, self.sizes(config)
+        fields = {"expand_k": ratio_for(sizes.width * heads, sizes.input_size)}
+        if sizes.value_dim != before.value_dim:
+            fields["expand_v"] = ratio_for(sizes.value_dim * heads, sizes.input_size)
+        return fields
 
 
 def _mixer(config: Config, sizes: Sizes, layer: Layer) -> Mixer:
@@ -147,10 +162,26 @@ def _mixer(config: Config, sizes: Sizes, layer: Layer) -> Mixer:
         layer=0, path="model.layers.0.attn",
         axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *convolutions, *layer.gates)),
         query=layer.query, key=layer.key, hook=layer.hook, input_size=sizes.input_size,
-        value_heads=sizes.value_heads, value_dim=sizes.value_dim, filters=_filters(sizes, layer) if convolved else (),
+        value_heads=sizes.value_heads, value_dim=sizes.value_dim,
+        value_axis=_value_axis(config, sizes, layer, convolved), filters=_filters(sizes, layer) if convolved else (),
         projections=tuple(name if "_" in name else f"{name}_proj" for name in layer.projections),
         noncommuting=None if layer.noncommuting is None else (*filters_apart, *layer.noncommuting), sharing=shared,
     )  # fmt: skip
+
+
+def _value_axis(config: Config, sizes: Sizes, layer: Layer, convolved: bool) -> ValueAxis | None:
+    if layer.value_norm is None:
+        return None
+    heads, width = layer.distinct_value_heads or sizes.value_heads, sizes.value_dim
+    copies = sizes.value_heads // heads
+    value = replace(layer.value, scale_power=0.5 * layer.linear_values)
+    output = replace(per_group(OUTPUT, width, copies), dim=1, scale_power=-0.5)
+    gate = (per_group("g_proj.weight", width, copies),) * ("g" in layer.projections)
+    filters = _filter_slots(config, "v", value) if convolved else ()
+    norm = f"{layer.value_norm}.weight" if config.get("elementwise_affine", True) else None
+    return ValueAxis(
+        heads=heads, width=width, slots=(value, *filters, *gate, output), value=value, output=output, norm=norm
+    )
 
 
 def sharing(config: Config) -> str | None:
@@ -167,14 +198,13 @@ def sharing(config: Config) -> str | None:
 
 def _convolution_slots(config: Config, layer: Layer) -> tuple[Slot, ...]:
     """Return the slots of convolutions, whose rows are where those of the projections are."""
-    parameters = ["weight"] + ["bias"] * bool(config.get("conv_bias", False))
-    return tuple(
-        replace(
-            slot, parameter=f"{letter}_conv1d.{parameter}", absorbs_query_scale=False, depthwise=parameter == "weight"
-        )
-        for letter, slot in (("q", layer.query), ("k", layer.key))
-        for parameter in parameters
-    )
+    return (*_filter_slots(config, "q", layer.query), *_filter_slots(config, "k", layer.key))
+
+
+def _filter_slots(config: Config, letter: str, slot: Slot) -> Iterator[Slot]:
+    for parameter in ["weight"] + ["bias"] * bool(config.get("conv_bias", False)):
+        name = f"{letter}_conv1d.{parameter}"
+        yield replace(slot, parameter=name, scale_power=0.0, depthwise=parameter == "weight")
 
 
 def _filters(sizes: Sizes, layer: Layer) -> tuple[tuple[str, Axis], ...]:
@@ -194,7 +224,7 @@ def per_group(parameter: str, width: int, copies: int) -> Slot:
 def grouped_queries(sizes: Sizes, correction: Correction) -> Slot:
     """Return the query rows if several query heads share a key head; they absorb a folded query scale."""
     slot = per_group("q_proj.weight", sizes.width, sizes.value_heads // sizes.heads)
-    return replace(slot, absorbs_query_scale=correction.folded)
+    return replace(slot, scale_power=0.5 * correction.folded)
 
 
 def per_head(hidden: int, ratio: float, heads: int, name: str) -> int:

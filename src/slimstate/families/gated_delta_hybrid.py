@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
+from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
 from slimstate.families.contract import (
     RMS_NORM_EPS,
     Caches,
@@ -42,6 +42,8 @@ class Layout(Value):
     others: tuple[Slot, ...]
     # the convolutions by what they filter, as in a `Mixer`
     filters: tuple[tuple[str, Axis], ...]
+    # the values; None if they cannot be cut
+    values: ValueAxis | None
     # the names of the linear maps: ("in_proj_qkv", "out_proj")
     projections: tuple[str, ...]
     # what the running model joins from parts in the files, as in a `Mixer`
@@ -70,7 +72,8 @@ class GatedDeltaHybrid(Family):
             Mixer(
                 layer=layer, path=f"model.layers.{layer}.linear_attn", stored_path=stored.format(layer), axis=axis,
                 query=layout.query, key=layout.key, hook=self.hook, input_size=sizes.input_size,
-                value_heads=sizes.value_heads, value_dim=sizes.value_dim, filters=layout.filters,
+                value_heads=sizes.value_heads, value_dim=sizes.value_dim, value_axis=layout.values,
+                filters=layout.filters,
                 projections=layout.projections, joined=layout.joined,
             )
             for layer, kind in enumerate(layer_types(self.with_defaults(config)))
@@ -131,12 +134,21 @@ class GatedDeltaHybrid(Family):
         fields = {**flat_rope(text), **_interval(layer_types(self.with_defaults(config)))}
         return {"text_config": {**fields, **text}} if self.nested else fields
 
-    def fields_for(self, config: Config, key_dim: int) -> Config:
-        """Return another key width, and the value width, since it may be derived from it."""
-        return {"linear_key_head_dim": key_dim, "linear_value_head_dim": self.sizes(config).value_dim}
+    def fields_for(self, config: Config, sizes: Sizes) -> Config:
+        """Return both widths, since that of values may be derived from that of keys."""
+        return {"linear_key_head_dim": sizes.width, "linear_value_head_dim": sizes.value_dim}
 
     def changed(self, config: Config, fields: Config) -> Config:
         return {**config, "text_config": {**config["text_config"], **fields}} if self.nested else {**config, **fields}
+
+
+def value_axis(sizes: Sizes, *rows: Slot) -> ValueAxis:
+    """Return the values, whose rows are in these slots, first those that compute them."""
+    output = Slot(parameter="out_proj.weight", dim=1, scale_power=-0.5)
+    return ValueAxis(
+        heads=sizes.value_heads, width=sizes.value_dim, slots=(*rows, output), value=rows[0], output=output,
+        norm="norm.weight",
+    )  # fmt: skip
 
 
 def _interval(kinds: list[str]) -> dict[str, int]:

@@ -17,6 +17,7 @@ def layer(config: Config, sizes: Sizes) -> Layer:
         ),
         projections="qkvb" + gates + "o",
         key=Slot(parameter="k_proj.weight", copies=updates, copy_stride=sizes.keys),
+        value=Slot(parameter="v_proj.weight", copies=updates, copy_stride=sizes.values),
         convolved_value_heads=sizes.heads * updates,
     )
 

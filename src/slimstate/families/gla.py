@@ -14,6 +14,7 @@ from slimstate.families.fla_layout import ByExpansion, Layer, grouped_queries
 def layer(config: Config, sizes: Sizes) -> Layer:
     homogeneous = not config["use_short_conv"] and config["feature_map"] in (None, "relu")
     correction = FOLDED if homogeneous else NORM_EPS
+    fused = config["use_output_gate"] and config["fuse_norm"] and config["hidden_act"] == "swish"
     return Layer(
         hook=HookPoint(
             module="fla.layers.gla",
@@ -24,6 +25,9 @@ def layer(config: Config, sizes: Sizes) -> Layer:
         query=grouped_queries(sizes, correction),
         gates=(Slot(parameter="gk_proj.1.weight"), Slot(parameter="gk_proj.1.bias")),
         convolved_value_heads=sizes.heads,
+        value_norm="g_norm_swish_gate" if fused else "g_norm",
+        distinct_value_heads=sizes.heads,
+        linear_values=not config["use_short_conv"],
         correction=correction,
     )
 
@@ -35,7 +39,7 @@ FAMILIES = (
         defaults={
             "hidden_size": 2048, "num_heads": 4, "num_kv_heads": None, "expand_k": 0.5, "expand_v": 1.0,
             "num_hidden_layers": 24, "use_short_conv": False, "use_output_gate": True, "feature_map": None,
-            "norm_eps": 1e-6,
+            "norm_eps": 1e-6, "fuse_norm": True, "hidden_act": "swish",
         },
     ),
 )  # fmt: skip

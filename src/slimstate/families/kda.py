@@ -12,12 +12,20 @@ def layer(config: Config, sizes: Sizes) -> Layer:
     return Layer(
         hook=HookPoint(module="fla.layers.kda", operators=("chunk_kda", "fused_recurrent_kda")),
         projections=("q", "k", "v", "b", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1", "o"),
+        value_norm=None,
         gates=tuple(per_group(name, sizes.width, copies) for name in ("f_proj.1.weight", "dt_bias")),
     )
 
 
+class KimiDeltaAttention(ByHeadDim):
+    """A family whose gates pass through bottlenecks as wide as the values of a head."""
+
+    def value_refusal(self, config: Config) -> str | None:
+        return "its gates pass through bottlenecks as wide as the values of a head, which a cut would narrow"
+
+
 FAMILIES = (
-    ByHeadDim(
+    KimiDeltaAttention(
         model_type="kda",
         layer=layer,
         defaults={

@@ -24,6 +24,9 @@ def layer(config: Config, sizes: Sizes) -> Layer:
         projections="qkvo",
         query=grouped_queries(sizes, correction),
         convolved=False,
+        value_norm="norm",
+        distinct_value_heads=sizes.heads,
+        linear_values=True,
         correction=correction,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 
-from slimstate.core.layout import Axis, HookPoint, Mixer, Slot
+from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
 from slimstate.families.contract import (
     NOT_NEEDED,
     Caches,
@@ -21,6 +21,7 @@ from slimstate.families.contract import (
     fused_filters,
     softmax_sizes,
 )
+from slimstate.system.errors import ModelError
 from slimstate.system.value import Value
 
 TAPS = 4  # of the convolution, by default
@@ -49,6 +50,10 @@ class Fields(Value):
     taps: str = "mamba_d_conv"
     # HP itself, if it has a name: "mamba_d_ssm"
     inner: str | None = None
+    # the epsilon of the norm over values: "layer_norm_epsilon"; None if it is fixed in the stock class
+    epsilon: str | None = "rms_norm_eps"
+    # whether there is such a norm: "mamba_rms_norm"; None if there always is
+    normed: str | None = None
 
 
 class Mamba2(Family):
@@ -71,6 +76,8 @@ class Mamba2(Family):
     published_kinds: Config = field(default_factory=dict)
     # the name of HP in published configs, if configs of transformers 5 have none: "intermediate_size"
     published_inner: str | None = None
+    # whether the class takes HP from H and P alone, and not from the whole number `expand`
+    free_head_dim: bool = False
     # fields of published configs that those of transformers 5 leave out
     published_unset: Config = field(default_factory=dict)
     # the name of the cache
@@ -92,12 +99,41 @@ class Mamba2(Family):
                 layer=layer, path=self._path(self.path, layer, kind), axis=axis, query=query, key=key, hook=self.hook,
                 stored_path=None if self.stored_path is None else self._path(self.stored_path, layer, kind),
                 input_size=sizes.input_size, value_heads=sizes.value_heads, value_dim=sizes.value_dim,
+                value_axis=self._value_axis(values, sizes),
                 filters=fused_filters(sizes, query=inner + keys, key=inner, value=0),
                 projections=("in_proj",),  # fused kernels would ignore an adapter of out_proj; PEFT refuses it
             )
             for layer, kind in enumerate(self.layers(config))
             if kind in LINEAR
         )  # fmt: skip
+
+    def _value_axis(self, values: Config, sizes: Sizes) -> ValueAxis | None:
+        """Return z and x, each channel with its own norm weight."""
+        if self.fields.epsilon is None:
+            return None
+        value = Slot(parameter="in_proj.weight", start=sizes.values)
+        others = [Slot(parameter="in_proj.weight"), Slot(parameter="conv1d.weight")]
+        if values[self.fields.biased]:
+            others += [Slot(parameter="in_proj.bias"), replace(value, parameter="in_proj.bias")]
+        if self.fields.conv_bias is None or values[self.fields.conv_bias]:
+            others.append(Slot(parameter="conv1d.bias"))
+        normed = self._is_normed(values)
+        if normed:
+            others.append(Slot(parameter="norm.weight", scale_power=-0.5))
+        output = Slot(parameter="out_proj.weight", dim=1)
+        return ValueAxis(
+            heads=sizes.value_heads, width=sizes.value_dim, slots=(value, *others, output), value=value, output=output
+        )
+
+    def _is_normed(self, values: Config) -> bool:
+        return self.fields.normed is None or bool(values[self.fields.normed])
+
+    def value_epsilon(self, config: Config) -> str | None:
+        return self.fields.epsilon if self._is_normed(self.with_defaults(config)) else None
+
+    def value_refusal(self, config: Config) -> str | None:
+        fixed = "the epsilon of the norm over its values is fixed in the stock class (1e-5)"
+        return fixed if self.fields.epsilon is None else None
 
     def sizes(self, config: Config) -> Sizes:
         """Return the sizes, with the groups as key heads of N channels."""
@@ -179,8 +215,27 @@ class Mamba2(Family):
             fields.setdefault(self.published_inner, config.get(self.published_inner) or self.sizes(config).values)
         return fields | {name: value for name, value in self.published_unset.items() if config.get(name) is None}
 
-    def fields_for(self, config: Config, key_dim: int) -> Config:
-        return {self.fields.state: key_dim}
+    def fields_for(self, config: Config, sizes: Sizes) -> Config:
+        """Return another state size, and for other values another head dim and what HP follows from."""
+        fields, names, hidden = {self.fields.state: sizes.width}, self.fields, sizes.input_size
+        if sizes.value_dim == self.sizes(config).value_dim:
+            return fields
+        fields[names.head_dim] = sizes.value_dim
+        if names.inner is not None:
+            fields[names.inner] = sizes.values
+        elif not self.free_head_dim:
+            if sizes.values % hidden:
+                each = hidden // sizes.value_heads
+                dims = ", ".join(str(each * n) for n in range(1, self.sizes(config).values // hidden)) or "none"
+                raise ModelError(
+                    f"value dim {sizes.value_dim}: `{names.expand}` of {self.model_type} is a whole number, and"
+                    f" {sizes.value_heads} heads of it are {sizes.values / hidden:g} times the hidden size {hidden};"
+                    f" smaller value dims that its config can express: {dims}"
+                )
+            fields[names.expand] = sizes.values // hidden
+        if self.published_inner is not None and self.published_inner in config:
+            fields[self.published_inner] = sizes.values
+        return fields
 
 
 def _zamba2_layers() -> list[str]:
@@ -195,7 +250,7 @@ HYBRID = Fields(
 )  # fmt: skip
 HYBRID_DEFAULTS = {
     "hidden_size": 4096, "num_hidden_layers": 32, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256,
-    "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 
 FAMILIES = (
@@ -203,20 +258,22 @@ FAMILIES = (
         model_type="mamba2", path="backbone.layers.{}.mixer", cache="cache_params", published_inner="intermediate_size",
         fields=Fields(
             heads="num_heads", head_dim="head_dim", groups="n_groups", state="state_size", expand="expand",
-            conv_bias="use_conv_bias", biased="use_bias", taps="conv_kernel",
+            conv_bias="use_conv_bias", biased="use_bias", taps="conv_kernel", epsilon="layer_norm_epsilon",
         ),
         defaults={
             "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64, "n_groups": 8,
-            "state_size": 128, "expand": 2, "use_conv_bias": True, "use_bias": False,
+            "state_size": 128, "expand": 2, "use_conv_bias": True, "use_bias": False, "layer_norm_epsilon": 1e-5,
         },
     ),
     Mamba2(model_type="bamba", fields=HYBRID, defaults=HYBRID_DEFAULTS),
     Mamba2(
         model_type="falcon_h1", softmax_everywhere=True, logits_multiplier="lm_head_multiplier",
-        fields=replace(HYBRID, inner="mamba_d_ssm"), defaults={**HYBRID_DEFAULTS, "mamba_d_ssm": 1024},
+        fields=replace(HYBRID, inner="mamba_d_ssm", normed="mamba_rms_norm"),
+        defaults={**HYBRID_DEFAULTS, "mamba_d_ssm": 1024, "mamba_rms_norm": False},
     ),
     Mamba2(
-        model_type="granitemoehybrid", fields=HYBRID, defaults=HYBRID_DEFAULTS, logits_divisor="logits_scaling",
+        model_type="granitemoehybrid", fields=HYBRID, logits_divisor="logits_scaling",
+        defaults={**HYBRID_DEFAULTS, "rms_norm_eps": 1e-6},
         published_kinds={"linear_attention": "mamba", "full_attention": "attention"},
         published_unset={"position_embedding_type": "nope"},
     ),
@@ -224,7 +281,7 @@ FAMILIES = (
         model_type="zamba2",
         fields=Fields(
             heads="n_mamba_heads", head_dim="mamba_headdim", groups="mamba_ngroups", state="mamba_d_state",
-            expand="mamba_expand", biased="add_bias_linear",
+            expand="mamba_expand", biased="add_bias_linear", epsilon=None,
         ),
         defaults={
             "hidden_size": 2560, "num_hidden_layers": 54, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_d_state": 64,
@@ -232,15 +289,16 @@ FAMILIES = (
         },
     ),
     Mamba2(
-        model_type="nemotron_h", state_dtype="float32", path="model.layers.{}.mixer",
+        model_type="nemotron_h", state_dtype="float32", free_head_dim=True, path="model.layers.{}.mixer",
         stored_path="backbone.layers.{}.mixer",
         fields=Fields(
             heads="mamba_num_heads", head_dim="mamba_head_dim", groups="n_groups", state="ssm_state_size",
             expand="expand", conv_bias="use_conv_bias", biased="use_bias", taps="conv_kernel",
+            epsilon="layer_norm_epsilon",
         ),
         defaults={
             "hidden_size": 4096, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
-            "expand": 2, "use_conv_bias": True, "use_bias": False,
+            "expand": 2, "use_conv_bias": True, "use_bias": False, "layer_norm_epsilon": 1e-5,
             "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
         },
     ),

@@ -26,6 +26,7 @@ def separate(sizes: Sizes) -> Layout:
             ("key", filter_axis("k_conv1d.weight", sizes.heads, sizes.width)),
             ("value", filter_axis("v_conv1d.weight", sizes.value_heads, sizes.value_dim)),
         ),
+        values=None,
         projections=tuple(f"{letter}_proj" for letter in "qkvabgo"),
         joined=(("conv1d.weight", tuple(f"{letter}_conv1d.weight" for letter in "qkv")),),
         correction=HARD_CODED,
@@ -34,6 +35,9 @@ def separate(sizes: Sizes) -> Layout:
 
 class OlmoHybrid(GatedDeltaHybrid):
     """A family whose config may leave out the sizes of linear layers, which then follow from the others."""
+
+    def value_refusal(self, config: Config) -> str | None:
+        return "the epsilon of the norm over its values is fixed in the stock class (1e-5)"
 
     def with_defaults(self, config: Config) -> Config:
         text = dict(super().with_defaults(config))

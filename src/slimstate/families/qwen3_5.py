@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from slimstate.core.layout import Slot
 from slimstate.families.contract import Sizes, fused_filters
-from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, value_axis
 
 STOCK = {
     "qwen3_5": {"hidden_size": 4096, "num_hidden_layers": 32},
@@ -19,12 +19,14 @@ STOCK = {
 
 def side_by_side(sizes: Sizes) -> Layout:
     names = ("in_proj_qkv.weight", "conv1d.weight")
+    value, filters = (Slot(parameter=name, start=2 * sizes.keys) for name in names)
     (query, key), others = ([Slot(parameter=name), Slot(parameter=name, start=sizes.keys)] for name in names)
     return Layout(
         query=query,
         key=key,
         others=tuple(others),
         filters=fused_filters(sizes, query=0, key=sizes.keys, value=2 * sizes.keys),
+        values=value_axis(sizes, value, Slot(parameter="in_proj_z.weight"), filters),
         projections=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
     )
 

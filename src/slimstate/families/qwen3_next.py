@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from slimstate.core.layout import Slot
 from slimstate.families.contract import Sizes, fused_filters
-from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout
+from slimstate.families.gated_delta_hybrid import DEFAULTS, GatedDeltaHybrid, Layout, value_axis
 
 
 def interleaved(sizes: Sizes) -> Layout:
-    block = 2 * sizes.width + 2 * sizes.values // sizes.heads
+    ratio = sizes.value_heads // sizes.heads
+    block = 2 * sizes.width + 2 * ratio * sizes.value_dim
+    value, gate = (
+        Slot(parameter="in_proj_qkvz.weight", start=start, head_stride=block, block=ratio)
+        for start in (2 * sizes.width, 2 * sizes.width + ratio * sizes.value_dim)
+    )
     return Layout(
         query=Slot(parameter="in_proj_qkvz.weight", head_stride=block),
         key=Slot(parameter="in_proj_qkvz.weight", start=sizes.width, head_stride=block),
         others=(Slot(parameter="conv1d.weight"), Slot(parameter="conv1d.weight", start=sizes.keys)),
         filters=fused_filters(sizes, query=0, key=sizes.keys, value=2 * sizes.keys),
+        values=value_axis(sizes, value, gate, Slot(parameter="conv1d.weight", start=2 * sizes.keys)),
         projections=("in_proj_qkvz", "in_proj_ba", "out_proj"),
     )
 

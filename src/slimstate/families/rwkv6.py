@@ -34,12 +34,20 @@ def layer(config: Config, sizes: Sizes) -> Layer:
             Slot(parameter="bonus", by_head=True),
         ),
         convolved=False,
+        value_norm=None,
         correction=UNSCALED,
     )
 
 
+class Rwkv6(ByExpansion):
+    """A family whose norm over values subtracts their mean."""
+
+    def value_refusal(self, config: Config) -> str | None:
+        return "its norm over values subtracts their mean, so that dropped values would change the others"
+
+
 FAMILIES = (
-    ByExpansion(
+    Rwkv6(
         model_type="rwkv6",
         layer=layer,
         defaults={

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slimstate.core.layout import HookPoint, Mixer
+from slimstate.core.layout import HookPoint, Mixer, Slot
 from slimstate.core.selection import Basis, Choice
-from slimstate.core.surgery import remaining_channels, rotated
+from slimstate.core.surgery import dropped_channels, remaining_channels, rotated
 from slimstate.system.value import Value
 
 Role = Literal["query", "key", "key-like"]
@@ -94,8 +94,8 @@ def masked(
     """Make the model compute what the cut model would, without a cut: dropped channels are zero before the norm.
 
     Where a basis is kept, the weights are rotated by it while this is open: rotating the queries and keys behind an
-    activation would not be the cut model. `rescaled` also sets the query scale to that of the key dim, as a cut does
-    whose norm epsilon is kept.
+    activation would not be the cut model. Rows and columns of dropped values are zero. `rescaled` also sets the query
+    scale to that of the key dim, as a cut does whose norm epsilon is kept.
     """
     masks = {}
     for mixer in mixers:
@@ -107,23 +107,33 @@ def masked(
         return x * masks[mixer.layer].to(x)
 
     scale = key_dim**-0.5 if rescaled else None
-    with _rotated_weights(model, mixers, selections), hooked(model, mixers, mask, scale):
+    with _changed_weights(model, mixers, selections), hooked(model, mixers, mask, scale):
         yield
 
 
 @contextmanager
-def _rotated_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice]) -> Iterator[None]:
-    """Rotate the parameters of every mixer that keeps a basis while this is open, at their full size."""
+def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapping[int, Choice]) -> Iterator[None]:
+    """Rotate the parameters of mixers that keep a basis, and zero those of dropped values, while this is open."""
     originals: dict[str, Tensor] = {}
+
+    def parameter_of(mixer: Mixer, slot: Slot) -> Tensor:
+        parameter = model.get_parameter(mixer.running_name_of(slot))
+        originals.setdefault(mixer.running_name_of(slot), parameter.detach().clone())
+        return parameter
+
     try:
         with torch.inference_mode(False), torch.no_grad():
             for mixer in mixers:
-                choice = selections[mixer.layer]
+                choice, axis = selections[mixer.layer], mixer.value_axis
                 for slot in mixer.axis.slots if isinstance(choice, Basis) else ():
                     assert isinstance(choice, Basis)
-                    parameter = model.get_parameter(mixer.running_name_of(slot))
-                    originals.setdefault(mixer.running_name_of(slot), parameter.detach().clone())
+                    parameter = parameter_of(mixer, slot)
                     parameter.copy_(rotated(mixer.axis, slot, choice, parameter.detach()))
+                if choice.values is not None and axis is not None:
+                    for slot in axis.slots:
+                        parameter = parameter_of(mixer, slot)
+                        rows = axis.rows(slot, dropped_channels(axis.width, choice.values)).flatten()
+                        parameter.index_fill_(slot.dim, rows.to(parameter.device), 0.0)
         yield
     finally:
         with torch.inference_mode(False), torch.no_grad():
