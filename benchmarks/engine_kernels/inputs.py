@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_kernels.loading import EngineKernels, Inputs
-from slimstate.kernels import delta_rule, gla
+from slimstate.kernels import delta_rule
 from slimstate.kernels.fla_calls import unit
+from slimstate.kernels.state_space import state_space_scan
 from slimstate.system.errors import PlanError
 
 CHUNK = 256  # tokens per chunk in published Mamba-2 models
@@ -185,7 +186,7 @@ class Mamba2(RandomInputs):
 
 def _scan(inputs: Inputs, state: Tensor | None = None) -> Result:
     x, dt, decay, b, c, skip = (inputs[name].float() for name in ("x", "dt", "A", "B", "C", "D"))
-    result = gla.state_space_scan(
+    result = state_space_scan(
         x, dt, decay, b, c, CHUNK, skip,
         dt_bias=inputs["dt_bias"], initial_states=state, dt_softplus=True, return_final_states=True,
     )  # fmt: skip

@@ -17,9 +17,10 @@ from recurrence_inputs import drawn, inputs
 from slimstate.families import FAMILIES
 from slimstate.kernels import delta_rule, gla
 from slimstate.kernels.delta_rule import comba_rule, delta_product, gated_delta_rule
-from slimstate.kernels.gla import gated_linear_attention, linear_attention, state_space_scan
+from slimstate.kernels.gla import gated_linear_attention, linear_attention
 from slimstate.kernels.patches import in_transformers
 from slimstate.kernels.rwkv6 import rwkv6_rule, token_shift
+from slimstate.kernels.state_space import state_space_scan
 
 Results = tuple[torch.Tensor, ...]
 final = {"output_final_state": True}
@@ -218,5 +219,5 @@ def test_strong_decay_does_not_overflow(decay):
 @pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.library == "transformers"])
 def test_our_forms_have_the_arguments_that_families_of_transformers_name(model_type):
     hook = FAMILIES[model_type].hook
-    parameters = set(inspect.signature(in_transformers()[hook.operators[0]]).parameters)
+    parameters = set(inspect.signature(in_transformers()[hook.operators[0]].version).parameters)
     assert {hook.query, hook.key, *hook.per_token} <= parameters

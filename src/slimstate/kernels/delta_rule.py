@@ -29,7 +29,14 @@ from torch import Tensor
 
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
 from slimstate.kernels.fla_calls import CallOptions, apply_decay, call, per_value_head, wide
-from slimstate.kernels.patches import Backend, Patch, in_place_of, needs_torch_gated_rule, too_precise_for_triton
+from slimstate.kernels.patches import (
+    Backend,
+    Patch,
+    Replacement,
+    in_place_of,
+    needs_torch_gated_rule,
+    too_precise_for_triton,
+)
 
 
 def recurrence(
@@ -148,4 +155,4 @@ PATCHES = (
     *in_place_of("fla.layers.comba", ("chunk_comba", "fused_recurrent_comba"), comba_rule, needs_torch_gated_rule),
 )
 
-IN_TRANSFORMERS = {"torch_chunk_gated_delta_rule": stock_gated_delta_rule}
+IN_TRANSFORMERS = {"torch_chunk_gated_delta_rule": Replacement(stock_gated_delta_rule, needs_torch_gated_rule)}

@@ -1,12 +1,11 @@
-"""Gated linear attention, without a decay (linear attention), and with one from a step size (Mamba-2).
+"""Gated linear attention, and linear attention without a decay.
 
 B batch, T time, H key heads, G value heads, K key dim, V value dim. q, k [B, T, H, K]; v [B, T, G, V]; g, the logarithm
 of the decay, is [B, T, G, K] for every channel, [B, T, G] for a whole head, or None; state [B, G, K, V].
 
     S_t = e^{g_t} S_{t-1} + k_t v_t',   o_t = scale S_t' q_t
 
-Keys and values are added up under the decay, and nothing is erased. In Mamba-2 B is the key, C the query, and with
-steps dt [B, T, G], A and D [G] the decay is g = A dt, the value dt x, and the output C_t' S_t + D x_t.
+Keys and values are added up under the decay, and nothing is erased.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
-from slimstate.kernels.fla_calls import CallOptions, apply_decay, call, per_value_head, wide
+from slimstate.kernels.fla_calls import CallOptions, apply_decay, call, per_value_head
 from slimstate.kernels.patches import in_place_of
 
 
@@ -63,25 +61,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, normalize: bool = True,
     return o / (below + 1e-10), None if sums is None else (state, sums.mT.transpose(1, 2))
 
 
-def state_space_scan(
-    hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int, D: Tensor | None = None,
-    **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute Mamba-2 as the layers of transformers call it, with states [B, G, V, K]; `chunk_size` is for GPUs."""
-    x, bias, first = wide(hidden_states), options.get("dt_bias"), options.get("initial_states")
-    step = dt if bias is None else dt + bias.to(dt.dtype)
-    step = F.softplus(step) if options.get("dt_softplus") else step
-    step = wide(torch.clamp(step, *options.get("dt_limit", (0.0, None))))
-    state = None if first is None else first.to(x).mT
-    form = recurrence if x.shape[1] == 1 else chunked
-    y, last = form(wide(C), wide(B), x * step.unsqueeze(-1), A.to(x) * step, state=state)
-    y = y if D is None else torch.addcmul(y, D.unsqueeze(-1).to(y), x)
-    return (y, last.mT.contiguous()) if options.get("return_final_states") else y
-
-
 LINEAR = ("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn")
 PATCHES = (
     *in_place_of("fla.layers.gla", ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"), gated_linear_attention),
     *in_place_of("fla.layers.linear_attn", LINEAR, linear_attention),
 )
-IN_TRANSFORMERS = {"mamba2_chunk_scan": state_space_scan}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ def in_pytorch() -> Iterator[None]:
         yield
     finally:
         _IN_PYTORCH.reset(before)
+
+
+def is_in_pytorch() -> bool:
+    """Return whether `in_pytorch` is open."""
+    return _IN_PYTORCH.get()
 
 
 def tensors_in(*args: Any, **kwargs: Any) -> Iterator[Tensor]:
@@ -56,21 +61,37 @@ def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
 
 
 @functools.cache
+def has_fla() -> bool:
+    return importlib.util.find_spec("fla") is not None
+
+
+@functools.cache
 def gated_backward_refused() -> bool:
     """Return whether fla refuses the gated backward: on Hopper with Triton 3.4 to 3.7.0, whose gradients are wrong."""
-    if importlib.util.find_spec("fla") is None:
+    if not has_fla():
         return False
     from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
 
     return bool(IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1)
 
 
+def needs_gradient(*args: Any, **kwargs: Any) -> bool:
+    """Return whether a backward pass through these arguments may follow."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(*args, **kwargs))
+
+
 def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
     """Return whether fla's gated delta rule cannot run: on a CPU, or for a backward pass that it refuses."""
-    if on_cpu(*args, **kwargs):
+    if on_cpu(*args, **kwargs) or not has_fla():
         return True
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(*args, **kwargs))
-    return needs_grad and gated_backward_refused()
+    return gated_backward_refused() and needs_gradient(*args, **kwargs)
+
+
+class Replacement(NamedTuple):
+    """A function that replaces one of transformers for some arguments."""
+
+    version: Callable[..., Any]
+    when: Callable[..., bool]
 
 
 @dataclass(frozen=True)
@@ -146,12 +167,12 @@ def patches() -> tuple[Patch, ...]:
     return tuple(listed_values(PACKAGE, "PATCHES", Patch))
 
 
-def in_transformers() -> dict[str, Callable[..., Any]]:
+def in_transformers() -> dict[str, Replacement]:
     """Return everything that this package has for transformers, by the names of the functions there."""
     return {
-        name: version
+        name: replacement
         for module in modules_of(PACKAGE)
-        for name, version in getattr(module, "IN_TRANSFORMERS", {}).items()
+        for name, replacement in getattr(module, "IN_TRANSFORMERS", {}).items()
     }
 
 
@@ -172,9 +193,9 @@ def use_reference(hook: HookPoint) -> None:
     module, ours = importlib.import_module(hook.module), in_transformers()
     for name in (*hook.every_operator, *hook.gpu_kernels):
         current = getattr(module, name)
-        version = ours.get(name, inspect.unwrap(current))
-        if version is not current:
-            when = needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu
-            Patch(f"{hook.module}.{name}", version, when).install()
+        when = needs_torch_gated_rule if "gated_delta_rule" in name else on_cpu
+        own = ours.get(name, Replacement(inspect.unwrap(current), when))
+        if own.version is not current:
+            Patch(f"{hook.module}.{name}", own.version, own.when).install()
     for name in hook.fused_layers:
         Patch(f"{hook.module}.{name}", inspect.unwrap(getattr(module, name)), always).install()

@@ -1,0 +1,126 @@
+"""The scan of Mamba-2 for GPUs against the recurrence and against that of transformers, and the choice between them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from slimstate.kernels import patches, state_space
+from slimstate.kernels.state_space import Inputs, by_fla, by_head, form_for, grouped, needs_our_scan, state_space_scan
+
+SCAN = "def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states{}): ...\n"
+REST = ", dt_softplus, dt_limit, return_final_states"
+
+
+def inputs(time: int, groups: int = 2, dtype: torch.dtype = torch.float64) -> Inputs:
+    """Four heads; decays down to e^-50."""
+    draw = torch.Generator().manual_seed(time + groups)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    x, keys, queries = normal(2, time, 4, 3), normal(2, time, groups, 5), normal(2, time, groups, 5)
+    step = F.softplus(normal(2, time, 4))
+    g = -step * torch.tensor([0.1, 1, 10, 50])
+    wide = torch.float32 if dtype.itemsize == 2 else dtype
+    by_head = [tensor.to(wide) for tensor in (step, g)]
+    tensors = x.to(dtype), *by_head, keys.to(dtype), queries.to(dtype), normal(4).to(wide), normal(2, 4, 3, 5).to(wide)
+    return Inputs(*(tensor.requires_grad_() for tensor in tensors))
+
+
+def results(form, tensors: Inputs, **options) -> tuple[torch.Tensor, ...]:
+    """Return the outputs, the last state and all gradients."""
+    y, last = form(tensors, **options)
+    draw = torch.Generator().manual_seed(1)
+    loss = sum((each * torch.randn(each.shape, generator=draw).to(each)).sum() for each in (y, last))
+    return y, last, *torch.autograd.grad(loss, tensors)
+
+
+def assert_near(actual, expected, tolerance: float) -> None:
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert (mine - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("time", "chunk"), [(1, 64), (5, 64), (40, 8), (45, 8)])
+@pytest.mark.parametrize("elements", [1, 2**25])
+def test_groups_give_the_values_and_gradients_of_heads_also_in_segments(groups, time, chunk, elements, monkeypatch):
+    monkeypatch.setattr(state_space, "MAX_ELEMENTS", elements)
+    x = inputs(time, groups)
+    assert_near(results(grouped, x, chunk=chunk), results(by_head, x), 1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_groups_are_as_precise_as_their_inputs(dtype, tolerance):
+    x = inputs(150, dtype=dtype)
+    exact = Inputs(*(tensor.detach().double().requires_grad_() for tensor in x))
+    assert_near(results(grouped, x), results(by_head, exact), tolerance)
+
+
+def test_memory_for_a_gradient_is_that_of_the_inputs_and_a_state():
+    x, saved = inputs(500), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.nbytes), lambda tensor: tensor):
+        grouped(x)
+    assert sum(saved) == sum(tensor.nbytes for tensor in x)
+
+
+@pytest.mark.parametrize("form", [by_head, grouped])
+def test_packed_sequences_are_independent_and_a_gate_multiplies_the_outputs(form, monkeypatch):
+    monkeypatch.setattr(state_space, "form_for", lambda _: form)
+    x, dt, _, keys, queries, skip, _ = (tensor.detach() for tensor in inputs(30))
+    z, rate = torch.randn_like(x), -torch.arange(1.0, 5, dtype=x.dtype)
+    numbers = torch.tensor([0] * 7 + [1] + [2] * 22).expand(2, -1)
+    y = state_space_scan(x, dt, rate, keys, queries, 8, skip, seq_idx=numbers, z=z)
+    parts = [
+        state_space_scan(*(each[:, a:b] for each in (x, dt)), rate, keys[:, a:b], queries[:, a:b], 8, skip)
+        for a, b in ((0, 7), (7, 8), (8, 30))
+    ]
+    torch.testing.assert_close(y, torch.cat(parts, 1) * F.silu(z))
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_on_a_gpu_fla_computes_half_precision_unless_its_gradient_is_refused(refused, monkeypatch):
+    monkeypatch.setattr(state_space, "gated_backward_refused", lambda: refused)
+    monkeypatch.setattr(state_space, "has_fla", lambda: True)
+    trained = Inputs(*(x.detach().to("meta").requires_grad_() for x in inputs(5, dtype=torch.bfloat16)))
+    plain = Inputs(*(x.detach() for x in trained))
+    assert form_for(trained) is (grouped if refused else by_fla)
+    assert form_for(plain) is by_fla
+    assert form_for(Inputs(*(x.float() for x in plain))) is grouped
+    assert form_for(plain.at(slice(1))) is by_head
+    with patches.in_pytorch():
+        assert form_for(plain) is grouped
+    monkeypatch.setattr(state_space, "has_fla", lambda: False)
+    assert form_for(plain) is grouped
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        (SCAN.format(REST), None),
+        (SCAN.format(""), "no argument dt_limit, dt_softplus"),
+        ("import no_cuda\n", "no_cuda"),
+    ],
+)
+def test_mamba_ssm_of_a_wrong_version_is_passed_over_with_one_line(source, fault, tmp_path, monkeypatch):
+    folder = tmp_path / "mamba_ssm" / "ops" / "triton"
+    folder.mkdir(parents=True)
+    (folder / "ssd_combined.py").write_text(source)
+    (tmp_path / "mamba_ssm" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    half = torch.empty(1, device="meta", dtype=torch.bfloat16)
+    state_space.has_mamba_ssm.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            assert [needs_our_scan(half), needs_our_scan(half)] == [fault is not None] * 2
+            assert needs_our_scan(half.float())
+    finally:
+        state_space.has_mamba_ssm.cache_clear()
+        for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:
+            del sys.modules[name]
+    assert [fault in str(warning.message) for warning in shown] == ([] if fault is None else [True])
