@@ -71,9 +71,11 @@ def test_variants_are_compiled_before_they_are_timed(tmp_path, sizes, threads, c
 def test_variants_that_break_narrow_keys_are_left_out():
     from fla.ops.common.chunk_o import chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local
     from fla.ops.delta_rule.wy_fast import recompute_w_u_fwd_kernel
+    from fla.ops.gated_delta_rule.wy_fast import prepare_wy_repr_bwd_kernel
 
     remove_faulty_variants()
-    for kernel in (chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local, recompute_w_u_fwd_kernel):
+    ungated = (chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local, recompute_w_u_fwd_kernel)
+    for kernel in (*ungated, prepare_wy_repr_bwd_kernel):
         tuner = kernel.fn
         tuner.nargs = {}
         kept = {width: tuner.prune_configs({"K": width}) for width in (32, 64)}

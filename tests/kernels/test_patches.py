@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slimstate.families import FAMILIES
-from slimstate.kernels import patches
+from slimstate.kernels import gated_gradient, patches
 from slimstate.kernels.fla_calls import CallOptions
 
 OF_FLA = [name for name, family in FAMILIES.items() if family.library == "fla"]
@@ -51,15 +51,26 @@ def test_options_of_a_call_are_read_by_name():
     "place", ["fla.layers.comba.chunk_comba", "fla.layers.gated_deltaproduct.chunk_gated_delta_product"]
 )
 @pytest.mark.parametrize("refused", [True, False])
-def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses(place, refused, monkeypatch):
+def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses_in_float32(place, refused, monkeypatch):
+    """In half precision fla's kernels run, with a step of our own in place of the one that is refused."""
     monkeypatch.setattr(patches, "gated_backward_refused", lambda: refused)
     when = patch_of(place).when
     plain = {name: torch.empty(1, device="meta", dtype=torch.bfloat16) for name in ("q", "k", "g")}
-    trained = {name: value.clone().requires_grad_() for name, value in plain.items()}
-    assert when(**trained) is refused
+    assert not when(**{name: value.clone().requires_grad_() for name, value in plain.items()})
     assert not when(**plain)
-    with torch.no_grad():
-        assert not when(**trained)
+    if place.endswith("comba"):
+        precise = {name: value.float().requires_grad_() for name, value in plain.items()}
+        assert when(**precise) is refused
+        with torch.no_grad():
+            assert not when(**precise)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_our_step_of_a_backward_pass_runs_where_fla_refuses_its_own(refused, monkeypatch):
+    monkeypatch.setattr(gated_gradient, "gated_backward_refused", lambda: refused)
+    when = patch_of("fla.ops.common.chunk_o.chunk_bwd_dqkwg").when
+    assert when(q=torch.empty(1), g=torch.empty(1)) is refused
+    assert not when(q=torch.empty(1), g=None)
 
 
 def test_on_a_gpu_a_product_without_a_gate_stays_with_fla_unless_it_is_too_precise(monkeypatch):

@@ -84,10 +84,15 @@ def remove_faulty_variants() -> None:
     With Triton 3.6 on an H200 at key dims 16 and 32, variants with 4 warps make illegal memory accesses, always or
     sometimes; those with 2 are right. Others report the same for blocks of 32 (triton issue 11366).
     """
-    from fla.ops.common.chunk_o import chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local
+    from fla.ops.comba import wy_fast as comba
+    from fla.ops.common import chunk_o as common
     from fla.ops.delta_rule.wy_fast import recompute_w_u_fwd_kernel
+    from fla.ops.gated_delta_rule import wy_fast as gated
 
-    for kernel in (chunk_bwd_kernel_dqkwg, chunk_bwd_kernel_dv_local, recompute_w_u_fwd_kernel):
+    ungated = (common.chunk_bwd_kernel_dqkwg, common.chunk_bwd_kernel_dv_local, recompute_w_u_fwd_kernel)
+    # not seen to fail, because their backward passes were refused there; they have the same blocks
+    others = (common.chunk_bwd_kernel_dv, gated.prepare_wy_repr_bwd_kernel, comba.prepare_wy_repr_bwd_kernel)
+    for kernel in (*ungated, *others):
         kernel.fn.early_config_prune = _without_faulty
 
 

@@ -81,10 +81,14 @@ def needs_gradient(*args: Any, **kwargs: Any) -> bool:
 
 
 def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
-    """Return whether fla's gated delta rule cannot run: on a CPU, or for a backward pass that it refuses."""
+    """Return whether fla's gated delta rule cannot run: on a CPU, or in float32 for a backward pass that it refuses.
+
+    In half precision that pass runs with a step of our own (`gated_gradient`).
+    """
     if on_cpu(*args, **kwargs) or not has_fla():
         return True
-    return gated_backward_refused() and needs_gradient(*args, **kwargs)
+    is_precise = too_precise_for_triton(*args, **kwargs)
+    return is_precise and gated_backward_refused() and needs_gradient(*args, **kwargs)
 
 
 class Replacement(NamedTuple):
@@ -181,6 +185,14 @@ def install() -> None:
     """Make fla's models run wherever PyTorch runs; a second call does nothing."""
     for patch in patches():
         patch.install()
+
+
+@functools.cache
+def install_backends() -> None:
+    """Register what fla itself chooses, also if transformers calls it; a second call does nothing."""
+    for patch in patches():
+        if isinstance(patch, Backend):
+            patch.install()
 
 
 @functools.cache

@@ -12,9 +12,11 @@ import torch
 from slimstate.families import FAMILIES, family_of
 from slimstate.families.contract import Library
 from slimstate.kernels.autotune import compile_in_threads, remove_faulty_variants, tune_briefly
-from slimstate.kernels.patches import gated_backward_refused, install, use_reference
+from slimstate.kernels.patches import gated_backward_refused, has_fla, install, install_backends, use_reference
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
+
+HOPPER = 9  # the compute capability
 
 
 def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library = "fla") -> str:
@@ -22,7 +24,7 @@ def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library 
     precision = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
         return f"PyTorch {torch.__version__} on the CPU, {precision}"
-    gated = "; the gated backward in PyTorch, which fla refuses here" if gated_backward_refused() else ""
+    gated = "; a step of the gated backward in PyTorch, which fla refuses here" if gated_backward_refused() else ""
     gpu = torch.cuda.get_device_name(device)
     if library == "transformers":
         import transformers
@@ -54,13 +56,9 @@ def prepare_fla() -> None:
         except ImportError as error:
             advice = "pip install 'slimstate[fla]'" if isinstance(error, ModuleNotFoundError) else str(error)
             raise ModelError(f"this model needs flash-linear-attention, which cannot be imported: {advice}") from error
-        from fla.utils import IS_NVIDIA_HOPPER
-
         install()
         if torch.cuda.is_available():
             _tune_quickly()
-            if IS_NVIDIA_HOPPER:
-                remove_faulty_variants()
 
 
 def prepare(model_type: str) -> None:
@@ -82,9 +80,13 @@ def prepare(model_type: str) -> None:
         use_reference(family.hook)
         if torch.cuda.is_available():
             _tune_quickly()
+            if has_fla():
+                install_backends()
 
 
 def _tune_quickly() -> None:
+    if has_fla() and torch.cuda.get_device_capability()[0] == HOPPER:
+        remove_faulty_variants()
     tune_briefly()
     threads = len(os.sched_getaffinity(0)) // distributed.count_here()
     compile_in_threads(int(os.environ.get("SLIMSTATE_COMPILING", threads)))
