@@ -11,7 +11,7 @@ import tiny
 from slimstate import ReconstructOptions
 from slimstate.models import one_layer
 from slimstate.models.compact_weights import CompactWeight
-from slimstate.reconstruction import walk
+from slimstate.reconstruction import rates, walk
 
 QUICK = ReconstructOptions(steps=2, batch=2, samples=4, length=32, learning_rate=3e-3)
 SHAPES = {"num_experts": 5, "moe_intermediate_size": 40}
@@ -48,13 +48,13 @@ def tensors_in_memory(shapes: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...
 def test_no_tensor_of_a_layer_is_held_twice_and_none_of_the_layer_before(
     dtype, model, text_file, tmp_path, monkeypatch
 ):
-    original, observed = walk.fit, []
+    original, observed = rates.fit, []
 
     def observe(task, *others):
         observed.append((tensors_in_memory(PACKED), tensors_in_memory(SINGLE)))
         return original(task, *others)
 
-    monkeypatch.setattr(walk, "fit", observe)
+    monkeypatch.setattr(rates, "fit", observe)
     reconstruct(model, tmp_path / "out", text_file, dtype=dtype)
     once = [(shape, torch.bfloat16) for shape in sorted(PACKED)]
     assert observed == 2 * [(once, [])]
@@ -67,21 +67,21 @@ def test_experts_copied_to_float32_and_a_continued_run_give_the_same_bytes(model
     with monkeypatch.context() as patch:
         patch.setattr(one_layer, "HALF", ())
         assert reconstruct(model, tmp_path / "copied", text_file) == whole
-    original, advance, observed = walk.fit, walk.Walk._advance, []
+    original, advance, observed = rates.fit, walk.Walk._advance, []
 
-    def interrupted_fit(task, settings, layer, step):
+    def interrupted_fit(task, settings, layer, rate, step):
         if layer:
             raise KeyboardInterrupt
-        return original(task, settings, layer, step)
+        return original(task, settings, layer, rate, step)
 
     def observe(self, stream, number):
         observed.append(len(tensors_in_memory(PACKED)))
         return advance(self, stream, number)
 
-    monkeypatch.setattr(walk, "fit", interrupted_fit)
+    monkeypatch.setattr(rates, "fit", interrupted_fit)
     with pytest.raises(KeyboardInterrupt):
         reconstruct(model, tmp_path / "stopped", text_file)
-    monkeypatch.setattr(walk, "fit", original)
+    monkeypatch.setattr(rates, "fit", original)
     monkeypatch.setattr(walk.Walk, "_advance", observe)
     assert reconstruct(model, tmp_path / "stopped", text_file) == whole
     assert set(observed) == {2}

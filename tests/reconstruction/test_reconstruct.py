@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,7 +20,7 @@ from launching import options as flags
 from slimstate import ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import PLAN
-from slimstate.reconstruction import fit, walk
+from slimstate.reconstruction import fit, rates
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.plan import Plan
 from slimstate.records.training import RECONSTRUCTION, ReconstructionRecord
@@ -115,16 +116,16 @@ def test_layers_that_do_not_improve_keep_the_weights_of_the_cut(cut, text_file, 
 
 def test_an_interrupted_run_continues_at_its_layer_to_the_same_bytes(folders, text_file, tmp_path, monkeypatch):
     model, out = folders["gated_deltanet-plain"], tmp_path / "stopped"
-    options = {"data": text_file, "key_dim": 8, "reconstruct": QUICK}
+    options = {"data": text_file, "key_dim": 8, "reconstruct": replace(QUICK, learning_rate=None)}
     slimstate.prune(model, tmp_path / "whole", **options)
-    interruptions, original = [KeyboardInterrupt], walk.fit
+    interruptions, original = [KeyboardInterrupt], rates.fit
 
-    def interrupted_fit(task, settings, layer, step):
+    def interrupted_fit(task, settings, layer, rate, step):
         if layer == 1 and interruptions:
             raise interruptions.pop()
-        return original(task, settings, layer, step)
+        return original(task, settings, layer, rate, step)
 
-    monkeypatch.setattr(walk, "fit", interrupted_fit)
+    monkeypatch.setattr(rates, "fit", interrupted_fit)
     with pytest.raises(KeyboardInterrupt):
         slimstate.prune(model, out, **options)
     assert not out.exists()
@@ -133,6 +134,11 @@ def test_an_interrupted_run_continues_at_its_layer_to_the_same_bytes(folders, te
     slimstate.prune(model, out, **options)
     assert_same_weights(tmp_path / "whole", out)
     assert (tmp_path / "whole" / PLAN).read_text() == (out / PLAN).read_text()
+    one, other = (ReconstructionRecord.read(folder / RECONSTRUCTION).layers for folder in (tmp_path / "whole", out))
+    assert [replace(layer, seconds=None) for layer in one] == [replace(layer, seconds=None) for layer in other]
+    assert len(one[0].trial) == 3
+    assert {layer.chosen_rate for layer in one} == {other[0].chosen_rate}
+    assert "chosen at layer 0" in (out / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +147,8 @@ def reconstruction(folders, text_file, tmp_path_factory) -> tuple[list[object], 
     root, model = tmp_path_factory.mktemp("reconstruction"), folders["gated_deltanet-plain"]
     options = {"teacher": model, "data": text_file, "steps": 6, "batch": 3, "samples": 10, "length": 32}
     slimstate.prune(model, root / "cut", method="l1", key_dim=8)
-    slimstate.reconstruct(root / "cut", root / "out", **options, learning_rate=3e-3, device="cpu")
-    words = flags(**options, learning_rate=3e-3, device="cpu")
+    slimstate.reconstruct(root / "cut", root / "out", **options, device="cpu")
+    words = flags(**options, device="cpu")
     return ["-m", "slimstate", "reconstruct", root / "cut", *words, "--out"], root / "out"
 
 

@@ -63,13 +63,13 @@ class Task:
                 weight.copy_(values[name])
 
 
-def fit(task: Task, settings: ReconstructionSettings, layer: int, on_step: OnStep) -> LayerErrors:
-    """Train a layer, leave the best weights in it, and return the errors before and after."""
+def fit(task: Task, settings: ReconstructionSettings, layer: int, rate: float, on_step: OnStep) -> LayerErrors:
+    """Train a layer at a learning rate, leave the best weights in it, and return the errors before and after."""
     sample = task.training[: len(task.held_out)]
     before, held_out_before = task.measure(sample), task.measure(task.held_out)
     cut = best_weights = task.copy()
     best, best_step = held_out_before, 0
-    for step in _train(task, settings, layer, on_step):
+    for step in _train(task, settings, layer, rate, on_step) if math.isfinite(held_out_before) else ():
         if (error := task.measure(task.held_out)) < best:
             best, best_step, best_weights = error, step, task.copy()
     # rounded as the files will have them
@@ -81,11 +81,12 @@ def fit(task: Task, settings: ReconstructionSettings, layer: int, on_step: OnSte
         best, best_step = held_out_before, 0
     after = task.measure(sample) if best_step else before
     return LayerErrors(
-        layer=layer, before=before, after=after, held_out_before=held_out_before, held_out_after=best, step=best_step
-    )
+        layer=layer, before=before, after=after, held_out_before=held_out_before, held_out_after=best, step=best_step,
+        learning_rate=rate if best_step else None,
+    )  # fmt: skip
 
 
-def _train(task: Task, settings: ReconstructionSettings, layer: int, on_step: OnStep) -> Iterator[int]:
+def _train(task: Task, settings: ReconstructionSettings, layer: int, rate: float, on_step: OnStep) -> Iterator[int]:
     """Run Adam over batches drawn without repetition; yield a few times, so that the weights can be validated.
 
     Between two validations nothing is read from the device, so that a GPU never waits. Training ends where weights
@@ -97,7 +98,7 @@ def _train(task: Task, settings: ReconstructionSettings, layer: int, on_step: On
     batches = _batches(task.training, settings.batch, settings.seed + layer)
     interval = max(1, settings.steps // UPDATES)
     for number in range(1, settings.steps + 1):
-        error = steps.take(next(batches), settings.learning_rate * _rate(number, settings.steps))
+        error = steps.take(next(batches), rate * _rate(number, settings.steps))
         if number % interval == 0 or number == settings.steps:
             on_step(number, float(error))
         if number in validations:

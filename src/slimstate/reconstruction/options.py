@@ -31,8 +31,8 @@ class ReconstructOptions(Options):
     """Windows of the text, a tenth of which is held out; default: up to 640 on a GPU, 128 on a CPU."""
     length: Annotated[int, Meta(ge=2)] = 1024
     """Tokens per window."""
-    learning_rate: Annotated[float, Meta(gt=0, lt=1)] = 2e-3
-    """Highest learning rate of Adam."""
+    learning_rate: Annotated[float | None, Meta(gt=0, lt=1)] = None
+    """Highest learning rate of Adam; default: by the width of the layers and a short trial on held-out windows."""
 
     def windows(self, tokenizer: Any, reading: Reading, seed: int, device: str) -> Windows:
         """Return the windows to train on, drawn from a text."""

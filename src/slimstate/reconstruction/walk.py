@@ -26,8 +26,9 @@ from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
 from slimstate.models.one_layer import OneLayerModel, Stored
 from slimstate.models.options import LoadOptions
-from slimstate.reconstruction.fit import Task, fit, local_windows
+from slimstate.reconstruction.fit import Task, local_windows
 from slimstate.reconstruction.options import count_held_out
+from slimstate.reconstruction.rates import Rates
 from slimstate.reconstruction.states import HiddenStates, Stream, place_for
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings
@@ -103,7 +104,7 @@ class Walk:
         *, run: LoadOptions, folder: TrainedLayers, reporter: Reporter,
     ) -> None:  # fmt: skip
         self.teacher, self.cut, self.settings = teacher, cut, settings
-        self.folder, self.reporter = folder, reporter
+        self.folder, self.rates = folder, Rates.of(teacher, settings, reporter)
         self.device, self.precision = run.place, run.precision
         self.mixers = {mixer.layer: mixer for mixer in teacher.mixers}
         numbers, held_out = torch.arange(len(tokens)), count_held_out(len(tokens))  # windows are in random order
@@ -170,6 +171,8 @@ class Walk:
         """Return the cut layer, trained where an earlier run did; it shares the weights that did not change."""
         changed = self.cut.changed(number, before, partial(self._run_mixer, number))
         errors, trained = self.folder.read(number) or (None, {})
+        if errors is not None:
+            self.rates.remember(errors)
         changed |= trained
         stored: dict[str, Stored] = {**before, **changed}
         weights = dict(uncut)
@@ -197,8 +200,7 @@ class Walk:
             training=self.training,
             held_out=self.held_out,
         )
-        with self.reporter.meter(f"layer {layer.number}", self.settings.steps) as meter:
-            errors = fit(task, self.settings, layer.number, lambda step, loss: meter(step, f"error {loss:.4f}"))
+        errors = self.rates.fit(task, layer.number)
         self._check(errors.held_out_before, f"layer {layer.number} of the cut model")
         errors = replace(errors, seconds=time.perf_counter() - started)
         self._save(layer, errors, weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, ClassVar
 
@@ -187,12 +187,25 @@ class TrainingRecord(TrainingRunRecord):
 
 
 RECONSTRUCTION = "slimstate_reconstruction.json"  # beside the weights of a reconstructed model
+OVERFIT = 2.0  # from this ratio of the errors on held-out windows and on others, more text is advised
+
+
+class RateTrial(Value):
+    """The error on held-out windows after some steps at a learning rate."""
+
+    learning_rate: float
+    steps: Count
+    held_out: float
+
+    def __str__(self) -> str:
+        return f"{self.learning_rate:g} (error {self.held_out:.4f} after {self.steps} steps)"
 
 
 class LayerErrors(Value):
     """The squared error of a layer's output, relative to what the layer adds to the residual stream.
 
-    On held-out windows, and on as many that were trained on. The weights are those after `step`; 0 is the cut itself.
+    On held-out windows, and on as many that were trained on. The weights are those after `step` at `learning_rate`; 0
+    is the cut itself. `chosen_rate` is that of all layers of its kind, by the `trial` of one of them.
     """
 
     layer: Count
@@ -201,17 +214,23 @@ class LayerErrors(Value):
     held_out_before: float
     held_out_after: float
     step: Count
+    learning_rate: float | None = None
+    chosen_rate: float | None = None
+    trial: tuple[RateTrial, ...] = ()
     seconds: float | None = None
 
 
 class ReconstructionSettings(Value):
-    """The windows of the text, and the steps of Adam over batches of them for every layer."""
+    """The windows of the text, and the steps of Adam over batches of them for every layer.
+
+    Without a `learning_rate`, every kind of layer has its own.
+    """
 
     steps: Count
     batch: Whole
     samples: Whole
     length: Whole
-    learning_rate: float
+    learning_rate: float | None
     seed: int
 
 
@@ -254,13 +273,34 @@ class ReconstructionRecord(ModelFolderRecord):
     def error_after(self) -> float:
         return sum(layer.held_out_after for layer in self.layers) / max(1, len(self.layers))
 
+    @property
+    def unimproved(self) -> list[int]:
+        """The layers that training did not improve, which keep the weights of the cut."""
+        return [layer.layer for layer in self.layers if not layer.step]
+
     def headline(self) -> str:
         errors = f"{self.error_before:.4f} to {self.error_after:.4f}"
         return f"reconstructed {self.name}: mean error of {len(self.layers)} layers on held-out windows {errors}"
 
+    def notes(self) -> Iterator[str]:
+        """Yield the learning rates that were chosen, the layers that did not improve, and whether more text helps."""
+        for layer in self.layers:
+            if layer.trial:
+                rates = ", ".join(map(str, layer.trial))
+                yield f"learning rate {layer.chosen_rate:g}, chosen at layer {layer.layer} from {rates}"
+        if self.unimproved:
+            count = f"{len(self.unimproved)} of {len(self.layers)} layers"
+            yield f"{count} did not improve and keep the weights of the cut: {', '.join(map(str, self.unimproved))}"
+        trained = sum(layer.after for layer in self.layers) / max(1, len(self.layers))
+        if len(self.unimproved) < len(self.layers) and self.error_after > OVERFIT * trained:
+            yield (
+                f"the windows were learnt by heart: the mean error is {trained:.4f} on windows that were trained on and"
+                f" {self.error_after:.4f} on others; use more windows than {self.settings.samples}, or fewer steps"
+            )
+
     def table(self) -> list[dict[str, object]]:
         """Return a row for every layer."""
-        return [vars(layer) for layer in self.layers]
+        return [{name: value for name, value in vars(layer).items() if name != "trial"} for layer in self.layers]
 
     def entry(self) -> JsonObject:
         return {**super().entry(), "calibration": to_json(self.calibration)}

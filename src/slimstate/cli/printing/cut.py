@@ -147,11 +147,12 @@ def _show_estimate(record: EstimateRecord) -> Printout:
 
 def show_reconstruction(record: ReconstructionRecord) -> Printout:
     """Yield the errors before and after a reconstruction."""
-    improved = sum(layer.step > 0 for layer in record.layers)
+    improved = len(record.layers) - len(record.unimproved)
     yield (
         f"reconstructed {improved} of {len(record.layers)} layers; their mean error on {record.held_out} held-out"
         f" windows: {record.error_before:.4f} to {record.error_after:.4f}"
     )
+    yield from record.notes()
     if record.distillation is not None:
         yield record.distillation.line()
 

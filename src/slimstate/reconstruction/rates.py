@@ -1,0 +1,120 @@
+"""Train layers at learning rates that fit them: by their width as a start, then by a trial on held-out windows.
+
+Wide layers and few windows need low rates. Layers are of one kind if the tensors of their mixers have the same shapes,
+and the first layer of a kind tries a few rates for all of them:
+
+    first, first / 4, and then first / 16 if that was better, else first x 4
+
+Each rate starts from the cut. The weights with the lowest error on held-out windows count, whichever rate they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.reconstruction.fit import Task, fit
+from slimstate.records.training import LayerErrors, RateTrial, ReconstructionSettings
+from slimstate.system.progress import Reporter
+
+RATE, WIDTH = 2e-3, 512  # the best rate for layers of this width
+FACTOR = 4  # between two rates
+RATES = 3  # in a trial
+MAX_SHARE = 0.15  # of the steps of all layers of a kind, for the trial
+MIN_STEPS = 20  # of a trial at one rate
+MARGIN = 0.02  # by which the error of another rate must be lower than that of the first
+RETRIES = 2  # at lower rates, for a layer that does not improve
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The learning rates of a reconstruction: the one that the settings name, or one for each kind of layer."""
+
+    settings: ReconstructionSettings
+    kinds: Mapping[int, Hashable]  # by layer
+    first: Mapping[int, float]  # the rate to start from, by layer
+    reporter: Reporter
+    chosen: dict[Hashable, float] = field(default_factory=dict)  # by kind
+
+    @classmethod
+    def of(cls, teacher: Checkpoint, settings: ReconstructionSettings, reporter: Reporter) -> Rates:
+        """Return the rates for the mixers of an uncut model."""
+        shapes: dict[int, dict[str, tuple[int, ...]]] = {}
+        for mixer in teacher.mixers:
+            prefix = f"{mixer.place_in_files}."
+            names = (name for name in teacher.tensors if name.startswith(prefix))
+            shapes[mixer.layer] = {name.removeprefix(prefix): tuple(teacher.tensors[name].shape) for name in names}
+        kinds = {layer: frozenset(each.items()) for layer, each in shapes.items()}
+        first = {mixer.layer: RATE * min(1.0, WIDTH / mixer.input_size) for mixer in teacher.mixers}
+        return cls(settings, kinds, first, reporter)
+
+    def remember(self, errors: LayerErrors) -> None:
+        """Take over the choice of an earlier run from a layer that it has finished."""
+        if errors.chosen_rate is not None:
+            self.chosen[self.kinds[errors.layer]] = errors.chosen_rate
+
+    def trial_steps(self, layer: int) -> int:
+        """Return the steps of a trial at each rate: all of them where so many layers follow that it costs little."""
+        steps, layers = self.settings.steps, list(self.kinds.values()).count(self.kinds[layer])
+        if MAX_SHARE * layers >= RATES - 1:  # one of the trials is the training
+            return steps
+        return min(steps, max(MIN_STEPS, round(MAX_SHARE * layers * steps / RATES)))
+
+    def fit(self, task: Task, layer: int) -> LayerErrors:
+        """Train a layer, leave the best weights in it, and return the errors before and after."""
+        named, steps, kind = self.settings.learning_rate, self.settings.steps, self.kinds[layer]
+        if named is not None or not steps:
+            return self._train(task, layer, self.first[layer] if named is None else named, steps)
+        attempts = Attempts(task, partial(self._train, task, layer))
+        trial: tuple[RateTrial, ...] = ()
+        if kind not in self.chosen:
+            trial = self._trial(attempts, layer, self.trial_steps(layer))
+        rate = self.chosen[kind]
+        if not trial or trial[0].steps < steps:
+            attempts.add(rate, steps)
+        for retry in range(1, RETRIES + 1):
+            if not attempts.best.step:
+                attempts.add(rate / FACTOR**retry, steps)
+        task.load(attempts.weights)
+        return replace(attempts.best, trial=trial, chosen_rate=rate)
+
+    def _trial(self, attempts: Attempts, layer: int, steps: int) -> tuple[RateTrial, ...]:
+        """Choose the rate of a kind of layer; return the errors on held-out windows."""
+        first = self.first[layer]
+        errors = {rate: attempts.add(rate, steps) for rate in (first, first / FACTOR)}
+        other = first / FACTOR**2 if errors[first / FACTOR] < errors[first] else first * FACTOR
+        errors[other] = attempts.add(other, steps)
+        best = min(errors, key=errors.__getitem__)
+        rate = best if errors[best] < (1 - MARGIN) * errors[first] else first
+        self.chosen[self.kinds[layer]] = rate
+        trial = tuple(RateTrial(learning_rate=rate, steps=steps, held_out=error) for rate, error in errors.items())
+        self.reporter.say(f"learning rate {rate:g} of {', '.join(map(str, trial))}")
+        return trial
+
+    def _train(self, task: Task, layer: int, rate: float, steps: int) -> LayerErrors:
+        settings = replace(self.settings, steps=steps)
+        with self.reporter.meter(f"layer {layer}", steps) as meter:
+            return fit(task, settings, layer, rate, lambda step, loss: meter(step, f"error {loss:.4f}"))
+
+
+class Attempts:
+    """Trainings of one layer from the weights of its cut; `train` takes a rate and a number of steps."""
+
+    def __init__(self, task: Task, train: Callable[[float, int], LayerErrors]) -> None:
+        self.task, self.train = task, train
+        self.cut = self.weights = task.copy()  # the latter are the best so far
+        self.errors: list[LayerErrors] = []
+
+    @property
+    def best(self) -> LayerErrors:
+        return min(self.errors, key=lambda errors: errors.held_out_after)
+
+    def add(self, rate: float, steps: int) -> float:
+        """Train the layer and return its error on held-out windows."""
+        self.task.load(self.cut)
+        self.errors.append(self.train(rate, steps))
+        if self.best is self.errors[-1]:
+            self.weights = self.task.copy()
+        return self.errors[-1].held_out_after

@@ -1,0 +1,105 @@
+"""The learning rate of a reconstruction fits the layer: by its width, and by a trial on held-out windows."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from slimstate.reconstruction import rates
+from slimstate.reconstruction.rates import Rates
+from slimstate.records.training import LayerErrors, ReconstructionSettings
+from slimstate.system.progress import SILENT
+
+SETTINGS = ReconstructionSettings(steps=500, batch=16, samples=640, length=1024, learning_rate=None, seed=0)
+
+
+class Layers:
+    """Layers of one kind whose error is lowest at a rate; `task` has the rate of the weights that are in the layer."""
+
+    def __init__(self, monkeypatch, *, count=8, width=512, settings=SETTINGS):
+        self.runs: list[tuple[int, float, int]] = []
+        self.best, self.curve, self.highest, self.weights = 2e-3, 0.1, math.inf, 0.0
+        self.task = SimpleNamespace(copy=lambda: self.weights, load=lambda weights: setattr(self, "weights", weights))
+        mixers = [SimpleNamespace(layer=layer, place_in_files=f"{layer}", input_size=width) for layer in range(count)]
+        tensors = {f"{layer}.key.weight": SimpleNamespace(shape=(4, width)) for layer in range(count)}
+        teacher = SimpleNamespace(mixers=mixers, tensors=tensors)
+        self.rates = Rates.of(teacher, settings, SILENT)
+        monkeypatch.setattr(rates, "fit", self.fit)
+
+    def fit(self, task, settings, layer, rate, on_step):
+        assert self.weights == 0.0, "every rate starts from the cut"
+        self.runs.append((layer, rate, settings.steps))
+        error = min(1.0, 0.5 + self.curve * abs(math.log2(rate / self.best))) if rate <= self.highest else 1.0
+        self.weights = rate if error < 1.0 else 0.0
+        step, errors = settings.steps if error < 1.0 else 0, {"before": 1.0, "after": error, "held_out_before": 1.0}
+        return LayerErrors(layer=layer, held_out_after=error, step=step, learning_rate=rate, **errors)
+
+    def train(self, layer):
+        self.weights = 0.0
+        return self.rates.fit(self.task, layer)
+
+
+@pytest.mark.parametrize(
+    ("width", "best", "tried", "chosen"),
+    [
+        (512, 2e-3, (2e-3, 5e-4, 8e-3), 2e-3),
+        (256, 8e-3, (2e-3, 5e-4, 8e-3), 8e-3),
+        (512, 5e-4, (2e-3, 5e-4, 1.25e-4), 5e-4),
+        (512, 1e-4, (2e-3, 5e-4, 1.25e-4), 1.25e-4),
+        (2048, 5e-4, (5e-4, 1.25e-4, 2e-3), 5e-4),
+        (4096, 5e-5, (2.5e-4, 6.25e-5, 1.5625e-5), 6.25e-5),
+    ],
+)
+def test_the_first_layer_of_a_kind_tries_three_rates_around_that_of_its_width(width, best, tried, chosen, monkeypatch):
+    layers = Layers(monkeypatch, width=width)
+    layers.best = best
+    first, second = layers.train(0), layers.train(1)
+    assert layers.runs == [*((0, rate, 200) for rate in tried), (0, chosen, 500), (1, chosen, 500)]
+    assert [trial.learning_rate for trial in first.trial] == list(tried)
+    assert (first.chosen_rate, second.chosen_rate, second.trial) == (chosen, chosen, ())
+    assert layers.weights == second.learning_rate == chosen
+
+
+def test_a_rate_that_is_hardly_better_than_that_of_the_width_is_not_chosen_but_its_weights_count(monkeypatch):
+    layers = Layers(monkeypatch, count=20)
+    layers.best, layers.curve = 5e-4, 0.004
+    errors = layers.train(0)
+    assert [steps for _, _, steps in layers.runs] == [500, 500, 500], "with many layers a trial is a whole training"
+    assert (errors.chosen_rate, errors.learning_rate, layers.weights) == (2e-3, 5e-4, 5e-4)
+
+
+def test_a_layer_that_the_rate_does_not_improve_is_trained_at_lower_ones_before_the_cut_stays(monkeypatch):
+    layers = Layers(monkeypatch)
+    layers.train(0)
+    layers.highest = 2e-4
+    assert (layers.train(1).learning_rate, layers.weights) == (1.25e-4, 1.25e-4)
+    layers.highest = 0.0
+    assert (layers.train(2).step, layers.weights) == (0, 0.0)
+    assert layers.rates.chosen == {layers.rates.kinds[0]: 2e-3}
+
+
+@pytest.mark.parametrize("settings", [replace(SETTINGS, learning_rate=1e-3), replace(SETTINGS, steps=0)])
+def test_a_rate_that_the_user_names_is_used_as_it_is(settings, monkeypatch):
+    layers = Layers(monkeypatch, settings=settings)
+    layers.highest = 0.0
+    assert layers.train(0).trial == ()
+    assert layers.runs == [(0, settings.learning_rate or 2e-3, settings.steps)]
+
+
+def test_a_run_that_continues_has_the_choice_of_the_first(monkeypatch):
+    before, after = Layers(monkeypatch), None
+    before.best = 5e-4
+    errors = before.train(0)
+    after = Layers(monkeypatch)
+    after.rates.remember(errors)
+    after.train(3)
+    assert after.runs == [(3, 5e-4, 500)]
+
+
+@pytest.mark.parametrize("layers", [1, 4, 8, 13, 14, 36])
+def test_a_trial_takes_at_most_15_percent_of_the_steps_or_20_steps_for_each_rate(layers, monkeypatch):
+    before = Layers(monkeypatch, count=layers)
+    before.train(0)
+    more = sum(steps for _, _, steps in before.runs) - SETTINGS.steps
+    assert more <= max(0.15 * layers * SETTINGS.steps, 3 * rates.MIN_STEPS)
