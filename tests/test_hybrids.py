@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -125,16 +124,6 @@ def test_models_that_cannot_be_cut_are_refused_with_the_reason(model_type, tmp_p
         slimstate.inspect(tmp_path)
     assert REFUSED[model_type] in str(refusal.value)
     assert model_type not in FAMILIES
-
-
-@pytest.mark.parametrize("method", ["fp8", "gptq", "awq"])
-@pytest.mark.parametrize("nested", [True, False])
-def test_quantised_models_are_refused_with_the_way_out(method, nested, folders, tmp_path):
-    config = json.loads((Path(folders["qwen3_5-plain"]) / "config.json").read_text())
-    (config["text_config"] if nested else config)["quantization_config"] = {"quant_method": method}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=rf"quantised \({method}\).*cut the unquantised model"):
-        Checkpoint.open(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "config", "layers"), [

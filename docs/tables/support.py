@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from slimstate.checkpoints.formats import FORMATS
 from slimstate.families import FAMILIES, Family
 from slimstate.families.refused import REFUSED
 from slimstate.serving.engines import rule_book, rules_of
@@ -13,8 +14,8 @@ from tables.layout import power, record, table
 ENGINES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang"}
 CUTS = ("half", "third", "rescaled")
 QUANTIZED = {
-    "type": "any with `quantization_config` (FP8, GPTQ, AWQ, ...)",
-    "why": "rows cannot be cut out of quantised blocks: cut the unquantised model and quantise the result",
+    "type": "linear attention quantised in other formats (bitsandbytes, HQQ, GGUF, ...)",
+    "why": f"rows can be cut out of {', '.join(FORMATS)}: cut the unquantised model and quantise the result",
 }
 
 

@@ -217,7 +217,8 @@ def test_a_hybrid_without_experts_is_trained(text_file, tmp_path):
         ({"model_type": "qwen3_5", "text_config": {}}, {}, "qwen3_5 is more than a language model"),
         (EXPERTS, {}, r"experts.* cannot be trained.*choose a config"),
         ({"model_type": "minicpmv4_6"}, {}, "minicpmv4_6 is more than a language model"),
-        ({"model_type": "qwen3_next", "quantization_config": "fp8"}, {}, r"quantised \(fp8\)"),
+        ({"model_type": "qwen3_next", "quantization_config": "fp8"}, {}, "quantization_config must have the settings"),
+        ({"model_type": "qwen3_next", "quantization_config": {"quant_method": "fp8"}}, {}, r"quantised model \(fp8\)"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(

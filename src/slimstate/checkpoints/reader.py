@@ -9,12 +9,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
 from torch import Tensor
 
+from slimstate.checkpoints.formats import Module, Quantisation, QuantisedWeight, quantisation_of
 from slimstate.checkpoints.safetensors_io import Digests, StoredTensor, TensorFile, TensorInfo
 from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer, Slot
@@ -32,6 +34,8 @@ from slimstate.system.value import Value
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
+MODELOPT_CONFIG = "hf_quant_config.json"
+OUTPUTS = ("out_proj", "o_proj")  # projections that do not read the input of a layer
 # weights in other formats would be stale beside those of a cut
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack"}
 READERS, READ_SIZE = 4, 4 * 2**20  # threads that compute digests, and bytes that each reads at once
@@ -75,11 +79,83 @@ class Checkpoint(Value):
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixers of this model; the weights have every slot with the size that the config says."""
+        check_shapes(self.shapes, self._mixers, quoted(self.folder))
+        return self._mixers
+
+    @cached_property
+    def _mixers(self) -> tuple[Mixer, ...]:
         mixers = described_mixers(self.config)
         if len(mixers) > len(self.tensors):
             raise ModelError(f"config.json has {len(mixers):,} layers, and the files {len(self.tensors):,} tensors")
-        check_shapes(self.tensors, mixers, quoted(self.folder))
+        if self.quantisation is not None and self.quantisation.method == "mlx":  # it renames language models
+            paths = (mixer.place_in_files.replace("model.language_model.", "language_model.model.") for mixer in mixers)
+            mixers = tuple(replace(mixer, stored_path=path) for mixer, path in zip(mixers, paths, strict=True))
         return mixers
+
+    @cached_property
+    def quantisation(self) -> Quantisation | None:
+        """How the weights are quantised, or None; ModelOpt may say so in a file of its own."""
+        path = self.folder / MODELOPT_CONFIG
+        if (quantisation := quantisation_of(self.config)) is None and path.is_file():
+            return quantisation_of({"quantization_config": read_json(path)})
+        return quantisation
+
+    def check_plain(self, purpose: str) -> None:
+        """Refuse a quantised model for a purpose that changes or needs plain weights: "trained"."""
+        if self.quantisation is not None:
+            problem = f"is quantised ({quoted(self.quantisation.method)}) and cannot be {purpose}"
+            raise ModelError(f"{quoted(self.source)} {problem}: use the unquantised model, and quantise the result")
+
+    @cached_property
+    def modules(self) -> dict[str, Module]:
+        """The tensors by module."""
+        modules: dict[str, dict[str, TensorInfo]] = {}
+        for name, info in self.tensors.items():
+            path, _, part = name.rpartition(".")
+            modules.setdefault(path, {})[part] = info
+        return {path: Module(path=path, tensors=parts) for path, parts in modules.items()}
+
+    def tensors_of(self, module: str) -> list[str]:
+        """Return the names of the tensors of a module."""
+        return [self.modules[module].name(part) for part in self.modules[module].tensors]
+
+    @cached_property
+    def quantised(self) -> dict[str, QuantisedWeight]:
+        """The quantised weights that a cut changes, by their names as plain weights.
+
+        Where a weight becomes bfloat16, so do the other input projections of its layer, which engines fuse with it.
+        """
+        weights: dict[str, QuantisedWeight] = {}
+        for mixer in self._mixers:
+            names = dict.fromkeys(mixer.name_of(slot) for slot in mixer.axis.slots)
+            own = [weight for name in names if (weight := self._quantised_weight(name, mixer)) is not None]
+            if any(weight.block_scale for weight in own):
+                inputs = (f"{mixer.place_in_files}.{name}.weight" for name in mixer.projections if name not in OUTPUTS)
+                fused = (self._quantised_weight(name, mixer) for name in inputs if name not in names)
+                own += [weight for weight in fused if weight is not None and weight.block_scale]
+            weights |= {weight.name: weight for weight in own}
+        return weights
+
+    @property
+    def dequantised(self) -> list[QuantisedWeight]:
+        """The weights that become bfloat16 in a cut, because their scales belong to blocks of rows."""
+        return [weight for weight in self.quantised.values() if weight.block_scale is not None]
+
+    def _quantised_weight(self, name: str, mixer: Mixer) -> QuantisedWeight | None:
+        module = self.modules.get(name.removesuffix(".weight"))
+        if not name.endswith(".weight") or module is None or module.is_plain:
+            return None
+        if self.quantisation is None:
+            part = min(module.tensors, key=lambda part: (part != "weight", part))
+            dtype = module.tensors[part].dtype
+            raise ModelError(f"{quoted(module.name(part))} is of {dtype}, and config.json has no quantization_config")
+        return self.quantisation.read(module, mixer.input_size)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors, and of quantised weights that a cut changes as if they were plain."""
+        shapes = {name: info.shape for name, info in self.tensors.items()}
+        return {**shapes, **{name: weight.shape for name, weight in self.quantised.items()}}
 
     @cached_property
     def plan(self) -> Plan | None:
@@ -126,7 +202,9 @@ class Checkpoint(Value):
 
     @property
     def parameters(self) -> int:
-        return sum(info.elements for info in self.tensors.values())
+        if self.quantisation is None:
+            return sum(info.elements for info in self.tensors.values())
+        return sum(self.quantisation.values(module) for module in self.modules.values())
 
     @cached_property
     def digests(self) -> Mapping[str, Digests]:
@@ -182,6 +260,8 @@ class Checkpoint(Value):
 
     def read_rows(self, mixer: Mixer, slot: Slot) -> Tensor:
         """Return the rows of a projection by channel, [H, D, input size]."""
+        if (quantised := self.quantised.get(mixer.name_of(slot))) is not None:
+            raise ModelError(f"{quoted(quantised.name)} is quantised ({quantised.storage}): its values cannot be read")
         weight = mixer.by_channel(slot, self.read(mixer.name_of(slot)))
         finite = weight.isfinite().flatten(1).all(1)
         if not bool(finite.all()):
@@ -273,14 +353,14 @@ def described_mixers(config: Config) -> tuple[Mixer, ...]:
     return mixers
 
 
-def check_shapes(tensors: Mapping[str, TensorInfo], mixers: tuple[Mixer, ...], where: str) -> None:
+def check_shapes(shapes: Mapping[str, tuple[int, ...]], mixers: tuple[Mixer, ...], where: str) -> None:
     """Check that the weights have every slot, with as many rows as its channels need."""
     for mixer in mixers:
         for slot in mixer.axis.slots:
             name = mixer.name_of(slot)
-            if name not in tensors:
+            if name not in shapes:
                 raise ModelError(f"{where} has no tensor {name}, which its config needs")
-            shape, least = tensors[name].shape, mixer.axis.end(slot)
+            shape, least = shapes[name], mixer.axis.end(slot)
             if len(shape) <= slot.dim + slot.by_head:
                 raise ModelError(f"{where}: {name} has {len(shape)} dimensions, too few for its rows")
             rows = slot.rows_in(shape)

@@ -33,9 +33,12 @@ BLOCK = 16 * 2**20
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
+# of floats of 8 bits: which bits to compare, and the least of them that is NaN or infinite
+NOT_FINITE = {"F8_E4M3": (0x7F, 0x7F), "F8_E5M2": (0x7F, 0x7C), "F8_E8M0": (0xFF, 0xFF)}
 
 
 class TensorInfo(Value):
@@ -50,9 +53,15 @@ class TensorInfo(Value):
     def elements(self) -> int:
         return math.prod(self.shape)
 
-    def resized(self, shape: list[int]) -> int:
-        """Return the bytes of a tensor of the same dtype and another shape."""
-        return self.size * math.prod(shape) // self.elements if self.elements else 0
+    def after(self, name: str, change: Change) -> tuple[str, list[int], int] | None:
+        """Return the dtype, shape and bytes of this tensor after a change, or None if it is removed."""
+        dtype = change.dtype(name, self.dtype)
+        if dtype is None:
+            return None
+        shape = change.shape(name, self.shape)
+        if dtype != self.dtype:
+            return dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize
+        return dtype, shape, self.size * math.prod(shape) // self.elements if self.elements else 0
 
 
 class TensorFile(Value):
@@ -200,11 +209,13 @@ def check_loadable(path: Path) -> None:
 
 
 class Change(Protocol):
-    """New values or shapes for some tensors of a model, in the same dtype."""
+    """New values, shapes or dtypes for some tensors of a model; a tensor with the dtype None is removed."""
 
     def touches(self, name: str) -> bool: ...
 
     def shape(self, name: str, shape: Iterable[int]) -> list[int]: ...
+
+    def dtype(self, name: str, dtype: str) -> str | None: ...
 
     def apply(self, name: str, tensor: Tensor) -> Tensor: ...
 
@@ -221,6 +232,9 @@ class Replacement:
     def shape(self, name: str, shape: Iterable[int]) -> list[int]:
         return list(shape)
 
+    def dtype(self, name: str, dtype: str) -> str:
+        return dtype
+
     def apply(self, name: str, tensor: Tensor) -> Tensor:
         return self.tensors[name].to(tensor.dtype).view(tensor.shape)
 
@@ -236,19 +250,20 @@ class TensorFileWriter(Value):
     @classmethod
     def create(cls, source: TensorFile, target: Path, change: Change) -> TensorFileWriter:
         """Create the file with its header and room for the tensors."""
-        shapes = {name: change.shape(name, info.shape) for name, info in source.tensors.items()}
+        entries = {name: info.after(name, change) for name, info in source.tensors.items()}
+        remaining = {name: entry for name, entry in entries.items() if entry is not None}
         header: JsonObject = {} if source.metadata is None else {"__metadata__": dict(source.metadata)}
         ends = [0]
-        for name, info in source.tensors.items():
-            ends.append(ends[-1] + info.resized(shapes[name]))
-            header[name] = {"dtype": info.dtype, "shape": shapes[name], "data_offsets": ends[-2:]}
+        for name, (dtype, shape, size) in remaining.items():
+            ends.append(ends[-1] + size)
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": ends[-2:]}
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         with target.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + ends[-1])
         bounds = [8 + len(text) + end for end in ends]
-        return cls(source=source, target=target, places=dict(zip(source.tensors, pairwise(bounds), strict=True)))
+        return cls(source=source, target=target, places=dict(zip(remaining, pairwise(bounds), strict=True)))
 
     def copy(self, name: str, stopped: Event) -> None:
         """Copy a tensor that does not change, block by block, unless it is `stopped`."""
@@ -269,7 +284,7 @@ class TensorFileWriter(Value):
         self.read[name] = zlib.crc32(_bytes(tensor))
         _check_finite(tensor, dtype, name)
         changed = change.apply(name, tensor)
-        _check_finite(changed, dtype, name)
+        _check_finite(changed, change.dtype(name, dtype) or dtype, name)
         data, (start, end) = _bytes(changed), self.places[name]
         if len(data) != end - start:
             raise AssertionError(f"{name} has {len(data)} bytes after the change, and room for {end - start}")
@@ -292,8 +307,11 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _check_finite(data: Tensor, dtype: str, name: str) -> None:
     """Refuse a tensor, or the raw bytes of one, with NaN or infinite values."""
-    if dtype not in FLOATS:
-        return
-    values = data.view(DTYPES[dtype])
-    if values.numel() and not all(map(math.isfinite, values.aminmax())):  # a NaN is both extremes
+    if dtype in FLOATS:
+        values = data.view(DTYPES[dtype])
+        finite = not values.numel() or all(map(math.isfinite, values.aminmax()))  # a NaN is both extremes
+    else:
+        mask, least = NOT_FINITE.get(dtype, (0, 1))
+        finite = not mask or not data.numel() or int((data.view(torch.uint8) & mask).max()) < least
+    if not finite:
         raise ModelError(f"{quoted(name)} holds NaN or infinite weights")

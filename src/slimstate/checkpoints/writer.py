@@ -93,7 +93,7 @@ class CheckpointWriter:
         changes = [
             self._pool.submit(file.put, name, change)
             for file in self._files
-            for name in file.source.tensors
+            for name in file.places
             if change.touches(name)
         ]
         tasks = [*self._copies, *changes]
@@ -153,7 +153,13 @@ def check_apart(checkpoint: Checkpoint, out: Path) -> None:
 
 
 def _bytes_after(checkpoint: Checkpoint, change: Change) -> int:
-    return sum(info.resized(change.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
+    return sum(size for _, _, size in _headers_after(checkpoint, change).values())
+
+
+def _headers_after(checkpoint: Checkpoint, change: Change) -> dict[str, tuple[str, list[int], int]]:
+    """Return dtype, shape and bytes of the tensors that remain after a change."""
+    entries = {name: info.after(name, change) for name, info in checkpoint.tensors.items()}
+    return {name: entry for name, entry in entries.items() if entry is not None}
 
 
 def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
@@ -186,11 +192,13 @@ def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:
 
 def _resized_index(checkpoint: Checkpoint, change: Change) -> JsonObject:
     assert checkpoint.index is not None
+    headers = _headers_after(checkpoint, change)
     metadata = {**checkpoint.index.get("metadata", {}), "total_size": _bytes_after(checkpoint, change)}
     if "total_parameters" in metadata:
-        after = sum(math.prod(change.shape(name, info.shape)) for name, info in checkpoint.tensors.items())
-        metadata["total_parameters"] -= checkpoint.parameters - after
-    return {**checkpoint.index, "metadata": metadata}
+        before = sum(info.elements for info in checkpoint.tensors.values())
+        metadata["total_parameters"] -= before - sum(math.prod(shape) for _, shape, _ in headers.values())
+    places = {name: file for name, file in checkpoint.index["weight_map"].items() if name in headers}
+    return {**checkpoint.index, "metadata": metadata, "weight_map": places}
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from slimstate.families.contract import Config
 
 ONE_HEAD_DIM = "its config has one {field} for keys, values and {also}, so no stock config has a smaller key dim"
@@ -21,18 +19,4 @@ REFUSED = {
 
 def refusal(config: Config) -> str | None:
     """Return why a model with this config cannot be cut, or None."""
-    quantised = _quantisation(config)
-    if quantised is not None:
-        advice = "cut the unquantised model and quantise the result"
-        return f"its weights are quantised ({quantised}), and rows cannot be cut out of quantised blocks; {advice}"
     return REFUSED.get(str(config.get("model_type")))
-
-
-def _quantisation(config: Config) -> str | None:
-    """Return the method by which the weights are quantised, or None."""
-    inner = config.get("text_config")
-    for part in (config, inner if isinstance(inner, Mapping) else {}):
-        if part.get("quantization_config") is not None:
-            how = part["quantization_config"]
-            return str(how.get("quant_method", "method not named")) if isinstance(how, Mapping) else str(how)
-    return None

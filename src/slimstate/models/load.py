@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from slimstate.system.tested_versions import warn_about_untested
 from slimstate.system.value import Value
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+PACKAGES = {"compressed-tensors": "compressed_tensors", "fp8": "", "gptq": "gptqmodel", "awq": "gptqmodel"}
+HALF = (torch.bfloat16, torch.float16)
 SHARE_FOR_WEIGHTS = 0.8  # of the free memory of a device; the rest is for activations
 
 
@@ -58,10 +61,15 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
     quiet_transformers()
+    check_runnable(checkpoint)
     with refusals(f"{quoted(folder)} cannot be loaded"):
         settings = config_class.from_pretrained(folder, trust_remote_code=False)
         config = settings if family.library == "fla" else text_settings(family, settings)
         model, report = model_class.from_pretrained(folder, config=config, dtype=precision, output_loading_info=True)
+    if checkpoint.quantisation is not None:  # transformers leaves plain weights beside quantised ones as they are
+        for parameter in model.parameters():
+            if parameter.dtype in HALF:
+                parameter.data = parameter.data.to(precision)
     wrong = [*report["missing_keys"], *report["mismatched_keys"]]
     if family.library == "fla":  # files of transformers may have more, such as a vision tower
         wrong += report["unexpected_keys"]
@@ -71,6 +79,22 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     guard_vocabulary(model, tokenizer, where)
     kernels = describe_kernels(where, precision, family.library)
     return Runtime(model=model.to(where).eval(), tokenizer=tokenizer, device=where, dtype=precision, kernels=kernels)
+
+
+def check_runnable(checkpoint: Checkpoint) -> None:
+    """Refuse a quantised model that no stock class loads on this machine, with the way to a plan for it."""
+    quantisation = checkpoint.quantisation
+    if quantisation is None:
+        return
+    package = PACKAGES.get(quantisation.method)
+    if quantisation.in_transformers and package is not None and (not package or find_spec(package) is not None):
+        return
+    problem = f"transformers does not run {quantisation.method} checkpoints here"
+    install = f" (it needs {package})" if package else ""
+    raise ModelError(
+        f"{quoted(checkpoint.folder)}: {problem}{install}; make a plan on the unquantised model and use it with"
+        " `apply` and `same_model`"
+    )
 
 
 def load_with(options: LoadOptions, folder: Path) -> Runtime:
@@ -90,6 +114,7 @@ def load_spread(folder: Path, options: LoadOptions) -> Runtime:
     where, precision, limits = options.place, options.precision, parse_limits(options.max_memory)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     checkpoint = Checkpoint.open(folder)
+    checkpoint.check_plain("spread with `device_map`")
     model = stock_model(checkpoint.config).to(precision).eval()
     renamed = model.state_dict().keys() - checkpoint.tensors.keys() - tied_weights(model)
     if renamed:

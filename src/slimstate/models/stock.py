@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from slimstate.checkpoints.formats import unquantised
 from slimstate.families import Family, family_of
 from slimstate.models.prepare import prepare
 from slimstate.system.errors import ModelError, SlimstateError, reason_of
@@ -131,6 +132,8 @@ def text_settings(family: Family, settings: Any) -> Any:
     If that part has a model type of its own, the config around it says whether embeddings are tied.
     """
     text = settings.get_text_config()
+    if text is not settings and hasattr(settings, "quantization_config"):
+        text.quantization_config = settings.quantization_config
     if family.language_type != family.model_type:
         text.tie_word_embeddings = settings.tie_word_embeddings
     return text
@@ -155,7 +158,7 @@ def stock_model(
     """Build the stock language model with random weights on a device; without a device nothing is allocated."""
     from transformers.modeling_utils import local_torch_dtype
 
-    family = family_of(config)
+    family, config = family_of(config), unquantised(config)
     prepare(family.model_type)
     config_class, model_class = stock_class(family)
     with local_torch_dtype(dtype), device or torch.device("meta"), refusals():

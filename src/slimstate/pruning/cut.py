@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -12,9 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
+from slimstate.checkpoints.formats import unquantised, with_plain_modules
 from slimstate.checkpoints.model_card import cut_card
-from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.checkpoints.safetensors_io import StoredTensor
+from slimstate.checkpoints.tensor_cut import TensorCut
 from slimstate.checkpoints.writer import CARD, CheckpointWriter, new_checkpoint
 from slimstate.core.evidence import Evidence
 from slimstate.core.file_names import CONFIG, PLAN
@@ -25,8 +28,9 @@ from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.families.fla_layout import SHARED_FILTERS
 from slimstate.models.prepare import has_library
-from slimstate.models.stock import as_published, stock_differences
+from slimstate.models.stock import Difference, as_published, stock_differences
 from slimstate.pruning.calibration import Sums, collecting, sum_evidence
+from slimstate.pruning.options import MIB
 from slimstate.pruning.planning import SelectionJob, cases, certify, plan_of
 from slimstate.pruning.sizes import parameters_after, state_bytes
 from slimstate.reconstruction.walk import RunMixer, StoredCut
@@ -48,20 +52,56 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter 
         reporter.say("flash-linear-attention is not installed: the tensors are not compared with its class")
         return
     with reporter.waiting("comparing the tensors with the stock class"):
-        shapes = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
-        for name, shape, expected in stock_differences(checkpoint.config, shapes):
+        shapes, mixers = _stock_shapes(checkpoint), described_mixers(checkpoint.config)
+        for name, shape, expected in _differences(checkpoint, checkpoint.config, shapes):
             if shape is None:
                 raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config needs")
             raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
-        cut = outline(checkpoint.mixers, key_dim)
+        cut = outline(mixers, key_dim)
         after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
-        for name, shape, expected in stock_differences(checkpoint.family.resize(checkpoint.config, key_dim), after):
+        resized = checkpoint.family.resize(checkpoint.config, key_dim)
+        for name, shape, expected in _differences(checkpoint, resized, after):
             raise AssertionError(f"{name} would be {shape} where the stock class expects {expected}")
+
+
+def _stock_shapes(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    """Return the shapes of tensors by their names in stock files; of quantised files, of those that a cut changes."""
+    if checkpoint.quantisation is None:
+        return {name: list(shape) for name, shape in checkpoint.shapes.items()}
+    pairs = zip(described_mixers(checkpoint.config), checkpoint.mixers, strict=True)
+    names = {stock.name_of(slot): own.name_of(slot) for stock, own in pairs for slot in own.axis.slots}
+    shapes = {name: list(checkpoint.shapes[own]) for name, own in names.items()}
+    is_mlx = checkpoint.quantisation.method == "mlx"  # it stores a convolution as [rows, taps, 1]
+    return {name: [shape[0], 1, shape[1]] if is_mlx and shape[2:] == [1] else shape for name, shape in shapes.items()}
+
+
+def _differences(checkpoint: Checkpoint, config: Config, shapes: Mapping[str, list[int]]) -> list[Difference]:
+    differences = stock_differences(unquantised(config), shapes)
+    if checkpoint.quantisation is None:
+        return differences
+    return [each for each in differences if {each[0], *checkpoint.stored_names(each[0])} & shapes.keys()]
+
+
+def dequantised_line(checkpoint: Checkpoint, key_dim: int) -> str | None:
+    """Return what it costs that some quantised weights become bfloat16 in a cut, or None if none do."""
+    if not (weights := checkpoint.dequantised):
+        return None
+    cut = TensorCut(checkpoint, outline(checkpoint.mixers, key_dim))
+    more = sum(math.prod(cut.shape(weight.name, weight.shape)) for weight in weights)
+    modules = ", ".join(sorted({weight.module.rpartition(".")[2] for weight in weights}))
+    size = " x ".join(map(str, weights[0].block))
+    return (
+        f"{modules}: scales of {size} blocks cannot be cut, so the weights become bfloat16: {more / MIB:,.1f} MiB more"
+    )
 
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
     """Return the config of the cut model, with the cut described under the key `slimstate`."""
     config = as_published(checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected))
+    if plain := checkpoint.dequantised:
+        (running, stored), names = checkpoint.roots, [weight.module for weight in plain]
+        alone = [running + name.removeprefix(stored) for name in names]  # in the language model alone
+        config = with_plain_modules(config, list(dict.fromkeys([*names, *alone])))
     previous = checkpoint.config.get("slimstate") or {}
     before = {key: value for key, value in previous.items() if key != "history"}
     config["slimstate"] = {
@@ -90,6 +130,7 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed:
         noncommuting=(mixers[0].noncommuting or ()) if plan.rotates else None,
         state_bytes={"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
         parameters={"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
+        dequantised=dequantised_line(checkpoint, plan.key_dim),
         speed=speed,
         certificate=plan.summary(),
         kernels=kernels,
@@ -120,7 +161,7 @@ class CutJob:
         with ExitStack() as stack:
             writers: list[CheckpointWriter] = []  # one in the main process, where the cut is written
             if self.out is not None:
-                shapes = outline(self.checkpoint.mixers, self.key_dim)
+                shapes = TensorCut(self.checkpoint, outline(self.checkpoint.mixers, self.key_dim))
                 writer = new_checkpoint(self.checkpoint, shapes, self.out, force=self.force)
                 distributed.from_main(lambda: writers.append(stack.enter_context(writer)))
 
@@ -147,7 +188,7 @@ class CutJob:
         config = cut_config(self.checkpoint, plan)
         cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
         documents = {**self.documents(plan, record, config), CONFIG: config_file(self.provenance)}
-        return writer.finish(cutter, config, documents, reporter=self.reporter)
+        return writer.finish(TensorCut(self.checkpoint, cutter), config, documents, reporter=self.reporter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +241,9 @@ class LayerwiseCut(StoredCut):
             self.plan.append(plan_of(self.job, self.choices, windows.provenance()))
         return cut_config(self.checkpoint, self.plan[0])
 
-    def change(self) -> Cutter:
-        return Cutter(self.checkpoint.mixers, self.plan[0].selections, corrected=self.plan[0].corrected)
+    def change(self) -> TensorCut:
+        cutter = Cutter(self.checkpoint.mixers, self.plan[0].selections, corrected=self.plan[0].corrected)
+        return TensorCut(self.checkpoint, cutter)
 
     def documents(self, record: ReconstructionRecord) -> dict[str, str]:
         return self.cut.documents(self.plan[0], self.record(record), cut_config(self.checkpoint, self.plan[0]))

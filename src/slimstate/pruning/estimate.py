@@ -7,6 +7,7 @@ whole passes; they come from an H200 and a two-core CPU, so expect errors up to 
 from __future__ import annotations
 
 from slimstate.checkpoints.safetensors_io import BLOCK
+from slimstate.checkpoints.tensor_cut import TensorCut
 from slimstate.checkpoints.writer import WRITERS
 from slimstate.core.evidence import BACKWARD
 from slimstate.core.surgery import outline
@@ -29,7 +30,7 @@ def estimate_cut(job: SelectionJob) -> EstimateRecord:
     device = run.place
     speed = measure_speed(checkpoint, device, run.precision)
     stored = sum(info.size for info in checkpoint.tensors.values())
-    cut = outline(checkpoint.mixers, 1)
+    cut = TensorCut(checkpoint, outline(checkpoint.mixers, checkpoint.mixers[0].axis.width))
     largest = max(info.size for name, info in checkpoint.tensors.items() if cut.touches(name))
     seconds = {"fingerprint and writing": 3 * stored / speed.read_bytes_per_second}
     device_bytes: dict[str, float] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -18,6 +19,7 @@ from slimstate.core.surgery import check_choice
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import MAX_EPSILON
+from slimstate.models.load import load_with
 from slimstate.models.options import LoadOptions
 from slimstate.pruning.evidence import EvidenceCollector
 from slimstate.pruning.options import Calibration
@@ -59,7 +61,7 @@ class SelectionJob:
         check_rotatable(self.checkpoint, self.selector)
         evidence = {} if file is None else file.evidence
         mixers = self.checkpoint.mixers
-        each = cases(self.checkpoint.read_rows, mixers, self.selector.needs, evidence)
+        each = cases(self._rows_reader(), mixers, self.selector.needs, evidence)
         selections = choose(self.selector, self.reporter.track(each, "choosing", len(mixers)), self.request)
         layers = [mixer.layer for mixer in mixers]
         with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
@@ -67,12 +69,27 @@ class SelectionJob:
             choices = dict(zip(layers, certified, strict=True))
         return plan_of(self, choices, None if file is None else dict(file.calibration))
 
+    def _rows_reader(self) -> Callable[[Mixer, Slot], Tensor]:
+        """Return what reads weights by channel: from the files, or from the stock class, which dequantises them."""
+        if "weight" not in self.selector.needs or not self.checkpoint.quantised:
+            return self.checkpoint.read_rows
+        with self.reporter.waiting("loading the model for its weights"):
+            model = load_with(self.run, self.checkpoint.folder).model
+
+        def read_rows(mixer: Mixer, slot: Slot) -> Tensor:
+            weight: Tensor = model.get_parameter(mixer.running_name_of(slot)).detach()
+            if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+                raise PlanError(f"layer {mixer.layer}: the weights stay quantised here; use a plan with `same_model`")
+            return mixer.by_channel(slot, weight)
+
+        return read_rows
+
 
 def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonObject | None) -> Plan:
     """Return the plan of these choices, with everything needed to repeat and to judge them."""
     checkpoint, selector, request = job.checkpoint, job.selector, job.request
     with job.reporter.waiting("reading the weights for their fingerprint"):
-        fingerprint = checkpoint.fingerprint
+        _ = checkpoint.fingerprint
     correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
     epsilon = check_epsilon(checkpoint, request.keep, job.corrected)
     return Plan(
@@ -84,16 +101,18 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
         seed=request.seed,
         corrected=job.corrected,
         options={name: value for name in selector.options if (value := getattr(request, name)) is not None},
-        model=SourceModel(
-            source=checkpoint.source,
-            fingerprint=fingerprint,
-            loader=loader_of(checkpoint.family.model_type),
-        ),
+        model=source_model(checkpoint),
         calibration=None if calibration is None else from_json(Text, calibration),
         versions=versions(),
         selections=choices,
         parent=None if checkpoint.plan is None else checkpoint.plan.to_json(),
         correction=correction.describe(width, request.keep, job.corrected, rotated=selector.rotates, epsilon=epsilon),
+    )
+
+
+def source_model(checkpoint: Checkpoint) -> SourceModel:
+    return SourceModel(
+        source=checkpoint.source, fingerprint=checkpoint.fingerprint, loader=loader_of(checkpoint.family.model_type)
     )
 
 
@@ -162,8 +181,11 @@ def _gram_after(gram: Tensor, choice: Choice) -> Tensor:
     return rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))
 
 
-def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
-    """Read a plan from a file or from the folder of a cut model; refuse one for another model."""
+def read_plan(path: Path, checkpoint: Checkpoint, *, same_model: bool = False) -> Plan:
+    """Read a plan from a file or from the folder of a cut model; refuse one for another model.
+
+    `same_model` takes one that was made on another checkpoint of the same model, and keeps that in the plan.
+    """
     path = path / PLAN if path.is_dir() else path
     try:
         plan = Plan.from_json(read_json(path, PlanError, MAX_PLAN_BYTES))
@@ -171,7 +193,12 @@ def read_plan(path: Path, checkpoint: Checkpoint) -> Plan:
         raise PlanError(f"{quoted(path)} is not a slimstate plan: {error}") from error
     if (other := plan.model.fingerprint) != checkpoint.fingerprint:
         source = quoted(plan.model.source)
-        raise PlanError(f"{quoted(path)} is a plan for another model: {source}, {str(other)[:19]}…")
+        if not same_model:
+            raise PlanError(
+                f"{quoted(path)} is a plan for another model: {source}, {str(other)[:19]}…; if that is this model in"
+                " another precision, use `same_model`"
+            )
+        plan = replace(plan, model=source_model(checkpoint), made_on=plan.model)
     if plan.model_type != checkpoint.family.model_type:
         types = f"{quoted(plan.model_type)}, the model is a {checkpoint.family.model_type}"
         raise PlanError(f"{quoted(path)} is a plan for a {types}: use the plan of this model")

@@ -105,8 +105,8 @@ def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
     removed = 0
     for mixer in checkpoint.mixers:
         for slot in mixer.axis.slots:
-            info = checkpoint.tensors[mixer.name_of(slot)]
-            row = info.elements // slot.rows_in(info.shape)
+            shape = checkpoint.shapes[mixer.name_of(slot)]
+            row = math.prod(shape) // slot.rows_in(shape)
             removed += row * slot.copies * mixer.axis.heads * (mixer.axis.width - key_dim)
     return checkpoint.parameters - removed
 

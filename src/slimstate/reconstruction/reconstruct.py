@@ -42,6 +42,7 @@ def find_uncut_model(cut: Checkpoint, source: str | PathLike[str] | None, report
             raise PlanError("give the uncut model with `teacher`")
         reporter.say(f"teacher: {source}, which the model was cut from")
     teacher = Checkpoint.open(source)
+    teacher.check_plain("the teacher of a reconstruction")
     if teacher.family.model_type != cut.family.model_type:
         raise ModelError(f"{source} is a {teacher.family.model_type}, the cut model a {cut.family.model_type}")
     ancestors = [entry.get("base_fingerprint") for entry in (cut.cut, *cut.cut.get("history", ()))]

@@ -82,6 +82,9 @@ class TrainedChange:
     def shape(self, name: str, shape: Iterable[int]) -> list[int]:
         return self.cut.shape(name, shape)
 
+    def dtype(self, name: str, dtype: str) -> str | None:
+        return self.cut.dtype(name, dtype)
+
     def apply(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self.places:
             return self.cut.apply(name, tensor)

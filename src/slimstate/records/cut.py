@@ -32,6 +32,7 @@ class CutRecord(Record, CutFacts):
     noncommuting: tuple[str, ...] | None
     state_bytes: Mapping[str, Mapping[str, int]]
     parameters: Mapping[str, int]
+    dequantised: str | None = None  # which quantised weights became bfloat16, and what that costs
     speed: LayerSpeed | None = None
     certificate: Mapping[str, float | None]
     kernels: str | None

@@ -53,7 +53,10 @@ class CutFacts(Value):
 
 
 class PlanHeader(Record, CutFacts):
-    """All of a plan but what its layers keep; `parent` is the plan of an earlier cut."""
+    """All of a plan but what its layers keep; `parent` is the plan of an earlier cut.
+
+    `made_on` is the checkpoint whose channels were chosen, if it is another one of the same model.
+    """
 
     KIND = "plan"
 
@@ -62,6 +65,7 @@ class PlanHeader(Record, CutFacts):
     model: SourceModel
     parent: Mapping[str, Any] | None = None
     folder: str | None = None
+    made_on: SourceModel | None = None
 
 
 class Plan(PlanHeader):
@@ -110,8 +114,11 @@ class Plan(PlanHeader):
 
     def to_json(self) -> JsonObject:
         layers = {str(layer): choice_to_json(choice) for layer, choice in self.selections.items()}
+        header = super().to_json()
+        if self.made_on is None:
+            del header["made_on"]
         return {
-            **super().to_json(), "compression": self.compression, "certificate": self.summary(), "layers": layers,
+            **header, "compression": self.compression, "certificate": self.summary(), "layers": layers,
         }  # fmt: skip
 
     @classmethod

@@ -65,6 +65,8 @@ class PruneConfig(EngineChoice):
     held-out windows."""
     apply: Path | None = None
     """Repeat the cut of this slimstate_plan.json, or of the folder of a cut model; no calibration."""
+    same_model: bool = False
+    """The plan of `apply` was made on another checkpoint of the same model, such as the unquantised one."""
     force: bool = once()
     """Replace an existing output folder, once the new one is complete."""
     calibration: Calibration = Calibration()
@@ -77,6 +79,8 @@ class PruneConfig(EngineChoice):
             raise PlanError("`distill` needs `reconstruct`")
         if self.apply is not None and self.reconstruct is not None:
             raise PlanError("`apply` repeats a cut; reconstruct it afterwards with slimstate reconstruct")
+        if self.same_model and self.apply is None:
+            raise PlanError("`same_model` needs `apply`")
         if self.reconstruct is not None and self.calibration.data is None:
             raise PlanError("`reconstruct` trains on text: give it with `data`")
         has_size = self.key_dim is not None or self.compression is not None

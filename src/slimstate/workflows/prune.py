@@ -16,7 +16,7 @@ from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.writer import check_output
 from slimstate.data.text import Windows
 from slimstate.models.load import load_tokenizer
-from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, describe_cut
+from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, dequantised_line, describe_cut
 from slimstate.pruning.estimate import estimate_cut
 from slimstate.pruning.evidence import read_windows
 from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_layerwise, read_plan
@@ -112,7 +112,9 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         choice = selection_job(checkpoint, config, reporter)
         key_dim = choice.request.keep
     else:
-        choice = plan = read_plan(config.apply, checkpoint)
+        choice = plan = read_plan(config.apply, checkpoint, same_model=config.same_model)
+        if plan.made_on is not None:
+            reporter.say(f"the channels were chosen on {plan.made_on.source}, which is taken for the same model")
         key_dim, line = plan.key_dim, f"applying {config.apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}"
         _report_cut(checkpoint, key_dim, line, config.engine, reporter)
     cut = CutJob(
@@ -134,6 +136,8 @@ def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, re
     checkpoint = Checkpoint.open(source)
     if out is not None:
         check_output(checkpoint, out, config.force)
+    if config.reconstruct is not None:
+        checkpoint.check_plain("reconstructed")
     if checkpoint.cut is not None:
         widths = f"from key dim {checkpoint.cut['width']} to {checkpoint.cut['key_dim']}"
         reporter.say(f"cut before, {widths}; both cuts are recorded")
@@ -175,6 +179,8 @@ def _report_cut(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | N
     """Check the shapes, and report the key dim: its speed, and what engines do with it."""
     check_stock_shapes(checkpoint, key_dim, reporter)
     reporter.say(line)
+    if (price := dequantised_line(checkpoint, key_dim)) is not None:
+        reporter.say(price)
     if (speed := _speed(checkpoint, key_dim)) is not None:
         reporter.say(speed.advice)
     candidates = key_dims_worth_choosing(checkpoint.mixers[0].axis.width)

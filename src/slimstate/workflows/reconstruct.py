@@ -53,6 +53,7 @@ def reconstruct(
         teacher = None if config.teacher is None else inputs.model(config.teacher)
         source = inputs.model(model)
         cut = Checkpoint.open(source)
+        cut.check_plain("reconstructed")
         check_apart(cut, out)
         uncut = find_uncut_model(cut, teacher, reporter)
         provenance = run_config("reconstruct", {"model": source, "out": out}, config.to_values())

@@ -97,6 +97,7 @@ def _open(
     source = inputs.model(model, reads_text=reads_text)
     distributed.join(config.run.place)
     student = Checkpoint.open(source)
+    student.check_plain("trained")
     is_set, config = config.adaptation.is_set, resolve(config, student)
     if config.adaptation.mixers and not is_set:
         inputs.reporter.say("only the mixers are trained: the files store other weights in another form")

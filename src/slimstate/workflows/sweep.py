@@ -88,6 +88,7 @@ def _sweep(source: str | PathLike[str], folder: Path, config: SweepConfig, repor
     from slimstate.reports.plots.results import draw_sweep
 
     started, checkpoint = time.perf_counter(), Checkpoint.open(source)
+    checkpoint.check_plain("swept")
     check_place(folder, folder=True)
     check_drawings(folder, OUTPUTS, beside=SWEEP)
     with STOP.with_message(lambda: _describe_progress(folder)):

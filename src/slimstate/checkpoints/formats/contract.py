@@ -1,0 +1,292 @@
+"""How a format stores a quantised weight: which tensors belong to it, and where its output rows are in each of them.
+
+A weight has N output rows and K inputs. A cut of key channels removes output rows, so it is exact wherever a scale
+belongs to a row, to a row and a group of inputs, or to the whole tensor: the same rows go from every tensor, and rows
+that share a word are packed anew. A scale for a block of rows belongs to rows that go and rows that stay; such a weight
+becomes bfloat16. A cut of input columns, such as those of an output projection, would break groups of inputs: no format
+has a place for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from slimstate.checkpoints.safetensors_io import DTYPES, FLOATS, TensorInfo
+from slimstate.system.errors import ModelError, quoted
+from slimstate.system.value import Value
+
+Settings = Mapping[str, Any]
+Dtypes = tuple[str, ...]
+WORD = 32  # bits
+SCALES: Dtypes = (*FLOATS, "F8_E4M3", "F8_E8M0", "U8")
+
+
+class Rows(Protocol):
+    """Where output rows are in a stored tensor."""
+
+    def shape(self, shape: tuple[int, ...], rows: int) -> list[int]:
+        """Return the shape of the tensor with so many rows."""
+
+    def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """Return the tensor with these rows."""
+
+
+class PlainRows(Value):
+    """Rows one after the other along a dimension."""
+
+    dim: int = 0
+
+    def shape(self, shape: tuple[int, ...], rows: int) -> list[int]:
+        return [rows if dim == self.dim else size for dim, size in enumerate(shape)]
+
+    def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        return tensor.index_select(self.dim, rows)
+
+
+class PackedRows(Value):
+    """Rows in words of 32 bits along a dimension; the i-th lowest bits of a word are of its row `order[i]`."""
+
+    dim: int
+    bits: int
+    order: tuple[int, ...]
+
+    def shape(self, shape: tuple[int, ...], rows: int) -> list[int]:
+        return [-(-rows * self.bits // WORD) if dim == self.dim else size for dim, size in enumerate(shape)]
+
+    def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        words, order = tensor.movedim(self.dim, -1), torch.tensor(self.order)
+        places = [((words >> self.bits * place) & 2**self.bits - 1).to(torch.uint8) for place in range(len(order))]
+        values = torch.stack(places, -1)[..., order.argsort()].flatten(-2).index_select(-1, rows)
+        values = torch.nn.functional.pad(values, (0, -len(rows) % len(order)))
+        values = values.unflatten(-1, (-1, len(order)))[..., order]
+        packed = torch.zeros(values.shape[:-1], dtype=tensor.dtype)
+        for place in range(len(order)):
+            packed |= values[..., place].to(tensor.dtype) << self.bits * place
+        return packed.movedim(-1, self.dim).contiguous()
+
+
+class StatedRows(Value):
+    """The number of rows, as the first of the two numbers of a tensor that states the shape [N, K]."""
+
+    def shape(self, shape: tuple[int, ...], rows: int) -> list[int]:
+        return list(shape)
+
+    def select(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        return torch.cat([torch.tensor([len(rows)], dtype=tensor.dtype), tensor[1:]])
+
+
+class QuantisedWeight(Value):
+    """A weight [N, K] in the files, by its name as a plain weight; `rows` has the tensors that a cut changes."""
+
+    name: str
+    storage: str
+    shape: tuple[int, int]
+    rows: Mapping[str, Rows]
+    # the tensor with scales of blocks, and the rows and inputs of a block, where the weight cannot be cut as it is
+    block_scale: str | None = None
+    block: tuple[int, int] = (1, 1)
+
+    @property
+    def module(self) -> str:
+        return self.name.removesuffix(".weight")
+
+    def check_packing(self, rows: int) -> None:
+        """Refuse a number of rows that does not fill the words of tensors without padding."""
+        for name, each in self.rows.items():
+            if isinstance(each, PackedRows) and each.dim == 1 and rows * each.bits % WORD:
+                words = f"has {WORD // each.bits} rows in a word, and {rows} rows would remain"
+                raise ModelError(f"{quoted(name)}: {self.storage} {words}; choose another key dim")
+
+    def dequantised(self, stored: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
+        """Return rows of a weight with scales of blocks, in bfloat16."""
+        height, width = self.block
+        weight, scales = stored.index_select(0, rows).float(), scale.float().index_select(0, rows // height)
+        for number, start in enumerate(range(0, self.shape[1], width)):
+            weight[:, start : start + width] *= scales[:, number : number + 1]
+        return weight.to(torch.bfloat16)
+
+
+class Module(Value):
+    """The tensors of one module of the model, by their names below it: "weight", "weight_scale"."""
+
+    path: str
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    def is_plain(self) -> bool:
+        return self.tensors.keys() <= {"weight", "bias"} and all(info.dtype in FLOATS for info in self.tensors.values())
+
+    def name(self, part: str) -> str:
+        return f"{self.path}.{part}"
+
+
+class Storage(Value):
+    """One way in which a format stores a weight; all tensors by their names below the module."""
+
+    # its name in messages: "GPTQ"
+    name: str
+    # the tensor with the values
+    weight: str = "weight"
+    # its dtypes: ("I32",) for words
+    dtypes: Dtypes
+    # possible bits of a value
+    bits: tuple[int, ...] = (8,)
+    # the dimension of output rows in all tensors
+    dim: int = 0
+    # the order of rows in a word of the values; None if a word has one row and several inputs
+    order: tuple[int, ...] | None = None
+    # scales and their dtypes: for each row, each row and group of inputs, or all of the tensor
+    scales: Mapping[str, Dtypes]
+    # what has the shape of scales, and may be missing
+    optional: Mapping[str, Dtypes] = field(default_factory=dict)
+    # inputs of a group, where there is no choice
+    group: int | None = None
+    # zero points, with rows in words, where there are any
+    zeros: str | None = None
+    # a tensor that states [N, K]
+    stated: str | None = None
+    # what belongs to all rows, and may be missing
+    shared: tuple[str, ...] = ()
+
+    def matches(self, module: Module) -> bool:
+        info = module.tensors.get(self.weight)
+        return info is not None and info.dtype in self.dtypes
+
+    def read(self, module: Module, inputs: int, block: tuple[int, int] | None = None) -> QuantisedWeight:
+        """Return the weight of a module; its tensors must be complete, of this format alone, and fit each other."""
+        known = {self.weight, *self.scales, *self.optional, self.zeros, self.stated, *self.shared, "bias"}
+        if others := sorted(module.tensors.keys() - known):
+            raise ModelError(f"{quoted(module.name(others[0]))} does not belong to a weight in {self.name}")
+        for part in (*self.scales, *filter(None, [self.stated])):
+            if part not in module.tensors:
+                raise ModelError(f"{quoted(module.name(part))} is missing, which {self.name} needs")
+        rows, bits = self._sizes(module, inputs)
+        packed = PackedRows(dim=self.dim, bits=bits, order=self.order or tuple(range(WORD // bits)))
+        values: Rows = PlainRows(dim=self.dim) if self.order is None else packed
+        bias: dict[str, Rows] = {}
+        if "bias" in module.tensors:
+            self._check(module, "bias", FLOATS, (rows,))
+            bias[module.name("bias")] = PlainRows()
+        weight = QuantisedWeight(name=module.name("weight"), storage=self.name, shape=(rows, inputs), rows=bias)
+        parts = {self.weight: values}
+        for part, dtypes in {**self.scales, **self.optional}.items():
+            if block is not None and part in self.scales and self._is_blocks(module, part, weight.shape, block):
+                return replace(weight, block=block, block_scale=module.name(part))
+            if part in module.tensors and (each := self._scale_rows(module, part, dtypes, weight.shape)):
+                parts[part] = each
+        if self.zeros in module.tensors and self.zeros is not None:
+            self._check_zeros(module, packed, rows, inputs)
+            parts[self.zeros] = packed
+        if self.stated is not None:
+            self._check(module, self.stated, ("I64", "I32"), (2,))
+            parts[self.stated] = StatedRows()
+        return replace(weight, rows={**bias, **{module.name(part): each for part, each in parts.items()}})
+
+    def _sizes(self, module: Module, inputs: int) -> tuple[int, int]:
+        """Return the output rows, and the bits of a value, from the shape of the values."""
+        info = module.tensors[self.weight]
+        if len(info.shape) == 2:
+            along, across = info.shape[self.dim], info.shape[1 - self.dim]
+            unit = 8 * DTYPES[info.dtype].itemsize
+            if self.order is None:
+                rows, (bits, rest) = along, divmod(across * unit, inputs)
+            else:  # words of rows: the scales have as many as there are
+                scales = module.tensors[next(iter(self.scales))].shape
+                rows = scales[-1] if scales else 0
+                bits, rest = divmod(along * unit, max(rows, 1)) if across == inputs else (0, 0)
+            if not rest and bits in self.bits:
+                return rows, bits
+        raise self._misfit(module, self.weight, f"the values of a weight with {inputs} inputs")
+
+    def _is_blocks(self, module: Module, part: str, shape: tuple[int, int], block: tuple[int, int]) -> bool:
+        blocks = tuple(-(-size // step) for size, step in zip(shape, block, strict=True))
+        return module.tensors[part].shape == blocks and blocks[0] < shape[0]
+
+    def _scale_rows(self, module: Module, part: str, dtypes: Dtypes, shape: tuple[int, int]) -> Rows | None:
+        """Return where the rows of a scale are; None if it is that of the whole tensor."""
+        info, (rows, inputs) = module.tensors[part], shape
+        if info.dtype not in dtypes:
+            raise self._misfit(module, part, f"of {' or '.join(dtypes)}")
+        if info.elements == 1 and self.group is None:
+            return None
+        dim = self.dim if len(info.shape) == 2 else 0
+        groups = info.shape[1 - dim] if len(info.shape) == 2 else 1
+        fits = groups == inputs // self.group if self.group else groups > 0 and inputs % groups == 0
+        if len(info.shape) not in (1, 2) or info.shape[dim] != rows or not fits:
+            raise self._misfit(module, part, f"scales of {rows} rows and {inputs} inputs")
+        return PlainRows(dim=dim)
+
+    def _check_zeros(self, module: Module, packed: PackedRows, rows: int, inputs: int) -> None:
+        assert self.zeros is not None
+        groups = module.tensors[next(iter(self.scales))].shape
+        expected = tuple(packed.shape(groups, rows))
+        if WORD % packed.bits or (self.dim == 1 and rows * packed.bits % WORD):
+            raise self._misfit(module, self.zeros, f"zero points of {rows} rows of {packed.bits} bits in whole words")
+        self._check(module, self.zeros, ("I32",), expected)
+
+    def _check(self, module: Module, part: str, dtypes: Dtypes, shape: tuple[int, ...]) -> None:
+        info = module.tensors[part]
+        if info.dtype not in dtypes or info.shape != shape:
+            raise self._misfit(module, part, f"{list(shape)} of {' or '.join(dtypes)}")
+
+    def _misfit(self, module: Module, part: str, expected: str) -> ModelError:
+        info = module.tensors[part]
+        shape = quoted(list(info.shape))
+        return ModelError(f"{quoted(module.name(part))} is {shape} of {info.dtype}; {self.name} needs {expected} there")
+
+
+class Format(Value):
+    """A format of quantised checkpoints: the ways in which it stores a weight."""
+
+    # the `quant_method` in the config: "gptq"
+    method: str
+    # how it stores weights; the first that matches a module counts
+    storages: tuple[Storage, ...]
+    # settings of the config with values that other layouts do not have: {"version": ("gemm",)}
+    required: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # the list in the config with modules that are not quantised: "ignore"; None if none can be added
+    unquantised: str | None = None
+    # whether the stock class of transformers loads it
+    in_transformers: bool = True
+
+    def block(self, settings: Settings) -> tuple[int, int] | None:
+        """Return the rows and inputs of a block with one scale, or None."""
+        return None
+
+    def bits(self, settings: Settings) -> int | None:
+        """Return the bits of most weights, where the config says so."""
+        bits = settings.get("bits")
+        return bits if isinstance(bits, int) and bits in range(1, 9) else None
+
+    def read(self, module: Module, inputs: int, settings: Settings) -> QuantisedWeight:
+        """Return the weight of a module that is not plain."""
+        for name, values in self.required.items():
+            if name in settings and str(settings[name]).lower() not in values:
+                raise ModelError(
+                    f"{quoted(module.path)}: {self.method} with {name} {quoted(settings[name])} is not known;"
+                    f" {name} must be {' or '.join(values)}"
+                )
+        for storage in self.storages:
+            if storage.matches(module):
+                return storage.read(module, inputs, self.block(settings))
+        part = next((name for name in ("weight", "weight_packed", "qweight") if name in module.tensors), None)
+        part = min(module.tensors) if part is None else part
+        raise ModelError(
+            f"{quoted(module.name(part))} of {module.tensors[part].dtype} is not known to the format {self.method}:"
+            " cut the unquantised model and quantise the result"
+        )
+
+    def values(self, module: Module, settings: Settings) -> int:
+        """Return the number of weights that the tensors of a module store."""
+        storage = next((each for each in self.storages if each.matches(module)), None)
+        if storage is None:
+            return sum(info.elements for info in module.tensors.values())
+        info = module.tensors[storage.weight]
+        bits = storage.bits[0] if len(storage.bits) == 1 else self.bits(settings) or storage.bits[0]
+        bias = module.tensors["bias"].elements if "bias" in module.tensors else 0
+        return info.elements * 8 * DTYPES[info.dtype].itemsize // bits + bias

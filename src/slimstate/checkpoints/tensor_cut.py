@@ -1,0 +1,70 @@
+"""The change that a cut makes to the tensors in the files: plain weights by the cutter, quantised ones part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from slimstate.checkpoints.formats.contract import QuantisedWeight, StatedRows
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.surgery import Cutter
+from slimstate.system.errors import ModelError, PlanError, quoted
+
+PLAIN_DTYPE = "BF16"  # of a weight whose scales cannot be cut
+
+
+class TensorCut:
+    """A cut of the tensors in the files; rows of quantised weights are those that the cutter keeps of the plain one."""
+
+    def __init__(self, checkpoint: Checkpoint, cutter: Cutter) -> None:
+        self._cutter, self._checkpoint = cutter, checkpoint
+        self._weights: dict[str, QuantisedWeight] = {}  # by the names of the tensors in the files
+        self._removed: set[str] = set()
+        for weight in checkpoint.quantised.values():
+            if cutter.changes_values(weight.name):
+                raise PlanError(
+                    f"{quoted(weight.name)} is quantised ({weight.storage}), and a cut that rotates channels or scales"
+                    " queries needs other values: cut the unquantised model and quantise the result"
+                )
+            weight.check_packing(len(self._remaining(weight)))
+            self._weights |= dict.fromkeys([*weight.rows, *([weight.name] if weight.block_scale else ())], weight)
+            if weight.block_scale is not None:
+                self._removed.update(set(checkpoint.tensors_of(weight.module)) - {weight.name, *weight.rows})
+
+    def _becomes_plain(self, name: str) -> bool:
+        weight = self._weights.get(name)
+        return weight is not None and weight.block_scale is not None and name == weight.name
+
+    def _remaining(self, weight: QuantisedWeight) -> Tensor:
+        name, rows = weight.name, weight.shape[0]
+        return self._cutter.remaining_rows(name, rows) if self._cutter.touches(name) else torch.arange(rows)
+
+    def touches(self, name: str) -> bool:
+        return name in self._weights or name in self._removed or self._cutter.touches(name)
+
+    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
+        if name not in self._weights:
+            return self._cutter.shape(name, shape)
+        weight = self._weights[name]
+        rows = len(self._remaining(weight))
+        return [rows, weight.shape[1]] if self._becomes_plain(name) else weight.rows[name].shape(tuple(shape), rows)
+
+    def dtype(self, name: str, dtype: str) -> str | None:
+        if name in self._removed:
+            return None
+        return PLAIN_DTYPE if self._becomes_plain(name) else dtype
+
+    def apply(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._weights:
+            return self._cutter.apply(name, tensor)
+        weight = self._weights[name]
+        rows = self._remaining(weight)
+        if self._becomes_plain(name):
+            assert weight.block_scale is not None
+            return weight.dequantised(tensor, self._checkpoint.read(weight.block_scale), rows)
+        if isinstance(weight.rows[name], StatedRows) and tensor.tolist() != list(weight.shape):
+            stated = quoted(tensor.tolist())
+            raise ModelError(f"{quoted(name)} says {stated}; {weight.storage} has a weight {list(weight.shape)}")
+        return weight.rows[name].select(tensor, rows)

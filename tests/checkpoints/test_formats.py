@@ -1,0 +1,200 @@
+"""Quantised checkpoints: rows of the cut stand for the same numbers as rows of the original, in every format."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import slimstate
+import tiny
+from fuzz.verdicts import difference
+from quantising import SCHEMES, parts_of, quantise
+from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.surgery import cut
+from slimstate.system.errors import ModelError
+from slimstate.system.json_files import read_json, write_json
+
+MODELS = ("qwen3_next-plain", "qwen3_5-plain", "granitemoehybrid-plain", "nemotron_h-plain")
+DIM = 8
+
+
+def is_projection(name: str) -> bool:
+    return "in_proj" in name and name.endswith(("in_proj.weight", "qkvz.weight", "qkv.weight", "in_proj_z.weight"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("formats")
+    return {name: tiny.save(tiny.build(tiny.VARIANTS[name]), root / name) for name in MODELS}
+
+
+def stock_name(name: str) -> str:
+    return name.replace("language_model.model.", "model.language_model.")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_rows_of_a_cut_stand_for_the_same_numbers(name, model, models, tmp_path):
+    scheme, source, out = SCHEMES[name], tmp_path / "quantised", tmp_path / "cut"
+    modules = quantise(models[model], source, scheme, is_projection)
+    plan = slimstate.prune(source, out, method="random", key_dim=DIM, progress=False).plan
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
+    plain = {f"{stock_name(module)}.weight": scheme.values(parts_of(before, module)) for module in modules}
+    slots = {
+        f"{mixer.place_in_files}.{slot.parameter}"
+        for mixer in Checkpoint.open(source).mixers
+        for slot in mixer.axis.slots
+    }
+    expected = cut(plain, Checkpoint.open(models[model]).mixers, plan.selections)
+    for module in modules:
+        parts, rows = parts_of(after, module), expected[f"{stock_name(module)}.weight"]
+        dtypes = {part: tensor.dtype for part, tensor in parts_of(before, module).items()}
+        if "blocks" in name:
+            dtypes, values = {"weight": torch.bfloat16}, parts["weight"].float()
+        else:
+            values = scheme.values(parts)
+        assert torch.equal(values, rows), module
+        assert {part: tensor.dtype for part, tensor in parts.items()} == dtypes
+    assert Checkpoint.open(out).mixers[0].axis.width == DIM  # and every tensor fits the config
+    for each in before.keys() - slots:
+        if each.rpartition(".")[0] not in modules:
+            assert same_bytes(before[each], after[each]), each
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (one, other)))
+
+
+def quantised(models: dict[str, Path], out: Path, scheme: str, model: str = MODELS[0], chosen=is_projection) -> Path:
+    quantise(models[model], out, SCHEMES[scheme], chosen)
+    return out
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "fp8-blocks"])
+def test_a_checkpoint_with_plain_linear_attention_is_cut_as_any_other(scheme, models, tmp_path):
+    """Whatever the rest is stored as: an unknown method, too, as nothing of it is touched."""
+    source = quantised(models, tmp_path / "model", scheme, chosen=lambda name: "shared_expert.up_proj" in name)
+    config = read_json(source / "config.json")
+    config["quantization_config"]["quant_method"] = "of tomorrow"
+    write_json(source / "config.json", config)
+    for folder, out in ((source, "cut"), (models[MODELS[0]], "plain")):
+        slimstate.prune(folder, tmp_path / out, method="l1", key_dim=DIM, progress=False)
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "cut"))
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        assert same_bytes(tensor, plain[name] if "linear_attn" in name else before[name]), name
+    assert read_json(tmp_path / "cut" / "config.json")["quantization_config"] == config["quantization_config"]
+
+
+def damaged(folder: Path, changes: dict[str, Any], **settings: Any) -> None:
+    """Replace tensors of the first layer by other ones, or remove them; and change the settings in the config."""
+    tensors, start = load_file(folder / "model.safetensors"), "model.layers.0.linear_attn.in_proj_qkvz."
+    for part, change in changes.items():
+        tensor = change(tensors.pop(start + part, None))
+        tensors |= {} if tensor is None else {start + part: tensor.contiguous()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = read_json(folder / "config.json")
+    config["quantization_config"] = {**config["quantization_config"], **settings}
+    write_json(folder / "config.json", config)
+
+
+BAD = {
+    "unknown": ("gptq", {}, {"quant_method": "hqq"}, r"qkvz\.\w+ is quantised by hqq, which cannot be cut"),
+    "layout": ("awq", {}, {"version": "gemv"}, "qkvz: awq with version gemv is not known; version must be gemm"),
+    "checkpoint format": ("gptq", {}, {"checkpoint_format": "marlin"}, "checkpoint_format marlin is not known"),
+    "mixed": ("ct-w4", {"qzeros": lambda _: torch.ones(2, 2)}, {}, "qkvz.qzeros does not belong to a weight in com"),
+    "both": (
+        "ct-w4",
+        {"weight": lambda _: torch.ones(192, 64)},
+        {},
+        "qkvz.weight does not belong to a weight in com",
+    ),
+    "no scale": ("ct-fp8", {"weight_scale": lambda _: None}, {}, "qkvz.weight_scale is missing, which compressed-tens"),
+    "short scale": ("ct-fp8", {"weight_scale": lambda t: t[1:]}, {}, r"weight_scale is \[191, 1\] of BF16; compressed"),
+    "scale of integers": (
+        "gptq",
+        {"scales": lambda t: t.int()},
+        {},
+        "qkvz.scales is .* of I32; GPTQ needs of F64",
+    ),
+    "values": ("awq", {"qweight": lambda t: t[1:]}, {}, r"qweight is \[63, 24\] of I32; AWQ needs the values of a wei"),
+    "zeros": ("gptq", {"qzeros": lambda t: t[:, 1:]}, {}, r"qzeros is \[4, 23\] of I32; GPTQ needs \[4, 24\] of I32"),
+    "stated": (
+        "ct-w4",
+        {"weight_shape": lambda t: t + 1},
+        {},
+        r"weight_shape says \[193, 65\]; compressed-ten",
+    ),
+    "nan": ("ct-fp8", {"weight": lambda t: torch.full_like(t, torch.nan)}, {}, "qkvz.weight holds NaN or infinite"),
+    "blocks": (
+        "fp8-blocks",
+        {"weight_scale_inv": lambda t: t[1:]},
+        {},
+        r"scale_inv is \[11, 4\] of F32; FP8 needs",
+    ),
+    "dtype": (
+        "modelopt-nvfp4",
+        {"weight": lambda t: t.to(torch.int16)},
+        {},
+        "weight of I16 is not known to the",
+    ),
+    "no method": ("ct-fp8", {}, {"quant_method": None}, "a method without a name, which cannot be cut"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_a_format_is_refused_by_tensor_and_format(case, models, tmp_path, refusal):
+    scheme, changes, settings, message = BAD[case]
+    damaged(quantised(models, tmp_path / "model", scheme), changes, **settings)
+    line = refusal("prune", tmp_path / "model", "--out", tmp_path / "cut", "--method", "random", "--key-dim", DIM)
+    assert re.search(message, line), line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "awq"])
+def test_rows_that_do_not_fill_words_are_refused(scheme, models, tmp_path):
+    source = quantised(models, tmp_path / "model", scheme)
+    with pytest.raises(ModelError, match=r"has 8 rows in a word, and 116 rows would remain; choose another key dim"):
+        slimstate.prune(source, tmp_path / "cut", method="random", key_dim=5)
+    assert not (tmp_path / "cut").exists()
+
+
+def test_weights_without_a_config_of_their_format_are_refused(models, tmp_path):
+    source = quantised(models, tmp_path / "model", "ct-fp8")
+    write_json(source / "config.json", {**read_json(source / "config.json"), "quantization_config": None})
+    with pytest.raises(ModelError, match=r"qkvz.weight is of F8_E4M3, and config.json has no quantization_config"):
+        _ = Checkpoint.open(source).mixers
+
+
+def test_modelopt_may_describe_itself_in_a_file_of_its_own(models, tmp_path):
+    source = quantised(models, tmp_path / "model", "modelopt-fp8")
+    write_json(source / "config.json", {**read_json(source / "config.json"), "quantization_config": None})
+    about = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    write_json(source / "hf_quant_config.json", about)
+    slimstate.prune(source, tmp_path / "cut", method="random", key_dim=DIM)
+
+
+def test_blocks_of_fp8_become_bfloat16_with_what_engines_fuse_with_them(models, tmp_path, succeed, capsys):
+    """And transformers, which runs them on a CPU, computes with the cut what it computes with channels zeroed."""
+    source = quantised(models, tmp_path / "model", "fp8-blocks", "qwen3_5-plain")
+    tensors = load_file(source / "model.safetensors")  # with scales of powers of two, bfloat16 has the same values
+    powers = {name: 2 ** tensor.log2().round() for name, tensor in tensors.items() if "scale_inv" in name}
+    save_file(tensors | powers, source / "model.safetensors", {"format": "pt"})
+    out = succeed("prune", source, "--out", tmp_path / "cut", "--method", "l1", "--key-dim", DIM, "--json")
+    record = json.loads(out)
+    # 2 layers: 2 heads of 2 x 8 keys and 48 values, and 48 rows of z, of 64 inputs, one byte more for each
+    assert "in_proj_qkv, in_proj_z: scales of 16 x 16 blocks cannot be cut" in record["dequantised"]
+    settings = read_json(tmp_path / "cut" / "config.json")["quantization_config"]
+    for path in ("model.language_model.layers", "model.layers"):
+        for layer in (0, 2):
+            assert {f"{path}.{layer}.linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z")} <= set(
+                settings["modules_to_not_convert"]
+            )
+    assert difference(source, tmp_path / "cut") is None
