@@ -28,6 +28,7 @@ from slimstate.pruning.evidence import EvidenceCollector, calibration_windows
 from slimstate.pruning.options import Calibration
 from slimstate.records.plan import Plan
 from slimstate.selectors import Case, Request, channel_methods, choose, selector_named
+from slimstate.system.errors import PlanError
 
 NAMES = sorted(tiny.VARIANTS)
 INFORMED = sorted(set(channel_methods()) - {"random"})  # nothing that random sees can change its choice
@@ -35,8 +36,13 @@ KEY_DIM = 8
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
-    """To leave norms alone is the same for every option of a family."""
-    return ("cut", "rescaled") if name in tiny.EVERY_PLAIN else ("cut",)
+    """To leave norms alone, and to cut values as well, is the same for every option of a family."""
+    return ("cut", "rescaled", "both") if name in tiny.EVERY_PLAIN else ("cut",)
+
+
+def half_the_values(folder: Path) -> int | None:
+    checkpoint = Checkpoint.open(folder)
+    return None if checkpoint.family.value_refusal(checkpoint.config) else checkpoint.mixers[0].value_dim // 2
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +53,12 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
     for name in NAMES:
         original = tiny.save(tiny.build(tiny.VARIANTS[name]), root / name)
         for kind in kinds_of(name):
-            out = root / f"{name}-{kind}"
-            slimstate.prune(original, out, method="random", key_dim=KEY_DIM, keep_norm_eps=kind == "rescaled")
+            out, options = root / f"{name}-{kind}", {"keep_norm_eps": kind == "rescaled"}
+            if kind == "both":
+                options = {"value_dim": half_the_values(original), "value_method": "random"}
+                if options["value_dim"] is None:
+                    continue
+            slimstate.prune(original, out, method="random", key_dim=KEY_DIM, **options)
             pairs[name, kind] = (original, out)
     torch.save(tiny.token_ids(), root / "ids.pt")
     for kind, names in (
@@ -65,13 +75,15 @@ def exactness(checkpoint: Checkpoint, plan: Plan) -> float:
     The correction also reaches the norms that need none, and these random models are small enough to feel it.
     """
     if checkpoint.family.correction(checkpoint.config) == NOT_NEEDED:
-        return 3e-5
+        return 3e-5 if plan.value_dim is None else 1e-4
     return 1e-3 if plan.corrected else 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in NAMES for kind in kinds_of(name)])
 def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, kind, cut_folders):
+    if (name, kind) not in cut_folders:
+        pytest.skip("its values cannot be cut")
     original, folder = cut_folders[name, kind]
     checkpoint, runtime = Checkpoint.open(original), load(original, device="cpu")
     plan = Plan.read(folder / PLAN)
@@ -112,6 +124,25 @@ def test_keeping_all_is_the_identity(name, cut_folders):
     assert all(torch.equal(tensors[tensor], same[tensor]) for tensor in tensors)
     resized = checkpoint.family.resize(checkpoint.config, axis.width)
     assert described_mixers(resized) == checkpoint.mixers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
+def test_a_cut_of_values_alone_is_the_masked_original(name, folders, tmp_path):
+    if (value_dim := half_the_values(folders[name])) is None:
+        with pytest.raises(PlanError, match=r"the values of .* cannot be cut: "):
+            slimstate.prune(folders[name], value_dim=2, value_method="random")
+        return
+    slimstate.prune(folders[name], tmp_path / "cut", value_dim=value_dim, value_method="l1")
+    before, after = Checkpoint.open(folders[name]), Checkpoint.open(tmp_path / "cut")
+    dims = after.mixers[0].axis.width, after.mixers[0].value_dim
+    assert dims == (before.mixers[0].axis.width, value_dim)
+    plan, ids, runtime = Plan.read(tmp_path / "cut" / PLAN), tiny.token_ids(1, 80), load(folders[name], device="cpu")
+    with torch.inference_mode():
+        with masked(runtime.model, before.mixers, plan.selections):
+            expected = runtime.model(input_ids=ids, use_cache=False).logits
+        result = load(tmp_path / "cut", device="cpu").model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4 * max(1.0, float(expected.std())))
 
 
 @pytest.mark.parametrize("rotated", [False, True])

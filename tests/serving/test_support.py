@@ -13,6 +13,7 @@ from slimstate.families import FAMILIES
 from slimstate.families.contract import NOT_NEEDED
 from slimstate.serving import engines
 from slimstate.serving.engines import ServedModel, rules_for, warning
+from slimstate.system.errors import PlanError
 
 EXACTNESS = json.loads((ROOT / "docs" / "records" / "exactness.json").read_text())
 
@@ -46,17 +47,17 @@ def model(model_type: str, **changes: object) -> dict[str, object]:
 
 def verdicts(model_type: str, key_dim: int, engine: str, **changes: object) -> set[str]:
     """Return what an engine does on any machine."""
-    served = ServedModel.at_key_dim(model(model_type, **changes), key_dim)
+    served = ServedModel.at_dims(model(model_type, **changes), key_dim)
     return {rule.verdict for rule in rules_for(served, engine) if rule.where is None}
 
 
 def test_rules_depend_on_the_key_dim():
-    at = {key_dim: rules_for(ServedModel.at_key_dim(model("qwen3_next"), key_dim)) for key_dim in (128, 96, 64)}
+    at = {key_dim: rules_for(ServedModel.at_dims(model("qwen3_next"), key_dim)) for key_dim in (128, 96, 64)}
     assert not any(rule.is_failure for rule in at[128])
     assert ["triton" in (rule.advice or "") for rule in at[64]].count(True) == 1
     assert {rule.engine for rule in at[96] if rule.is_failure} == {"llama.cpp", "sglang"}
     assert {rule.engine for rule in at[64] if rule.is_failure} == {"llama.cpp"}
-    assert rules_for(ServedModel.at_key_dim(model("delta_net"), 64)) == engines.rules_of("delta_net") == ()
+    assert rules_for(ServedModel.at_dims(model("delta_net"), 64)) == engines.rules_of("delta_net") == ()
 
 
 def test_rules_depend_on_the_config():
@@ -93,12 +94,12 @@ def test_safe_key_dims_are_those_without_a_failure(engine, config, safe, fast):
 
 
 def test_a_warning_needs_a_failure_in_every_engine_in_question():
-    served = ServedModel.at_key_dim(model("qwen3_next"), 64)
+    served = ServedModel.at_dims(model("qwen3_next"), 64)
     assert warning(served) is None  # mlx-lm runs it
     assert warning(served, "vllm") is None
     assert "llama.cpp" in str(warning(served, "llama.cpp"))
-    assert warning(ServedModel.at_key_dim(model("qwen3_next")), "llama.cpp") is None
-    nowhere = ServedModel.at_key_dim(model("bamba", attn_layer_indices=[1]), 64)
+    assert warning(ServedModel.at_dims(model("qwen3_next")), "llama.cpp") is None
+    nowhere = ServedModel.at_dims(model("bamba", attn_layer_indices=[1]), 64)
     assert "every engine" in str(warning(nowhere))
 
 
@@ -118,6 +119,14 @@ def test_prune_warns_before_it_works(way, folders, execute, refusal):
     assert "warning: at key dim 16 llama.cpp refuses the model" in " ".join(err.split())
     assert "warning" not in execute(*command)[2]
     assert "unknown --engine onnx" in refusal(*command, "--engine", "onnx")
+
+
+def test_prune_keeps_equal_dims_for_an_engine_that_needs_them(folders, tmp_path):
+    options = {"method": "l1", "value_method": "l1", "key_dim": 8}
+    with pytest.raises(PlanError, match="`value_method` needs `value_dim`"):
+        slimstate.prune(folders["qwen3_next-plain"], **options)
+    cut = slimstate.prune(folders["qwen3_next-plain"], engine="llama.cpp", **options)
+    assert (cut.key_dim, cut.value_dim) == (8, 8)
 
 
 @pytest.mark.parametrize("name", ["qwen3_next-plain", "delta_net-plain"])

@@ -24,7 +24,7 @@ from slimstate.system.json_files import JsonObject, parse_json
 from slimstate.system.value import Value
 
 # what a method may need; weights are read, everything else is collected
-Need = Literal["weight", "gram", "moments", "input", "gradient", "weighted"]
+Need = Literal["weight", "gram", "moments", "input", "gradient", "weighted", "output", "output gradient"]
 NEEDS: tuple[str, ...] = get_args(Need)
 FIELDS: dict[str, tuple[str, ...]] = {
     "gram": ("query_gram", "key_gram"),
@@ -32,8 +32,12 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "input": ("input_square",),
     "gradient": ("query_gradient", "key_gradient"),
     "weighted": ("query_weighted", "key_weighted"),
+    "output": ("output_square",),
+    "output gradient": ("output_gradient",),
 }
-BACKWARD: frozenset[str] = frozenset({"gradient", "weighted"})  # what needs a backward pass through the model
+BACKWARD: frozenset[str] = frozenset(
+    {"gradient", "weighted", "output gradient"}
+)  # what needs a backward pass through the model
 KNOWN = frozenset(name for names in FIELDS.values() for name in names)
 FORMAT = "1"
 ROUNDING = 1e-6  # of the largest entry; sums of many tokens are far more precise, also on a GPU
@@ -48,8 +52,9 @@ class Evidence(Value):
     their sum, and its last entry their number. input_square [input size]: sum of squares of the mixer's input.
     query_gradient, key_gradient [H, D, copies * input size]: gradient of the summed language-model loss with respect to
     the projection weights. query_weighted, key_weighted [H, D, D]: query_gram and key_gram with every token of a head
-    weighted by the squared length of the gradient of that loss with respect to its activations. What a method does
-    not need is None.
+    weighted by the squared length of the gradient of that loss with respect to its activations. output_square
+    [value heads, V, copies]: sum of squares of the input of the output projection. output_gradient [value heads, V,
+    copies * output size]: gradient of the loss with respect to that projection. What a method does not need is None.
     """
 
     tokens: int
@@ -62,6 +67,8 @@ class Evidence(Value):
     key_gradient: Tensor | None = None
     query_weighted: Tensor | None = None
     key_weighted: Tensor | None = None
+    output_square: Tensor | None = None
+    output_gradient: Tensor | None = None
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for item in fields(self):
@@ -180,13 +187,12 @@ def _check_about(about: JsonObject) -> JsonObject:
 def find_problem(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | None:
     """Return why a tensor cannot be a sum of a calibration of this mixer, or None if it can."""
     is_square = name in FIELDS["gram"] + FIELDS["moments"] + FIELDS["weighted"]
-    side = mixer.axis.width + (name in FIELDS["moments"])
-    gradient = mixer.axis.heads, mixer.axis.width, None
-    other = gradient if name in FIELDS["gradient"] else (mixer.input_size,)
-    shape = (mixer.axis.heads, side, side) if is_square else other
+    shape = _shape_of(name, mixer)
+    if shape is None:
+        return "belongs to values, which cannot be cut in this model"
     pairs = zip(shape, tensor.shape, strict=False)
     fits = len(shape) == tensor.ndim and all(expected in (None, size) for expected, size in pairs)
-    dtype = torch.float32 if name in FIELDS["gradient"] else torch.float64
+    dtype = torch.float32 if name.endswith("_gradient") else torch.float64
     if not fits or tensor.dtype != dtype:
         expected = [size or "…" for size in shape]
         return f"is {list(tensor.shape)} of {tensor.dtype}, but must be {expected} of {dtype}"
@@ -194,9 +200,22 @@ def find_problem(name: str, tensor: Tensor, mixer: Mixer, tokens: int) -> str | 
         return "has NaN or infinite numbers"
     if not bool(tensor.any()):
         return f"is zero, but is a sum over {tokens:,} tokens"
-    if name == "input_square" and bool((tensor < 0).any()):
+    if name.endswith("_square") and bool((tensor < 0).any()):
         return "has a negative sum of squares"
     return _find_gram_problem(tensor, tokens if name in FIELDS["moments"] else None) if is_square else None
+
+
+def _shape_of(name: str, mixer: Mixer) -> tuple[int | None, ...] | None:
+    """Return the shape of a sum, None for a size that the layout does not know; None if the mixer has no such sum."""
+    axis, values = mixer.axis, mixer.value_axis
+    if name.startswith("output_"):
+        if values is None:
+            return None
+        return values.heads, values.width, values.output.copies if name == "output_square" else None
+    if name == "input_square":
+        return (mixer.input_size,)
+    side = axis.width + (name in FIELDS["moments"])
+    return (axis.heads, axis.width, None) if name in FIELDS["gradient"] else (axis.heads, side, side)
 
 
 def _find_gram_problem(gram: Tensor, tokens: int | None) -> str | None:

@@ -185,6 +185,14 @@ class Family(Value, ABC):
         """Return the config field of the epsilon of the norm over values, which a cut of values changes, if any."""
         return self.correction(config).epsilon
 
+    def describe_value_correction(self, config: Config, value_dim: int) -> str:
+        """Return a sentence on what makes a cut of values equal to zeroing them."""
+        name, axis = self.value_epsilon(config), self.mixers(config)[0].value_axis
+        if axis is None or not any(slot.scale_power for slot in axis.slots):
+            return "no norm follows the values, so that cutting them equals zeroing"
+        factor = f"{name} times {self.sizes(config).value_dim / value_dim:.4g} and " if name else ""
+        return f"{factor}output weights compensate the norm over fewer values, so that cutting them equals zeroing"
+
     def value_refusal(self, config: Config) -> str | None:
         """Return why the values of a model with this config cannot be cut, or None if they can."""
         return None

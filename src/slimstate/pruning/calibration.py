@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slimstate.core.evidence import BACKWARD, Evidence, Need
-from slimstate.core.layout import Mixer
+from slimstate.core.layout import Axis, Mixer, Slot
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.kernels.fla_calls import unit
 from slimstate.models.devices import TOKENS_AT_ONCE
@@ -41,10 +41,12 @@ class Sums:
                     self.tensors[f"{role}_{need}"] = torch.zeros(shape, dtype=torch.float64, device=device)
         if "input" in needs:
             self.tensors["input_square"] = torch.zeros(size, dtype=torch.float64, device=device)
-        if "gradient" in needs:
-            for role, slot in (("query", mixer.query), ("key", mixer.key)):
-                shape = heads, width, slot.copies * size
-                self.tensors[f"{role}_gradient"] = torch.zeros(shape, dtype=torch.float32, device=device)
+        if mixer.value_axis is not None and "output" in needs:
+            self._columns = mixer.value_axis.all_rows(mixer.value_axis.output).permute(1, 2, 0).to(device)
+            self.tensors["output_square"] = torch.zeros(self._columns.shape, dtype=torch.float64, device=device)
+        for role, axis, slot in _differentiated(mixer, needs):
+            shape = axis.heads, axis.width, slot.copies * size
+            self.tensors[f"{role}_gradient"] = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def add_activations(self, role: Role, x: Tensor) -> None:
         """Add x [B, T, H, D]; one product per sequence and head, because a few long ones leave most of a GPU idle."""
@@ -63,9 +65,14 @@ class Sums:
         by_head, weights = (y.transpose(1, 2) for y in (x.double(), squares))
         self.tensors[f"{role}_weighted"] += (by_head.mT @ (by_head * weights)).sum(0).to(self.device)
 
-    def add_input(self, x: Tensor) -> None:
-        """Add x [..., input size]."""
-        self.tensors["input_square"] += x.detach().flatten(0, -2).double().square().sum(0).to(self.device)
+    def add_squares(self, name: str, x: Tensor) -> None:
+        """Add x [..., size], the input of the mixer or of its output projection."""
+        squares = x.detach().flatten(0, -2).double().square().sum(0).to(self.device)
+        self.tensors[name] += squares if name == "input_square" else squares[self._columns]
+
+    def add_gradient(self, role: str, gradient: Tensor) -> None:
+        """Add the gradient of a projection by channel."""
+        self.tensors[f"{role}_gradient"] += gradient.float().to(self.device)
 
     def add_other_processes(self) -> None:
         for tensor in self.tensors.values():
@@ -105,7 +112,7 @@ def calibrate(
                 for entry in sums.values():
                     entry.row_mask = {"query": parts[number][:, 0], "key": parts[number][:, 1]}
             if BACKWARD & needs:
-                _backward(runtime.model, mixers, sums, ids)
+                _backward(runtime.model, mixers, sums, ids, needs)
             else:
                 with torch.inference_mode():
                     runtime.model.base_model(input_ids=ids, use_cache=False)
@@ -147,13 +154,19 @@ def collecting(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], needs
     with ExitStack() as stack:
         if {"gram", "moments", "weighted"} & needs:
             stack.enter_context(hooked(model, mixers, observe))
-        if "input" in needs:
-            for mixer in mixers:
+        for mixer in mixers:
+            places = [("input_square", mixer.path)] * ("input" in needs)
+            if mixer.value_axis is not None and "output" in needs:
+                path = mixer.running_name_of(mixer.value_axis.output).removesuffix(".weight")
+                places.append(("output_square", path))
+            for name, path in places:
 
-                def observe_input(_: object, args: Any, kwargs: Any, entry: Sums = sums[mixer.layer]) -> None:
-                    entry.add_input(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+                def observe_input(
+                    _: object, args: Any, kwargs: Any, name: str = name, entry: Sums = sums[mixer.layer]
+                ) -> None:
+                    entry.add_squares(name, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
-                module = model.get_submodule(mixer.path)
+                module = model.get_submodule(path)
                 stack.callback(module.register_forward_pre_hook(observe_input, with_kwargs=True).remove)
         yield
 
@@ -164,20 +177,28 @@ def next_token_loss(model: Any, ids: Tensor) -> Tensor:
     return distilled_loss(hidden, model.get_output_embeddings().weight, ids[:, 1:].flatten())[0]
 
 
-def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor) -> None:
-    """Add the gradients of the summed next-token loss with respect to the query and key projections."""
-    places = [(mixer, role, slot) for mixer in mixers for role, slot in (("query", mixer.query), ("key", mixer.key))]
-    weights = {name: model.get_parameter(name) for name in (mixer.running_name_of(slot) for mixer, _, slot in places)}
+def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: Tensor, needs: frozenset[Need]) -> None:
+    """Add the gradients of the summed next-token loss with respect to the projections that methods need."""
+    places = [(mixer, role, slot) for mixer in mixers for role, _, slot in _differentiated(mixer, needs)]
+    slots = [(mixer, slot) for mixer, _, slot in places]
+    if "weighted" in needs:  # whose gradients of queries and keys need weights before them
+        slots += [(mixer, slot) for mixer in mixers for slot in (mixer.query, mixer.key)]
+    weights = {name: model.get_parameter(name) for name in (mixer.running_name_of(slot) for mixer, slot in slots)}
     model.requires_grad_(False)
     for weight in weights.values():
         weight.requires_grad_(True)
     loss = next_token_loss(model, ids) * ids[:, 1:].numel()
     gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
     for mixer, role, slot in places:
-        gradient = mixer.by_channel(slot, gradients[mixer.running_name_of(slot)])
-        entry = sums[mixer.layer]
-        if f"{role}_gradient" in entry.tensors:
-            entry.tensors[f"{role}_gradient"] += gradient.float().to(entry.device)
+        sums[mixer.layer].add_gradient(role, mixer.by_channel(slot, gradients[mixer.running_name_of(slot)]))
+
+
+def _differentiated(mixer: Mixer, needs: frozenset[Need]) -> Iterator[tuple[str, Axis, Slot]]:
+    """Yield the projections of a mixer whose gradients are summed, with their channels."""
+    if "gradient" in needs:
+        yield from (("query", mixer.axis, mixer.query), ("key", mixer.axis, mixer.key))
+    if "output gradient" in needs and mixer.value_axis is not None:
+        yield "output", mixer.value_axis, mixer.value_axis.output
 
 
 def _describe_nonfinite(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str | None:
@@ -187,8 +208,8 @@ def _describe_nonfinite(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> str |
             bad = ~tensor.isfinite()
             if bool(bad.any()):
                 role, _, kind = name.partition("_")
-                plural = {"query": "queries", "key": "keys", "input": "inputs"}[role]
+                plural = {"query": "queries", "key": "keys", "input": "inputs", "output": "outputs"}[role]
                 what = "gradients" if kind in BACKWARD else plural
-                head = "" if name == "input_square" else f", head {int(bad.nonzero()[0, 0])}"
+                head = "" if name.endswith("_square") else f", head {int(bad.nonzero()[0, 0])}"
                 return f"layer {mixer.layer}{head}: NaN or infinite {what} while calibrating"
     return None

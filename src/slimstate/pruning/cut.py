@@ -31,22 +31,23 @@ from slimstate.models.prepare import has_library
 from slimstate.models.stock import Difference, as_published, stock_differences
 from slimstate.pruning.calibration import Sums, collecting, sum_evidence
 from slimstate.pruning.options import MIB
-from slimstate.pruning.planning import SelectionJob, cases, certify, plan_of
+from slimstate.pruning.planning import SelectionJob, plan_of
 from slimstate.pruning.sizes import parameters_after, state_bytes
 from slimstate.reconstruction.walk import RunMixer, StoredCut
 from slimstate.records.cut import CutRecord
-from slimstate.records.plan import CutFacts, Plan, choice_from_json, choice_to_json
+from slimstate.records.plan import VALUE_FIELDS, CutFacts, Plan, choice_from_json, choice_to_json
 from slimstate.records.provenance import config_file
 from slimstate.records.serving import LayerSpeed
 from slimstate.records.training import ReconstructionRecord
-from slimstate.selectors import choose
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError
 from slimstate.system.json_files import JsonObject, read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
 
 
-def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter = SILENT) -> None:
+def check_stock_shapes(
+    checkpoint: Checkpoint, key_dim: int, value_dim: int | None = None, reporter: Reporter = SILENT
+) -> None:
     """Check that every tensor has the shape that the stock class expects, before the cut and after it."""
     if not has_library(checkpoint.family.library):
         reporter.say("flash-linear-attention is not installed: the tensors are not compared with its class")
@@ -57,9 +58,9 @@ def check_stock_shapes(checkpoint: Checkpoint, key_dim: int, reporter: Reporter 
             if shape is None:
                 raise ModelError(f"{checkpoint.folder} has no tensor {name}, which its config needs")
             raise ModelError(f"{checkpoint.folder}: {name} is {shape} where the config says {expected}")
-        cut = outline(mixers, key_dim)
+        cut = outline(mixers, key_dim, value_dim)
         after = {name: cut.shape(name, shape) for name, shape in shapes.items()}
-        resized = checkpoint.family.resize(checkpoint.config, key_dim)
+        resized = checkpoint.family.resize(checkpoint.config, key_dim, value_dim)
         for name, shape, expected in _differences(checkpoint, resized, after):
             raise AssertionError(f"{name} would be {shape} where the stock class expects {expected}")
 
@@ -97,7 +98,8 @@ def dequantised_line(checkpoint: Checkpoint, key_dim: int) -> str | None:
 
 def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
     """Return the config of the cut model, with the cut described under the key `slimstate`."""
-    config = as_published(checkpoint.family.resize(checkpoint.config, plan.key_dim, corrected=plan.corrected))
+    resized = checkpoint.family.resize(checkpoint.config, plan.key_dim, plan.value_dim, corrected=plan.corrected)
+    config = as_published(resized)
     if plain := checkpoint.dequantised:
         (running, stored), names = checkpoint.roots, [weight.module for weight in plain]
         alone = [running + name.removeprefix(stored) for name in names]  # in the language model alone
@@ -112,6 +114,7 @@ def cut_config(checkpoint: Checkpoint, plan: Plan) -> JsonObject:
         "score": plan.score,
         "width": plan.width,
         "key_dim": plan.key_dim,
+        **{name: getattr(plan, name) for name in VALUE_FIELDS if plan.value_dim is not None},
         "corrected": plan.corrected,
         "correction": plan.correction,
         **{key: value for key, value in before.items() if key == SHARED_FILTERS},  # true after a cut as before it
@@ -128,8 +131,14 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed:
         **{item.name: getattr(plan, item.name) for item in fields(CutFacts)},
         compression=plan.compression,
         noncommuting=(mixers[0].noncommuting or ()) if plan.rotates else None,
-        state_bytes={"before": state_bytes(mixers, plan.width), "after": state_bytes(mixers, plan.key_dim)},
-        parameters={"before": checkpoint.parameters, "after": parameters_after(checkpoint, plan.key_dim)},
+        state_bytes={
+            "before": state_bytes(mixers, plan.width),
+            "after": state_bytes(mixers, plan.key_dim, plan.value_dim),
+        },
+        parameters={
+            "before": checkpoint.parameters,
+            "after": parameters_after(checkpoint, plan.key_dim, plan.value_dim),
+        },
         dequantised=dequantised_line(checkpoint, plan.key_dim),
         speed=speed,
         certificate=plan.summary(),
@@ -140,12 +149,19 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed:
     )
 
 
+def planned_cut(checkpoint: Checkpoint, plan: Plan) -> TensorCut:
+    """Return the cut of a plan."""
+    cutter = Cutter(checkpoint.mixers, plan.selections, corrected=plan.corrected, read=checkpoint.read)
+    return TensorCut(checkpoint, cutter)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CutJob:
     """One cut of a model, written to `out` where there is one; `provenance` is the config of the run."""
 
     checkpoint: Checkpoint
     key_dim: int
+    value_dim: int | None
     out: Path | None
     force: bool
     provenance: Mapping[str, Any]
@@ -161,7 +177,7 @@ class CutJob:
         with ExitStack() as stack:
             writers: list[CheckpointWriter] = []  # one in the main process, where the cut is written
             if self.out is not None:
-                shapes = TensorCut(self.checkpoint, outline(self.checkpoint.mixers, self.key_dim))
+                shapes = TensorCut(self.checkpoint, outline(self.checkpoint.mixers, self.key_dim, self.value_dim))
                 writer = new_checkpoint(self.checkpoint, shapes, self.out, force=self.force)
                 distributed.from_main(lambda: writers.append(stack.enter_context(writer)))
 
@@ -186,9 +202,8 @@ class CutJob:
 
     def _write(self, writer: CheckpointWriter, plan: Plan, record: CutRecord) -> list[str]:
         config = cut_config(self.checkpoint, plan)
-        cutter = Cutter(self.checkpoint.mixers, plan.selections, corrected=plan.corrected)
         documents = {**self.documents(plan, record, config), CONFIG: config_file(self.provenance)}
-        return writer.finish(TensorCut(self.checkpoint, cutter), config, documents, reporter=self.reporter)
+        return writer.finish(planned_cut(self.checkpoint, plan), config, documents, reporter=self.reporter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +222,8 @@ class LayerwiseCut(StoredCut):
     plan: list[Plan] = field(default_factory=list)  # one, once it is known
 
     def config(self) -> Config:
-        job = self.job
-        return self.checkpoint.family.resize(self.checkpoint.config, job.request.keep, corrected=job.corrected)
+        job, family = self.job, self.checkpoint.family
+        return family.resize(self.checkpoint.config, job.request.keep, job.value_dim, corrected=job.corrected)
 
     def changed(self, number: int, uncut: Mapping[str, StoredTensor], run_mixer: RunMixer) -> dict[str, Tensor]:
         mixer = next((mixer for mixer in self.checkpoint.mixers if mixer.layer == number), None)
@@ -216,7 +231,9 @@ class LayerwiseCut(StoredCut):
             return {}
         if number not in self.choices:
             self.choices[number] = self._choose(mixer, run_mixer)
-        cutter = Cutter([mixer], {number: self.choices[number]}, corrected=self.job.corrected)
+        cutter = Cutter(
+            [mixer], {number: self.choices[number]}, corrected=self.job.corrected, read=lambda name: uncut[name][...]
+        )
         return {name: cutter.apply(name, stored[...]) for name, stored in uncut.items() if cutter.touches(name)}
 
     def _choose(self, mixer: Mixer, run_mixer: RunMixer) -> Choice:
@@ -225,13 +242,12 @@ class LayerwiseCut(StoredCut):
         if path.is_file():
             return choice_from_json(read_json(path))
         evidence = self._evidence(mixer, run_mixer)
-        case = cases(self.checkpoint.read_rows, [mixer], job.selector.needs, {mixer.layer: evidence})
-        choice = certify(choose(job.selector, case, job.request)[0], evidence)
+        choice = job.choices([mixer], {mixer.layer: evidence})[mixer.layer]
         distributed.from_main(lambda: write_json(path, choice_to_json(choice)))
         return choice
 
     def _evidence(self, mixer: Mixer, run_mixer: RunMixer) -> Evidence:
-        needs = self.job.selector.needs - {"weight"}
+        needs = self.job.needs - {"weight"}
         sums = {mixer.layer: Sums(mixer, self.job.run.place, needs)}
         sums[mixer.layer].tokens = run_mixer(lambda model: collecting(model, [mixer], sums, needs))
         return sum_evidence([mixer], sums)[mixer.layer]
@@ -242,8 +258,7 @@ class LayerwiseCut(StoredCut):
         return cut_config(self.checkpoint, self.plan[0])
 
     def change(self) -> TensorCut:
-        cutter = Cutter(self.checkpoint.mixers, self.plan[0].selections, corrected=self.plan[0].corrected)
-        return TensorCut(self.checkpoint, cutter)
+        return planned_cut(self.checkpoint, self.plan[0])
 
     def documents(self, record: ReconstructionRecord) -> dict[str, str]:
         return self.cut.documents(self.plan[0], self.record(record), cut_config(self.checkpoint, self.plan[0]))

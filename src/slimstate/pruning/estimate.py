@@ -17,7 +17,10 @@ from slimstate.pruning.planning import SelectionJob
 from slimstate.records.cut import EstimateRecord
 
 # cost of a calibration that collects this evidence, in passes forward
-TIMES_FORWARD = {"gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": WITH_GRADIENT, "weighted": 3.4}
+TIMES_FORWARD = {
+    "gram": 1.25, "moments": 1.25, "input": 1.05, "gradient": WITH_GRADIENT, "weighted": 3.4,
+    "output": 1.05, "output gradient": WITH_GRADIENT,
+}  # fmt: skip
 FORWARD_COPIES = {"cuda": 15, "cpu": 30}  # of the hidden states of a pass, alive at once
 BACKWARD_COPIES = {"cuda": 18, "cpu": 40}  # of the hidden states, stored for each layer until its gradient is computed
 INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla
@@ -25,7 +28,7 @@ INTERPRETER = 0.6 * 2**30  # bytes of Python with torch and fla
 
 def estimate_cut(job: SelectionJob) -> EstimateRecord:
     """Return the seconds and bytes of every stage of a cut; no model is loaded."""
-    checkpoint, selector, run = job.checkpoint, job.selector, job.run
+    checkpoint, needs, run = job.checkpoint, job.needs, job.run
     tokens = 0 if job.windows is None else job.windows.tokens.numel()
     device = run.place
     speed = measure_speed(checkpoint, device, run.precision)
@@ -35,17 +38,18 @@ def estimate_cut(job: SelectionJob) -> EstimateRecord:
     seconds = {"fingerprint and writing": 3 * stored / speed.read_bytes_per_second}
     device_bytes: dict[str, float] = {}
     host: dict[str, float] = {"Python and torch": INTERPRETER, "tensors being written": WRITERS * (2 * largest + BLOCK)}
-    if selector.calibrated:
+    if needs - {"weight"}:
         forward = 2 * checkpoint.parameters * tokens / (speed.flops_per_second * EFFICIENCY[device.type])
-        seconds["calibration"] = forward * max(TIMES_FORWARD.get(need, 0) for need in selector.needs)
+        seconds["calibration"] = forward * max(TIMES_FORWARD.get(need, 0) for need in needs)
         seconds["loading"] = stored / speed.read_bytes_per_second
         device_bytes = _bytes_on_device(job)
     if device.type == "cpu":
         host, device_bytes = host | device_bytes, {}
     return EstimateRecord(
         model=checkpoint.source,
-        method=selector.name,
+        method=job.selector.name,
         key_dim=job.request.keep,
+        value_dim=job.value_dim,
         device=str(device),
         dtype=run.precision_name,
         tokens=tokens,
@@ -58,7 +62,7 @@ def estimate_cut(job: SelectionJob) -> EstimateRecord:
 
 
 def _bytes_on_device(job: SelectionJob) -> dict[str, float]:
-    checkpoint, needs, kind, size = job.checkpoint, job.selector.needs, job.run.place.type, job.run.precision.itemsize
+    checkpoint, needs, kind, size = job.checkpoint, job.needs, job.run.place.type, job.run.precision.itemsize
     tokens = TOKENS_AT_ONCE[kind]
     states = tokens * checkpoint.mixers[0].input_size * size
     sizes: dict[str, float] = {

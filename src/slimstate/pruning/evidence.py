@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,16 +29,17 @@ SHORT_TEXT_WINDOWS = 8  # of a text that is shorter than one window of the defau
 
 
 def read_windows(
-    checkpoint: Checkpoint, selector: Selector, calibration: Calibration, reporter: Reporter = SILENT
+    checkpoint: Checkpoint, methods: Sequence[Selector], calibration: Calibration, reporter: Reporter = SILENT
 ) -> Windows | None:
-    """Return the calibration windows, or None where the method or an evidence file needs no text."""
+    """Return the calibration windows, or None where no method and no evidence file needs a text."""
     if calibration.evidence is not None and not calibration.evidence.is_file():
         check_place(calibration.evidence, folder=False)
-    if not selector.calibrated:
+    calibrated = [method.name for method in methods if method.calibrated]
+    if not calibrated:
         return None
     if calibration.data is None:
         if calibration.evidence is None or not calibration.evidence.exists():
-            raise PlanError(f"{selector.name} needs activations: give text to calibrate on with `data`")
+            raise PlanError(f"{calibrated[0]} needs activations: give text to calibrate on with `data`")
         return None
     with reporter.waiting(f"reading {calibration.data}"):
         windows = calibration_windows(calibration, load_tokenizer(checkpoint.folder))

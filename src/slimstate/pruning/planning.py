@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Need
 from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer, Slot
 from slimstate.core.selection import Basis, Choice
-from slimstate.core.surgery import check_choice
+from slimstate.core.surgery import check_choice, remaining_channels
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import MAX_EPSILON
@@ -36,42 +36,60 @@ from slimstate.system.progress import SILENT, Reporter
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionJob:
-    """A choice of channels with everything it needs; `request` has the key dim."""
+    """A choice of channels with everything it needs; requests have the key dim and any value dim."""
 
     checkpoint: Checkpoint
     selector: Selector
     request: Request
+    value_selector: Selector | None = None
+    value_request: Request | None = None
     corrected: bool
     calibration: Calibration
     windows: Windows | None
     run: LoadOptions
     reporter: Reporter = SILENT
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.selector.needs | (frozenset() if self.value_selector is None else self.value_selector.needs)
+
+    @property
+    def value_dim(self) -> int | None:
+        return None if self.value_request is None else self.value_request.keep
+
     def plan(self, on_idle: Callable[[], None] = lambda: None) -> tuple[Plan, str | None]:
         """Return the plan and the kernels that ran for it; `on_idle` is called once, when there is time for it."""
         collector = EvidenceCollector(
             calibration=self.calibration, windows=self.windows, run=self.run, on_idle=on_idle
         )  # fmt: skip
-        evidence, kernels = collector.collect(self.checkpoint, self.selector.needs, self.reporter)
+        evidence, kernels = collector.collect(self.checkpoint, self.needs, self.reporter)
         on_idle()  # where no model had to run
         return self.choose(evidence), kernels
 
     def choose(self, file: EvidenceFile | None) -> Plan:
         """Return the plan with the channels of every mixer, chosen from the evidence."""
         check_rotatable(self.checkpoint, self.selector)
-        evidence = {} if file is None else file.evidence
-        mixers = self.checkpoint.mixers
-        each = cases(self._rows_reader(), mixers, self.selector.needs, evidence)
-        selections = choose(self.selector, self.reporter.track(each, "choosing", len(mixers)), self.request)
-        layers = [mixer.layer for mixer in mixers]
-        with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
-            certified = pool.map(certify, selections, map(evidence.get, layers))
-            choices = dict(zip(layers, certified, strict=True))
+        choices = self.choices(self.checkpoint.mixers, {} if file is None else file.evidence)
         return plan_of(self, choices, None if file is None else dict(file.calibration))
+
+    def choices(self, mixers: Sequence[Mixer], evidence: Mapping[int, Evidence]) -> dict[int, Choice]:
+        """Return what every mixer keeps, by layer."""
+        read_rows, layers = self._rows_reader(), [mixer.layer for mixer in mixers]
+        each = cases(read_rows, mixers, self.selector.needs, evidence)
+        selections = choose(self.selector, self.reporter.track(each, "choosing", len(mixers)), self.request)
+        with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
+            choices = list(pool.map(certify, selections, map(evidence.get, layers)))
+        if self.value_selector is not None and self.value_request is not None:
+            each = value_cases(read_rows, mixers, self.value_selector.needs, evidence)
+            values = choose(self.value_selector, each, self.value_request)
+            choices = [
+                replace(choice, values=remaining_channels(value)) for choice, value in zip(choices, values, strict=True)
+            ]
+        return dict(zip(layers, choices, strict=True))
 
     def _rows_reader(self) -> Callable[[Mixer, Slot], Tensor]:
         """Return what reads weights by channel: from the files, or from the stock class, which dequantises them."""
-        if "weight" not in self.selector.needs or not self.checkpoint.quantised:
+        if "weight" not in self.needs or not self.checkpoint.quantised:
             return self.checkpoint.read_rows
         with self.reporter.waiting("loading the model for its weights"):
             model = load_with(self.run, self.checkpoint.folder).model
@@ -90,12 +108,14 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
     checkpoint, selector, request = job.checkpoint, job.selector, job.request
     with job.reporter.waiting("reading the weights for their fingerprint"):
         _ = checkpoint.fingerprint
-    correction, width = checkpoint.family.correction(checkpoint.config), checkpoint.mixers[0].axis.width
-    epsilon = check_epsilon(checkpoint, request.keep, job.corrected)
+    epsilon, first = check_epsilon(checkpoint, request.keep, job.value_dim, job.corrected), checkpoint.mixers[0]
     return Plan(
         model_type=checkpoint.family.model_type,
-        width=width,
+        width=first.axis.width,
         key_dim=request.keep,
+        value_width=None if job.value_dim is None else first.value_dim,
+        value_dim=job.value_dim,
+        value_method=None if job.value_selector is None else job.value_selector.name,
         method=selector.name,
         score=request.score,
         seed=request.seed,
@@ -106,7 +126,7 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
         versions=versions(),
         selections=choices,
         parent=None if checkpoint.plan is None else checkpoint.plan.to_json(),
-        correction=correction.describe(width, request.keep, job.corrected, rotated=selector.rotates, epsilon=epsilon),
+        correction="; ".join(_corrections(job, epsilon)),
     )
 
 
@@ -116,22 +136,33 @@ def source_model(checkpoint: Checkpoint) -> SourceModel:
     )
 
 
-def is_layerwise(selector: Selector, calibration: Calibration) -> bool:
-    """Return whether a method can choose the channels of a layer while a reconstruction is at that layer."""
-    at_once = BACKWARD & selector.needs or calibration.evidence is not None or calibration.rrqr_rows is not None
-    return selector.calibrated and not at_once
+def _corrections(job: SelectionJob, epsilon: float | None) -> Iterator[str]:
+    """Yield how the cut of keys and that of values are corrected."""
+    family, config, width = job.checkpoint.family, job.checkpoint.config, job.checkpoint.mixers[0].axis.width
+    if job.value_dim is None or job.request.keep < width:
+        rotated = job.selector.rotates
+        yield family.correction(config).describe(width, job.request.keep, job.corrected, rotated, epsilon)
+    if job.value_dim is not None:
+        yield family.describe_value_correction(config, job.value_dim)
 
 
-def check_epsilon(checkpoint: Checkpoint, key_dim: int, corrected: bool) -> float | None:
+def is_layerwise(needs: frozenset[Need], calibration: Calibration) -> bool:
+    """Return whether the channels of a layer can be chosen, by these needs, while a reconstruction is at that layer."""
+    at_once = BACKWARD & needs or calibration.evidence is not None or calibration.rrqr_rows is not None
+    return bool(needs - {"weight"}) and not at_once
+
+
+def check_epsilon(checkpoint: Checkpoint, key_dim: int, value_dim: int | None, corrected: bool) -> float | None:
     """Return the norm epsilon of a corrected cut; refuse one so large that it changes the other norms."""
-    before = checkpoint.family.epsilon(checkpoint.config) if corrected else None
-    if before is None:
+    family, config = checkpoint.family, checkpoint.config
+    name = (family.correction(config).epsilon if corrected else None) or family.value_epsilon(config)
+    if name is None:
         return None
-    after = before * checkpoint.mixers[0].axis.width / key_dim
-    if after > MAX_EPSILON:
-        field = checkpoint.family.correction(checkpoint.config).epsilon
+    resized = family.resize(config, key_dim, value_dim, corrected=corrected)
+    before, after = (float(family.with_defaults(each)[name]) for each in (config, resized))
+    if after > MAX_EPSILON and after > before:
         raise PlanError(
-            f"{field} {before:g} would become {after:.2g} to correct the query scale, and all norms share it:"
+            f"{name} {before:g} would become {after:.2g} to correct the query scale, and all norms share it:"
             f" it must be at most {MAX_EPSILON:g}; keep more channels, or leave it as it is with `keep_norm_eps`"
         )
     return after
@@ -158,6 +189,19 @@ def cases(
             key_weight=key,
             evidence=evidence.get(mixer.layer),
         )
+
+
+def value_cases(
+    read_rows: Callable[[Mixer, Slot], Tensor], mixers: Iterable[Mixer], needs: frozenset[Need],
+    evidence: Mapping[int, Evidence],
+) -> Iterator[Case]:  # fmt: skip
+    """Yield the input of a selector of values for each mixer."""
+    for mixer in mixers:
+        axis = mixer.value_axis
+        assert axis is not None
+        value, output = (read_rows(mixer, slot) if "weight" in needs else None for slot in (axis.value, axis.output))
+        known = evidence.get(mixer.layer)
+        yield Case(heads=axis.heads, width=axis.width, value_weight=value, output_weight=output, evidence=known)
 
 
 def certify(selection: Choice, evidence: Evidence | None) -> Choice:
@@ -202,7 +246,7 @@ def read_plan(path: Path, checkpoint: Checkpoint, *, same_model: bool = False) -
     if plan.model_type != checkpoint.family.model_type:
         types = f"{quoted(plan.model_type)}, the model is a {checkpoint.family.model_type}"
         raise PlanError(f"{quoted(path)} is a plan for a {types}: use the plan of this model")
-    check_epsilon(checkpoint, plan.key_dim, plan.corrected)
+    check_epsilon(checkpoint, plan.key_dim, plan.value_dim, plan.corrected)
     layers = {mixer.layer for mixer in checkpoint.mixers}
     if plan.selections.keys() != layers:
         covered = quoted(sorted(plan.selections))
@@ -214,5 +258,11 @@ def read_plan(path: Path, checkpoint: Checkpoint, *, same_model: bool = False) -
             raise PlanError(
                 f"{quoted(path)} says key dim {plan.key_dim} of {plan.width}, and keeps {choice.key_dim} of the"
                 f" {mixer.axis.width} channels of layer {mixer.layer}"
+            )
+        if choice.value_dim != plan.value_dim or plan.value_width not in (None, mixer.value_dim):
+            dims = f"{choice.value_dim or 'all'} of the {mixer.value_dim}"
+            raise PlanError(
+                f"{quoted(path)} says value dim {plan.value_dim} of {plan.value_width}, and keeps {dims} values of"
+                f" layer {mixer.layer}"
             )
     return plan

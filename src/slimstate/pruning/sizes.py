@@ -14,6 +14,7 @@ from os import PathLike
 
 from slimstate.checkpoints.reader import Checkpoint, cut_in, described_mixers, open_headers, read_config
 from slimstate.core.layout import Mixer
+from slimstate.core.surgery import outline
 from slimstate.families import family_of
 from slimstate.families.contract import Config
 from slimstate.models.prepare import has_library
@@ -29,11 +30,12 @@ from slimstate.system.input_files import expand_home
 ALIGNMENT = 16
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them
 KV_BYTES = 2  # of a number in bf16
+PLAIN_DTYPES = ("F64", "F32", "BF16", "F16")  # of weights that are not quantised
 
 
-def state_bytes(mixers: tuple[Mixer, ...], key_dim: int) -> dict[str, int]:
+def state_bytes(mixers: tuple[Mixer, ...], key_dim: int, value_dim: int | None = None) -> dict[str, int]:
     """Return the bytes of recurrent state per sequence, by data type."""
-    elements = sum(mixer.state_elements // mixer.axis.width * key_dim for mixer in mixers)
+    elements = sum(mixer.value_heads * key_dim * (value_dim or mixer.value_dim) for mixer in mixers)
     return {name: elements * size for name, size in STATE_BYTES.items()}
 
 
@@ -100,15 +102,33 @@ def resolve_key_dim(
     return key_dim, f"{line}, rounded to key dim {key_dim}, a multiple of {ALIGNMENT} (`key_dim` sets it exactly)"
 
 
-def parameters_after(checkpoint: Checkpoint, key_dim: int) -> int:
-    """Return the number of parameters after a cut to the key dim."""
-    removed = 0
-    for mixer in checkpoint.mixers:
-        for slot in mixer.axis.slots:
-            shape = checkpoint.shapes[mixer.name_of(slot)]
-            row = math.prod(shape) // slot.rows_in(shape)
-            removed += row * slot.copies * mixer.axis.heads * (mixer.axis.width - key_dim)
+def parameters_after(checkpoint: Checkpoint, key_dim: int, value_dim: int | None = None) -> int:
+    """Return the number of parameters after a cut to these dims."""
+    cut = outline(checkpoint.mixers, key_dim, value_dim)
+    touched = {name: shape for name, shape in checkpoint.shapes.items() if cut.touches(name)}
+    removed = sum(math.prod(shape) - math.prod(cut.shape(name, shape)) for name, shape in touched.items())
     return checkpoint.parameters - removed
+
+
+def resolve_value_dim(checkpoint: Checkpoint, value_dim: int) -> int:
+    """Return the value dim; refuse one that the model cannot have, with the reason."""
+    width, family = checkpoint.mixers[0].value_dim, checkpoint.family
+    if (reason := family.value_refusal(checkpoint.config)) is not None:
+        raise PlanError(f"the values of {family.model_type} cannot be cut: {reason}")
+    for mixer in checkpoint.mixers:
+        for slot in () if mixer.value_axis is None else mixer.value_axis.slots:
+            info = checkpoint.tensors.get(mixer.name_of(slot))
+            if info is None or info.dtype not in PLAIN_DTYPES:
+                raise PlanError(
+                    f"{mixer.name_of(slot)} is quantised, and a cut of values takes columns of the output projection,"
+                    " which share scales: cut the unquantised model and quantise the result"
+                )
+    if not 0 < value_dim < width:
+        raise PlanError(
+            f"`value_dim` must be at least 1 and less than the value dim {width} of the model, got {value_dim}"
+        )
+    family.resize(checkpoint.config, checkpoint.mixers[0].axis.width, value_dim)  # raises where no config has it
+    return value_dim
 
 
 @dataclass(frozen=True, kw_only=True)

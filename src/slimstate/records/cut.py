@@ -44,7 +44,10 @@ class CutRecord(Record, CutFacts):
     cut_model: Any = field(default=None, metadata=IN_MEMORY, repr=False, compare=False)
 
     def headline(self) -> str:
-        lines = [f"{self.method}: key dim {self.width} to {self.key_dim} in every head of {self.model_type}"]
+        keys = f"{self.method}: key dim {self.width} to {self.key_dim}"
+        values = f"{self.value_method}: value dim {self.value_width} to {self.value_dim}"
+        cuts = [keys] * (self.key_dim < self.width or self.value_dim is None) + [values] * (self.value_dim is not None)
+        lines = [f"{', '.join(cuts)} in every head of {self.model_type}"]
         before, after = (format_mib(sizes["fp32"]) for sizes in (self.state_bytes["before"], self.state_bytes["after"]))
         lines.append(f"state per sequence (fp32): {before} to {after}")
         lines.append(f"parameters: {self.parameters['before']:,} to {self.parameters['after']:,}")
@@ -74,6 +77,7 @@ class EstimateRecord(Record):
     model: str
     method: str
     key_dim: int
+    value_dim: int | None = None
     speed: LayerSpeed | None = None
     device: str
     dtype: str
@@ -85,7 +89,8 @@ class EstimateRecord(Record):
     disk_bytes: int
 
     def headline(self) -> str:
-        return f"{self.method} to key dim {self.key_dim} of {self.model} on {self.device}: about"
+        values = "" if self.value_dim is None else f" and value dim {self.value_dim}"
+        return f"{self.method} to key dim {self.key_dim}{values} of {self.model} on {self.device}: about"
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for every stage."""

@@ -17,6 +17,9 @@ class Cut(Value):
     method: str
     key_dim: Whole
     width: Whole
+    value_dim: Whole | None = None
+    value_width: Whole | None = None
+    value_method: str | None = None
     base_model: str | None = None
     base_fingerprint: str | None = None
     version: str | None = None

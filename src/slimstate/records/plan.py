@@ -24,6 +24,7 @@ from slimstate.system.json_files import JsonObject
 
 MAX_PLAN_BYTES = 2**30  # bases of many wide heads take hundreds of MiB
 Name = Annotated[str, Meta(max_length=100)]
+VALUE_FIELDS = ("value_width", "value_dim", "value_method")  # of a plan that cuts values
 
 
 class SourceModel(Value):
@@ -37,13 +38,17 @@ class SourceModel(Value):
 class CutFacts(Value):
     """Fields of a plan that are also in the record of its cut.
 
-    `corrected` is whether the cut corrects the query scale, which depends on the key dim; `correction` says how, or
-    why not. `calibration` is None for methods that need no text.
+    `value_dim` of `value_width` values are kept; None where no values are cut. `corrected` is whether the cut corrects
+    the query scale, which depends on the key dim; `correction` says how, or why not. `calibration` is None for methods
+    that need no text.
     """
 
     model_type: Name
     width: Whole
     key_dim: Whole
+    value_width: Whole | None = None
+    value_dim: Whole | None = None
+    value_method: Name | None = None
     method: Name
     score: Name
     corrected: bool
@@ -115,11 +120,11 @@ class Plan(PlanHeader):
     def to_json(self) -> JsonObject:
         layers = {str(layer): choice_to_json(choice) for layer, choice in self.selections.items()}
         header = super().to_json()
+        for name in VALUE_FIELDS if self.value_dim is None else ():
+            del header[name]
         if self.made_on is None:
             del header["made_on"]
-        return {
-            **header, "compression": self.compression, "certificate": self.summary(), "layers": layers,
-        }  # fmt: skip
+        return {**header, "compression": self.compression, "certificate": self.summary(), "layers": layers}
 
     @classmethod
     def parse(cls, data: Mapping[str, object]) -> Plan:
@@ -141,6 +146,8 @@ class Plan(PlanHeader):
                 return f"layers.{layer} keeps a channel beyond the width {self.width}"
             if isinstance(choice, Basis) and choice.rows.shape[-1] != self.width:
                 return f"layers.{layer} keeps directions of {choice.rows.shape[-1]} channels, not {self.width}"
+            if choice.values is not None and int(choice.values.max()) >= (self.value_width or 0):
+                return f"layers.{layer} keeps a value beyond the width {self.value_width}"
             if any(len(claim) != choice.heads for claim in choice.certificate.values()):
                 return f"layers.{layer} must certify {choice.heads} heads"
         return None
@@ -155,9 +162,13 @@ class _StoredBasis(Value):
     float32: str  # base64 of the bytes, so that they come back as they were
 
 
+Channels = Annotated[tuple[Annotated[tuple[Count, ...], NON_EMPTY], ...], NON_EMPTY]
+
+
 class _StoredChoice(Value):
-    keep: Annotated[tuple[Annotated[tuple[Count, ...], NON_EMPTY], ...], NON_EMPTY] | None = None
+    keep: Channels | None = None
     basis: _StoredBasis | None = None
+    values: Channels | None = None
 
     def __post_init__(self) -> None:
         if (self.keep is None) == (self.basis is None):
@@ -166,20 +177,22 @@ class _StoredChoice(Value):
 
 def choice_to_json(choice: Choice) -> JsonObject:
     """Return what a layer keeps as a plan has it, beside its certificate."""
+    values = {} if choice.values is None else {"values": choice.values.tolist()}
     if isinstance(choice, Selection):
-        return {"keep": choice.keep.tolist(), **to_json(choice.certificate)}
+        return {"keep": choice.keep.tolist(), **values, **to_json(choice.certificate)}
     data = choice.rows.cpu().contiguous().numpy().astype("<f4").tobytes()
     stored = {"shape": list(choice.rows.shape), "float32": base64.b64encode(data).decode()}
-    return {"basis": stored, **to_json(choice.certificate)}
+    return {"basis": stored, **values, **to_json(choice.certificate)}
 
 
 def choice_from_json(entry: Mapping[str, Any]) -> Choice:
     """Return what a layer keeps from its entry in a plan."""
     stored = from_json(_StoredChoice, entry)
-    claims = {name: values for name, values in entry.items() if name not in ("keep", "basis")}
+    claims = {name: values for name, values in entry.items() if name not in ("keep", "basis", "values")}
     certificate = from_json(dict[str, tuple[int | float | None, ...]], claims)
+    values = None if stored.values is None else torch.tensor(stored.values, dtype=torch.long)
     if stored.basis is None:
-        return Selection(keep=torch.tensor(stored.keep, dtype=torch.long), certificate=certificate)
+        return Selection(keep=torch.tensor(stored.keep, dtype=torch.long), values=values, certificate=certificate)
     data = bytearray(base64.b64decode(stored.basis.float32, validate=True))
     rows = torch.frombuffer(data, dtype=torch.float32).view(stored.basis.shape)
-    return Basis(rows=rows, certificate=certificate)
+    return Basis(rows=rows, values=values, certificate=certificate)

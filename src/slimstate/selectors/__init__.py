@@ -14,12 +14,13 @@ from typing import TypeAlias
 from slimstate.core.selection import Basis, Choice
 from slimstate.selectors.contract import SCORES, Case, Request, Selector, scored
 from slimstate.selectors.ranking import best_of
+from slimstate.selectors.values import VALUE_METHODS
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.plugins import Registry
 
 __all__ = [
-    "METHODS", "SCORES", "Case", "Method", "Request", "Selector", "best_of", "channel_methods", "choose", "scored",
-    "selector_named",
+    "METHODS", "SCORES", "VALUE_METHODS", "Case", "Method", "Request", "Selector", "best_of", "channel_methods",
+    "choose", "scored", "selector_named", "value_selector_named",
 ]  # fmt: skip
 
 METHODS: Registry[Selector] = Registry(
@@ -38,6 +39,15 @@ def channel_methods() -> list[str]:
     return [name for name, selector in METHODS.items() if not selector.rotates]
 
 
+def value_selector_named(method: Method) -> Selector:
+    """Return the selector of values of that name, or `method` itself if it is a selector."""
+    if isinstance(method, Selector):
+        return method
+    if method not in VALUE_METHODS:
+        raise PlanError(f"unknown `value_method` {quoted(method)}; there are {', '.join(VALUE_METHODS)}")
+    return VALUE_METHODS[method]
+
+
 def selector_named(method: Method) -> Selector:
     """Return the selector of that name, or `method` itself if it is a selector with a name of its own."""
     if isinstance(method, Selector):
@@ -53,7 +63,7 @@ def selector_named(method: Method) -> Selector:
 
 def choose(method: Method, cases: Iterable[Case], request: Request) -> Sequence[Choice]:
     """Return the channels or directions that a method keeps for every case."""
-    selector = selector_named(method)
+    selector = method if isinstance(method, Selector) else selector_named(method)
     sizes: list[tuple[int, int]] = []
 
     def note_sizes() -> Iterable[Case]:

@@ -15,12 +15,18 @@ SCORES = ("kq", "k", "q")
 
 
 class Case(Value):
-    """What is known about the channels of one mixer. Weights are [H, D, input size]."""
+    """What is known about the channels of one mixer, those of keys and queries or those of values.
+
+    Weights are [H, D, input size]; `value_weight` and `output_weight`, the rows that compute the values and the columns
+    that read them, are [value heads, V, size].
+    """
 
     heads: int
     width: int
     query_weight: Tensor | None = None
     key_weight: Tensor | None = None
+    value_weight: Tensor | None = None
+    output_weight: Tensor | None = None
     evidence: Evidence | None = None
 
 
@@ -47,7 +53,8 @@ class Selector(Value):
     Parameters:
         name: Its name in plans, records and `method`.
         summary: A line for lists of methods.
-        needs: What must be collected for it: "weight", "gram", "moments", "input", "gradient", "weighted".
+        needs: What must be collected for it: "weight", "gram", "moments", "input", "gradient", "weighted"; for values
+            "weight", "output", "output gradient".
         choose: A function of the mixers, each a `Case`, and the `Request`, which returns a choice for every mixer.
             `best_of` turns a function that scores every channel of a mixer into one.
         options: Fields of the request that a plan stores.

@@ -35,6 +35,11 @@ def choose_random(cases: Iterable[Case], request: Request) -> list[Selection]:
     return best_of(lambda case, _: torch.rand(case.heads, case.width, generator=generator))(cases, request)
 
 
+def choose_all(cases: Iterable[Case], request: Request) -> list[Selection]:
+    """Return all channels."""
+    return best_of(lambda case, _: torch.zeros(case.heads, case.width))(cases, request)
+
+
 def magnitude(case: Case, request: Request) -> Tensor:
     """Return s_j = sum_i |W_q[j, i]| + |W_k[j, i]|, [H, D]."""
     weights = scored(request.score, case.query_weight, case.key_weight)
@@ -74,3 +79,6 @@ SELECTORS = (
         choose=best_of(saliency), order=40,
     ),
 )  # fmt: skip
+
+# of a cut of values alone; not a method to ask for
+KEEP_ALL = Selector(name="all", summary="all channels", needs=frozenset(), choose=choose_all)

@@ -39,12 +39,12 @@ class ServedModel(Value):
     config: Config
 
     @classmethod
-    def at_key_dim(cls, config: Config, key_dim: int | None = None) -> ServedModel:
-        """Return the model of a config at a key dim; default: its own."""
+    def at_dims(cls, config: Config, key_dim: int | None = None, value_dim: int | None = None) -> ServedModel:
+        """Return the model of a config at these dims; default: its own."""
         mixer = described_mixers(config)[0]
         return cls(
             model_type=str(config["model_type"]), key_dim=mixer.axis.width if key_dim is None else key_dim,
-            value_dim=mixer.value_dim, heads=mixer.axis.heads, config=config,
+            value_dim=mixer.value_dim if value_dim is None else value_dim, heads=mixer.axis.heads, config=config,
         )  # fmt: skip
 
     @property
@@ -155,7 +155,7 @@ def describe_serving(config: Config, engine: str | None, candidates: Iterable[in
     }
     if engine is None:
         return Serving(**facts)
-    rules = {key_dim: rules_for(ServedModel.at_key_dim(config, key_dim), engine) for key_dim in candidates}
+    rules = {key_dim: rules_for(ServedModel.at_dims(config, key_dim), engine) for key_dim in candidates}
     safe = tuple(key_dim for key_dim, some in rules.items() if some and not any(rule.is_unsafe for rule in some))
     fast = tuple(key_dim for key_dim in safe if not any(rule.is_slow for rule in rules[key_dim]))
     numbers = ", ".join(map(str, safe))
@@ -178,9 +178,22 @@ def warning(model: ServedModel, engine: str | None = None) -> str | None:
     return f"warning: at key dim {model.key_dim} {title} refuses the model or computes something else: {reasons}"
 
 
-def cut_advice(config: Config, key_dim: int, engine: str | None, candidates: Iterable[int]) -> list[str]:
+def needs_equal_dims(config: Config, engine: str | None, key_dim: int) -> bool:
+    """Return whether an engine serves a cut to this key dim only if as many values are kept."""
+    if engine is None:
+        return False
+    apart, equal = (
+        any(rule.is_failure for rule in rules_for(ServedModel.at_dims(config, key_dim, value_dim), engine))
+        for value_dim in (None, key_dim)
+    )
+    return apart and not equal
+
+
+def cut_advice(
+    config: Config, dims: tuple[int, int | None], engine: str | None, candidates: Iterable[int]
+) -> list[str]:
     """Return lines to show before a cut: a warning where it cannot be served, and with an engine its rules."""
-    model = ServedModel.at_key_dim(config, key_dim)
+    model = ServedModel.at_dims(config, *dims)
     problem = warning(model, engine)
     lines = [] if problem is None else [problem]
     if engine is None:
@@ -195,6 +208,6 @@ def serving_lines(config: Config) -> str:
 
     if (config.get("slimstate") or {}).get("key_dim") is None:
         return ""
-    model = ServedModel.at_key_dim(config)
+    model = ServedModel.at_dims(config)
     rules, line = rules_for(model), warning(model)
     return render("serving.md", date=rule_book().date, rules=rules, warning=line) if rules or line else ""

@@ -51,13 +51,19 @@ class PruneConfig(EngineChoice):
     """How to cut a model"""
 
     key_dim: int | None = None
-    """Channels to keep in every head, exactly."""
+    """Key and query channels to keep in every head, exactly."""
+    value_dim: Annotated[int | None, Meta(ge=1)] = None
+    """Value channels to keep in every head, exactly; default: all. Without a key dim only values are cut."""
+    state_dim: Annotated[int | None, Meta(ge=1)] = None
+    """Key and value channels to keep, the same number of both, as engines and configs with one width need."""
     compression: float | None = None
     """Share of the key channels to remove, rounded to a key dim that is a multiple of 16; 0.5 removes half."""
     method: Any = "drrqr"
     """{methods}"""
     score: Literal["kq", "k", "q"] = "kq"
     """Choose channels by keys and queries (kq), keys (k) or queries (q)."""
+    value_method: Any = "energy"
+    """How to choose value channels: energy (largest share of the output), grad, l1 or random."""
     reconstruct: ReconstructOptions | None = None
     """Train each cut layer to match the output of the uncut layer, on the calibration text."""
     distill: Annotated[int | None, Meta(ge=1)] = None
@@ -83,11 +89,22 @@ class PruneConfig(EngineChoice):
             raise PlanError("`same_model` needs `apply`")
         if self.reconstruct is not None and self.calibration.data is None:
             raise PlanError("`reconstruct` trains on text: give it with `data`")
-        has_size = self.key_dim is not None or self.compression is not None
+        sizes = (self.key_dim, self.compression, self.value_dim, self.state_dim)
+        has_size = any(size is not None for size in sizes)
+        if self.state_dim is not None and any(size is not None for size in sizes[:3]):
+            raise PlanError("`state_dim` is both dims: leave out `key_dim`, `value_dim` and `compression`")
+        cuts_values = any(option is not None for option in (self.value_dim, self.state_dim, self.engine))
+        if self.value_method != "energy" and not cuts_values:
+            raise PlanError("`value_method` needs `value_dim` or `state_dim`")
         if self.apply is not None and (has_size or self.budget.is_set):
-            raise PlanError("the plan of `apply` says how much is kept: leave out `key_dim`, `compression` and budgets")
+            raise PlanError(
+                "the plan of `apply` says how much is kept: leave out `key_dim`, `value_dim`, `state_dim`,"
+                " `compression` and budgets"
+            )
         if has_size and self.budget.is_set:
-            raise PlanError("a budget says how much is kept: leave out `compression` and `key_dim`")
+            raise PlanError(
+                "a budget says how much is kept: leave out `compression` and `key_dim`, `value_dim`, `state_dim`"
+            )
 
 
 class ReconstructConfig(TextOptions):

@@ -20,7 +20,7 @@ from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, dequ
 from slimstate.pruning.estimate import estimate_cut
 from slimstate.pruning.evidence import read_windows
 from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_layerwise, read_plan
-from slimstate.pruning.sizes import fit_budget, key_dims_worth_choosing, resolve_key_dim
+from slimstate.pruning.sizes import fit_budget, key_dims_worth_choosing, resolve_key_dim, resolve_value_dim
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.reconstruct import ReconstructionJob
 from slimstate.reconstruction.trained_layers import TrainedLayers
@@ -28,8 +28,9 @@ from slimstate.records.cut import CutRecord, EstimateRecord
 from slimstate.records.plan import Plan
 from slimstate.records.provenance import run_config
 from slimstate.records.serving import LayerSpeed
-from slimstate.selectors import Request, selector_named
-from slimstate.serving.engines import cut_advice, serving_lines
+from slimstate.selectors import Request, selector_named, value_selector_named
+from slimstate.selectors.ranking import KEEP_ALL
+from slimstate.serving.engines import cut_advice, needs_equal_dims, serving_lines
 from slimstate.serving.widths import speed_of_cut
 from slimstate.system.errors import PlanError
 from slimstate.system.options import prefixed
@@ -65,7 +66,8 @@ def prune(
     """
     config = PruneConfig.merge(config, options)
     with Inputs(progress, tokenizer, model) as inputs:
-        reads_text = config.calibration.data is not None and selector_named(config.method).calibrated
+        methods = (selector_named(config.method), value_selector_named(config.value_method))
+        reads_text = config.calibration.data is not None and any(method.calibrated for method in methods)
         source = inputs.model(model, reads_text=reads_text)
         if out is not None or not in_memory(model):
             return _prune(source, None if out is None else Path(out), config, inputs.reporter)
@@ -96,7 +98,7 @@ def estimate(
     with Inputs(progress, tokenizer, model) as inputs:
         checkpoint = _open(inputs.model(model), None if out is None else Path(out), config, inputs.reporter)
         job = selection_job(checkpoint, config, inputs.reporter)
-        return replace(estimate_cut(job), speed=_speed(checkpoint, job.request.keep))
+        return replace(estimate_cut(job), speed=_speed(checkpoint, job.request.keep, job.value_dim))
 
 
 def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> CutRecord:
@@ -110,16 +112,17 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
     choice: SelectionJob | Plan
     if config.apply is None:
         choice = selection_job(checkpoint, config, reporter)
-        key_dim = choice.request.keep
+        key_dim, value_dim = choice.request.keep, choice.value_dim
     else:
         choice = plan = read_plan(config.apply, checkpoint, same_model=config.same_model)
         if plan.made_on is not None:
             reporter.say(f"the channels were chosen on {plan.made_on.source}, which is taken for the same model")
-        key_dim, line = plan.key_dim, f"applying {config.apply}: {plan.method}, key dim {plan.key_dim} of {plan.width}"
-        _report_cut(checkpoint, key_dim, line, config.engine, reporter)
+        key_dim, value_dim = plan.key_dim, plan.value_dim
+        line = f"applying {config.apply}: {plan.method}, {_dims_line(checkpoint, key_dim, value_dim)}"
+        _report_cut(checkpoint, (key_dim, value_dim), line, config.engine, reporter)
     cut = CutJob(
-        checkpoint=checkpoint, key_dim=key_dim, out=out, force=config.force, provenance=provenance,
-        speed=_speed(checkpoint, key_dim), notes=serving_lines, reporter=reporter,
+        checkpoint=checkpoint, key_dim=key_dim, value_dim=value_dim, out=out, force=config.force,
+        provenance=provenance, speed=_speed(checkpoint, key_dim, value_dim), notes=serving_lines, reporter=reporter,
     )  # fmt: skip
     if config.reconstruct is None:
         return cut.finish(choice, started)
@@ -127,7 +130,10 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
     return _cut_and_reconstruct(cut, choice, config, started)
 
 
-def _speed(checkpoint: Checkpoint, key_dim: int) -> LayerSpeed | None:
+def _speed(checkpoint: Checkpoint, key_dim: int, value_dim: int | None) -> LayerSpeed | None:
+    """Return the speed of a cut of keys; layers with fewer values were not timed."""
+    if value_dim is not None:
+        return None
     return speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
 
 
@@ -147,44 +153,75 @@ def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, re
 def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporter) -> SelectionJob:
     """Return the job that chooses the channels, after the checks that need no loaded model; report the cut."""
     selector, calibration = selector_named(config.method), config.calibration
-    key_dim, line = _key_dim(checkpoint, config, allow_width=selector.rotates)
+    key_dim, value_dim, line = _dims(checkpoint, config, allow_width=selector.rotates)
+    if value_dim is not None and key_dim == checkpoint.mixers[0].axis.width and not selector.rotates:
+        selector = KEEP_ALL
     corrected = not config.cut.keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
     check_rotatable(checkpoint, selector)
-    check_epsilon(checkpoint, key_dim, corrected)
-    layerwise = config.reconstruct is not None and is_layerwise(selector, calibration)
-    windows = None if layerwise else read_windows(checkpoint, selector, calibration, reporter)
-    _report_cut(checkpoint, key_dim, line, config.engine, reporter)
+    check_epsilon(checkpoint, key_dim, value_dim, corrected)
+    values = None if value_dim is None else value_selector_named(config.value_method)
+    needs = selector.needs | (frozenset() if values is None else values.needs)
+    layerwise = config.reconstruct is not None and is_layerwise(needs, calibration)
+    methods = [each for each in (selector, values) if each is not None]
+    windows = None if layerwise else read_windows(checkpoint, methods, calibration, reporter)
+    _report_cut(checkpoint, (key_dim, value_dim), line, config.engine, reporter)
+    request = Request(
+        keep=key_dim, score=config.score, seed=calibration.seed, f=config.cut.rrqr_f, swaps=config.cut.rrqr_swaps,
+        device=config.run.place.type,
+    )  # fmt: skip
     return SelectionJob(
         checkpoint=checkpoint, selector=selector, corrected=corrected, calibration=calibration, windows=windows,
-        request=Request(
-            keep=key_dim, score=config.score, seed=calibration.seed, f=config.cut.rrqr_f, swaps=config.cut.rrqr_swaps,
-            device=config.run.place.type,
-        ),
-        run=config.run, reporter=reporter,
+        request=request, value_selector=values, run=config.run, reporter=reporter,
+        value_request=None if value_dim is None else replace(request, keep=value_dim),
     )  # fmt: skip
 
 
-def _key_dim(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> tuple[int, str]:
-    """Return the key dim and a line that explains it; `allow_width` permits the width itself."""
-    width = checkpoint.mixers[0].axis.width
-    if not config.budget.is_set:
-        return resolve_key_dim(width, config.compression, config.key_dim, allow_width=allow_width)
-    key_dim, line = fit_budget(config.budget, checkpoint.mixers)
-    if key_dim == width:
-        raise PlanError(f"{line}; nothing to cut")
-    return key_dim, line
+def _dims(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> tuple[int, int | None, str]:
+    """Return the key dim, the value dim or None for all values, and a line that explains them.
+
+    `allow_width` permits the width itself as key dim.
+    """
+    width, value_dim, line = checkpoint.mixers[0].axis.width, config.value_dim, ""
+    if config.budget.is_set:
+        key_dim, line = fit_budget(config.budget, checkpoint.mixers)
+        if key_dim == width:
+            raise PlanError(f"{line}; nothing to cut")
+    elif config.state_dim is not None:
+        key_dim = value_dim = config.state_dim
+    elif value_dim is not None and config.key_dim is None and config.compression is None:
+        key_dim = width
+    else:
+        key_dim, line = resolve_key_dim(width, config.compression, config.key_dim, allow_width=allow_width)
+    values = checkpoint.mixers[0].value_dim
+    if value_dim is None and key_dim <= values and needs_equal_dims(checkpoint.config, config.engine, key_dim):
+        value_dim = key_dim
+    if value_dim is None:
+        return key_dim, None, line
+    resolve_key_dim(width, None, key_dim, allow_width=True)
+    if value_dim == values and key_dim < width:  # equal dims may leave the values alone
+        return key_dim, None, line or _dims_line(checkpoint, key_dim, None)
+    value_dim = resolve_value_dim(checkpoint, value_dim)
+    return key_dim, value_dim, _dims_line(checkpoint, key_dim, value_dim)
 
 
-def _report_cut(checkpoint: Checkpoint, key_dim: int, line: str, engine: str | None, reporter: Reporter) -> None:
-    """Check the shapes, and report the key dim: its speed, and what engines do with it."""
-    check_stock_shapes(checkpoint, key_dim, reporter)
+def _dims_line(checkpoint: Checkpoint, key_dim: int, value_dim: int | None) -> str:
+    first = checkpoint.mixers[0]
+    line = f"key dim {key_dim} of {first.axis.width}"
+    return line if value_dim is None else f"{line}, value dim {value_dim} of {first.value_dim}"
+
+
+def _report_cut(
+    checkpoint: Checkpoint, dims: tuple[int, int | None], line: str, engine: str | None, reporter: Reporter
+) -> None:
+    """Check the shapes, and report the dims: their speed, and what engines do with them."""
+    check_stock_shapes(checkpoint, *dims, reporter)
     reporter.say(line)
-    if (price := dequantised_line(checkpoint, key_dim)) is not None:
+    if (price := dequantised_line(checkpoint, dims[0])) is not None:
         reporter.say(price)
-    if (speed := _speed(checkpoint, key_dim)) is not None:
+    if (speed := _speed(checkpoint, *dims)) is not None:
         reporter.say(speed.advice)
     candidates = key_dims_worth_choosing(checkpoint.mixers[0].axis.width)
-    for advice in cut_advice(checkpoint.config, key_dim, engine, candidates):
+    for advice in cut_advice(checkpoint.config, dims, engine, candidates):
         reporter.say(advice)
 
 
@@ -202,7 +239,7 @@ def _cut_and_reconstruct(cut_job: CutJob, job: SelectionJob, config: PruneConfig
     out, request = cut_job.out, job.request
     assert config.reconstruct is not None
     assert out is not None
-    plan = None if is_layerwise(job.selector, config.calibration) else job.plan()[0]
+    plan = None if is_layerwise(job.needs, config.calibration) else job.plan()[0]
     windows = _reconstruction_windows(job.checkpoint, config, job.reporter)
     cut = LayerwiseCut(
         checkpoint=job.checkpoint, cut=cut_job, job=job, folder=TrainedLayers.beside(out).path,
@@ -213,6 +250,8 @@ def _cut_and_reconstruct(cut_job: CutJob, job: SelectionJob, config: PruneConfig
         "swaps": request.swaps, "corrected": job.corrected, "plan": None if plan is None else plan.to_json(),
         "data": windows.source,
     }  # fmt: skip
+    if job.value_selector is not None:
+        identity |= {"value_dim": job.value_dim, "value_method": job.value_selector.name}
     record, left_out = ReconstructionJob(
         cut=cut, teacher=job.checkpoint, out=out, identity=identity, options=config.reconstruct, run=job.run,
         force=config.force, provenance=cut_job.provenance, reporter=job.reporter,
@@ -240,5 +279,5 @@ def _cut_and_distil(source: str | PathLike[str], out: Path, config: PruneConfig,
     record = job.finish(cut_into)
     if not records:
         plan = read_plan(out, checkpoint)
-        records.append(describe_cut(checkpoint, plan, record.kernels, _speed(checkpoint, plan.key_dim)))
+        records.append(describe_cut(checkpoint, plan, record.kernels, _speed(checkpoint, plan.key_dim, plan.value_dim)))
     return replace(records[0], reconstruction=record, out=str(out))

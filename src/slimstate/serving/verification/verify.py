@@ -86,7 +86,7 @@ class Comparison(Value):
         engine = self.engine.engine
         if engine == "transformers" and checkpoint.family.library == "fla" and self.run.place.type == "cpu":
             return FLA_ON_CPU
-        rules = rules_for(ServedModel.at_key_dim(checkpoint.config), engine)
+        rules = rules_for(ServedModel.at_dims(checkpoint.config), engine)
         return next((rule.what for rule in rules if rule.verdict in ("refuses", "not supported")), None)
 
     def run_engine(self, checkpoint: Checkpoint) -> Scores | Refusal:
