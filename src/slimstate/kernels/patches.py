@@ -50,6 +50,11 @@ def on_cpu(*args: Any, **kwargs: Any) -> bool:
     return next(tensors_in(*args, **kwargs)).device.type == "cpu"
 
 
+def has_float64(*args: Any, **kwargs: Any) -> bool:
+    """Return whether the device of the arguments has float64, in which our recurrences sum decays: Metal has not."""
+    return next(tensors_in(*args, **kwargs)).device.type != "mps"
+
+
 def always(*_: Any, **__: Any) -> bool:
     return True
 
@@ -86,7 +91,7 @@ def needs_torch_gated_rule(*args: Any, **kwargs: Any) -> bool:
     In half precision that pass runs with a step of our own (`gated_gradient`).
     """
     if on_cpu(*args, **kwargs) or not has_fla():
-        return True
+        return has_float64(*args, **kwargs)
     is_precise = too_precise_for_triton(*args, **kwargs)
     return is_precise and gated_backward_refused() and needs_gradient(*args, **kwargs)
 

@@ -32,6 +32,7 @@ from slimstate.kernels.patches import (
     Replacement,
     gated_backward_refused,
     has_fla,
+    has_float64,
     is_in_pytorch,
     needs_gradient,
     on_cpu,
@@ -120,7 +121,9 @@ def by_fla(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 def grouped(inputs: Inputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     """Return the outputs, in the dtype of x, and the last state, computed by matrix products for whole groups."""
-    return _Grouped.apply(min(chunk, inputs.x.shape[1]), *inputs)  # type: ignore[no-untyped-call]
+    # a convolution leaves the time as the last axis in memory, along which all products below would copy
+    tensors = (tensor.contiguous() for tensor in inputs)
+    return _Grouped.apply(min(chunk, inputs.x.shape[1]), *tensors)  # type: ignore[no-untyped-call]
 
 
 class _Grouped(torch.autograd.Function):
@@ -132,8 +135,7 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, chunk: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         inputs = Inputs(*tensors)
-        # not `empty_like`: layers view the outputs, and x may lie in memory as the convolution leaves it
-        y, states = inputs.x.new_empty(inputs.x.shape), [inputs.state]
+        y, states = torch.empty_like(inputs.x), [inputs.state]
         with torch.autocast(y.device.type, enabled=False):
             for tokens in _segments(inputs, chunk):
                 y[:, tokens], last = _scan(inputs.at(tokens)._replace(state=states[-1]), chunk)
@@ -227,7 +229,8 @@ def has_mamba_ssm() -> bool:
 
 def needs_our_scan(*args: Any, **kwargs: Any) -> bool:
     """Return whether the scan of transformers is not the kernel of mamba-ssm, or would round its inputs."""
-    return too_precise_for_triton(*args, **kwargs) or not has_mamba_ssm()
+    is_better = too_precise_for_triton(*args, **kwargs) or not has_mamba_ssm()
+    return is_better and has_float64(*args, **kwargs)
 
 
 IN_TRANSFORMERS = {"mamba2_chunk_scan": Replacement(state_space_scan, needs_our_scan)}

@@ -29,7 +29,7 @@ def describe_kernels(device: torch.device, dtype: torch.dtype, library: Library 
     if library == "transformers":
         import transformers
 
-        return f"what transformers {transformers.__version__} chooses on {gpu}, {precision}{gated}"
+        return f"what slimstate and transformers {transformers.__version__} choose on {gpu}, {precision}{gated}"
     import fla
     import triton
 
