@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import slimstate.kernels.chunk_scan
-from slimstate.kernels import delta_rule, gla, rwkv6
-from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan
+from slimstate.kernels import delta_rule, gla, rwkv6, state_space
+from slimstate.kernels.chunk_scan import Inputs, Rule, chunk_scan, zero_state
 from slimstate.kernels.chunks import inverse_by_halves, inverse_of_unit_lower
+from slimstate.kernels.state_space import grouped
 
 STRONGEST = -50.0
 
@@ -27,9 +28,18 @@ class Form:
     by_name: tuple[str, ...] = ()
 
 
+def in_groups(q, k, v, g, *, scale, state=None, chunk=64):
+    """Compute gated linear attention as the scan of Mamba-2 for GPUs."""
+    state = zero_state(k, v) if state is None else state
+    skip, step = g.new_zeros(g.shape[2]), torch.ones_like(g)
+    y, last = grouped(state_space.Inputs(x=v, step=step, g=g, B=k, C=q * scale, D=skip, state=state.mT), chunk)
+    return y, last.mT
+
+
 FORMS = {
     "linear attention": Form(gla.recurrence, gla.chunked),
     "mamba-2": Form(gla.recurrence, gla.chunked, ("by head",)),
+    "mamba-2 in groups": Form(gla.recurrence, in_groups, ("by head",)),
     "gla": Form(gla.recurrence, gla.chunked, ("by channel",)),
     "rwkv-6": Form(rwkv6.recurrence, rwkv6.chunked, ("by channel",), ("bonus",)),
     "delta rule": Form(delta_rule.recurrence, delta_rule.chunked, ("beta",)),
@@ -107,6 +117,7 @@ def test_chunks_in_float32_are_as_precise_as_the_recurrence(name, width, time, s
 @every_form
 def test_a_gradient_in_groups_of_chunks_is_that_of_the_recurrence(name, monkeypatch):
     monkeypatch.setattr(slimstate.kernels.chunk_scan, "MIN_GROUP_ELEMENTS", 1)
+    monkeypatch.setattr(state_space, "MAX_ELEMENTS", 1)
     assert_near(FORMS[name], tensors(6, 150, True, torch.float64), 1e-9, chunk=16)
 
 

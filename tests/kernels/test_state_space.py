@@ -1,4 +1,4 @@
-"""The scan of Mamba-2 for GPUs against the recurrence and against that of transformers, and the choice between them."""
+"""The scan of Mamba-2 for GPUs against that by heads, what it saves, and the choice between kernels."""
 
 from __future__ import annotations
 
@@ -16,49 +16,28 @@ SCAN = "def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D, z, dt_bias,
 REST = ", dt_softplus, dt_limit, return_final_states"
 
 
-def inputs(time: int, groups: int = 2, dtype: torch.dtype = torch.float64) -> Inputs:
-    """Four heads; decays down to e^-50."""
-    draw = torch.Generator().manual_seed(time + groups)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=draw, dtype=torch.float64)
-
-    x, keys, queries = normal(2, time, 4, 3), normal(2, time, groups, 5), normal(2, time, groups, 5)
-    step = F.softplus(normal(2, time, 4))
-    g = -step * torch.tensor([0.1, 1, 10, 50])
+def inputs(time: int, dtype: torch.dtype = torch.float64) -> Inputs:
+    """Return four heads in two groups, with decays down to e^-50."""
+    torch.manual_seed(time)
+    x, keys, queries = (torch.randn(2, time, *shape) for shape in ((4, 3), (2, 5), (2, 5)))
+    step = F.softplus(torch.randn(2, time, 4))
+    tensors = x, step, -step * torch.tensor([0.1, 1, 10, 50]), keys, queries, torch.randn(4), torch.randn(2, 4, 3, 5)
     wide = torch.float32 if dtype.itemsize == 2 else dtype
-    by_head = [tensor.to(wide) for tensor in (step, g)]
-    tensors = x.to(dtype), *by_head, keys.to(dtype), queries.to(dtype), normal(4).to(wide), normal(2, 4, 3, 5).to(wide)
-    return Inputs(*(tensor.requires_grad_() for tensor in tensors))
+    kinds = (dtype, wide, wide, dtype, dtype, wide, wide)
+    return Inputs(*(tensor.to(kind).requires_grad_() for tensor, kind in zip(tensors, kinds, strict=True)))
 
 
-def results(form, tensors: Inputs, **options) -> tuple[torch.Tensor, ...]:
-    """Return the outputs, the last state and all gradients."""
-    y, last = form(tensors, **options)
-    draw = torch.Generator().manual_seed(1)
-    loss = sum((each * torch.randn(each.shape, generator=draw).to(each)).sum() for each in (y, last))
-    return y, last, *torch.autograd.grad(loss, tensors)
-
-
-def assert_near(actual, expected, tolerance: float) -> None:
-    for mine, theirs in zip(actual, expected, strict=True):
-        assert (mine - theirs).abs().max() <= tolerance * theirs.abs().max()
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize(("time", "chunk"), [(1, 64), (5, 64), (40, 8), (45, 8)])
-@pytest.mark.parametrize("elements", [1, 2**25])
-def test_groups_give_the_values_and_gradients_of_heads_also_in_segments(groups, time, chunk, elements, monkeypatch):
-    monkeypatch.setattr(state_space, "MAX_ELEMENTS", elements)
-    x = inputs(time, groups)
-    assert_near(results(grouped, x, chunk=chunk), results(by_head, x), 1e-9)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_groups_are_as_precise_as_their_inputs(dtype, tolerance):
-    x = inputs(150, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("time", [5, 150])
+def test_groups_give_the_values_and_gradients_of_heads_as_precisely_as_their_inputs(time, dtype, tolerance):
+    results, x = [], inputs(time, dtype)
     exact = Inputs(*(tensor.detach().double().requires_grad_() for tensor in x))
-    assert_near(results(grouped, x), results(by_head, exact), tolerance)
+    for form, tensors in ((grouped, x), (by_head, exact)):
+        y, last = form(tensors)
+        loss = (y * torch.cos(torch.arange(y.numel())).view_as(y)).sum() + last.sin().sum()
+        results.append((y, last, *torch.autograd.grad(loss, tensors)))
+    for mine, theirs in zip(*results, strict=True):
+        assert (mine - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
 def test_memory_for_a_gradient_is_that_of_the_inputs_and_a_state():

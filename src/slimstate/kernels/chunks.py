@@ -11,11 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def chunk_views(x: Tensor, chunk: int) -> Tensor:
-    """View [B, T, H, D] as [N, B, H, C, D]; the last chunk is filled with zeros, which do not change the state."""
+def split_time(x: Tensor, chunk: int) -> Tensor:
+    """View [B, T, ...] as [B, N, C, ...]; the last chunk is filled with zeros, which do not change the state."""
     missing = -x.shape[1] % chunk
-    x = F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
-    return x.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
+    x = F.pad(x, (*[0, 0] * (x.ndim - 2), 0, missing)) if missing else x
+    return x.unflatten(1, (-1, chunk))
+
+
+def chunk_views(x: Tensor, chunk: int) -> Tensor:
+    """View [B, T, H, D] as [N, B, H, C, D]."""
+    return split_time(x, chunk).permute(1, 0, 3, 2, 4)
 
 
 def in_chunks(x: Tensor, chunk: int) -> Tensor:

@@ -16,10 +16,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from slimstate.kernels.chunks import lower
+from slimstate.kernels.chunks import lower, split_time
 from slimstate.kernels.fla_calls import Packing, per_value_head, wide
 from slimstate.kernels.patches import Backend, gated_backward_refused
 
@@ -36,9 +35,7 @@ class EvenChunks:
         self.lengths = rest.clamp(max=chunk).repeat(self.batch)
 
     def pad(self, x: Tensor) -> Tensor:
-        missing = -self.time % self.chunk
-        x = F.pad(x, (*[0, 0] * (x.ndim - 2), 0, missing)) if missing else x
-        return x.reshape(-1, self.chunk, *x.shape[2:])
+        return split_time(x, self.chunk).flatten(0, 1)
 
     def pack(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (self.batch, -1)).flatten(1, 2)[:, : self.time]

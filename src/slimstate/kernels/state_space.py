@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from slimstate.kernels import gla
-from slimstate.kernels.chunks import lower
+from slimstate.kernels.chunks import lower, split_time
 from slimstate.kernels.fla_calls import per_value_head, wide
 from slimstate.kernels.patches import (
     Replacement,
@@ -174,7 +174,7 @@ def _scan(inputs: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
     In the letters of einsum z is the batch, n a chunk, t and s its tokens, g a group, r its heads, k a state channel.
     """
     time, groups = inputs.x.shape[1], inputs.B.shape[2]
-    x, step, g, B, C = (_in_chunks(tensor, chunk) for tensor in inputs[:BY_TOKEN])
+    x, step, g, B, C = (split_time(tensor, chunk) for tensor in inputs[:BY_TOKEN])
     heads, dtype = (groups, x.shape[3] // groups), x.dtype
     x, step, g = (tensor.unflatten(3, heads) for tensor in (x, step, g))
     values = x * step.unsqueeze(-1)
@@ -197,13 +197,6 @@ def _scan(inputs: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
     return y.flatten(3, 4).flatten(1, 2)[:, :time], states[:, -1].flatten(1, 2)
 
 
-def _in_chunks(x: Tensor, chunk: int) -> Tensor:
-    """Return [Z, T, ...] as [Z, n, C, ...], filled with zeros, which do not change the state."""
-    missing = -x.shape[1] % chunk
-    x = F.pad(x, (*[0, 0] * (x.ndim - 2), 0, missing)) if missing else x
-    return x.unflatten(1, (-1, chunk))
-
-
 def _decays(total: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the decay from each place to each later one [..., t, s], 0 above the diagonal, from sums of logarithms."""
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).to(dtype)
@@ -220,7 +213,7 @@ def has_mamba_ssm() -> bool:
         missing = set(ARGUMENTS) - inspect.signature(scan).parameters.keys()
         fault = f"its scan has no argument {', '.join(sorted(missing))}" if missing else None
     except Exception as error:  # a build for another version of torch or CUDA fails in many ways
-        fault = f"it has no scan that can be imported ({error})"
+        fault = f"it has no scan that can be imported ({error!r})"
     if fault is not None:
         advice = "slimstate's own scan runs; mamba-ssm 2 built for this version of torch would be used"
         warnings.warn(f"mamba-ssm is passed over: {fault}: {advice}", stacklevel=2)
