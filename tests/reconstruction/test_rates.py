@@ -20,6 +20,7 @@ class Layers:
     def __init__(self, monkeypatch, *, count=8, width=512, settings=SETTINGS):
         self.runs: list[tuple[int, float, int]] = []
         self.best, self.curve, self.highest, self.weights = 2e-3, 0.1, math.inf, 0.0
+        self.stable = math.inf  # above this rate the error is lowest after a quarter of the steps, and higher than that
         self.task = SimpleNamespace(copy=lambda: self.weights, load=lambda weights: setattr(self, "weights", weights))
         mixers = [SimpleNamespace(layer=layer, place_in_files=f"{layer}", input_size=width) for layer in range(count)]
         tensors = {f"{layer}.key.weight": SimpleNamespace(shape=(4, width)) for layer in range(count)}
@@ -31,8 +32,10 @@ class Layers:
         assert self.weights == 0.0, "every rate starts from the cut"
         self.runs.append((layer, rate, settings.steps))
         error = min(1.0, 0.5 + self.curve * abs(math.log2(rate / self.best))) if rate <= self.highest else 1.0
+        is_stable = rate <= self.stable or settings.steps < SETTINGS.steps
+        error, last = (error, settings.steps) if is_stable else (min(1.0, error + 0.4), settings.steps // 4)
         self.weights = rate if error < 1.0 else 0.0
-        step, errors = settings.steps if error < 1.0 else 0, {"before": 1.0, "after": error, "held_out_before": 1.0}
+        step, errors = last if error < 1.0 else 0, {"before": 1.0, "after": error, "held_out_before": 1.0}
         return LayerErrors(layer=layer, held_out_after=error, step=step, learning_rate=rate, **errors)
 
     def train(self, layer):
@@ -56,7 +59,7 @@ def test_the_first_layer_of_a_kind_tries_three_rates_around_that_of_its_width(wi
     layers.best = best
     first, second = layers.train(0), layers.train(1)
     assert layers.runs == [*((0, rate, 200) for rate in tried), (0, chosen, 500), (1, chosen, 500)]
-    assert [trial.learning_rate for trial in first.trial] == list(tried)
+    assert [trial.learning_rate for trial in first.trial] == [*tried, chosen]
     assert (first.chosen_rate, second.chosen_rate, second.trial) == (chosen, chosen, ())
     assert layers.weights == second.learning_rate == chosen
 
@@ -67,6 +70,17 @@ def test_a_rate_that_is_hardly_better_than_that_of_the_width_is_not_chosen_but_i
     errors = layers.train(0)
     assert [steps for _, _, steps in layers.runs] == [500, 500, 500], "with many layers a trial is a whole training"
     assert (errors.chosen_rate, errors.learning_rate, layers.weights) == (2e-3, 5e-4, 5e-4)
+
+
+def test_a_rate_at_which_the_error_rises_before_the_end_is_lowered_for_all_layers(monkeypatch):
+    layers = Layers(monkeypatch)
+    layers.stable = 1e-3
+    first = layers.train(0)
+    assert layers.runs[3:] == [(0, 2e-3, 500), (0, 5e-4, 500)]
+    assert (first.chosen_rate, len(first.trial)) == (5e-4, 5)
+    assert first.learning_rate == layers.weights == 2e-3, "of the short trial, whose error was the lowest"
+    layers.train(1)
+    assert layers.runs[5:] == [(1, 5e-4, 500)]
 
 
 def test_a_layer_that_the_rate_does_not_improve_is_trained_at_lower_ones_before_the_cut_stays(monkeypatch):

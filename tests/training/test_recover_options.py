@@ -262,8 +262,8 @@ def test_a_missing_package_is_named_where_it_is_needed(package, changes, way_out
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("batch", "length", "parts"), [(16, 2048, 16), (4, 512, 1), (6, 1024, 3), (3, 1000, 3)])
-def test_a_batch_is_split_into_parts_of_equal_size_that_fit_in_the_memory_of_a_cpu(batch, length, parts):
+@pytest.mark.parametrize(("batch", "length", "at_once"), [(16, 2048, 1), (4, 512, 4), (6, 1024, 2), (3, 3000, 1)])
+def test_about_2048_tokens_run_at_once_on_a_cpu(batch, length, at_once):
     values = {"batch_size": batch, "length": length, "device": "cpu"}
-    assert RecoverConfig.from_values(values).parts == parts
-    assert RecoverConfig.from_values({**values, "grad_accum": 1}).parts == 1
+    assert RecoverConfig.from_values(values).windows_at_once == at_once
+    assert RecoverConfig.from_values({**values, "grad_accum": batch}).windows_at_once == 1

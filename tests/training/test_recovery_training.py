@@ -20,8 +20,10 @@ from slimstate.models.load import load
 from slimstate.records.parts import Text
 from slimstate.records.schema import from_json
 from slimstate.system.errors import DataError, TrainingError
-from slimstate.training import session, teacher, tokens
+from slimstate.training import session, teacher, tokens, trainer
 from slimstate.training.adaptation import adaptation_of, trainable
+from slimstate.training.options import RecoverOptions
+from slimstate.training.progress import TrainingProgress
 from slimstate.training.run_checkpoints import COMPLETE
 from slimstate.training.tokens import MIN_GAP
 from slimstate.workflows.options import RecoverConfig
@@ -144,6 +146,53 @@ def test_gradient_accumulation_changes_nothing(recover, recoveries, tmp_path):
         values = [[getattr(entry, part) for entry in each.log] for each in (record, expected)]
         assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-5)
     assert record.measured.nats.after == pytest.approx(expected.measured.nats.after, abs=1e-5)
+
+
+@pytest.mark.parametrize("free", [0, 2**40])
+def test_a_batch_that_does_not_fit_into_memory_is_halved_and_changes_nothing(
+    free, recover, recoveries, tmp_path, monkeypatch
+):
+    """By the measured size before the first step, or because memory runs out in the second one."""
+    listener, forward, calls = Listener(), trainer.Student.forward, []
+
+    class Memory(trainer.DeviceMemory):
+        def __init__(self, device):
+            self.device, self.is_measured = device, True
+
+        def free_bytes(self):
+            return free
+
+        def peak_bytes(self, work):
+            work()
+            return 2**20
+
+    monkeypatch.setattr(trainer, "DeviceMemory", Memory)
+
+    def run(self, input_ids, place):
+        calls.append(len(input_ids))
+        if len(calls) > 3 and len(input_ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, input_ids, place)
+
+    monkeypatch.setattr(trainer.Student, "forward", run)
+    monkeypatch.setattr(RecoverOptions, "windows_at_once", 4)
+    record, expected = recover(GATED, tmp_path / "out", progress=listener), record_of(recoveries[GATED])
+    assert calls[:4] == ([1, 1, 1, 1] if not free else [1, 1, 4, 4])
+    assert ("out of memory: from here on at most 1 window at once" in listener.lines) == bool(free)
+    assert losses(record) == pytest.approx(losses(expected), rel=1e-5)
+    assert record.measured.nats.after == pytest.approx(expected.measured.nats.after, abs=1e-5)
+
+
+def test_the_time_of_the_rest_is_announced_once_some_steps_were_timed():
+    times, listener = iter([0, 100, 200, 203, 205]), Listener()  # at the start, after two slow steps, and later
+    options, updates = RecoverOptions(steps=102), []
+    progress = TrainingProgress(options, lambda done, note: updates.append(note), listener, lambda: next(times))
+    progress.begin(0)
+    for done in range(1, 6):
+        progress.end_step(done)
+    assert listener.lines == ["the remaining 97 steps will take about 0:01:37"]
+    progress.log(6, 1.0)
+    assert updates == [f"loss 1.0000  {4 * options.tokens_per_step / 5:,.0f} tokens/s"]
 
 
 def test_another_seed_is_another_recovery(recover, recoveries, tmp_path):

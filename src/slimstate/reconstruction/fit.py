@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slimstate.models.memory import Pieces
 from slimstate.records.training import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
 
@@ -42,6 +44,7 @@ class Task:
     weights: Mapping[str, torch.nn.Parameter]
     dtypes: Mapping[str, torch.dtype]  # of the files
     error: Errors  # over windows of this process
+    pieces: Pieces  # that `error` computes one after another
     capturable: bool  # as a CUDA graph: `error` takes windows on the device and copies nothing there
     power: float
     training: Tensor
@@ -50,7 +53,7 @@ class Task:
     def measure(self, windows: Tensor) -> float:
         """Return the relative error over windows of all processes."""
         with torch.no_grad():
-            total = sum((float(piece) for piece in self.error(local_windows(windows))), 0.0)
+            total = self.pieces.run(lambda: sum((float(piece) for piece in self.error(local_windows(windows))), 0.0))
         device = next(iter(self.weights.values())).device
         return float(distributed.sum_over_all(torch.tensor(total, device=device))) / (self.power * len(windows))
 
@@ -98,7 +101,8 @@ def _train(task: Task, settings: ReconstructionSettings, layer: int, rate: float
     batches = _batches(task.training, settings.batch, settings.seed + layer)
     interval = max(1, settings.steps // UPDATES)
     for number in range(1, settings.steps + 1):
-        error = steps.take(next(batches), rate * _rate(number, settings.steps))
+        batch, factor = next(batches), _rate(number, settings.steps)
+        error = task.pieces.run(partial(steps.take, batch, rate * factor))
         if number % interval == 0 or number == settings.steps:
             on_step(number, float(error))
         if number in validations:

@@ -5,7 +5,9 @@ and the first layer of a kind tries a few rates for all of them:
 
     first, first / 4, and then first / 16 if that was better, else first x 4
 
-Each rate starts from the cut. The weights with the lowest error on held-out windows count, whichever rate they had.
+A short trial favours high rates. So the first layer of a kind is also trained at a lower rate if at the best one its
+error on held-out windows rose again before the last step, and any layer if the rate did not improve it. Each attempt
+starts from the cut. The weights with the lowest error on held-out windows count, whichever rate they had.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ RATES = 3  # in a trial
 MAX_SHARE = 0.15  # of the steps of all layers of a kind, for the trial
 MIN_STEPS = 20  # of a trial at one rate
 MARGIN = 0.02  # by which the error of another rate must be lower than that of the first
-RETRIES = 2  # at lower rates, for a layer that does not improve
+RETRIES = 2  # at lower rates
 
 
 @dataclass(frozen=True)
@@ -68,30 +70,28 @@ class Rates:
         if named is not None or not steps:
             return self._train(task, layer, self.first[layer] if named is None else named, steps)
         attempts = Attempts(task, partial(self._train, task, layer))
-        trial: tuple[RateTrial, ...] = ()
-        if kind not in self.chosen:
-            trial = self._trial(attempts, layer, self.trial_steps(layer))
-        rate = self.chosen[kind]
-        if not trial or trial[0].steps < steps:
+        is_first = kind not in self.chosen
+        rate = self._try_rates(attempts, layer) if is_first else self.chosen[kind]
+        if (rate, steps) not in attempts.errors:
             attempts.add(rate, steps)
-        for retry in range(1, RETRIES + 1):
-            if not attempts.best.step:
-                attempts.add(rate / FACTOR**retry, steps)
+        for _ in range(RETRIES):
+            best = attempts.best_rate(steps)
+            step, lower = attempts.errors[best, steps].step, (best / FACTOR, steps)
+            if (step and not (is_first and step < steps)) or lower in attempts.errors:
+                break
+            attempts.add(*lower)
+        if is_first:
+            self.chosen[kind] = rate = attempts.best_rate(steps, rate)
+            self.reporter.say(f"learning rate {rate:g} of {', '.join(map(str, attempts.trials))}")
         task.load(attempts.weights)
-        return replace(attempts.best, trial=trial, chosen_rate=rate)
+        return replace(attempts.best, trial=attempts.trials if is_first else (), chosen_rate=rate)
 
-    def _trial(self, attempts: Attempts, layer: int, steps: int) -> tuple[RateTrial, ...]:
-        """Choose the rate of a kind of layer; return the errors on held-out windows."""
-        first = self.first[layer]
-        errors = {rate: attempts.add(rate, steps) for rate in (first, first / FACTOR)}
-        other = first / FACTOR**2 if errors[first / FACTOR] < errors[first] else first * FACTOR
-        errors[other] = attempts.add(other, steps)
-        best = min(errors, key=errors.__getitem__)
-        rate = best if errors[best] < (1 - MARGIN) * errors[first] else first
-        self.chosen[self.kinds[layer]] = rate
-        trial = tuple(RateTrial(learning_rate=rate, steps=steps, held_out=error) for rate, error in errors.items())
-        self.reporter.say(f"learning rate {rate:g} of {', '.join(map(str, trial))}")
-        return trial
+    def _try_rates(self, attempts: Attempts, layer: int) -> float:
+        """Return the best rate after a few steps."""
+        first, steps = self.first[layer], self.trial_steps(layer)
+        higher, lower = attempts.add(first, steps), attempts.add(first / FACTOR, steps)
+        attempts.add(first / FACTOR**2 if lower < higher else first * FACTOR, steps)
+        return attempts.best_rate(steps, first)
 
     def _train(self, task: Task, layer: int, rate: float, steps: int) -> LayerErrors:
         settings = replace(self.settings, steps=steps)
@@ -105,16 +105,29 @@ class Attempts:
     def __init__(self, task: Task, train: Callable[[float, int], LayerErrors]) -> None:
         self.task, self.train = task, train
         self.cut = self.weights = task.copy()  # the latter are the best so far
-        self.errors: list[LayerErrors] = []
+        self.errors: dict[tuple[float, int], LayerErrors] = {}  # by rate and steps
 
     @property
     def best(self) -> LayerErrors:
-        return min(self.errors, key=lambda errors: errors.held_out_after)
+        return min(self.errors.values(), key=lambda errors: errors.held_out_after)
+
+    @property
+    def trials(self) -> tuple[RateTrial, ...]:
+        return tuple(
+            RateTrial(learning_rate=rate, steps=steps, held_out=errors.held_out_after)
+            for (rate, steps), errors in self.errors.items()
+        )
+
+    def best_rate(self, steps: int, other: float | None = None) -> float:
+        """Return the rate with the lowest error after these steps, or another one if that is hardly worse."""
+        errors = {rate: each.held_out_after for (rate, count), each in self.errors.items() if count == steps}
+        best = min(errors, key=lambda rate: (errors[rate], rate))
+        return best if other is None or errors[best] < (1 - MARGIN) * errors[other] else other
 
     def add(self, rate: float, steps: int) -> float:
         """Train the layer and return its error on held-out windows."""
         self.task.load(self.cut)
-        self.errors.append(self.train(rate, steps))
-        if self.best is self.errors[-1]:
+        errors = self.errors[rate, steps] = self.train(rate, steps)
+        if self.best is errors:
             self.weights = self.task.copy()
-        return self.errors[-1].held_out_after
+        return errors.held_out_after

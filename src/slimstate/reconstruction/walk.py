@@ -24,6 +24,7 @@ from slimstate.checkpoints.writer import CARD
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
+from slimstate.models.memory import DeviceMemory, Pieces
 from slimstate.models.one_layer import OneLayerModel, Stored
 from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.fit import Task, local_windows
@@ -106,6 +107,7 @@ class Walk:
         self.teacher, self.cut, self.settings = teacher, cut, settings
         self.folder, self.rates = folder, Rates.of(teacher, settings, reporter)
         self.device, self.precision = run.place, run.precision
+        self.pieces = Pieces(DeviceMemory(self.device), TOKENS_AT_ONCE[self.device.type] // settings.length, reporter)
         self.mixers = {mixer.layer: mixer for mixer in teacher.mixers}
         numbers, held_out = torch.arange(len(tokens)), count_held_out(len(tokens))  # windows are in random order
         self.held_out, self.training = numbers[:held_out], numbers[held_out:]
@@ -121,13 +123,7 @@ class Walk:
         place = place_for(2 * 4 * torch.Size(shape).numel(), self.device, run.max_memory)
         for stream in (self.uncut_stream, self.cut_stream):
             stream.states = HiddenStates(shape, self.device, place, folder.path)
-            for piece in self.pieces(self.here):
-                stream.states[piece] = self._first_states(stream, piece)
-
-    def pieces(self, windows: Tensor) -> Iterator[Tensor]:
-        """Yield as many windows of this process as run at once."""
-        at_once = max(1, TOKENS_AT_ONCE[self.device.type] // self.settings.length)
-        return iter(windows.split(at_once)) if len(windows) else iter(())
+            self.pieces.each(self.here, partial(self._embed, stream))
 
     def computing(self) -> AbstractContextManager[object]:
         """Return a context in which weights in float32 compute in the requested precision."""
@@ -136,6 +132,9 @@ class Walk:
     def _first_states(self, stream: Stream, windows: Tensor) -> Tensor:
         with torch.no_grad(), self.computing():
             return stream.model.first_states(stream.embedded(windows))
+
+    def _embed(self, stream: Stream, windows: Tensor) -> None:
+        stream.states[windows] = self._first_states(stream, windows)
 
     def layers(self) -> Iterator[LayerErrors]:
         """Walk over all layers; yield the errors of every layer with a mixer, once its weights are saved."""
@@ -183,7 +182,7 @@ class Walk:
     def _run_mixer(self, number: int, context: Callable[[nn.Module], AbstractContextManager[object]]) -> int:
         model, stream, place = self.uncut_model, self.cut_stream, self.mixers[number].path
         with torch.no_grad(), self.computing(), context(model.model):
-            for piece in self.pieces(self.here):
+            for piece in self.pieces.split(self.here):
                 model.run_mixer(number, place, stream.states[piece], self.uncut_stream.embedded(piece))
         return len(self.here) * self.settings.length
 
@@ -195,6 +194,7 @@ class Walk:
             weights=weights,
             dtypes={name: layer.stored[self.teacher.stored_names(name)[0]].dtype for name in weights},
             error=partial(self._errors, layer.number),
+            pieces=self.pieces,
             capturable=self.uncut_stream.states.on_device,
             power=added or 1.0,
             training=self.training,
@@ -226,7 +226,7 @@ class Walk:
         return (mixer, inputs[0]) if inputs and others <= {mixer} else (mixer,)
 
     def _errors(self, number: int, windows: Tensor) -> Iterator[Tensor]:
-        for piece in self.pieces(windows):
+        for piece in self.pieces.split(windows):
             with self.computing():
                 output = self.cut_stream.forward(number, piece)
             yield (output.float() - self.uncut_stream.states[piece]).square().sum()
@@ -260,9 +260,12 @@ class Walk:
     def _advance(self, stream: Stream, number: int) -> float:
         """Run a stream through a layer; return the mean over windows of the squared change."""
         added = torch.zeros((), dtype=torch.float64, device=self.device)
+
+        def advance(piece: Tensor) -> None:
+            after = stream.forward(number, piece).float()
+            added.add_((after - stream.states[piece]).double().square().sum())
+            stream.states[piece] = after
+
         with torch.no_grad(), self.computing():
-            for piece in self.pieces(self.here):
-                before, after = stream.states[piece], stream.forward(number, piece).float()
-                added += (after - before).double().square().sum()
-                stream.states[piece] = after
+            self.pieces.each(self.here, advance)
         return float(distributed.sum_over_all(added)) / self.settings.samples

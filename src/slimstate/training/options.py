@@ -113,8 +113,8 @@ class TrainerOptions(Options):
     """How the training runs"""
 
     grad_accum: Count = None
-    """Split each batch into this many parts, which needs less memory and changes nothing else; default: 1 on a GPU, on
-    a CPU parts of about 2048 tokens."""
+    """Split each batch into this many parts, which needs less memory and changes nothing else; default: as few as fit
+    into the memory of a GPU, on a CPU parts of about 2048 tokens."""
     save_every: Count = None
     """Steps between checkpoints; default: a twentieth of all steps."""
     report_to: str = "tensorboard"
@@ -190,15 +190,14 @@ class TrainOptions(Options):
         return self.total_steps * self.tokens_per_step
 
     @property
-    def parts(self) -> int:
-        """The parts of each batch; on a CPU more windows at once take more memory and no less time."""
+    def windows_at_once(self) -> int:
+        """The most windows of a process that run at once; on a CPU more of them take more memory and no less time."""
+        windows = max(1, self.batch_size // distributed.count())
         if self.trainer.grad_accum is not None or self.run.place.type != "cpu":
-            return self.trainer.grad_accum or 1
+            return windows // (self.trainer.grad_accum or 1)
         from slimstate.models.devices import TOKENS_AT_ONCE
 
-        windows, at_once = self.batch_size // distributed.count(), TOKENS_AT_ONCE["cpu"] // self.length
-        sizes = (size for size in range(max(1, min(at_once, windows)), 0, -1) if windows % size == 0)
-        return max(1, windows // next(sizes))
+        return min(windows, max(1, TOKENS_AT_ONCE["cpu"] // self.length))
 
     @property
     def samples(self) -> int:
@@ -237,9 +236,10 @@ class TrainOptions(Options):
         for name, hint in (packages | hints).items():
             if find_spec(name) is None:
                 raise PlanError(f"{name} cannot be imported: pip install {hint}")
-        if self.batch_size % (self.parts * processes):
+        parts = trainer.grad_accum or 1
+        if self.batch_size % (parts * processes):
             raise PlanError(
-                f"`batch_size` must be a multiple of {processes} processes x {self.parts} parts (`grad_accum`),"
+                f"`batch_size` must be a multiple of {processes} processes x {parts} parts (`grad_accum`),"
                 f" got {self.batch_size}"
             )
         if trainer.fsdp and not (distributed.is_launched() and self.run.place.type == "cuda"):

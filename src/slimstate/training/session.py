@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +26,6 @@ from slimstate.families import loader_of
 from slimstate.families.contract import Config
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.prepare import describe_kernels
-from slimstate.models.speed import EFFICIENCY, WITH_GRADIENT, measure_speed
 from slimstate.models.stock import as_published
 from slimstate.records.base import versions
 from slimstate.records.folder import check_model_folder
@@ -39,6 +37,7 @@ from slimstate.system.atomic import check_place
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.training.adaptation import Adaptation, adaptation_of, trainable
 from slimstate.training.options import TrainOptions
+from slimstate.training.progress import TrainingProgress
 from slimstate.training.run_checkpoints import MODEL, TrainingFolder, step_of
 from slimstate.training.teacher import Distillation
 from slimstate.training.tokens import Tokens, measure, read_tokens
@@ -169,11 +168,9 @@ class Session(Generic[R]):
         size = sum(parameter.numel() for parameter in trainable(student).values())
         kernels = describe_kernels(run.place, run.precision, job.student.family.library)
         say(f"kernels: {kernels}")
-        parts = f", each in {options.parts} parts" if options.parts > 1 else ""
         say(
             f"training {size:,} parameters for {options.total_steps:,} steps of {options.batch_size} x"
-            f" {options.length} tokens{parts}: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs,"
-            f" about {timedelta(seconds=round(self._estimate_seconds(job.student)))}, up to a factor of two"
+            f" {options.length} tokens: {options.total_tokens:,} tokens, {schedule.epochs:.2f} epochs"
         )
         folder = self.run_folder.path / job.part
         checkpoint = trainer.resume_from(folder)
@@ -181,7 +178,8 @@ class Session(Generic[R]):
             say(f"continuing from {checkpoint}")
         started = time.perf_counter()
         with self.reporter.meter(self.kind.label, options.total_steps) as update:
-            parameters, log = trainer.fit(student, schedule, options, folder, checkpoint, update)
+            progress = TrainingProgress(options, update, self.reporter)
+            parameters, log = trainer.fit(student, schedule, options, folder, checkpoint, progress)
         steps = options.total_steps - (0 if checkpoint is None else step_of(checkpoint))
         speed = steps * options.tokens_per_step / (time.perf_counter() - started) if steps else None
         return parameters, {
@@ -201,11 +199,6 @@ class Session(Generic[R]):
         torch.manual_seed(self.options.text.seed)
         temperature, weight = (1.0, 0.0) if distillation is None else (distillation.temperature, distillation.weight)
         return Student(adaptation.attach(runtime.model), teacher, temperature, weight)
-
-    def _estimate_seconds(self, student: Checkpoint) -> float:
-        run, passes = self.options.run, WITH_GRADIENT + (self.distillation is not None)
-        speed = measure_speed(student, run.place, run.precision).flops_per_second * EFFICIENCY[run.place.type]
-        return passes * 2 * student.parameters * self.options.total_tokens / speed / distributed.count()
 
     def _describe(self, job: Job, adaptation: Adaptation, tokens: Tokens, facts: Mapping[str, Any]) -> R:
         student, teacher, options = job.student, self.teacher, self.options

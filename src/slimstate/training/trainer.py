@@ -6,9 +6,9 @@ Importing this module imports `transformers.Trainer`, and with it accelerate.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from transformers.trainer_callback import PrinterCallback
 from slimstate.data.corpus import Schedule
 from slimstate.kernels.distillation import distilled_loss
 from slimstate.models.load import states_before_head
+from slimstate.models.memory import DeviceMemory, Pieces
 from slimstate.records.schema import from_json
 from slimstate.records.training import LogEntry
 from slimstate.system import distributed
 from slimstate.system.atomic import write_text
 from slimstate.system.errors import OutputError, TrainingError
 from slimstate.system.json_files import plain
-from slimstate.system.progress import Update
 from slimstate.system.shortages import is_disk_full
 from slimstate.training.adaptation import trainable
 from slimstate.training.options import TrainOptions
+from slimstate.training.progress import TrainingProgress
 from slimstate.training.run_checkpoints import COMPLETE, last_checkpoint
 from slimstate.training.teacher import Teacher
 
@@ -72,21 +73,56 @@ def _drop_frozen(student: nn.Module, state: dict[str, Tensor], prefix: str, meta
 
 
 class StudentTrainer(Trainer):  # type: ignore[misc]
-    """The Trainer, with the loss that a student returns and its parts in the log."""
+    """The Trainer, with batches in pieces that fit into memory, and the parts of the loss in the log."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, pieces: Pieces, is_measured: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.pieces, self.is_measured = pieces, is_measured
         self.unchecked: list[Tensor] = []  # losses
         self.parts: list[Tensor] = []
 
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
-    ) -> Tensor | tuple[Tensor, Any]:
-        outputs = model(**inputs)
-        loss: Tensor = outputs["loss"]
-        self.unchecked.append(loss.detach())
-        self.parts.append(outputs["parts"].detach())
-        return (loss, outputs) if return_outputs else loss
+    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Any = None) -> Tensor:
+        """Run a batch forward and backward, piece by piece; the result does not depend on the pieces."""
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        windows = torch.arange(len(inputs["place"]), device=inputs["place"].device)
+        if self.is_measured:
+            self.is_measured = False
+            self._measure(model, inputs, windows[:1])
+
+        def run() -> Tensor:
+            model.zero_grad()
+            *first, last = self.pieces.split(windows)
+            with self.accelerator.no_sync(model):
+                results = [self._run(model, inputs, piece, len(piece) / len(windows)) for piece in first]
+            results.append(self._run(model, inputs, last, len(last) / len(windows)))
+            return torch.stack(results).sum(0)
+
+        loss, *parts = self.pieces.run(run)
+        self.unchecked.append(loss)
+        self.parts.append(torch.stack(parts))
+        return loss
+
+    def _run(
+        self, model: nn.Module, inputs: dict[str, Tensor], piece: Tensor, share: float, length: int | None = None
+    ) -> Tensor:
+        """Add the gradient of some windows, up to a length; return their share of the loss and of its parts."""
+        with self.compute_loss_context_manager():
+            outputs = model(inputs["input_ids"][piece, :length], inputs["place"][piece])
+        self.accelerator.backward(outputs["loss"] * share)
+        return torch.cat([outputs["loss"].detach()[None], outputs["parts"]]) * share
+
+    def _measure(self, model: nn.Module, inputs: dict[str, Tensor], window: Tensor) -> None:
+        """Let as many windows run at once as fit beside gradients and the two moments of Adam."""
+
+        def reserved() -> int:
+            moments = (weight for weight in trainable(model).values() if weight not in self.optimizer.state)
+            return sum(2 * weight.nbytes for weight in moments)
+
+        work = partial(self._run, model, inputs, window, 1.0)
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), self.accelerator.no_sync(model):
+            self.pieces.measure(work, inputs["input_ids"].shape[1], reserved)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self.parts:
@@ -99,18 +135,18 @@ class StudentTrainer(Trainer):  # type: ignore[misc]
 class TrainingCallback(TrainerCallback):  # type: ignore[misc]
     """Check the losses whenever they are logged or saved, mark checkpoints as complete, and report progress."""
 
-    def __init__(self, trainer: StudentTrainer, tokens_per_step: int, parts: int, update: Update) -> None:
-        self.trainer, self.tokens_per_step, self.parts, self.update = trainer, tokens_per_step, parts, update
-        self.started, self.first_step = 0.0, 0
+    def __init__(self, trainer: StudentTrainer, progress: TrainingProgress) -> None:
+        self.trainer, self.progress = trainer, progress
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.started, self.first_step = time.perf_counter(), state.global_step
+        self.progress.begin(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.end_step(state.global_step)
         if not (control.should_log or control.should_save):
             return
         losses, self.trainer.unchecked = torch.stack(self.trainer.unchecked), []
-        bad = (~losses.isfinite()).float().view(-1, self.parts).amax(1)
+        bad = (~losses.isfinite()).float()
         if control.should_save:  # a step of finite loss may still have broken the weights
             weights = trainable(self.trainer.model).values()
             local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
@@ -130,10 +166,8 @@ class TrainingCallback(TrainerCallback):  # type: ignore[misc]
             write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE, f"{state.global_step}\n")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        if logs and "loss" in logs and state.global_step > self.first_step:
-            seconds = time.perf_counter() - self.started
-            speed = (state.global_step - self.first_step) * self.tokens_per_step / seconds
-            self.update(state.global_step, f"loss {logs['loss']:.4f}  {speed:,.0f} tokens/s")
+        if logs and "loss" in logs:
+            self.progress.log(state.global_step, logs["loss"])
 
 
 @contextmanager
@@ -163,8 +197,7 @@ def trainer_arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=options.total_steps,
-        per_device_train_batch_size=options.batch_size // (options.parts * distributed.count()),
-        gradient_accumulation_steps=options.parts,
+        per_device_train_batch_size=options.batch_size // distributed.count(),
         learning_rate=options.lr,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr": options.min_lr},
@@ -195,13 +228,18 @@ def trainer_arguments(options: TrainOptions, folder: Path) -> TrainingArguments:
 
 
 def fit(
-    student: Student, schedule: Schedule, options: TrainOptions, folder: Path, checkpoint: Path | None, update: Update
-) -> tuple[dict[str, Tensor], tuple[LogEntry, ...]]:
+    student: Student, schedule: Schedule, options: TrainOptions, folder: Path, checkpoint: Path | None,
+    progress: TrainingProgress,
+) -> tuple[dict[str, Tensor], tuple[LogEntry, ...]]:  # fmt: skip
     """Train, from a checkpoint if there is one; return the parameters by the names of the model, and the log."""
-    arguments, collate = trainer_arguments(options, folder), default_data_collator
-    trainer = StudentTrainer(model=student, args=arguments, train_dataset=schedule, data_collator=collate)
+    pieces = Pieces(DeviceMemory(options.run.place), options.windows_at_once, progress.reporter)
+    trainer = StudentTrainer(
+        pieces, pieces.memory.is_measured and options.trainer.grad_accum is None and not options.trainer.fsdp,
+        model=student, args=trainer_arguments(options, folder), train_dataset=schedule,
+        data_collator=default_data_collator,
+    )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(TrainingCallback(trainer, options.tokens_per_step, options.parts, update))
+    trainer.add_callback(TrainingCallback(trainer, progress))
     with _translate_full_disk(folder):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}

@@ -1,0 +1,126 @@
+"""Run as many windows at once as fit into the memory of a device, and fewer when it runs out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from slimstate.models.devices import free_bytes
+from slimstate.system import distributed
+from slimstate.system.errors import PlanError
+from slimstate.system.progress import SILENT, Reporter
+
+T = TypeVar("T")
+SHARE = 0.9  # of the free memory that pieces may take
+MIN_LENGTH = 16  # tokens of a window
+
+
+class DeviceMemory:
+    """The memory of a device. What work takes is measured on GPUs only: on a CPU the system gives memory back late."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.is_measured = device, device.type == "cuda"
+
+    def free_bytes(self) -> int:
+        """Return the bytes that can still be allocated, with those that torch keeps for later."""
+        free = free_bytes(self.device)
+        if self.is_measured:
+            free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free
+
+    def peak_bytes(self, work: Callable[[], object]) -> int:
+        """Return the bytes that work takes at its peak, beyond those that are allocated before it."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        work()
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+    def release(self) -> None:
+        """Give back what is not used any more."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class Pieces:
+    """Split windows into pieces of at most `size`, which is halved whenever memory runs out."""
+
+    def __init__(self, memory: DeviceMemory, size: int, reporter: Reporter = SILENT) -> None:
+        self.memory, self.size, self.reporter = memory, max(1, size), reporter
+        self.largest = 1  # of the pieces that were run last
+
+    def split(self, windows: Tensor) -> tuple[Tensor, ...]:
+        """Return the windows in as few pieces as possible, of about the same size."""
+        if not len(windows):
+            return ()
+        count = -(-len(windows) // self.size)
+        self.largest = -(-len(windows) // count)
+        return windows.split(self.largest)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return the result of work over pieces; when memory runs out, start it again with smaller ones."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                if distributed.count() > 1:  # the other processes wait for this one
+                    raise self.shortage("smaller batches") from error
+            self.halve()
+
+    def each(self, windows: Tensor, work: Callable[[Tensor], object]) -> None:
+        """Call work with every piece; one that does not fit into memory is repeated in halves."""
+        rest = windows
+        while len(rest):
+            piece = self.split(rest)[0]
+            try:
+                work(piece)
+                rest = rest[len(piece) :]
+                continue
+            except torch.OutOfMemoryError:
+                pass
+            self.halve()
+
+    def halve(self) -> None:
+        """Let half as many windows run at once."""
+        self.memory.release()
+        if self.largest == 1:
+            raise self.shortage("shorter windows (`length`)")
+        self.size = self.largest // 2
+        self.reporter.say(f"out of memory: from here on at most {self.size} window{'s'[: self.size - 1]} at once")
+
+    def _fits(self, work: Callable[[int], object], length: int) -> bool:
+        """Return whether a window of a length can run."""
+        if length < MIN_LENGTH:
+            raise self.shortage("a smaller model")
+        try:
+            work(length)
+        except torch.OutOfMemoryError:
+            length = 0
+        if not length:
+            self.memory.release()
+        return bool(length)
+
+    def shortage(self, remedy: str) -> PlanError:
+        free = f"{self.memory.free_bytes() / 2**30:.1f} GiB free on {self.memory.device}"
+        return PlanError(f"out of memory with {free}: use {remedy}, or `device` cpu")
+
+    def measure(self, work: Callable[[int], object], length: int, reserved: Callable[[], int]) -> None:
+        """Set the size by what one window takes.
+
+        `work` runs a window up to a length, and `reserved` are bytes that something else will take. Kernels are
+        compiled in a first run. All processes take the smallest of their sizes.
+        """
+        fitting_length = length
+        while not self._fits(work, fitting_length):
+            fitting_length //= 2
+        if fitting_length < length:
+            raise self.shortage(f"`length` {fitting_length} in place of {length}")
+        taken = self.memory.peak_bytes(lambda: work(length))
+        fitting = int(SHARE * (self.memory.free_bytes() - reserved())) // max(1, taken)
+        self.size = max(1, min(self.size, distributed.min_over_all(fitting, self.memory.device)))
