@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.checkpoints.safetensors_io import DTYPES, Change, Replacement, StoredTensor
 from slimstate.checkpoints.writer import CARD
+from slimstate.core.layout import Mixer
 from slimstate.data.text import Windows
 from slimstate.families.contract import Config
 from slimstate.models.devices import TOKENS_AT_ONCE
@@ -30,6 +31,7 @@ from slimstate.models.options import LoadOptions
 from slimstate.reconstruction.fit import Task, local_windows
 from slimstate.reconstruction.options import count_held_out
 from slimstate.reconstruction.rates import Rates
+from slimstate.reconstruction.refit import refit
 from slimstate.reconstruction.states import HiddenStates, Stream, place_for
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.training import LayerErrors, ReconstructionRecord, ReconstructionSettings
@@ -37,6 +39,7 @@ from slimstate.system import distributed
 from slimstate.system.errors import ModelError, quoted
 from slimstate.system.progress import Reporter
 
+REFIT_WINDOWS = 64  # of those to train on
 NORM = re.compile("norm", re.IGNORECASE)  # in the name of a class
 FEED_FORWARD = re.compile("(mlp|moe|moeblock|feedforward)$", re.IGNORECASE)  # ends it
 # runs a mixer over all windows of this process within a context of the model, such as hooks; returns their tokens
@@ -109,6 +112,7 @@ class Walk:
         self.device, self.precision = run.place, run.precision
         self.pieces = Pieces(DeviceMemory(self.device), TOKENS_AT_ONCE[self.device.type] // settings.length, reporter)
         self.mixers = {mixer.layer: mixer for mixer in teacher.mixers}
+        self.refits = described_mixers(cut.config())[0].value_dim < teacher.mixers[0].value_dim
         numbers, held_out = torch.arange(len(tokens)), count_held_out(len(tokens))  # windows are in random order
         self.held_out, self.training = numbers[:held_out], numbers[held_out:]
         self.here = local_windows(numbers)  # the windows of this process
@@ -150,12 +154,13 @@ class Walk:
             if number + 1 < self.uncut_model.layers:  # the system reads the next layer while this one is trained
                 self.teacher.read_ahead(self.uncut_model.stored_names(self.teacher, number + 1))
             trained = () if mixer is None or layer.errors else self._trained_places(number, mixer.path)
+            targets = self._mixer_outputs(mixer) if mixer is not None and trained and self.refits else ()
             added = self._advance(self.uncut_stream, number)
         self._check(added, f"layer {number} of {quoted(self.teacher.source)}")
         del uncut
         with self.cut_model.with_weights(number, layer.weights):
             if mixer is not None:
-                yield layer.errors or self._reconstruct(layer, trained, added)
+                yield layer.errors or self._reconstruct(layer, trained, added, targets)
             if number + 1 < self.uncut_model.layers:
                 self._check(self._advance(self.cut_stream, number), f"layer {number} of the cut model")
 
@@ -186,7 +191,46 @@ class Walk:
                 model.run_mixer(number, place, stream.states[piece], self.uncut_stream.embedded(piece))
         return len(self.here) * self.settings.length
 
-    def _reconstruct(self, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
+    def _mixer_outputs(self, mixer: Mixer) -> list[Tensor]:
+        """Return the outputs of the uncut mixer from the states of the cut model, for the windows of a refit."""
+        outputs: list[Tensor] = []
+
+        def observe(_: nn.Module, __: object, output: Any) -> None:
+            outputs.append((output[0] if isinstance(output, tuple) else output).detach())
+
+        hook = self.uncut_model.model.get_submodule(mixer.path).register_forward_hook(observe)
+        try:
+            self._run_refit_windows(self.uncut_model, mixer)
+        finally:
+            hook.remove()
+        return outputs
+
+    def _run_refit_windows(self, model: OneLayerModel, mixer: Mixer) -> None:
+        windows = local_windows(self.training[:REFIT_WINDOWS])
+        with torch.no_grad(), self.computing():
+            for piece in self.pieces(windows):
+                states, embedded = self.cut_stream.states[piece], self.cut_stream.embedded(piece)
+                model.run_mixer(mixer.layer, mixer.path, states, embedded)
+
+    def _refit(self, mixer: Mixer, targets: Sequence[Tensor], task: Task) -> bool:
+        """Refit the output projection where that lowers the error on held-out windows; return whether it does."""
+        assert mixer.value_axis is not None
+        name, inputs = mixer.running_name_of(mixer.value_axis.output), list[Tensor]()
+        module = self.cut_model.model.get_submodule(name.removesuffix(".weight"))
+        hook = module.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
+        try:
+            self._run_refit_windows(self.cut_model, mixer)
+        finally:
+            hook.remove()
+        cut, before = task.copy(), task.measure(task.held_out)
+        fitted = refit(cut[name], zip(inputs, targets, strict=True))
+        task.load({**cut, name: fitted.to(task.dtypes[name]).float()})
+        if task.measure(task.held_out) < before:
+            return True
+        task.load(cut)
+        return False
+
+    def _reconstruct(self, layer: Layer, places: Sequence[str], added: float, targets: Sequence[Tensor]) -> LayerErrors:
         """Train the mixer and the norm before it, which lie at these places, and save them."""
         started = time.perf_counter()
         weights = dict(self._trainable(places))
@@ -200,7 +244,13 @@ class Walk:
             training=self.training,
             held_out=self.held_out,
         )
-        errors = self.rates.fit(task, layer.number)
+        if targets:
+            before, held_out = task.measure(task.training[: len(task.held_out)]), task.measure(task.held_out)
+            refitted = self._refit(self.mixers[layer.number], targets, task)
+            errors = self.rates.fit(task, layer.number)
+            errors = replace(errors, before=before, held_out_before=held_out, refit=refitted)
+        else:
+            errors = self.rates.fit(task, layer.number)
         self._check(errors.held_out_before, f"layer {layer.number} of the cut model")
         errors = replace(errors, seconds=time.perf_counter() - started)
         self._save(layer, errors, weights)
@@ -252,7 +302,7 @@ class Walk:
             pieces = weight.split(sizes) if len(stored) > 1 else (weight,)
             for part, values in zip(stored, pieces, strict=True):
                 tensors[part] = values.to(layer.stored[part].dtype).view(layer.stored[part].shape)
-        if not errors.step:
+        if not errors.improved:
             tensors = {name: layer.stored[name][...] for name in tensors}
         if distributed.is_main():
             self.folder.write(errors, tensors)

@@ -205,7 +205,8 @@ class LayerErrors(Value):
     """The squared error of a layer's output, relative to what the layer adds to the residual stream.
 
     On held-out windows, and on as many that were trained on. The weights are those after `step` at `learning_rate`; 0
-    is the cut itself. `chosen_rate` is that of all layers of its kind, by the `trial` of one of them.
+    is the cut itself, or with `refit` the cut with an output projection that was refitted. `chosen_rate` is that of all
+    layers of its kind, by the `trial` of one of them.
     """
 
     layer: Count
@@ -217,7 +218,12 @@ class LayerErrors(Value):
     learning_rate: float | None = None
     chosen_rate: float | None = None
     trial: tuple[RateTrial, ...] = ()
+    refit: bool = False
     seconds: float | None = None
+
+    @property
+    def improved(self) -> bool:
+        return bool(self.step) or self.refit
 
 
 class ReconstructionSettings(Value):
@@ -276,7 +282,7 @@ class ReconstructionRecord(ModelFolderRecord):
     @property
     def unimproved(self) -> list[int]:
         """The layers that training did not improve, which keep the weights of the cut."""
-        return [layer.layer for layer in self.layers if not layer.step]
+        return [layer.layer for layer in self.layers if not layer.improved]
 
     def headline(self) -> str:
         errors = f"{self.error_before:.4f} to {self.error_after:.4f}"
