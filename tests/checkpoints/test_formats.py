@@ -139,6 +139,12 @@ BAD = {
         {},
         r"scale_inv is \[11, 4\] of F32; FP8 needs",
     ),
+    "codes of blocks": (
+        "fp8-blocks",
+        {"weight_scale_inv": lambda t: t.byte()},
+        {},
+        "of U8; FP8 needs scales of bl",
+    ),
     "dtype": (
         "modelopt-nvfp4",
         {"weight": lambda t: t.to(torch.int16)},

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fuzz.mutations import STRANGE, changed, changed_bytes, changed_header, changed_json, joined, split
-from fuzz.subjects import CALIBRATION, MODELS
+from fuzz.subjects import CALIBRATION, MODELS, QUANTISED
 
 OUT = "work/out"
 INDEX = "model.safetensors.index.json"
@@ -181,6 +181,9 @@ def evidence(random: Random, seeds: Path, here: Path) -> Case:
 def spoil(random: Random, tensors: dict[str, torch.Tensor], name: str) -> None:
     """Change the values, the shape or the dtype of one tensor, or remove it."""
     tensor = tensors[name]
+    if tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        spoil_codes(random, tensors, name)
+        return
     flat = tensor.flatten().clone()
     noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(random.randrange(10**6)))
     at = random.randrange(len(flat))
@@ -188,12 +191,49 @@ def spoil(random: Random, tensors: dict[str, torch.Tensor], name: str) -> None:
     dtype = random.choice((torch.float16, torch.int64, torch.float64, torch.bool))
     chosen = random.choice((
         flat.view(tensor.shape), torch.zeros_like(tensor), noise.to(tensor.dtype), -tensor, tensor * 1e30,
-        tensor[:1].clone(), tensor.flatten(), tensor.to(dtype), None,
+        tensor.flatten()[:1].clone(), tensor.flatten(), tensor.to(dtype), None,
     ))  # fmt: skip
     if chosen is None:
         del tensors[name]
     else:
         tensors[name] = chosen
+
+
+def spoil_codes(random: Random, tensors: dict[str, torch.Tensor], name: str) -> None:
+    """Change the bytes, the shape or the dtype of a tensor of a quantised weight, or remove it."""
+    tensor = tensors.pop(name)
+    data = bytearray(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    if data:
+        data[random.randrange(len(data))] ^= random.choice((1, 127, 128, 255))
+    changed = torch.frombuffer(data or bytearray(1), dtype=torch.uint8)[: len(data)]
+    chosen = random.choice((
+        changed.view(tensor.dtype).view(tensor.shape), tensor[:1].clone() if tensor.ndim else tensor.view(1),
+        tensor.flatten(), tensor.view(torch.uint8), tensor.T.contiguous() if tensor.ndim == 2 else tensor, None,
+        tensor.float() if tensor.dtype not in (torch.uint32,) else tensor.view(torch.int32),
+    ))  # fmt: skip
+    tensors |= {} if chosen is None else {name: chosen}
+
+
+def quantised(random: Random, seeds: Path, here: Path) -> Case:
+    """Tensors of a quantised weight, or what the config says about them."""
+    model = with_model(random, seeds, here, tuple(QUANTISED))
+    path = model / "config.json"
+    data = json.loads(path.read_text())
+    field = next(name for name in ("quantization", "quantization_config") if data.get(name))
+    if random.random() < 0.4:
+        data[field] = changed(random, data[field])
+        path.write_text(json.dumps(data))
+    else:
+        path = shard(random, model)
+        tensors = load_file(path)
+        parts = sorted(name for name in tensors if "in_proj" in name and "in_proj_ba" not in name)
+        if random.random() < 0.8:
+            spoil(random, tensors, random.choice(parts))
+        else:  # a part of another format
+            part = random.choice(("qzeros", "weight_scale", "weight_packed", "weight", "g_idx", "weight_scale_2", "x"))
+            tensors[f"{parts[0].rpartition('.')[0]}.{part}"] = torch.ones(random.choice(((), (1,), (192, 1), (2, 2))))
+        save_file(tensors, path, {"format": "pt"})
+    return prune(random, "model", "--method", random.choice(("random", "random", "l1")))
 
 
 def weights(random: Random, seeds: Path, here: Path) -> Case:
@@ -322,6 +362,7 @@ def arguments(random: Random, seeds: Path, here: Path) -> Case:
 CLASSES: dict[str, Callable[[Random, Path, Path], Case]] = {
     build.__name__: build
     for build in (
-        config, header, index, files, plan, evidence, records, text, recipe, tokenizer, weights, arguments, provenance,
+        config, header, index, files, plan, evidence, records, text, recipe, tokenizer, weights, quantised, arguments,
+        provenance,
     )
 }  # fmt: skip

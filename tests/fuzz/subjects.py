@@ -8,11 +8,22 @@ import lzma
 import shutil
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 import tiny
 from command import quiet
 from places import TESTS
+from quantising import SCHEMES, quantise
 
-MODELS = ("delta_net-plain", "gated_deltanet-plain", "linear_attn-plain", "qwen3_next-plain", "mamba2-plain")
+PLAIN = ("delta_net-plain", "gated_deltanet-plain", "linear_attn-plain", "qwen3_next-plain", "mamba2-plain")
+# which schemes of quantised weights, by the model that has them; those of FP8 also run on a CPU
+QUANTISED = {
+    "fp8-blocks": "qwen3_next-plain", "ct-w4-asymmetric": "qwen3_next-plain", "awq": "mamba2-plain",
+    "gptq": "qwen3_next-plain", "mlx-4": "mamba2-plain", "modelopt-nvfp4": "mamba2-plain",
+}  # fmt: skip
+MODELS = (*PLAIN, *QUANTISED)
+PROJECTIONS = ("in_proj.weight", "qkvz.weight")
+SCHEME = "scheme.txt"  # beside quantised weights, for the oracle
 CALIBRATION = ("--samples", "2", "--length", "64")
 RECIPE = """title = "fuzz"
 about = "cuts"
@@ -39,9 +50,20 @@ model = "model"
 def build(root: Path) -> None:
     """Write all inputs below `root`; a case copies what it needs."""
     text = tiny.text(20_000)
-    for name in MODELS:
+    for name in PLAIN:
         sharded = {"delta_net-plain": "60KB", "qwen3_next-plain": "200KB"}
         tiny.save(tiny.build(tiny.VARIANTS[name]), root / name, sharded.get(name, "5GB"))
+    for scheme, name in QUANTISED.items():
+        whole = tiny.save(tiny.build(tiny.VARIANTS[name]), root / f"{scheme}-base")
+        quantise(
+            whole, root / scheme, SCHEMES[scheme], lambda tensor: tensor.endswith(("in_proj.weight", "qkvz.weight"))
+        )
+        path = root / scheme / "model.safetensors"
+        tensors = load_file(path)  # scales that are powers of two stay exact where weights become bfloat16
+        powers = {name: 2 ** each.log2().round() for name, each in tensors.items() if name.endswith("scale_inv")}
+        save_file(tensors | powers, path, {"format": "pt"})
+        (root / scheme / SCHEME).write_text(scheme)
+        shutil.rmtree(whole)
     data, model = root / "text", root / MODELS[0]
     data.mkdir()
     (data / "plain.txt").write_text(text)

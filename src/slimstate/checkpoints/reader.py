@@ -393,12 +393,12 @@ def _read_index(folder: Path) -> JsonObject | None:
     path = folder / INDEX
     if not path.exists():
         return None
-    if (folder / SINGLE).exists():
-        raise ModelError(f"{quoted(folder)} has {SINGLE} and {INDEX}: libraries differ in which they load; remove one")
     index = read_json(path)
     shards, metadata = index.get("weight_map"), index.get("metadata", {})
     if not isinstance(shards, dict) or not shards:
         raise ModelError(f"{quoted(path)} has no weight_map from tensors to files")
+    if (folder / SINGLE).exists() and any(file != SINGLE for file in shards.values()):
+        raise ModelError(f"{quoted(folder)} has {SINGLE} and {INDEX}: libraries differ in which they load; remove one")
     total = metadata.get("total_parameters", 0) if isinstance(metadata, dict) else None
     if type(total) is not int:
         raise ModelError(f"{quoted(path)} has invalid metadata: total_parameters must be an integer")

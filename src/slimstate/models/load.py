@@ -34,6 +34,7 @@ from slimstate.system.value import Value
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PACKAGES = {"compressed-tensors": "compressed_tensors", "fp8": "", "gptq": "gptqmodel", "awq": "gptqmodel"}
+DEQUANTISED = ("compressed-tensors", "fp8")  # by transformers, when it loads them
 HALF = (torch.bfloat16, torch.float16)
 SHARE_FOR_WEIGHTS = 0.8  # of the free memory of a device; the rest is for activations
 
@@ -65,6 +66,8 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     with refusals(f"{quoted(folder)} cannot be loaded"):
         settings = config_class.from_pretrained(folder, trust_remote_code=False)
         config = settings if family.library == "fla" else text_settings(family, settings)
+        if checkpoint.quantisation is not None and checkpoint.quantisation.method in DEQUANTISED:
+            config.quantization_config = {**config.quantization_config, "dequantize": True}
         model, report = model_class.from_pretrained(folder, config=config, dtype=precision, output_loading_info=True)
     if checkpoint.quantisation is not None:  # transformers leaves plain weights beside quantised ones as they are
         for parameter in model.parameters():

@@ -176,6 +176,8 @@ class Storage(Value):
         parts = {self.weight: values}
         for part, dtypes in {**self.scales, **self.optional}.items():
             if block is not None and part in self.scales and self._is_blocks(module, part, weight.shape, block):
+                if module.tensors[part].dtype not in (*FLOATS, "F8_E8M0"):
+                    raise self._misfit(module, part, "scales of blocks in floats")
                 return replace(weight, block=block, block_scale=module.name(part))
             if part in module.tensors and (each := self._scale_rows(module, part, dtypes, weight.shape)):
                 parts[part] = each
