@@ -48,6 +48,10 @@ class GridOptions(Options):
     """Shares of key channels to remove, rounded to multiples of 16; default, without --key-dims: 0.3,0.4,0.5,0.75."""
     key_dims: tuple[int, ...] = ()
     """Channels per head to keep, exactly, such as 89,76."""
+    value_dims: tuple[Annotated[int, Meta(ge=1)], ...] = ()
+    """Value channels per head to keep beside every key dim, such as 96,64; default: all. Key dims may then be whole."""
+    value_method: str = "energy"
+    """How to choose value channels: energy, grad, l1 or random."""
     scores: tuple[Literal["kq", "k", "q"], ...] = ("kq",)
     """Choose channels by keys and queries (kq), keys (k) or queries (q)."""
     state_dtypes: tuple[str, ...] = ("float32",)

@@ -91,7 +91,7 @@ class SweepStudy:
         rows: list[Row] = []
         if earlier is None:
             width = self.checkpoint.mixers[0].axis.width
-            uncut = Uncut(**self._measure(whole, width, UNCUT, StateRounding()))
+            uncut = Uncut(**self._measure(whole, (width, None), UNCUT, StateRounding()))
         else:
             uncut, rows = earlier.uncut, list(order_rows(earlier.rows, self.candidates))
         for row in rows:
@@ -119,21 +119,25 @@ class SweepStudy:
         several = len({each.state_dtype for each in self.candidates}) > 1
         name = " ".join(map(str, candidate.key if several else candidate.key[:3]))
         label = f"row {self.candidates.index(candidate) + 1} of {len(self.candidates)}: {name}"
-        measures = self._measure(model, candidate.key_dim, label, rounding)
+        measures = self._measure(model, (candidate.key_dim, candidate.value_dim), label, rounding)
         kappas = [math.inf if kappa is None else kappa for kappa in model.condition_numbers]
         return Row(
             method=candidate.method,
             score=candidate.score,
             compression=candidate.compression,
             state_dtype=candidate.state_dtype,
+            value_dim=candidate.value_dim,
             **measures,
             nats_over_uncut=measures["nats_per_token"] - uncut.nats_per_token,
             kappa=finite_or_none(statistics.median_high(kappas)) if kappas else None,
             kappa_worst=finite_or_none(max(kappas)) if kappas else None,
         )
 
-    def _measure(self, model: CandidateModel, key_dim: int, label: str, rounding: StateRounding) -> dict[str, Any]:
+    def _measure(
+        self, model: CandidateModel, dims: tuple[int, int | None], label: str, rounding: StateRounding
+    ) -> dict[str, Any]:
         """Return the measures that the uncut model and the rows share, by the names of the records."""
+        key_dim = dims[0]
         states, network, tasks = FinalUtilisation(key_dim, STATE_WINDOWS), model.runtime.model, None
         with rounded_states(network, model.mixers, rounding):
             with observed(network, model.mixers, states.add_reading):
@@ -143,7 +147,7 @@ class SweepStudy:
                 tasks = run_tasks(model.runtime, self.options, seed=self.settings.seed or 0)
         return {
             "key_dim": key_dim,
-            "state_bytes": rounding.state_bytes(self.checkpoint.mixers, key_dim),
+            "state_bytes": rounding.state_bytes(self.checkpoint.mixers, *dims),
             "perplexity": perplexity_of(nats),
             "nats_per_token": nats,
             "rank_utilisation": states.mean,
@@ -199,7 +203,7 @@ def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str
     row = min(within, key=lambda row: (row.state_bytes, _loss(row))) if within else min(rows, key=_loss)
     saved = f"{1 - row.state_bytes / record.uncut.state_bytes:.0%} less state for {_loss(row):+.3f} nats per token"
     stored = "" if row.state_dtype == "float32" else f", states stored in {row.state_dtype}"
-    cut = "no cut" if row.method == UNCUT else f"{row.method} at key dim {row.key_dim}"
+    cut = "no cut" if row.method == UNCUT else f"{row.method} at key dim {row.dims}"
     if within:
         reason = f"{cut}{stored}: {saved}, the smallest state within {max_loss:g} nats of the uncut model"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,8 @@ from slimstate.core.state_dtype import TYPES, check_state_dtypes
 from slimstate.evaluation.options import GridOptions
 from slimstate.pruning.sizes import resolve_key_dim
 from slimstate.records.evaluation import UNCUT, UNINFORMED, Row
-from slimstate.selectors import METHODS, Selector, channel_methods, selector_named
+from slimstate.records.numbers import dims_text
+from slimstate.selectors import METHODS, Selector, channel_methods, selector_named, value_selector_named
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
 
@@ -25,6 +27,7 @@ class Candidate:
     score: str
     compression: float
     key_dim: int
+    value_dim: int | None = None
     state_dtype: str = "float32"
 
     @property
@@ -32,8 +35,8 @@ class Candidate:
         return UNCUT if self.selector is None else self.selector.name
 
     @property
-    def key(self) -> tuple[str, str, int, str]:
-        return self.method, self.score, self.key_dim, self.state_dtype
+    def key(self) -> tuple[str, str, str, str]:
+        return self.method, self.score, dims_text(self.key_dim, self.value_dim), self.state_dtype
 
     @property
     def cut(self) -> Candidate:
@@ -68,7 +71,7 @@ class Grid:
             reporter.say(line)
             key_dims.setdefault(key_dim, compression)
         for key_dim in options.key_dims:
-            resolve_key_dim(width, None, key_dim)
+            resolve_key_dim(width, None, key_dim, allow_width=bool(options.value_dims))
             key_dims.setdefault(key_dim, 1 - key_dim / width)
         return cls(options=options, width=width, selectors=selectors, key_dims=key_dims)
 
@@ -83,8 +86,11 @@ class Grid:
     def _cuts(self) -> Iterator[Candidate]:
         for selector in self.selectors:
             for score in dict.fromkeys(self.options.scores) if selector.name not in UNINFORMED else ("kq",):
-                for key_dim, compression in self.key_dims.items():
-                    yield Candidate(selector=selector, score=score, compression=compression, key_dim=key_dim)
+                for key_dim, value_dim in itertools.product(self.key_dims, self.options.value_dims or (None,)):
+                    yield Candidate(
+                        selector=selector, score=score, compression=self.key_dims[key_dim], key_dim=key_dim,
+                        value_dim=value_dim,
+                    )  # fmt: skip
 
     def needs(self, has_text: bool) -> frozenset[Need]:
         """Return what one calibration must collect for all methods; nothing without a text.
@@ -95,6 +101,7 @@ class Grid:
         if calibrated and not has_text:
             raise PlanError(f"{', '.join(calibrated)} need activations: give text to calibrate on with `data`")
         needs = frozenset(need for selector in self.selectors for need in selector.needs)
+        needs |= value_selector_named(self.options.value_method).needs if self.options.value_dims else frozenset()
         return (needs - {"weight"}) | {"gram"} if has_text else frozenset()
 
 
@@ -118,6 +125,7 @@ def grid_of(rows: Sequence[Row], width: int) -> GridOptions:
         "methods": [row.method for row in rows],
         "compressions": [row.compression for row in rounded] or None,
         "key_dims": [row.key_dim for row in rows if row not in rounded],
+        "value_dims": [row.value_dim for row in rows if row.value_dim is not None],
         "scores": [row.score for row in rows],
         "state_dtypes": [name for name in TYPES if name in state_dtypes],
     }

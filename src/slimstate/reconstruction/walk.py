@@ -208,7 +208,7 @@ class Walk:
     def _run_refit_windows(self, model: OneLayerModel, mixer: Mixer) -> None:
         windows = local_windows(self.training[:REFIT_WINDOWS])
         with torch.no_grad(), self.computing():
-            for piece in self.pieces(windows):
+            for piece in windows.split(1):
                 states, embedded = self.cut_stream.states[piece], self.cut_stream.embedded(piece)
                 model.run_mixer(mixer.layer, mixer.path, states, embedded)
 

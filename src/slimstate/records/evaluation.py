@@ -8,6 +8,7 @@ from typing import Annotated
 
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
+from slimstate.records.numbers import dims_text
 from slimstate.records.parts import Model, Origin, Text, TextScores
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, Positive, Value, Whole
 from slimstate.records.training import ReconstructionSettings
@@ -206,7 +207,7 @@ class Uncut(ModelScores):
 
 
 class Row(ModelScores):
-    """A cut by a method, with a score, to a key dim, and what it costs; its perplexity is per token.
+    """A cut by a method, with a score, to a key dim and maybe a value dim, and its cost; its perplexity is per token.
 
     `state_bytes` is the size of a state in `state_dtype`. The method UNCUT keeps all channels.
     """
@@ -220,10 +221,16 @@ class Row(ModelScores):
     nats_over_uncut: float | None = None
     kappa: float | None = None
     kappa_worst: float | None = None
+    value_dim: Whole | None = None
 
     @property
-    def key(self) -> tuple[str, str, int, str]:
-        return self.method, self.score, self.key_dim, self.state_dtype
+    def key(self) -> tuple[str, str, str, str]:
+        return self.method, self.score, self.dims, self.state_dtype
+
+    @property
+    def dims(self) -> str:
+        """The key dim, and where values are cut the value dim: 64 x 32."""
+        return dims_text(self.key_dim, self.value_dim)
 
 
 class Recommendation(Value):
@@ -258,8 +265,8 @@ class SweepRecord(Record, Origin):
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for the uncut model and for every cut."""
-        columns = ("key_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation")
-        uncut = {"method": UNCUT, "score": None, **{name: getattr(self.uncut, name) for name in columns}}
+        columns = ("key_dim", "value_dim", "perplexity", "word_perplexity", "bits_per_byte", "rank_utilisation")
+        uncut = {"method": UNCUT, "score": None, **{name: getattr(self.uncut, name, None) for name in columns}}
         names = ("method", "score", *columns, "nats_over_uncut")
         return [uncut, *({name: getattr(row, name) for name in names} for row in self.rows)]
 

@@ -58,3 +58,8 @@ def brief(value: float | None) -> str:
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 head", "2 heads"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def dims_text(key_dim: int, value_dim: int | None) -> str:
+    """Return the dims of a cut: 64, or 64 x 32 where values are cut, too."""
+    return str(key_dim) if value_dim is None else f"{key_dim} x {value_dim}"

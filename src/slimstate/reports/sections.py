@@ -47,7 +47,7 @@ def point_tips(sweep: SweepRecord) -> dict[str, str]:
     for place, row in enumerate(sweep.rows):
         stored = "" if row.state_dtype == "float32" else f", state in {row.state_dtype}"
         tips[f"point-{place}"] = (
-            f"{row.method} ({row.score}), key dim {row.key_dim}{stored}\n{perplexities(row)}\n"
+            f"{row.method} ({row.score}), key dim {row.dims}{stored}\n{perplexities(row)}\n"
             f"{signed(row.nats_over_uncut)} nats per token over uncut\n"
             f"state {mebibytes(row.state_bytes)} MiB, {percent(saved_share(sweep, row))} less"
         )
@@ -120,7 +120,12 @@ def trace_of(sweep: SweepRecord, row: Row | None, traces: Traces) -> TraceRecord
         cut = trace.cut
         if row is None or cut is None:
             return row is None and cut is None and trace.fingerprint == base
-        is_cut = (cut.base_fingerprint, cut.method, cut.key_dim) == (base, row.method, row.key_dim)
+        is_cut = (cut.base_fingerprint, cut.method, cut.key_dim, cut.value_dim) == (
+            base,
+            row.method,
+            row.key_dim,
+            row.value_dim,
+        )
         return is_cut and cut.score in (None, row.score) and not (cut.recovered or cut.history)
 
     return next((file.record for file in traces if base is not None and is_same(file.record)), None)
@@ -204,7 +209,7 @@ def sweep_cards(sweep: SweepRecord, traces: Traces) -> Iterator[Card]:
     which = "recommended" if best.within else "smallest loss"
     stored = "in fp32" if row.state_dtype == "float32" else f"fp32 and {row.state_dtype}"
     yield Card("State, MiB", f"{uncut}{ARROW}{mebibytes(row.state_bytes)}", f"per sequence {stored}, uncut and {which}")
-    yield Card("State saved", percent(saved_share(sweep, row)), f"{row.method}, key dim {row.key_dim} of {sweep.width}")
+    yield Card("State saved", percent(saved_share(sweep, row)), f"{row.method}, key dim {row.dims} of {sweep.width}")
     yield sweep_perplexity_card(sweep, f"{signed(row.nats_over_uncut)} nats per token", row)
     yield sweep_utilisation_card(sweep, row, traces)
 

@@ -183,13 +183,13 @@ def _grid(
     )
 
 
-def _size(row: Row) -> tuple[float, int, str]:
-    return row.state_bytes, row.key_dim, row.state_dtype
+def _size(row: Row) -> tuple[float, str, str]:
+    return row.state_bytes, row.dims, row.state_dtype
 
 
-def _group_title(key_dim: int, state_dtype: str, compression: float) -> str:
+def _group_title(dims: str, state_dtype: str, compression: float) -> str:
     stored = "" if state_dtype == "float32" else f", state in {state_dtype}"
-    return f"{100 * compression:.3g}% compression (key dim {key_dim}{stored})"
+    return f"{100 * compression:.3g}% compression (key dim {dims}{stored})"
 
 
 def _column(metric: Metric, rows: Mapping[str, Row], labels: Sequence[str]) -> list[GridCell]:

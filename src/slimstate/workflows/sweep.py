@@ -33,7 +33,7 @@ from slimstate.pruning.planning import check_rotatable
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.records.evaluation import UNCUT, Measure, Row, SweepRecord, SweepSettings
 from slimstate.records.folder import check_drawings
-from slimstate.records.numbers import fixed, perplexity
+from slimstate.records.numbers import dims_text, fixed, perplexity
 from slimstate.records.parts import Text
 from slimstate.records.provenance import command_line, run_config
 from slimstate.records.training import RECONSTRUCTION
@@ -134,7 +134,8 @@ def cut_config(method: str | Selector, cut: Row | Candidate, folder: Path, confi
         calibration = Calibration(seed=calibration.seed, evidence=calibration.evidence)
     score: Any = cut.score
     return PruneConfig(
-        key_dim=cut.key_dim, method=method, score=score, reconstruct=config.reconstruct, calibration=calibration,
+        key_dim=cut.key_dim, value_dim=cut.value_dim, method=method, score=score, reconstruct=config.reconstruct,
+        value_method="energy" if cut.value_dim is None else config.grid.value_method, calibration=calibration,
         cut=config.cut, run=LoadOptions(**vars(config.run)),
     )  # fmt: skip
 
@@ -225,7 +226,7 @@ def _open_cut(
         with masked(runtime.model, mixers, plan.selections, rescaled=not job.corrected):
             yield CandidateModel(runtime=runtime, mixers=mixers, condition_numbers=kappas)
         return
-    out = folder / CANDIDATES / f"{plan.method}-{plan.score}-{plan.key_dim}"
+    out = folder / CANDIDATES / f"{plan.method}-{plan.score}-{dims_text(plan.key_dim, plan.value_dim).replace(' ', '')}"
     if not (out / RECONSTRUCTION).is_file():
         prune(source, out, cut, progress=reporter)
     runtime = load(out, device=cut.run.device, dtype=cut.run.dtype)
@@ -241,7 +242,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     def cell(measure: Measure) -> str:
         return "" if measure.value is None else f"{measure.label} {measure.value:.4g}"
 
-    candidate = (row.method, row.score, f"{row.compression:.4g}", str(row.key_dim), row.state_dtype)
+    candidate = (row.method, row.score, f"{row.compression:.4g}", row.dims, row.state_dtype)
     units = (perplexity(row.perplexity), perplexity(row.word_perplexity), fixed(row.bits_per_byte, 4))
     kappa = "" if row.kappa is None else f"{row.kappa:,.0f}"
     tasks = () if row.lm_eval is None else tuple(map(cell, row.lm_eval.main_measures()))

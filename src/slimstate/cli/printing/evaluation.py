@@ -58,9 +58,9 @@ def show_analysis(analysis: Analysis) -> Printout:
 def show_sweep(record: SweepRecord) -> Printout:
     """Yield a row for every method and score, a column for every key dim, and the recommended command."""
     uncut, rows = record.uncut, record.rows
-    keys = sorted({(row.state_bytes, row.key_dim, row.state_dtype, row.compression) for row in rows}, reverse=True)
+    keys = sorted({(row.state_bytes, row.dims, row.state_dtype, row.compression) for row in rows}, reverse=True)
     several = record.state_dtypes != ("float32",)
-    columns = (f"key dim {key_dim} ({share:.4g}){f' {dtype}' if several else ''}" for _, key_dim, dtype, share in keys)
+    columns = (f"key dim {dims} ({share:.4g}){f' {dtype}' if several else ''}" for _, dims, dtype, share in keys)
     lines = []
     for method, score in dict.fromkeys((row.method, row.score) for row in rows):
         by_key = {row.key[2:]: row for row in rows if (row.method, row.score) == (method, score)}
