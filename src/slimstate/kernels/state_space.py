@@ -45,6 +45,8 @@ CHUNK = 64
 MAX_ELEMENTS, MAX_CHUNKS = 2**25, 128
 # the first of `Inputs` are by token
 BY_TOKEN = 5
+# state channels below which kernels of fla have made illegal memory accesses, which end the process (`autotune`)
+MIN_CHANNELS_OF_FLA = 64
 # the logarithm of the decay before the first token of a packed sequence: e^-200 is 0 in float32
 RESET = -200.0
 # what layers of transformers pass to the scan of mamba-ssm
@@ -95,7 +97,8 @@ def form_for(inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     if on_cpu(*inputs) or inputs.x.shape[1] == 1:
         return by_head
     refused = too_precise_for_triton(inputs.x) or (gated_backward_refused() and needs_gradient(*inputs))
-    return grouped if refused or is_in_pytorch() or not has_fla() else by_fla
+    narrow = inputs.B.shape[-1] < MIN_CHANNELS_OF_FLA
+    return grouped if refused or narrow or is_in_pytorch() or not has_fla() else by_fla
 
 
 def by_head(inputs: Inputs) -> tuple[Tensor, Tensor]:
