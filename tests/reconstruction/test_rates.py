@@ -20,6 +20,7 @@ class Layers:
     def __init__(self, monkeypatch, *, count=8, width=512, settings=SETTINGS):
         self.runs: list[tuple[int, float, int]] = []
         self.best, self.curve, self.highest, self.weights = 2e-3, 0.1, math.inf, 0.0
+        self.short = 1.2  # times the error of a whole training
         self.stable = math.inf  # above this rate the error is lowest after a quarter of the steps, and higher than that
         self.task = SimpleNamespace(copy=lambda: self.weights, load=lambda weights: setattr(self, "weights", weights))
         mixers = [SimpleNamespace(layer=layer, place_in_files=f"{layer}", input_size=width) for layer in range(count)]
@@ -32,6 +33,7 @@ class Layers:
         assert self.weights == 0.0, "every rate starts from the cut"
         self.runs.append((layer, rate, settings.steps))
         error = min(1.0, 0.5 + self.curve * abs(math.log2(rate / self.best))) if rate <= self.highest else 1.0
+        error *= 1.0 if settings.steps == SETTINGS.steps or error == 1.0 else self.short
         is_stable = rate <= self.stable or settings.steps < SETTINGS.steps
         error, last = (error, settings.steps) if is_stable else (min(1.0, error + 0.4), settings.steps // 4)
         self.weights = rate if error < 1.0 else 0.0
@@ -74,13 +76,21 @@ def test_a_rate_that_is_hardly_better_than_that_of_the_width_is_not_chosen_but_i
 
 def test_a_rate_at_which_the_error_rises_before_the_end_is_lowered_for_all_layers(monkeypatch):
     layers = Layers(monkeypatch)
-    layers.stable = 1e-3
+    layers.stable, layers.short = 1e-3, 1.1
     first = layers.train(0)
     assert layers.runs[3:] == [(0, 2e-3, 500), (0, 5e-4, 500)]
     assert (first.chosen_rate, len(first.trial)) == (5e-4, 5)
     assert first.learning_rate == layers.weights == 2e-3, "of the short trial, whose error was the lowest"
     layers.train(1)
     assert layers.runs[5:] == [(1, 5e-4, 500)]
+
+
+def test_a_rate_at_which_most_steps_bring_nothing_is_lowered(monkeypatch):
+    layers = Layers(monkeypatch)
+    layers.short, layers.curve = 1.0, 0.001
+    layers.train(0)
+    assert layers.runs[3:] == [(0, 2e-3, 500), (0, 5e-4, 500)]
+    assert layers.rates.chosen == {layers.rates.kinds[0]: 2e-3}, "the lower one was no better"
 
 
 def test_a_layer_that_the_rate_does_not_improve_is_trained_at_lower_ones_before_the_cut_stays(monkeypatch):

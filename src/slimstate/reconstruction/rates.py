@@ -5,9 +5,10 @@ and the first layer of a kind tries a few rates for all of them:
 
     first, first / 4, and then first / 16 if that was better, else first x 4
 
-A short trial favours high rates. So the first layer of a kind is also trained at a lower rate if at the best one its
-error on held-out windows rose again before the last step, and any layer if the rate did not improve it. Each attempt
-starts from the cut. The weights with the lowest error on held-out windows count, whichever rate they had.
+A short trial favours high rates. So the first layer of a kind is also trained at a lower rate if its error on held-out
+windows rose in the second half of the steps, or is hardly lower than in the trial. So is any layer that did not
+improve. Each attempt starts from the cut. The weights with the lowest error on held-out windows count, whichever rate
+they had.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ RATES = 3  # in a trial
 MAX_SHARE = 0.15  # of the steps of all layers of a kind, for the trial
 MIN_STEPS = 20  # of a trial at one rate
 MARGIN = 0.02  # by which the error of another rate must be lower than that of the first
+MIN_GAIN = 0.05  # by which the error of a whole training must be lower than that of the trial
 RETRIES = 2  # at lower rates
 
 
@@ -76,10 +78,10 @@ class Rates:
             attempts.add(rate, steps)
         for _ in range(RETRIES):
             best = attempts.best_rate(steps)
-            step, lower = attempts.errors[best, steps].step, (best / FACTOR, steps)
-            if (step and not (is_first and step < steps)) or lower in attempts.errors:
+            too_high = self._is_too_high(attempts, layer, best) if is_first else not attempts.best.step
+            if not too_high or (best / FACTOR, steps) in attempts.errors:
                 break
-            attempts.add(*lower)
+            attempts.add(best / FACTOR, steps)
         if is_first:
             self.chosen[kind] = rate = attempts.best_rate(steps, rate)
             self.reporter.say(f"learning rate {rate:g} of {', '.join(map(str, attempts.trials))}")
@@ -92,6 +94,14 @@ class Rates:
         higher, lower = attempts.add(first, steps), attempts.add(first / FACTOR, steps)
         attempts.add(first / FACTOR**2 if lower < higher else first * FACTOR, steps)
         return attempts.best_rate(steps, first)
+
+    def _is_too_high(self, attempts: Attempts, layer: int, rate: float) -> bool:
+        """Return whether a lower rate may be better: half of the steps, or all but those of the trial, were no use."""
+        steps = self.settings.steps
+        errors, trial = attempts.errors[rate, steps], attempts.errors.get((rate, self.trial_steps(layer)))
+        if trial is None or trial is errors:
+            return errors.step <= steps // 2
+        return errors.step <= steps // 2 or errors.held_out_after > (1 - MIN_GAIN) * trial.held_out_after
 
     def _train(self, task: Task, layer: int, rate: float, steps: int) -> LayerErrors:
         settings = replace(self.settings, steps=steps)
