@@ -54,6 +54,7 @@ def test_options_of_a_call_are_read_by_name():
 def test_on_a_gpu_pytorch_takes_the_gated_rules_whose_backward_fla_refuses_in_float32(place, refused, monkeypatch):
     """In half precision fla's kernels run, with a step of our own in place of the one that is refused."""
     monkeypatch.setattr(patches, "gated_backward_refused", lambda: refused)
+    monkeypatch.setattr(patches, "has_fla", lambda: True)
     when = patch_of(place).when
     plain = {name: torch.empty(1, device="meta", dtype=torch.bfloat16) for name in ("q", "k", "g")}
     assert not when(**{name: value.clone().requires_grad_() for name, value in plain.items()})
@@ -75,6 +76,7 @@ def test_our_step_of_a_backward_pass_runs_where_fla_refuses_its_own(refused, mon
 
 def test_on_a_gpu_a_product_without_a_gate_stays_with_fla_unless_it_is_too_precise(monkeypatch):
     monkeypatch.setattr(patches, "gated_backward_refused", lambda: True)
+    monkeypatch.setattr(patches, "has_fla", lambda: True)
     when = patch_of("fla.layers.gated_deltaproduct.chunk_gated_delta_product").when
     query = torch.empty(1, device="meta", dtype=torch.bfloat16, requires_grad=True)
     assert not when(q=query, g=None)

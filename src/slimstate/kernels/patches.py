@@ -9,7 +9,7 @@ model classes stay those of the libraries.
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +67,12 @@ def too_precise_for_triton(*args: Any, **kwargs: Any) -> bool:
 
 @functools.cache
 def has_fla() -> bool:
-    return importlib.util.find_spec("fla") is not None
+    """Return whether flash-linear-attention is there and can be imported."""
+    try:
+        importlib.import_module("fla.utils")
+    except Exception:  # a Triton without a driver, or of another version, fails in many ways
+        return False
+    return True
 
 
 @functools.cache
