@@ -16,8 +16,10 @@ import tiny
 from fuzz.verdicts import difference
 from quantising import SCHEMES, parts_of, quantise
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.core.file_names import PLAN
 from slimstate.core.surgery import cut
-from slimstate.system.errors import ModelError
+from slimstate.records.plan import Plan
+from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.json_files import read_json, write_json
 
 MODELS = ("qwen3_next-plain", "qwen3_5-plain", "granitemoehybrid-plain", "nemotron_h-plain")
@@ -204,3 +206,40 @@ def test_blocks_of_fp8_become_bfloat16_with_what_engines_fuse_with_them(models, 
                 settings["modules_to_not_convert"]
             )
     assert difference(source, tmp_path / "cut") is None
+
+
+def test_a_cut_of_values_is_refused_where_the_output_projection_is_quantised(models, tmp_path):
+    options = {"method": "random", "key_dim": DIM, "value_dim": 8, "value_method": "random", "progress": False}
+    source = quantised(models, tmp_path / "outputs", "ct-fp8", chosen=lambda name: "out_proj.weight" in name)
+    slimstate.prune(source, tmp_path / "keys", method="random", key_dim=DIM, progress=False)
+    with pytest.raises(PlanError, match=r"out_proj.weight is quantised, and a cut of values takes columns"):
+        slimstate.prune(source, tmp_path / "values", **options)
+    slimstate.prune(quantised(models, tmp_path / "inputs", "ct-fp8"), tmp_path / "both", **options)
+    assert load_file(tmp_path / "both" / "model.safetensors")[
+        "model.layers.0.linear_attn.in_proj_qkvz.weight_scale"
+    ].shape == (96, 1)
+
+
+def test_a_plan_of_the_unquantised_model_is_applied_only_when_told_so(models, tmp_path, refusal, succeed):
+    source, plain = quantised(models, tmp_path / "model", "awq"), tmp_path / "plain"
+    slimstate.prune(models[MODELS[0]], plain, method="l1", key_dim=DIM, progress=False)
+    line = refusal("prune", source, "--apply", plain, "--out", tmp_path / "cut")
+    assert "is a plan for another model" in line
+    assert line.endswith("use --same-model")
+    succeed("prune", source, "--apply", plain, "--same-model", "--out", tmp_path / "cut")
+    plan = Plan.read(tmp_path / "cut" / PLAN)
+    assert plan.same_cut(Plan.read(plain / PLAN))
+    assert (plan.model.source, plan.made_on.source) == (str(source), str(models[MODELS[0]]))
+    line = refusal("prune", source, "--method", "l1", "--key-dim", DIM, "--out", tmp_path / "l1")
+    assert "make a plan on the unquantised model and use it with --apply and --same-model" in line
+    other = refusal("prune", models[MODELS[1]], "--apply", plain, "--same-model", "--out", tmp_path / "other")
+    assert "is a plan for a qwen3_next, the model is a qwen3_5" in other
+
+
+@pytest.mark.parametrize("command", ["recover", "reconstruct", "sweep"])
+def test_commands_that_need_plain_weights_refuse_quantised_ones(command, models, tmp_path, text_file, refusal):
+    source, texts = quantised(models, tmp_path / "model", "ct-fp8"), ("--data", text_file)
+    line = refusal(
+        command, source, *texts, "--out", tmp_path / "out", *(("--text", text_file) if command == "sweep" else ())
+    )
+    assert "is quantised (compressed-tensors) and cannot be" in line

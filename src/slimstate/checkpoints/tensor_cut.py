@@ -22,6 +22,7 @@ class TensorCut:
         self._cutter, self._checkpoint = cutter, checkpoint
         self._weights: dict[str, QuantisedWeight] = {}  # by the names of the tensors in the files
         self._removed: set[str] = set()
+        self._check_values()
         for weight in checkpoint.quantised.values():
             if cutter.changes_values(weight.name):
                 raise PlanError(
@@ -32,6 +33,19 @@ class TensorCut:
             self._weights |= dict.fromkeys([*weight.rows, *([weight.name] if weight.block_scale else ())], weight)
             if weight.block_scale is not None:
                 self._removed.update(set(checkpoint.tensors_of(weight.module)) - {weight.name, *weight.rows})
+
+    def _check_values(self) -> None:
+        """Refuse a cut of values of a quantised output projection, or of other weights that only such a cut changes."""
+        for mixer in self._checkpoint.mixers:
+            for slot in () if mixer.value_axis is None else mixer.value_axis.slots:
+                name = mixer.name_of(slot)
+                module = self._checkpoint.modules.get(name.removesuffix(".weight"))
+                is_quantised = name.endswith(".weight") and module is not None and not module.is_plain
+                if self._cutter.touches(name) and is_quantised and (slot.dim or name not in self._checkpoint.quantised):
+                    raise PlanError(
+                        f"{quoted(name)} is quantised, and a cut of values takes columns of the output projection,"
+                        " which share scales: cut the unquantised model and quantise the result"
+                    )
 
     def _becomes_plain(self, name: str) -> bool:
         weight = self._weights.get(name)

@@ -49,6 +49,7 @@ def check_stock_shapes(
     checkpoint: Checkpoint, key_dim: int, value_dim: int | None = None, reporter: Reporter = SILENT
 ) -> None:
     """Check that every tensor has the shape that the stock class expects, before the cut and after it."""
+    TensorCut(checkpoint, outline(checkpoint.mixers, key_dim, value_dim))  # refuses what quantised weights do not allow
     if not has_library(checkpoint.family.library):
         reporter.say("flash-linear-attention is not installed: the tensors are not compared with its class")
         return

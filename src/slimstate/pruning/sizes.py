@@ -30,7 +30,6 @@ from slimstate.system.input_files import expand_home
 ALIGNMENT = 16
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them
 KV_BYTES = 2  # of a number in bf16
-PLAIN_DTYPES = ("F64", "F32", "BF16", "F16")  # of weights that are not quantised
 
 
 def state_bytes(mixers: tuple[Mixer, ...], key_dim: int, value_dim: int | None = None) -> dict[str, int]:
@@ -115,14 +114,6 @@ def resolve_value_dim(checkpoint: Checkpoint, value_dim: int) -> int:
     width, family = checkpoint.mixers[0].value_dim, checkpoint.family
     if (reason := family.value_refusal(checkpoint.config)) is not None:
         raise PlanError(f"the values of {family.model_type} cannot be cut: {reason}")
-    for mixer in checkpoint.mixers:
-        for slot in () if mixer.value_axis is None else mixer.value_axis.slots:
-            info = checkpoint.tensors.get(mixer.name_of(slot))
-            if info is None or info.dtype not in PLAIN_DTYPES:
-                raise PlanError(
-                    f"{mixer.name_of(slot)} is quantised, and a cut of values takes columns of the output projection,"
-                    " which share scales: cut the unquantised model and quantise the result"
-                )
     if not 0 < value_dim < width:
         raise PlanError(
             f"`value_dim` must be at least 1 and less than the value dim {width} of the model, got {value_dim}"
