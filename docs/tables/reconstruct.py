@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from tables.layout import grid, only, pairs, percent, record, select, sweep, table
+from tables.layout import GIB, RECORDS, grid, only, pairs, percent, record, select, sweep, table
 from tables.recovery import MODELS, RECALL, recall_errors
 
 MEASURED = record("reconstruction-30m")
@@ -96,6 +96,30 @@ def _memory() -> list[dict[str, Any]]:
     return [{"part": part, "gb": size / 1e9} for part, size in {**sizes, "peak": peak}.items()]
 
 
+def _production() -> str:
+    """Return what reconstructions at full width took, or how to measure them."""
+    if not (RECORDS / "production.json").is_file():
+        return "Not measured yet."
+    measured = record("production")
+    rows = []
+    for name, model in measured["models"].items():
+        part, whole = model["reconstruct"], model["estimate"]
+        row = {"model": name, "layers": f"{model['all']['linear']} + {model['all']['other']}"}
+        for kind in ("linear", "other"):
+            seconds = [layer["seconds"] for layer in part["layers"] if layer["kind"] == kind]
+            row |= {kind: statistics.median(seconds)} if seconds else {}
+        peak = max(layer["gpu_peak_bytes"] or 0 for layer in part["layers"])
+        row |= {"gpu": peak / GIB} if peak else {}
+        rows.append({**row, "host": part["host_peak_bytes"] / GIB, "minutes": whole["total"] / 60})
+    columns = {
+        "shapes of": "{model}", "layers, linear + other": "{layers}", "s per linear layer": "{linear:.1f}",
+        "s per other layer": "{other:.1f}", "GPU, GiB": "{gpu:.1f}", "host, GiB": "{host:.1f}",
+        "minutes for all layers": "{minutes:.0f}",
+    }  # fmt: skip
+    about = f"{measured['device']}, {measured['samples']} x {measured['length']} tokens"
+    return f"{about} ([record](records/production.json)):\n\n{table(columns, rows)}"
+
+
 def _times() -> list[dict[str, Any]]:
     alone, large = MEASURED["seconds_alone"], MEASURED["delta_net-1.3b"]
     rows = [{"model": f"{title}, key dim 64", "seconds": alone[name]["command"]} for title, name in MODELS.items()]
@@ -136,6 +160,7 @@ TABLES = {
         _bundled(),
     ),
     "weighted": grid(("tokens count",), [(title,) for title in WEIGHTS], PLACES, _weighted),
+    "production": _production(),
     "reconstruction-memory": table({"": "{part}", "GB": "{gb:.2f}"}, _memory()),
 }
 NUMBERS = {

@@ -78,18 +78,18 @@ def test_a_rate_at_which_the_error_rises_before_the_end_is_lowered_for_all_layer
     layers = Layers(monkeypatch)
     layers.stable, layers.short = 1e-3, 1.1
     first = layers.train(0)
-    assert layers.runs[3:] == [(0, 2e-3, 500), (0, 5e-4, 500)]
-    assert (first.chosen_rate, len(first.trial)) == (5e-4, 5)
+    assert layers.runs[3:] == [(0, 2e-3, 500), (0, 1e-3, 500)]
+    assert (first.chosen_rate, len(first.trial)) == (1e-3, 5)
     assert first.learning_rate == layers.weights == 2e-3, "of the short trial, whose error was the lowest"
     layers.train(1)
-    assert layers.runs[5:] == [(1, 5e-4, 500)]
+    assert layers.runs[5:] == [(1, 1e-3, 500)]
 
 
 def test_a_rate_at_which_most_steps_bring_nothing_is_lowered(monkeypatch):
     layers = Layers(monkeypatch)
     layers.short, layers.curve = 1.0, 0.001
     layers.train(0)
-    assert layers.runs[3:] == [(0, 2e-3, 500), (0, 5e-4, 500)]
+    assert layers.runs[3:] == [(0, 2e-3, 500), (0, 1e-3, 500)]
     assert layers.rates.chosen == {layers.rates.kinds[0]: 2e-3}, "the lower one was no better"
 
 

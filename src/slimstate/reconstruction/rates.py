@@ -5,10 +5,10 @@ and the first layer of a kind tries a few rates for all of them:
 
     first, first / 4, and then first / 16 if that was better, else first x 4
 
-A short trial favours high rates. So the first layer of a kind is also trained at a lower rate if its error on held-out
-windows rose in the second half of the steps, or is hardly lower than in the trial. So is any layer that did not
-improve. Each attempt starts from the cut. The weights with the lowest error on held-out windows count, whichever rate
-they had.
+A short trial favours high rates. So the first layer of a kind is also trained at half of the rate if its error on
+held-out windows rose in the second half of the steps, or is hardly lower than in the trial. A layer that did not
+improve is trained at a quarter of the rate. Each attempt starts from the cut. The weights with the lowest error on
+held-out windows count, whichever rate they had.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from slimstate.records.training import LayerErrors, RateTrial, ReconstructionSet
 from slimstate.system.progress import Reporter
 
 RATE, WIDTH = 2e-3, 512  # the best rate for layers of this width
-FACTOR = 4  # between two rates
+FACTOR, SMALL_FACTOR = 4, 2  # between two rates of a trial, and to one that is hardly too high
 RATES = 3  # in a trial
 MAX_SHARE = 0.15  # of the steps of all layers of a kind, for the trial
 MIN_STEPS = 20  # of a trial at one rate
 MARGIN = 0.02  # by which the error of another rate must be lower than that of the first
 MIN_GAIN = 0.05  # by which the error of a whole training must be lower than that of the trial
 RETRIES = 2  # at lower rates
+NEGLIGIBLE = 1e-6  # error of a cut that training need not improve
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,12 @@ class Rates:
         if (rate, steps) not in attempts.errors:
             attempts.add(rate, steps)
         for _ in range(RETRIES):
-            best = attempts.best_rate(steps)
-            too_high = self._is_too_high(attempts, layer, best) if is_first else not attempts.best.step
-            if not too_high or (best / FACTOR, steps) in attempts.errors:
+            best, is_useless = attempts.best_rate(steps), not attempts.best.step
+            lower = best / (FACTOR if is_useless else SMALL_FACTOR)
+            too_high = is_useless or (is_first and self._is_too_high(attempts, layer, best))
+            if not too_high or (lower, steps) in attempts.errors or attempts.best.held_out_before < NEGLIGIBLE:
                 break
-            attempts.add(best / FACTOR, steps)
+            attempts.add(lower, steps)
         if is_first:
             self.chosen[kind] = rate = attempts.best_rate(steps, rate)
             self.reporter.say(f"learning rate {rate:g} of {', '.join(map(str, attempts.trials))}")
