@@ -4,7 +4,8 @@
 # make wheel: wheel and sdist, installed in an empty environment that runs the quickstart.
 # make docs: the site, after the notebooks ran.
 # make crash: every verb that writes killed, stopped, starved and raced at random moments; takes half an hour.
-# make engines-mlx: cut models in mlx-lm beside transformers.
+# make engines-mlx: cut models in mlx-lm beside transformers, also quantised.
+# make engines-compressed: models that llm-compressor quantises, cut, in transformers.
 # make engines: the same in llama.cpp (which is compiled: a quarter of an hour) and vLLM for CPUs (2 GB), and its kernels.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +15,7 @@ EXTRAS ?= fla,eval,recover,report,docs,dev
 # where bytecode is not written, every process of the tests compiles all sources again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo quick test tests fuzz-quick fuzz crash engines engines-mlx engines-llama engines-vllm wheel docs lint format clean
+.PHONY: install demo quick test tests fuzz-quick fuzz crash engines engines-mlx engines-compressed engines-llama engines-vllm wheel docs lint format clean
 
 install: $(READY)
 
@@ -56,7 +57,8 @@ $(VENV)-mlx/.ready:
 	touch $@
 
 engines-mlx: $(READY) $(VENV)-mlx/.ready
-	SLIMSTATE_MLX_PYTHON=$(abspath $(VENV)-mlx/bin/python) $(BIN)/python -m pytest tests/serving/test_mlx_engine.py
+	SLIMSTATE_MLX_PYTHON=$(abspath $(VENV)-mlx/bin/python) $(BIN)/python -m pytest tests/serving/test_mlx_engine.py \
+		tests/serving/test_mlx_quantised.py
 
 LLAMA = 0.3.36
 LLAMA_SOURCE = build/llama_cpp_python-$(LLAMA)/vendor/llama.cpp
@@ -84,7 +86,18 @@ engines-vllm: $(READY) $(VENV)-vllm/.ready
 	SLIMSTATE_VLLM_KERNELS=$$($(VENV)-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
 	$(BIN)/python -m pytest tests/serving/test_vllm_engine.py tests/benchmark/test_engine_kernels.py
 
-engines: engines-mlx engines-llama engines-vllm
+# without their dependencies, which pin other versions of transformers; the packages of our environment serve
+$(VENV)-compressed/.ready: $(READY)
+	$(PYTHON) -m venv $(VENV)-compressed
+	$(VENV)-compressed/bin/python -m pip install --quiet --no-deps "compressed-tensors==0.20.*" "llmcompressor==0.14.*" loguru
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
+		> $$($(VENV)-compressed/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/ours.pth
+	touch $@
+
+engines-compressed: $(VENV)-compressed/.ready
+	PYTHONPATH=$(abspath src) $(VENV)-compressed/bin/python -m pytest tests/checkpoints/test_compressed_tensors.py
+
+engines: engines-mlx engines-compressed engines-llama engines-vllm
 
 # WHEEL= installs all dependencies anew, which takes minutes
 WHEEL ?= --borrow $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
@@ -107,4 +120,4 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-mlx $(VENV)-llama $(VENV)-vllm build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-mlx $(VENV)-compressed $(VENV)-llama $(VENV)-vllm build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,8 +16,9 @@ import tiny
 from fuzz.verdicts import difference
 from quantising import SCHEMES, parts_of, quantise
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.tensor_cut import TensorMask
 from slimstate.core.file_names import PLAN
-from slimstate.core.surgery import cut
+from slimstate.core.surgery import cut, outline
 from slimstate.records.plan import Plan
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.json_files import read_json, write_json
@@ -243,3 +244,23 @@ def test_commands_that_need_plain_weights_refuse_quantised_ones(command, models,
         command, source, *texts, "--out", tmp_path / "out", *(("--text", text_file) if command == "sweep" else ())
     )
     assert "is quantised (compressed-tensors) and cannot be" in line
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_zeroed_rows_are_zero_in_every_format(name, models, tmp_path):
+    scheme = SCHEMES[name]
+    checkpoint = Checkpoint.open(quantised(models, tmp_path / "model", name))
+    cutter = outline(checkpoint.mixers, DIM)
+    mask = TensorMask(checkpoint, cutter)
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    after = {each: mask.apply(each, tensor) if mask.touches(each) else tensor for each, tensor in before.items()}
+    for each in {mixer.name_of(slot) for mixer in checkpoint.mixers for slot in mixer.axis.slots}:
+        module = each.removesuffix(".weight")
+        pair = (before, after)
+        if "conv1d" in each:
+            plain = [tensors[each].flatten(1) for tensors in pair]
+        else:
+            plain = [scheme.values(parts_of(tensors, module)) for tensors in pair]
+        keep = cutter.remaining_rows(each, len(plain[0]))
+        expected = torch.zeros_like(plain[0]).index_copy(0, keep, plain[0][keep])
+        assert torch.equal(plain[1], expected), each

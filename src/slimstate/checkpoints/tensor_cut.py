@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from slimstate.checkpoints.formats.contract import QuantisedWeight, StatedRows
+from slimstate.checkpoints.formats.contract import PlainRows, QuantisedWeight, StatedRows
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.surgery import Cutter
 from slimstate.system.errors import ModelError, PlanError, quoted
@@ -82,3 +82,41 @@ class TensorCut:
             stated = quoted(tensor.tolist())
             raise ModelError(f"{quoted(name)} says {stated}; {weight.storage} has a weight {list(weight.shape)}")
         return weight.rows[name].select(tensor, rows)
+
+
+class TensorMask:
+    """The uncut model without the channels that a cut drops: their rows are zero, in plain and in quantised weights.
+
+    Rows of zero bytes are zero in every format: as values, or because their scales and offsets are.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, cutter: Cutter) -> None:
+        self._cutter, self._rows = cutter, dict[str, tuple[str, int, int]]()  # the plain name, the dimension, the rows
+        for mixer in checkpoint.mixers:
+            for slot in mixer.axis.slots:
+                name = mixer.name_of(slot)
+                weight, rows = checkpoint.quantised.get(name), slot.rows_in(checkpoint.shapes[name])
+                if weight is None or weight.block_scale is not None:
+                    self._rows[name] = (name, slot.dim, rows)
+                else:
+                    plain = {part: each for part, each in weight.rows.items() if isinstance(each, PlainRows)}
+                    self._rows |= {part: (name, each.dim, rows) for part, each in plain.items()}
+
+    def touches(self, name: str) -> bool:
+        return name in self._rows
+
+    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
+        return list(shape)
+
+    def dtype(self, name: str, dtype: str) -> str:
+        return dtype
+
+    def apply(self, name: str, tensor: Tensor) -> Tensor:
+        plain, dim, rows = self._rows[name]
+        dropped = torch.ones(rows, dtype=torch.bool)
+        dropped[self._cutter.remaining_rows(plain, rows)] = False
+        by_head = tensor.shape[dim] != rows
+        first = tensor.flatten(0, 1) if by_head else tensor.movedim(dim, 0)
+        masked = first.clone(memory_format=torch.contiguous_format)
+        masked.view(rows, -1).view(torch.uint8)[dropped] = 0  # also of dtypes that cannot be indexed
+        return masked.view(tensor.shape) if by_head else masked.movedim(0, dim).contiguous()

@@ -84,8 +84,11 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     return Runtime(model=model.to(where).eval(), tokenizer=tokenizer, device=where, dtype=precision, kernels=kernels)
 
 
-def check_runnable(checkpoint: Checkpoint) -> None:
-    """Refuse a quantised model that no stock class loads on this machine, with the way to a plan for it."""
+PLAN_ELSEWHERE = "make a plan on the unquantised model and use it with `apply` and `same_model`"
+
+
+def check_runnable(checkpoint: Checkpoint, advice: str = PLAN_ELSEWHERE) -> None:
+    """Refuse a quantised model that no stock class loads on this machine, with advice."""
     quantisation = checkpoint.quantisation
     if quantisation is None:
         return
@@ -94,10 +97,7 @@ def check_runnable(checkpoint: Checkpoint) -> None:
         return
     problem = f"transformers does not run {quantisation.method} checkpoints here"
     install = f" (it needs {package})" if package else ""
-    raise ModelError(
-        f"{quoted(checkpoint.folder)}: {problem}{install}; make a plan on the unquantised model and use it with"
-        " `apply` and `same_model`"
-    )
+    raise ModelError(f"{quoted(checkpoint.folder)}: {problem}{install}; {advice}")
 
 
 def load_with(options: LoadOptions, folder: Path) -> Runtime:

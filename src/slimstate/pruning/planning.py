@@ -12,7 +12,6 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Need
-from slimstate.core.file_names import PLAN
 from slimstate.core.layout import Mixer, Slot
 from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import check_choice, remaining_channels
@@ -25,12 +24,12 @@ from slimstate.pruning.evidence import EvidenceCollector
 from slimstate.pruning.options import Calibration
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
-from slimstate.records.plan import MAX_PLAN_BYTES, Plan, SourceModel
-from slimstate.records.schema import ValidationError, from_json
+from slimstate.records.plan import Plan, SourceModel, read_plan_file
+from slimstate.records.schema import from_json
 from slimstate.selectors import Case, Request, Selector, channel_methods, choose
 from slimstate.system import threads
 from slimstate.system.errors import PlanError, quoted
-from slimstate.system.json_files import JsonObject, plain, read_json
+from slimstate.system.json_files import JsonObject, plain
 from slimstate.system.progress import SILENT, Reporter
 
 
@@ -230,11 +229,7 @@ def read_plan(path: Path, checkpoint: Checkpoint, *, same_model: bool = False) -
 
     `same_model` takes one that was made on another checkpoint of the same model, and keeps that in the plan.
     """
-    path = path / PLAN if path.is_dir() else path
-    try:
-        plan = Plan.from_json(read_json(path, PlanError, MAX_PLAN_BYTES))
-    except ValidationError as error:
-        raise PlanError(f"{quoted(path)} is not a slimstate plan: {error}") from error
+    plan = read_plan_file(path)
     if (other := plan.model.fingerprint) != checkpoint.fingerprint:
         source = quoted(plan.model.source)
         if not same_model:

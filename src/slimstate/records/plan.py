@@ -9,18 +9,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from msgspec import Meta
 
+from slimstate.core.file_names import PLAN
 from slimstate.core.selection import Basis, Choice, Selection
 from slimstate.core.stock_class import StockClass
 from slimstate.records.base import Record
 from slimstate.records.parts import Cut, Text
 from slimstate.records.schema import IN_MEMORY, NON_EMPTY, Count, ValidationError, Value, Whole, from_json, to_json
-from slimstate.system.errors import quoted, reason_of
-from slimstate.system.json_files import JsonObject
+from slimstate.system.errors import PlanError, quoted, reason_of
+from slimstate.system.json_files import JsonObject, read_json
 
 MAX_PLAN_BYTES = 2**30  # bases of many wide heads take hundreds of MiB
 Name = Annotated[str, Meta(max_length=100)]
@@ -151,6 +153,15 @@ class Plan(PlanHeader):
             if any(len(claim) != choice.heads for claim in choice.certificate.values()):
                 return f"layers.{layer} must certify {choice.heads} heads"
         return None
+
+
+def read_plan_file(path: Path) -> Plan:
+    """Read a plan from a file or from the folder of a cut model."""
+    path = path / PLAN if path.is_dir() else path
+    try:
+        return Plan.from_json(read_json(path, PlanError, MAX_PLAN_BYTES))
+    except ValidationError as error:
+        raise PlanError(f"{quoted(path)} is not a slimstate plan: {error}") from error
 
 
 class _StoredPlan(PlanHeader):

@@ -74,6 +74,10 @@ class PoolRecord(Record):
 
 Verdict = Literal["agrees", "differs", "refuses"]
 MEASURE = "largest difference of a token's log-probability from transformers', in standard deviations of the logits"
+MASKED = (
+    "largest difference of a token's log-probability from that of the uncut model with the dropped channels zeroed, in"
+    " the same engine, in standard deviations of log-probabilities"
+)
 
 
 class Differences(Value):

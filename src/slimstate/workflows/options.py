@@ -293,6 +293,11 @@ class VerifyConfig(EngineOptions):
 
     against: str | None = None
     """The uncut model to run as well, to see whether the engine differs without the cut, too."""
+    masked: bool = False
+    """Compare the cut with `against`, its dropped channels zeroed, in the engine alone: what differs is then the cut,
+    not the quantisation of both."""
+    plan: Path | None = None
+    """With `masked`: the plan of the cut, or the folder of a cut model; default: the one in the folder."""
     comparison: ComparisonOptions = ComparisonOptions()
     run: VerifyRunOptions = VerifyRunOptions()
 
@@ -300,3 +305,7 @@ class VerifyConfig(EngineOptions):
         super().check()
         if self.engine is None:
             raise PlanError("give `engine`: transformers, mlx, llama.cpp, vllm or sglang")
+        if self.masked and self.against is None:
+            raise PlanError("`masked` needs the uncut model: give it with `against`")
+        if self.plan is not None and not self.masked:
+            raise PlanError("`plan` needs `masked`")

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.models.load import check_runnable
 from slimstate.records.base import versions
 from slimstate.records.parts import Text
 from slimstate.records.provenance import run_config
 from slimstate.records.schema import from_json
-from slimstate.records.serving import VerificationRecord
-from slimstate.serving.verification.verify import Comparison, read_windows
+from slimstate.records.serving import MASKED, MEASURE, VerificationRecord
+from slimstate.serving.verification.verify import Comparison, masking_plan, read_windows
 from slimstate.workflows.inputs import Progress, reporter_for
 from slimstate.workflows.options import VerifyConfig
 
@@ -39,11 +40,20 @@ def verify(
     config = VerifyConfig.merge(config, options)
     checkpoint = Checkpoint.open(model)
     uncut = None if config.against is None else Checkpoint.open(config.against)
+    if config.masked:
+        assert uncut is not None
+        plan = masking_plan(checkpoint, uncut, config.plan)
+    elif checkpoint.quantisation is not None:
+        check_runnable(checkpoint, "compare it in its engine with `masked`")
     text = read_windows(checkpoint, config.comparison)
     comparison = Comparison(
         engine=config, tokens=text.tokens, options=config.comparison, run=config.run, reporter=reporter_for(progress)
     )
-    version, outcome = comparison.compare(checkpoint)
+    if config.masked:
+        assert uncut is not None
+        version, outcome = comparison.compare_masked(checkpoint, uncut, plan)
+    else:
+        version, outcome = comparison.compare(checkpoint)
     record = VerificationRecord(
         **vars(checkpoint.identity(checkpoint.folder.name)),
         engine=str(config.engine),
@@ -52,7 +62,8 @@ def verify(
         dtype=config.run.precision_name,
         tolerance=comparison.tolerance,
         outcome=outcome,
-        against=None if uncut is None else comparison.compare(uncut)[1],
+        measure=MASKED if config.masked else MEASURE,
+        against=None if uncut is None or config.masked else comparison.compare(uncut)[1],
         config=run_config("verify", {"model": model, "out": out}, config.to_values()),
         versions=versions(),
         seconds=time.perf_counter() - start,

@@ -7,6 +7,7 @@ have chosen is counted; where the log-probabilities agree, it was as likely.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,20 @@ import torch
 from torch import Tensor
 
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.tensor_cut import TensorMask
+from slimstate.checkpoints.writer import write_checkpoint
+from slimstate.core.file_names import PLAN
+from slimstate.core.surgery import Cutter
 from slimstate.data.text import Windows, windows
 from slimstate.models.load import load, load_tokenizer
 from slimstate.models.options import RunOptions
 from slimstate.models.stock import stock_model
+from slimstate.records.plan import Plan, read_plan_file
 from slimstate.records.serving import Differences, Outcome, Verdict
 from slimstate.serving.engines import ServedModel, rules_for
 from slimstate.serving.options import ComparisonOptions, EngineOptions
 from slimstate.serving.verification.engine_call import Refusal, Scores, convert_to_gguf, run_engine
-from slimstate.system.errors import DataError, quoted
+from slimstate.system.errors import DataError, PlanError, quoted
 from slimstate.system.json_files import JsonObject
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
@@ -77,9 +83,43 @@ class Comparison(Value):
             )
         with self.reporter.waiting(f"transformers runs {checkpoint.source}"):
             differences = self.differences(checkpoint, answer)
+        return answer.version, self._outcome(checkpoint, differences)
+
+    def compare_masked(self, cut: Checkpoint, uncut: Checkpoint, plan: Plan) -> tuple[str | None, Outcome]:
+        """Return the engine's version and the verdict on a cut beside its uncut model with the channels zeroed.
+
+        Both run in the engine, on the same tokens: those of the text, and those with which the cut continued it.
+        """
+        with self.reporter.waiting(f"{self.engine.engine} runs {cut.source}"):
+            scores = self.run_engine(cut)
+        if isinstance(scores, Refusal):
+            return scores.version, Outcome(model=cut.source, verdict="refuses", words=scores.message)
+        windows = [
+            [*row[: self.prompt], *more] for row, more in zip(self.tokens.tolist(), scores.continued, strict=True)
+        ]
+        with tempfile.TemporaryDirectory(prefix="slimstate-") as folder:
+            mask = TensorMask(uncut, Cutter(uncut.mixers, plan.selections))
+            write_checkpoint(uncut, mask, uncut.config, {}, Path(folder) / "masked")
+            with self.reporter.waiting(f"{self.engine.engine} runs {uncut.source} with the channels zeroed"):
+                masked = self.run_engine(Checkpoint.open(Path(folder) / "masked"), [*self.tokens.tolist(), *windows])
+        if isinstance(masked, Refusal):
+            return masked.version, Outcome(model=uncut.source, verdict="refuses", words=masked.message)
+        count, start = len(windows), self.prompt - 1
+        prefill, decoding = masked.prefill[:count], [row[start:] for row in masked.prefill[count:]]
+        deviation = float(torch.tensor([score for row in prefill for score in row], dtype=torch.float64).std())
+        pairs = zip(scores.continued, masked.continued[:count], strict=True)
+        differences = Differences(
+            prefill=_largest_difference(prefill, scores.prefill, deviation),
+            decoding=_largest_difference(decoding, scores.decoding, deviation),
+            same=sum(one == other for row, others in pairs for one, other in zip(row, others, strict=True)),
+            continued=sum(map(len, scores.continued)), deviation=deviation,
+        )  # fmt: skip
+        return scores.version, self._outcome(cut, differences)
+
+    def _outcome(self, checkpoint: Checkpoint, differences: Differences) -> Outcome:
         largest = differences.largest
         verdict: Verdict = "agrees" if largest is not None and largest <= self.tolerance else "differs"
-        return answer.version, Outcome(model=checkpoint.source, verdict=verdict, differences=differences)
+        return Outcome(model=checkpoint.source, verdict=verdict, differences=differences)
 
     def _known_reason(self, checkpoint: Checkpoint) -> str | None:
         """Return why the engine refuses such models, where a rule says so."""
@@ -89,9 +129,10 @@ class Comparison(Value):
         rules = rules_for(ServedModel.at_dims(checkpoint.config), engine)
         return next((rule.what for rule in rules if rule.verdict in ("refuses", "not supported")), None)
 
-    def run_engine(self, checkpoint: Checkpoint) -> Scores | Refusal:
-        """Return the scores of the engine; for llama.cpp the model is converted to GGUF first."""
+    def run_engine(self, checkpoint: Checkpoint, windows: list[list[int]] | None = None) -> Scores | Refusal:
+        """Return the scores of the engine on the windows, or on others; llama.cpp gets the model as GGUF."""
         request = self.request(checkpoint)
+        request["windows"] = request["windows"] if windows is None else windows
         if self.engine.engine != "llama.cpp":
             return run_engine(self.engine, request)
         with convert_to_gguf(checkpoint.folder, self.engine.converter, self.run.precision_name) as model:
@@ -136,5 +177,25 @@ def logits_of(runtime: Any, ids: Tensor) -> Tensor:
 def _largest(logits: Tensor, tokens: Tensor, scores: Sequence[Sequence[float]], deviation: float) -> float | None:
     """Return the largest difference from the log-probabilities of the tokens, in deviations; None if not finite."""
     expected = logits.log_softmax(-1).gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
-    largest = float((torch.tensor(scores, dtype=torch.float64) - expected).abs().max())
+    return _largest_difference(expected.tolist(), scores, deviation)
+
+
+def _largest_difference(
+    expected: Sequence[Sequence[float]], scores: Sequence[Sequence[float]], deviation: float
+) -> float | None:
+    pairs = (torch.tensor(rows, dtype=torch.float64) for rows in (scores, expected))
+    largest = float(next(pairs).sub(next(pairs)).abs().max())
     return largest / deviation if largest < NOT_FINITE else None  # false for NaN too
+
+
+def masking_plan(cut: Checkpoint, uncut: Checkpoint, path: Path | None) -> Plan:
+    """Return the plan by which a model was cut, to zero the same channels of the uncut one."""
+    plan = cut.plan if path is None else read_plan_file(path)
+    if plan is None:
+        raise PlanError(f"{quoted(cut.source)} has no {PLAN} of its cut: give it with `plan`")
+    is_exact = plan.corrected or not cut.family.correction(cut.config).possible
+    if plan.rotates or plan.value_dim is not None or not is_exact:
+        raise PlanError("only a corrected cut of key channels, without rotations, equals zeroed channels")
+    if plan.width != uncut.mixers[0].axis.width or plan.selections.keys() != {mixer.layer for mixer in uncut.mixers}:
+        raise PlanError(f"{quoted(uncut.source)} is not the uncut model: the plan is for other layers or widths")
+    return plan
