@@ -200,7 +200,7 @@ SCHEMES = {
     "gptq": Scheme(
         lambda n, k, by: {
             "qweight": in_words(codes(16, n, k, by=by), 4).T.contiguous(),
-            "qzeros": in_words(codes(16, k // G, n, by=by), 4), "scales": scales(k // G, n, by=by).half(),
+            "qzeros": in_words(codes(15, k // G, n, by=by), 4), "scales": scales(k // G, n, by=by).half(),
             "g_idx": (torch.arange(k) // G).to(torch.int32), "bias": torch.randn(n, generator=by),
         },
         lambda t: (
