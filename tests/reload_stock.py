@@ -40,7 +40,12 @@ def whole(folder: Path) -> torch.nn.Module:
 
 
 def main() -> None:
-    folders = sorted(map(Path, FOLDERS), key=lambda folder: config_of(folder).get("attn") is not None)
+    def comes_late(folder: Path) -> tuple[bool, bool]:
+        """The module of Kimi-Linear imports fla where it can, which then has the names of other models, too."""
+        config = config_of(folder)
+        return config.get("attn") is not None, config["model_type"] == "kimi_linear"
+
+    folders = sorted(map(Path, FOLDERS), key=comes_late)
     ids = torch.load(IDS)
     models = {}
     for folder in folders:

@@ -128,7 +128,7 @@ def test_memory_does_not_grow_with_the_text(monkeypatch):
         trace_states(runtime, mixers, tiny.token_ids(1, length), every=16, skip=0)
         return max(sizes)
 
-    states = SEGMENT // 16 * sum(mixer.state_elements for mixer in mixers) * 4
+    states = SEGMENT // 16 * sum(mixer.state_elements(mixer.axis.width) for mixer in mixers) * 4
     assert most(8 * SEGMENT) - most(2 * SEGMENT) < 0.1 * states
     gc.unfreeze()
 

@@ -99,6 +99,11 @@ class ValueAxis(Axis):
     value: Slot
     # the columns of the output projection: Slot(parameter="o_proj.weight", dim=1)
     output: Slot
+    # pairs of linear maps, one after the other, with as many channels between them as a head has values: a cut replaces
+    # each pair by the best of fewer: (("g_a_proj.weight", "g_b_proj.weight"),)
+    bottlenecks: tuple[tuple[str, str], ...] = ()
+    # whether there are always as many values as keys, because the config has one width for both
+    tied: bool = False
     # a norm weight [V] that all heads share, which a cut moves into the output projection, since heads keep different
     # channels: "o_norm.weight"; None if there is none, or if each channel of each head has its own in a slot
     norm: str | None = None
@@ -188,7 +193,7 @@ class Mixer(Value):
     # its path in the files, if that is another: "model.language_model.layers.0.linear_attn"
     stored_path: str | None = None
     # parameters that the running model joins from parts in the files, along the first dimension:
-    # (("conv1d.weight", ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")),)
+    # (("conv1d.weight", ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")),), or renames, if it is one part
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
@@ -198,9 +203,14 @@ class Mixer(Value):
         parameters = (axis.slots[0].parameter for _, axis in self.filters)
         return tuple(dict.fromkeys(joined.get(name, name).rpartition(".")[0] for name in parameters))
 
-    @property
-    def state_elements(self) -> int:
-        return self.value_heads * self.value_dim * self.axis.width
+    def values_beside(self, key_dim: int, value_dim: int | None = None) -> int:
+        """Return the values of a head after a cut; None leaves them alone, where they need not be as many as keys."""
+        tied = self.value_axis is not None and self.value_axis.tied
+        return value_dim or (key_dim if tied else self.value_dim)
+
+    def state_elements(self, key_dim: int, value_dim: int | None = None) -> int:
+        """Return the numbers in the state of a sequence after a cut."""
+        return self.value_heads * key_dim * self.values_beside(key_dim, value_dim)
 
     @property
     def place_in_files(self) -> str:
@@ -215,7 +225,12 @@ class Mixer(Value):
 
     def running_name_of(self, slot: Slot) -> str:
         """Return the parameter of a slot in the running model, for projections, which are never joined."""
-        return f"{self.path}.{slot.parameter}"
+        return self.running_name(slot.parameter)
+
+    def running_name(self, parameter: str) -> str:
+        """Return the name in the running model of a parameter that is not joined from several, but may be renamed."""
+        renamed = {parts[0]: name for name, parts in self.joined if len(parts) == 1}
+        return f"{self.path}.{renamed.get(parameter, parameter)}"
 
     def stored_parts(self, name: str) -> tuple[str, ...]:
         """Return the tensors in the files that make up a parameter of the running model, if it is of this mixer."""

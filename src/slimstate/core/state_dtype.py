@@ -63,6 +63,6 @@ class StateRounding(Value):
     def state_bytes(self, mixers: Sequence[Mixer], key_dim: int, value_dim: int | None = None) -> int:
         """Return the bytes of recurrent state per sequence as it is stored."""
         kind = TYPES[self.dtype]
-        elements = sum(mixer.value_heads * key_dim * (value_dim or mixer.value_dim) for mixer in mixers)
+        elements = sum(mixer.state_elements(key_dim, value_dim) for mixer in mixers)
         scales = sum(mixer.value_heads for mixer in mixers) if kind is torch.float8_e4m3fn else 0
         return elements * kind.itemsize + scales * SCALE_BYTES

@@ -7,7 +7,8 @@ the same filter if all channels of a head share one. Queries are scaled by d_k^-
 that absorbs the query scale are multiplied by sqrt(key dim / width) in a corrected cut.
 
 Value channels are deleted likewise. What follows a norm over V values is multiplied by sqrt(V / V'), and a norm weight
-that all heads share moves into the output projection: its columns are multiplied by it, and it becomes ones.
+that all heads share moves into the output projection: its columns are multiplied by it, and it becomes ones. Two linear
+maps B A with V channels between them become the V' largest singular directions of their product.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Cutter:
         self._folded: dict[
             str, tuple[str, Tensor]
         ] = {}  # by output projection: its norm weight, the channel of columns
+        self._bottlenecks: dict[str, tuple[str, str, int]] = {}  # both maps and the channels to keep, by each map
         for mixer in mixers:
             choice = selections[mixer.layer]
             check_choice(mixer, choice)
@@ -74,9 +76,12 @@ class Cutter:
             channels = torch.empty(columns.numel(), dtype=torch.long)
             channels[columns] = torch.arange(axis.width)
             self._folded[mixer.name_of(axis.output)] = norm, channels
+        for pair in axis.bottlenecks:
+            names = mixer.stored_name(pair[0]), mixer.stored_name(pair[1])
+            self._bottlenecks |= dict.fromkeys(names, (*names, values.shape[1]))
 
     def touches(self, name: str) -> bool:
-        return name in self._dropped or name in self._shared_norms
+        return any(name in places for places in (self._dropped, self._shared_norms, self._bottlenecks))
 
     def shape(self, name: str, shape: Iterable[int]) -> list[int]:
         """Return the shape of parameter `name` after the cut."""
@@ -87,6 +92,9 @@ class Cutter:
             slot, rows = self._dropped[name]
             count = sum(len(part) for part in rows)
             sizes[1 if slot.by_head else slot.dim] -= count // sizes[0] if slot.by_head else count
+        if name in self._bottlenecks:
+            first, _, rank = self._bottlenecks[name]
+            sizes[0 if name == first else 1] = rank
         return sizes
 
     def remaining_rows(self, name: str, rows: int) -> Tensor:
@@ -97,12 +105,41 @@ class Cutter:
 
     def changes_values(self, name: str) -> bool:
         """Return whether parameter `name` is rotated or scaled, too, and not only shortened."""
-        return any(name in places for places in (self._rotations, self._rescaled, self._folded, self._shared_norms))
+        return not {name}.isdisjoint(
+            (*self._rotations, *self._rescaled, *self._folded, *self._shared_norms, *self._bottlenecks)
+        )
+
+    def bottleneck_losses(self) -> list[float]:
+        """Return the share of the squared weights of every bottleneck, as one map, that the cut loses."""
+        return [self._narrowed(*pair)[2] for pair in dict.fromkeys(self._bottlenecks.values())]
+
+    def _narrowed(self, first: str, second: str, rank: int) -> tuple[Tensor, Tensor, float]:
+        """Return two maps whose product is the best of this rank of that of `first` and the remaining rows of `second`.
+
+        Also return the share of its squares that is lost.
+        """
+        before, after = self._read_needed(first).double(), self._read_needed(second).double()
+        if second in self._dropped:
+            after = after[self.remaining_rows(second, len(after))]
+        (left, left_factor), (right, right_factor) = torch.linalg.qr(after), torch.linalg.qr(before.mT)
+        u, s, v = torch.linalg.svd(left_factor @ right_factor.mT)
+        root = s[:rank].sqrt()
+        lost = float(s[rank:].square().sum() / s.square().sum().clamp_min(torch.finfo(s.dtype).tiny))
+        return root.unsqueeze(-1) * (v[:rank] @ right.mT), (left @ u[:, :rank]) * root, lost
+
+    def _read_needed(self, name: str) -> Tensor:
+        if self._read is None:
+            raise ValueError(f"a cut of values needs `read` for {name}")
+        return self._read(name)
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
         """Return parameter `name`, rotated if its mixer is, without the rows of the dropped channels."""
         if name in self._shared_norms:
             return tensor.new_ones(self._shared_norms[name])
+        if name in self._bottlenecks:
+            first, second, rank = self._bottlenecks[name]
+            before, after, _ = self._narrowed(first, second, rank)
+            return (before if name == first else after).to(tensor.device, tensor.dtype)
         if name not in self._dropped:
             return tensor
         for rotate in self._rotations.get(name, ()):
@@ -125,9 +162,7 @@ class Cutter:
             factors[places] *= factor
         if name in self._folded:
             norm, channels = self._folded[name]
-            if self._read is None:
-                raise ValueError(f"a cut of values needs `read` for {norm}")
-            factors *= self._read(norm).float().cpu()[channels]
+            factors *= self._read_needed(norm).float().cpu()[channels]
         return factors
 
 
@@ -138,8 +173,8 @@ def outline(mixers: Sequence[Mixer], key_dim: int, value_dim: int | None = None)
 
 def first_channels(mixer: Mixer, key_dim: int, value_dim: int | None = None) -> Selection:
     """Return the choice of the first channels of every head, with all values if `value_dim` is None."""
-    values = None
-    if value_dim is not None and mixer.value_axis is not None:
+    values, value_dim = None, mixer.values_beside(key_dim, value_dim)
+    if value_dim < mixer.value_dim and mixer.value_axis is not None:
         values = torch.arange(value_dim).expand(mixer.value_axis.heads, -1)
     return Selection(keep=torch.arange(key_dim).expand(mixer.axis.heads, -1), values=values)
 

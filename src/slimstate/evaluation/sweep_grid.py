@@ -92,7 +92,7 @@ class Grid:
                         value_dim=value_dim,
                     )  # fmt: skip
 
-    def needs(self, has_text: bool) -> frozenset[Need]:
+    def needs(self, has_text: bool, cuts_values: bool) -> frozenset[Need]:
         """Return what one calibration must collect for all methods; nothing without a text.
 
         Gram matrices are always among it, for the condition numbers of the keys.
@@ -101,7 +101,7 @@ class Grid:
         if calibrated and not has_text:
             raise PlanError(f"{', '.join(calibrated)} need activations: give text to calibrate on with `data`")
         needs = frozenset(need for selector in self.selectors for need in selector.needs)
-        needs |= value_selector_named(self.options.value_method).needs if self.options.value_dims else frozenset()
+        needs |= value_selector_named(self.options.value_method).needs if cuts_values else frozenset()
         return (needs - {"weight"}) | {"gram"} if has_text else frozenset()
 
 

@@ -134,6 +134,8 @@ class Family(Value, ABC):
     defaults: Config
     # the model type of the class that runs its language model, if that is another one: "qwen3_5_text"
     language: str | None = None
+    # whether its configs have one width for keys and values
+    one_width: bool = False
     # which of its configs cannot be cut, and why: {"`norm_q`": "channels of a head are mixed"}
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -167,7 +169,8 @@ class Family(Value, ABC):
         always does so.
         """
         before = self.sizes(config)
-        after = replace(before, width=key_dim, value_dim=before.value_dim if value_dim is None else value_dim)
+        other = key_dim if self.one_width else before.value_dim
+        after = replace(before, width=key_dim, value_dim=other if value_dim is None else value_dim)
         fields = dict(self.fields_for(config, after))
         for name, factor in self._epsilon_factors(config, before, after, corrected):
             fields[name] = fields.get(name, float(self.with_defaults(config)[name])) * factor

@@ -35,6 +35,7 @@ from slimstate.kernels.patches import (
     Replacement,
     in_place_of,
     needs_torch_gated_rule,
+    on_cpu,
     too_precise_for_triton,
 )
 
@@ -155,4 +156,7 @@ PATCHES = (
     *in_place_of("fla.layers.comba", ("chunk_comba", "fused_recurrent_comba"), comba_rule, needs_torch_gated_rule),
 )
 
-IN_TRANSFORMERS = {"torch_chunk_gated_delta_rule": Replacement(stock_gated_delta_rule, needs_torch_gated_rule)}
+IN_TRANSFORMERS = {
+    "torch_chunk_gated_delta_rule": Replacement(stock_gated_delta_rule, needs_torch_gated_rule),
+    "chunk_kimi_delta_attention": Replacement(stock_gated_delta_rule, on_cpu),
+}

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slimstate.core.layout import HookPoint, Mixer, Slot
+from slimstate.core.layout import HookPoint, Mixer
 from slimstate.core.selection import Basis, Choice
-from slimstate.core.surgery import dropped_channels, remaining_channels, rotated
+from slimstate.core.surgery import Cutter, dropped_channels, remaining_channels, rotated
 from slimstate.system.value import Value
 
 Role = Literal["query", "key", "key-like"]
@@ -116,9 +116,9 @@ def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
     """Rotate the parameters of mixers that keep a basis, and zero those of dropped values, while this is open."""
     originals: dict[str, Tensor] = {}
 
-    def parameter_of(mixer: Mixer, slot: Slot) -> Tensor:
-        parameter = model.get_parameter(mixer.running_name_of(slot))
-        originals.setdefault(mixer.running_name_of(slot), parameter.detach().clone())
+    def parameter_of(mixer: Mixer, name: str) -> Tensor:
+        parameter = model.get_parameter(mixer.running_name(name))
+        originals.setdefault(mixer.running_name(name), parameter.detach().clone())
         return parameter
 
     try:
@@ -127,13 +127,23 @@ def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
                 choice, axis = selections[mixer.layer], mixer.value_axis
                 for slot in mixer.axis.slots if isinstance(choice, Basis) else ():
                     assert isinstance(choice, Basis)
-                    parameter = parameter_of(mixer, slot)
+                    parameter = parameter_of(mixer, slot.parameter)
                     parameter.copy_(rotated(mixer.axis, slot, choice, parameter.detach()))
                 if choice.values is not None and axis is not None:
-                    for slot in axis.slots:
-                        parameter = parameter_of(mixer, slot)
+                    joined = {part for _, parts in mixer.joined if len(parts) > 1 for part in parts}
+                    for slot in (slot for slot in axis.slots if slot.parameter not in joined):  # filters map 0 to 0
+                        parameter = parameter_of(mixer, slot.parameter)
                         rows = axis.rows(slot, dropped_channels(axis.width, choice.values)).flatten()
                         parameter.index_fill_(slot.dim, rows.to(parameter.device), 0.0)
+                    stored = {mixer.stored_name(name): name for pair in axis.bottlenecks for name in pair}
+                    pairs = {name: parameter_of(mixer, parameter) for name, parameter in stored.items()}
+                    cutter = Cutter([mixer], {mixer.layer: choice}, read=pairs.__getitem__)
+                    narrow = {name: cutter.apply(name, tensor) for name, tensor in pairs.items()}
+                    for name, tensor in pairs.items():  # at their full size
+                        count, columns = narrow[name].shape
+                        first = columns == tensor.shape[1]
+                        rows = torch.arange(count) if first else cutter.remaining_rows(name, len(tensor))
+                        tensor.zero_()[rows.to(tensor.device), :columns] = narrow[name]
         yield
     finally:
         with torch.inference_mode(False), torch.no_grad():

@@ -14,7 +14,7 @@ from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Need
 from slimstate.core.layout import Mixer, Slot
 from slimstate.core.selection import Basis, Choice
-from slimstate.core.surgery import check_choice, remaining_channels
+from slimstate.core.surgery import Cutter, check_choice, remaining_channels
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import MAX_EPSILON
@@ -125,7 +125,7 @@ def plan_of(job: SelectionJob, choices: Mapping[int, Choice], calibration: JsonO
         versions=versions(),
         selections=choices,
         parent=None if checkpoint.plan is None else checkpoint.plan.to_json(),
-        correction="; ".join(_corrections(job, epsilon)),
+        correction="; ".join(_corrections(job, choices, epsilon)),
     )
 
 
@@ -135,7 +135,7 @@ def source_model(checkpoint: Checkpoint) -> SourceModel:
     )
 
 
-def _corrections(job: SelectionJob, epsilon: float | None) -> Iterator[str]:
+def _corrections(job: SelectionJob, choices: Mapping[int, Choice], epsilon: float | None) -> Iterator[str]:
     """Yield how the cut of keys and that of values are corrected."""
     family, config, width = job.checkpoint.family, job.checkpoint.config, job.checkpoint.mixers[0].axis.width
     if job.value_dim is None or job.request.keep < width:
@@ -143,6 +143,9 @@ def _corrections(job: SelectionJob, epsilon: float | None) -> Iterator[str]:
         yield family.correction(config).describe(width, job.request.keep, job.corrected, rotated, epsilon)
     if job.value_dim is not None:
         yield family.describe_value_correction(config, job.value_dim)
+        if losses := Cutter(job.checkpoint.mixers, choices, read=job.checkpoint.read).bottleneck_losses():
+            share = f"{sum(losses) / len(losses):.2%} of their squared weights on average, at most {max(losses):.2%}"
+            yield f"the bottlenecks of the gates lose {share}"
 
 
 def is_layerwise(needs: frozenset[Need], calibration: Calibration) -> bool:

@@ -34,7 +34,7 @@ KV_BYTES = 2  # of a number in bf16
 
 def state_bytes(mixers: tuple[Mixer, ...], key_dim: int, value_dim: int | None = None) -> dict[str, int]:
     """Return the bytes of recurrent state per sequence, by data type."""
-    elements = sum(mixer.value_heads * key_dim * (value_dim or mixer.value_dim) for mixer in mixers)
+    elements = sum(mixer.state_elements(key_dim, value_dim) for mixer in mixers)
     return {name: elements * size for name, size in STATE_BYTES.items()}
 
 
@@ -109,8 +109,8 @@ def parameters_after(checkpoint: Checkpoint, key_dim: int, value_dim: int | None
     return checkpoint.parameters - removed
 
 
-def resolve_value_dim(checkpoint: Checkpoint, value_dim: int) -> int:
-    """Return the value dim; refuse one that the model cannot have, with the reason."""
+def check_value_dim(checkpoint: Checkpoint, key_dim: int, value_dim: int) -> None:
+    """Refuse a value dim that the model cannot have, with the reason."""
     width, family = checkpoint.mixers[0].value_dim, checkpoint.family
     if (reason := family.value_refusal(checkpoint.config)) is not None:
         raise PlanError(f"the values of {family.model_type} cannot be cut: {reason}")
@@ -118,8 +118,7 @@ def resolve_value_dim(checkpoint: Checkpoint, value_dim: int) -> int:
         raise PlanError(
             f"`value_dim` must be at least 1 and less than the value dim {width} of the model, got {value_dim}"
         )
-    family.resize(checkpoint.config, checkpoint.mixers[0].axis.width, value_dim)  # raises where no config has it
-    return value_dim
+    family.resize(checkpoint.config, key_dim, value_dim)  # raises where no config has it
 
 
 @dataclass(frozen=True, kw_only=True)

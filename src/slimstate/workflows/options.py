@@ -62,8 +62,9 @@ class PruneConfig(EngineChoice):
     """{methods}"""
     score: Literal["kq", "k", "q"] = "kq"
     """Choose channels by keys and queries (kq), keys (k) or queries (q)."""
-    value_method: Any = "energy"
-    """How to choose value channels: energy (largest share of the output), grad, l1 or random."""
+    value_method: Any = None
+    """How to choose value channels: energy (largest share of the output), grad, l1 or random; default: energy, or l1
+    or random beside these methods."""
     reconstruct: ReconstructOptions | None = None
     """Train each cut layer to match the output of the uncut layer, on the calibration text."""
     distill: Annotated[int | None, Meta(ge=1)] = None
@@ -94,7 +95,7 @@ class PruneConfig(EngineChoice):
         if self.state_dim is not None and any(size is not None for size in sizes[:3]):
             raise PlanError("`state_dim` is both dims: leave out `key_dim`, `value_dim` and `compression`")
         cuts_values = any(option is not None for option in (self.value_dim, self.state_dim, self.engine))
-        if self.value_method != "energy" and not cuts_values:
+        if self.value_method is not None and not cuts_values:
             raise PlanError("`value_method` needs `value_dim` or `state_dim`")
         if self.apply is not None and (has_size or self.budget.is_set):
             raise PlanError(

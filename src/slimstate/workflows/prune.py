@@ -20,7 +20,7 @@ from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, dequ
 from slimstate.pruning.estimate import estimate_cut
 from slimstate.pruning.evidence import read_windows
 from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_layerwise, read_plan
-from slimstate.pruning.sizes import fit_budget, key_dims_worth_choosing, resolve_key_dim, resolve_value_dim
+from slimstate.pruning.sizes import check_value_dim, fit_budget, key_dims_worth_choosing, resolve_key_dim
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.reconstruct import ReconstructionJob
 from slimstate.reconstruction.trained_layers import TrainedLayers
@@ -66,7 +66,7 @@ def prune(
     """
     config = PruneConfig.merge(config, options)
     with Inputs(progress, tokenizer, model) as inputs:
-        methods = (selector_named(config.method), value_selector_named(config.value_method))
+        methods = (selector_named(config.method), value_selector_named(_value_method(config)))
         reads_text = config.calibration.data is not None and any(method.calibrated for method in methods)
         source = inputs.model(model, reads_text=reads_text)
         if out is not None or not in_memory(model):
@@ -159,7 +159,7 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
     corrected = not config.cut.keep_norm_eps and checkpoint.family.correction(checkpoint.config).possible
     check_rotatable(checkpoint, selector)
     check_epsilon(checkpoint, key_dim, value_dim, corrected)
-    values = None if value_dim is None else value_selector_named(config.value_method)
+    values = None if value_dim is None else value_selector_named(_value_method(config))
     needs = selector.needs | (frozenset() if values is None else values.needs)
     layerwise = config.reconstruct is not None and is_layerwise(needs, calibration)
     methods = [each for each in (selector, values) if each is not None]
@@ -174,6 +174,12 @@ def selection_job(checkpoint: Checkpoint, config: PruneConfig, reporter: Reporte
         request=request, value_selector=values, run=config.run, reporter=reporter,
         value_request=None if value_dim is None else replace(request, keep=value_dim),
     )  # fmt: skip
+
+
+def _value_method(config: PruneConfig) -> Any:
+    """Return the method for values; by default energy, or that of the keys if it needs no text either."""
+    default = config.method if config.method in ("random", "l1") else "energy"
+    return default if config.value_method is None else config.value_method
 
 
 def _dims(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> tuple[int, int | None, str]:
@@ -192,15 +198,16 @@ def _dims(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> 
         key_dim = width
     else:
         key_dim, line = resolve_key_dim(width, config.compression, config.key_dim, allow_width=allow_width)
-    values = checkpoint.mixers[0].value_dim
-    if value_dim is None and key_dim <= values and needs_equal_dims(checkpoint.config, config.engine, key_dim):
+    values, engine = checkpoint.mixers[0].value_dim, config.engine
+    equal = key_dim <= values and needs_equal_dims(checkpoint.config, engine, key_dim)
+    if value_dim is None and (equal or checkpoint.family.one_width):
         value_dim = key_dim
     if value_dim is None:
         return key_dim, None, line
     resolve_key_dim(width, None, key_dim, allow_width=True)
     if value_dim == values and key_dim < width:  # equal dims may leave the values alone
         return key_dim, None, line or _dims_line(checkpoint, key_dim, None)
-    value_dim = resolve_value_dim(checkpoint, value_dim)
+    check_value_dim(checkpoint, key_dim, value_dim)
     return key_dim, value_dim, _dims_line(checkpoint, key_dim, value_dim)
 
 

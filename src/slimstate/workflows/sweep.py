@@ -135,7 +135,7 @@ def cut_config(method: str | Selector, cut: Row | Candidate, folder: Path, confi
     score: Any = cut.score
     return PruneConfig(
         key_dim=cut.key_dim, value_dim=cut.value_dim, method=method, score=score, reconstruct=config.reconstruct,
-        value_method="energy" if cut.value_dim is None else config.grid.value_method, calibration=calibration,
+        value_method=None if cut.value_dim is None else config.grid.value_method, calibration=calibration,
         cut=config.cut, run=LoadOptions(**vars(config.run)),
     )  # fmt: skip
 
@@ -155,7 +155,8 @@ def _measure(
     grid, calibration = Grid.of(config.grid, checkpoint.mixers[0].axis.width, reporter), _calibration(config, folder)
     for selector in grid.selectors:
         check_rotatable(checkpoint, selector)
-    needs, tokenizer = grid.needs(calibration.data is not None), load_tokenizer(checkpoint.folder)
+    cuts_values = bool(config.grid.value_dims) or checkpoint.family.one_width
+    needs, tokenizer = grid.needs(calibration.data is not None, cuts_values), load_tokenizer(checkpoint.folder)
     text, max_tokens = calibration.reading(config.text), config.measures.max_tokens
     text_windows = evaluation_windows(tokenizer, text, config.text_length, max_tokens, option="text_length")
     wikitext = read_wikitext(
