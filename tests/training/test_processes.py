@@ -55,7 +55,7 @@ def results(pairs, config, text_file, tmp_path_factory) -> tuple[Path, dict[str 
         return [str(SCRIPT), str(root), json.dumps(request)]
 
     train = ["train", str(config), *options(data=text_file, out=root / "trained", shared_filters="head", **LONGER)]
-    complete = {"ranks": recover("ranks", lora=True, json=True), "trained": train}
+    complete = {"ranks": recover("ranks", lora=True, json=True, grad_accum=2), "trained": train}
     # what it has for CPUs needs MPI, so the processes are started as for GPUs, and find none
     accelerate = [
         TESTS / "forked_accelerate.py", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
