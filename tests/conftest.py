@@ -19,7 +19,7 @@ torch.backends.mkldnn.set_flags(False)  # oneDNN takes ten times as long for the
 # the slowest files, slowest first: started last, one of them would keep one process busy while the other waits
 LONGEST = (
     "contract", "adaptation", "reconstruct", "recovery_training", "recipes", "fla_kernels", "report", "lm_eval",
-    "processes", "resume", "hybrids", "sweep", "chunked_forms", "options", "recover_options", "control",
+    "formats", "processes", "resume", "hybrids", "sweep", "chunked_forms", "options", "recover_options", "control",
     "python_api", "measuring", "recovered_checkpoint", "distributed", "verification", "benchmark", "checkpoint",
     "pretrain", "sweep_tasks", "documents", "fla_modules", "rotations", "cli", "distill", "one_layer",
     "distillation", "one_layer_in_memory", "calibration", "shared_filters", "structure", "front_page", "teacher",

@@ -41,7 +41,7 @@ def stock_name(name: str) -> str:
     return name.replace("language_model.model.", "model.language_model.")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_rows_of_a_cut_stand_for_the_same_numbers(name, model, models, tmp_path):
     scheme, source, out = SCHEMES[name], tmp_path / "quantised", tmp_path / "cut"
@@ -113,47 +113,18 @@ BAD = {
     "layout": ("awq", {}, {"version": "gemv"}, "qkvz: awq with version gemv is not known; version must be gemm"),
     "checkpoint format": ("gptq", {}, {"checkpoint_format": "marlin"}, "checkpoint_format marlin is not known"),
     "mixed": ("ct-w4", {"qzeros": lambda _: torch.ones(2, 2)}, {}, "qkvz.qzeros does not belong to a weight in com"),
-    "both": (
-        "ct-w4",
-        {"weight": lambda _: torch.ones(192, 64)},
-        {},
-        "qkvz.weight does not belong to a weight in com",
-    ),
+    "both": ("ct-w4", {"weight": lambda _: torch.ones(192, 64)}, {}, "qkvz.weight does not belong to a weight in com"),
     "no scale": ("ct-fp8", {"weight_scale": lambda _: None}, {}, "qkvz.weight_scale is missing, which compressed-tens"),
     "short scale": ("ct-fp8", {"weight_scale": lambda t: t[1:]}, {}, r"weight_scale is \[191, 1\] of BF16; compressed"),
-    "scale of integers": (
-        "gptq",
-        {"scales": lambda t: t.int()},
-        {},
-        "qkvz.scales is .* of I32; GPTQ needs of F64",
-    ),
+    "scale of integers": ("gptq", {"scales": lambda t: t.int()}, {}, "qkvz.scales is .* of I32; GPTQ needs of F64"),
     "values": ("awq", {"qweight": lambda t: t[1:]}, {}, r"qweight is \[63, 24\] of I32; AWQ needs the values of a wei"),
     "zeros": ("gptq", {"qzeros": lambda t: t[:, 1:]}, {}, r"qzeros is \[4, 23\] of I32; GPTQ needs \[4, 24\] of I32"),
-    "stated": (
-        "ct-w4",
-        {"weight_shape": lambda t: t + 1},
-        {},
-        r"weight_shape says \[193, 65\]; compressed-ten",
-    ),
+    "stated": ("ct-w4", {"weight_shape": lambda t: t + 1}, {}, r"weight_shape says \[193, 65\]; compressed-ten"),
     "nan": ("ct-fp8", {"weight": lambda t: torch.full_like(t, torch.nan)}, {}, "qkvz.weight holds NaN or infinite"),
-    "blocks": (
-        "fp8-blocks",
-        {"weight_scale_inv": lambda t: t[1:]},
-        {},
-        r"scale_inv is \[11, 4\] of F32; FP8 needs",
-    ),
-    "codes of blocks": (
-        "fp8-blocks",
-        {"weight_scale_inv": lambda t: t.byte()},
-        {},
-        "of U8; FP8 needs scales of bl",
-    ),
-    "dtype": (
-        "modelopt-nvfp4",
-        {"weight": lambda t: t.to(torch.int16)},
-        {},
-        "weight of I16 is not known to the",
-    ),
+    "blocks": ("fp8-blocks", {"weight_scale_inv": lambda t: t[1:]}, {}, r"scale_inv is \[11, 4\] of F32; FP8 needs"),
+    "codes of blocks": ("fp8-blocks", {"weight_scale_inv": lambda t: t.byte()}, {}, "of U8; FP8 needs scales of bl"),
+    "dtype": ("modelopt-nvfp4", {"weight": lambda t: t.to(torch.int16)}, {}, "weight of I16 is not known to the"),
+    "rotated": ("ct-fp8", {}, {"transform_config": {"config_groups": {}}}, "with transform_config .* is not known"),
     "no method": ("ct-fp8", {}, {"quant_method": None}, "a method without a name, which cannot be cut"),
 }
 
@@ -232,7 +203,7 @@ def test_a_plan_of_the_unquantised_model_is_applied_only_when_told_so(models, tm
     assert plan.same_cut(Plan.read(plain / PLAN))
     assert (plan.model.source, plan.made_on.source) == (str(source), str(models[MODELS[0]]))
     line = refusal("prune", source, "--method", "l1", "--key-dim", DIM, "--out", tmp_path / "l1")
-    assert "make a plan on the unquantised model and use it with --apply and --same-model" in line
+    assert "use the unquantised model, whose plan a cut takes with --apply and --same-model" in line
     other = refusal("prune", models[MODELS[1]], "--apply", plain, "--same-model", "--out", tmp_path / "other")
     assert "is a plan for a qwen3_next, the model is a qwen3_5" in other
 

@@ -84,10 +84,10 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     return Runtime(model=model.to(where).eval(), tokenizer=tokenizer, device=where, dtype=precision, kernels=kernels)
 
 
-PLAN_ELSEWHERE = "make a plan on the unquantised model and use it with `apply` and `same_model`"
+USE_PLAIN = "use the unquantised model, whose plan a cut takes with `apply` and `same_model`"
 
 
-def check_runnable(checkpoint: Checkpoint, advice: str = PLAN_ELSEWHERE) -> None:
+def check_runnable(checkpoint: Checkpoint, advice: str = USE_PLAIN) -> None:
     """Refuse a quantised model that no stock class loads on this machine, with advice."""
     quantisation = checkpoint.quantisation
     if quantisation is None:

@@ -175,6 +175,8 @@ def check_rotatable(checkpoint: Checkpoint, selector: Selector) -> None:
     if selector.rotates and any(mixer.noncommuting is None for mixer in checkpoint.mixers):
         problem = f"rotates channels, and those of {checkpoint.family.model_type} cannot be rotated"
         raise PlanError(f"{selector.name} {problem}; use one of {', '.join(channel_methods())}")
+    if selector.rotates and checkpoint.quantised:
+        raise PlanError(f"{selector.name} rotates channels, and quantised weights cannot be: cut the unquantised model")
 
 
 def cases(

@@ -44,4 +44,6 @@ STORAGES = (
         scales={"weight_scale": ("F8_E4M3", "F8_E8M0", "U8")},
     ),
 )  # fmt: skip
-FORMATS = (CompressedTensors(method="compressed-tensors", storages=STORAGES, unquantised="ignore"),)
+# a transform may mix output rows
+REQUIRED = {"transform_config": ("{}", "none")}
+FORMATS = (CompressedTensors(method="compressed-tensors", storages=STORAGES, required=REQUIRED, unquantised="ignore"),)
