@@ -47,10 +47,14 @@ def main() -> None:
         for name in tiny.PLAIN if toy else tiny.EVERY_PLAIN:
             original = tiny.save(tiny.build(tiny.VARIANTS[name]), Path(temporary) / name)
             entry = differences.setdefault(tiny.VARIANTS[name].model_type, {})
-            for kind, key_dim in (("half", 12), ("third", 8), ("rescaled", 8)):
+            checkpoint = Checkpoint.open(original)
+            value_dim, family = checkpoint.mixers[0].value_dim // 2, checkpoint.family
+            cuts = {"half": {"key_dim": 12}, "third": {"key_dim": 8}, "rescaled": {"key_dim": 8, "keep_norm_eps": True}}
+            if family.value_refusal(checkpoint.config) is None and not family.one_width:
+                cuts |= {"values": {"value_dim": value_dim}, "both": {"key_dim": 12, "value_dim": value_dim}}
+            for kind, options in cuts.items():
                 out = Path(temporary) / f"{name}-{kind}"
-                rescaled = kind == "rescaled"
-                slimstate.prune(original, out, method="random", key_dim=key_dim, keep_norm_eps=rescaled, progress=False)
+                slimstate.prune(original, out, method="random", progress=False, **options)
                 entry[kind] = difference(original, out)
             print(name, entry, flush=True)
     if not toy:

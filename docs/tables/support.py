@@ -12,7 +12,7 @@ from slimstate.serving.engines import rule_book, rules_of
 from tables.layout import power, record, table
 
 ENGINES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang"}
-CUTS = ("half", "third", "rescaled")
+CUTS = ("half", "third", "rescaled", "values", "both")
 QUANTIZED = {
     "type": "linear attention quantised in other formats (bitsandbytes, HQQ, GGUF, ...)",
     "why": f"rows can be cut out of {', '.join(FORMATS)}: cut the unquantised model and quantise the result",
@@ -27,9 +27,14 @@ def _support(family: Family) -> dict[str, Any]:
         "library": family.library,
         "parameters": ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots)),
         "scale": _query_scale(family),
-        **{cut: power(record("exactness")[family.model_type][cut]) for cut in CUTS},
+        **{cut: _exactness(family.model_type, cut) for cut in CUTS},
         "engines": [_verdicts(family.model_type, engine) for engine in ENGINES],
     }
+
+
+def _exactness(model_type: str, cut: str) -> str:
+    value = record("exactness")[model_type].get(cut)
+    return "–" if value is None else power(value)
 
 
 def _query_scale(family: Family) -> str:
@@ -52,6 +57,8 @@ def _refusals() -> Iterator[dict[str, str]]:
     yield from ({"type": f"`{name}`", "why": why} for name, why in sorted(REFUSED.items()))
     for name, family in FAMILIES.items():
         yield from ({"type": f"`{name}` with {which}", "why": why} for which, why in family.refused.items())
+        if (why := family.value_refusal(family.stock_config)) is not None:
+            yield {"type": f"values of `{name}`", "why": why}
     yield QUANTIZED
 
 
