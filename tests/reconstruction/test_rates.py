@@ -21,6 +21,7 @@ class Layers:
         self.runs: list[tuple[int, float, int]] = []
         self.best, self.curve, self.highest, self.weights = 2e-3, 0.1, math.inf, 0.0
         self.short = 1.2  # times the error of a whole training
+        self.training = 1.0  # error on windows that were trained on, times that on others
         self.stable = math.inf  # above this rate the error is lowest after a quarter of the steps, and higher than that
         self.task = SimpleNamespace(copy=lambda: self.weights, load=lambda weights: setattr(self, "weights", weights))
         mixers = [SimpleNamespace(layer=layer, place_in_files=f"{layer}", input_size=width) for layer in range(count)]
@@ -37,7 +38,10 @@ class Layers:
         is_stable = rate <= self.stable or settings.steps < SETTINGS.steps
         error, last = (error, settings.steps) if is_stable else (min(1.0, error + 0.4), settings.steps // 4)
         self.weights = rate if error < 1.0 else 0.0
-        step, errors = last if error < 1.0 else 0, {"before": 1.0, "after": error, "held_out_before": 1.0}
+        step, errors = (
+            last if error < 1.0 else 0,
+            {"before": 1.0, "after": self.training * error, "held_out_before": 1.0},
+        )
         return LayerErrors(layer=layer, held_out_after=error, step=step, learning_rate=rate, **errors)
 
     def train(self, layer):
@@ -93,6 +97,15 @@ def test_a_rate_at_which_most_steps_bring_nothing_is_lowered(monkeypatch):
     assert layers.rates.chosen == {layers.rates.kinds[0]: 2e-3}, "the lower one was no better"
 
 
+def test_a_layer_that_learns_its_windows_by_heart_is_trained_for_few_steps_at_a_higher_rate_too(monkeypatch):
+    layers = Layers(monkeypatch)
+    layers.train(0)
+    layers.best, layers.training = 8e-3, 0.1
+    errors = layers.train(1)
+    assert layers.runs[4:] == [(1, 2e-3, 500), (1, 8e-3, 75)]
+    assert (errors.learning_rate, errors.chosen_rate, layers.weights) == (8e-3, 2e-3, 8e-3)
+
+
 def test_a_layer_that_the_rate_does_not_improve_is_trained_at_lower_ones_before_the_cut_stays(monkeypatch):
     layers = Layers(monkeypatch)
     layers.train(0)
@@ -112,10 +125,9 @@ def test_a_rate_that_the_user_names_is_used_as_it_is(settings, monkeypatch):
 
 
 def test_a_run_that_continues_has_the_choice_of_the_first(monkeypatch):
-    before, after = Layers(monkeypatch), None
+    before = Layers(monkeypatch)
     before.best = 5e-4
-    errors = before.train(0)
-    after = Layers(monkeypatch)
+    errors, after = before.train(0), Layers(monkeypatch)
     after.rates.remember(errors)
     after.train(3)
     assert after.runs == [(3, 5e-4, 500)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -75,16 +77,14 @@ class Pieces:
 
     def each(self, windows: Tensor, work: Callable[[Tensor], object]) -> None:
         """Call work with every piece; one that does not fit into memory is repeated in halves."""
-        rest = windows
-        while len(rest):
+
+        def start(rest: Tensor) -> Tensor:
             piece = self.split(rest)[0]
-            try:
-                work(piece)
-                rest = rest[len(piece) :]
-                continue
-            except torch.OutOfMemoryError:
-                pass
-            self.halve()
+            work(piece)
+            return rest[len(piece) :]
+
+        while len(windows):
+            windows = self.run(partial(start, windows))
 
     def halve(self) -> None:
         """Let half as many windows run at once."""
@@ -93,18 +93,6 @@ class Pieces:
             raise self.shortage("shorter windows (`length`)")
         self.size = self.largest // 2
         self.reporter.say(f"out of memory: from here on at most {self.size} window{'s'[: self.size - 1]} at once")
-
-    def _fits(self, work: Callable[[int], object], length: int) -> bool:
-        """Return whether a window of a length can run."""
-        if length < MIN_LENGTH:
-            raise self.shortage("a smaller model")
-        try:
-            work(length)
-        except torch.OutOfMemoryError:
-            length = 0
-        if not length:
-            self.memory.release()
-        return bool(length)
 
     def shortage(self, remedy: str) -> PlanError:
         free = f"{self.memory.free_bytes() / 2**30:.1f} GiB free on {self.memory.device}"
@@ -116,11 +104,21 @@ class Pieces:
         `work` runs a window up to a length, and `reserved` are bytes that something else will take. Kernels are
         compiled in a first run. All processes take the smallest of their sizes.
         """
-        fitting_length = length
-        while not self._fits(work, fitting_length):
-            fitting_length //= 2
-        if fitting_length < length:
-            raise self.shortage(f"`length` {fitting_length} in place of {length}")
+        shorter = length
+        while shorter >= MIN_LENGTH and not self._fits(work, shorter):
+            shorter //= 2
+        if shorter < length:
+            fits = shorter >= MIN_LENGTH
+            raise self.shortage(f"`length` {shorter} in place of {length}" if fits else "a smaller model")
         taken = self.memory.peak_bytes(lambda: work(length))
-        fitting = int(SHARE * (self.memory.free_bytes() - reserved())) // max(1, taken)
-        self.size = max(1, min(self.size, distributed.min_over_all(fitting, self.memory.device)))
+        sizes = torch.zeros(distributed.count(), dtype=torch.int64, device=self.memory.device)
+        sizes[distributed.rank()] = int(SHARE * (self.memory.free_bytes() - reserved())) // max(1, taken)
+        self.size = max(1, min(self.size, int(distributed.sum_over_all(sizes).min())))
+
+    def _fits(self, work: Callable[[int], object], length: int) -> bool:
+        """Return whether a window of a length can run."""
+        with suppress(torch.OutOfMemoryError):
+            work(length)
+            return True
+        self.memory.release()
+        return False

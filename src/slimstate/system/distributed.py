@@ -87,18 +87,6 @@ def sum_over_all(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def min_over_all(number: int, device: torch.device) -> int:
-    """Return the smallest of the numbers that the processes have."""
-    if count() == 1:
-        return number
-    import torch
-    import torch.distributed as dist
-
-    smallest = torch.tensor(number, device=device)
-    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
-    return int(smallest)
-
-
 def wait_for_all() -> None:
     if count() > 1:
         import torch.distributed as dist
