@@ -60,8 +60,8 @@ def uncut(name: str, folder: Path) -> Path:
     return folder
 
 
-def cut(model: Path, key_dim: int) -> Path:
-    """Cut the model to a key dim, in a folder beside it."""
-    out = model.with_name(f"{model.name}-{key_dim}")
-    slimstate.prune(model, out, method="l1", key_dim=key_dim)
+def cut(model: Path, dim: int, name: str = "key_dim") -> Path:
+    """Cut the model to a key dim, or by another name to a state dim, in a folder beside it."""
+    out = model.with_name(f"{model.name}-{name}-{dim}")
+    slimstate.prune(model, out, method="l1", **{name: dim})
     return out

@@ -27,7 +27,15 @@ def test_mamba_of_one_group_agrees(name, key_dim, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5"])
-def test_every_cut_of_a_gated_delta_model_is_refused_with_the_reason(name, tmp_path):
+@pytest.mark.parametrize("state_dim", [96, 64, 32])
+def test_gated_delta_models_with_as_many_values_as_keys_agree(name, state_dim, tmp_path):
+    record = verify(engine_models.cut(engine_models.uncut(name, tmp_path / name), state_dim, "state_dim"))
+    assert record.outcome.verdict == "agrees", record.verdict
+    assert record.outcome.differences.largest < 1e-4
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5"])
+def test_every_cut_of_keys_alone_of_a_gated_delta_model_is_refused_with_the_reason(name, tmp_path):
     model = engine_models.uncut(name, tmp_path / name)
     record = verify(engine_models.cut(model, 64), against=model)
     assert record.outcome.verdict == "refuses"

@@ -36,7 +36,8 @@ answer_to = runpy.run_path(program)["answer_to"]
 results = {name: answer_to(request) for name, request in json.loads(Path(requests).read_text()).items()}
 Path(answers).write_text(json.dumps(results))
 """
-CASES = [(name, width) for name in engine_models.MODELS for width in WIDTHS]
+BOTH = [(name, f"{dim} x {dim}") for name in ("qwen3_next", "qwen3_5") for dim in (96, 64)]  # keys and values
+CASES = [(name, width) for name in engine_models.MODELS for width in WIDTHS] + BOTH
 
 
 def comparison(folder: Path) -> Comparison:
@@ -53,6 +54,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Pa
         model = engine_models.uncut(name, root / name)
         for width in WIDTHS:
             folders[name, width] = model if width == 128 else engine_models.cut(model, width)
+        for dims in (dims for other, dims in BOTH if other == name):
+            folders[name, dims] = engine_models.cut(model, int(dims.split()[0]), "state_dim")
     return folders
 
 

@@ -60,8 +60,9 @@ KEY_DIM_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
     "not a power of two": lambda model: model.key_dim & (model.key_dim - 1) != 0,
     "not a multiple of 32": lambda model: model.key_dim % 32 != 0,
     "not the value dim": lambda model: model.key_dim != model.value_dim,
+    "equal to the value dim": lambda model: model.key_dim == model.value_dim,
 }
-ALL_CUTS = ("always", "not 128", "not the value dim")  # conditions that hold for every cut alike
+ALL_CUTS = ("always", "not 128", "not the value dim", "equal to the value dim")  # conditions that hold for every cut alike
 CONFIG_CONDITIONS: Mapping[str, Callable[[ServedModel], bool]] = {
     "one group": lambda model: model.heads == 1,
     "several groups": lambda model: model.heads > 1,
@@ -155,11 +156,16 @@ def describe_serving(config: Config, engine: str | None, candidates: Iterable[in
     }
     if engine is None:
         return Serving(**facts)
-    rules = {key_dim: rules_for(ServedModel.at_dims(config, key_dim), engine) for key_dim in candidates}
+    candidates = tuple(candidates)
+    equal = {key_dim for key_dim in candidates if needs_equal_dims(config, engine, key_dim)}
+    dims = {key_dim: (key_dim, key_dim if key_dim in equal else None) for key_dim in candidates}
+    rules = {key_dim: rules_for(ServedModel.at_dims(config, *each), engine) for key_dim, each in dims.items()}
     safe = tuple(key_dim for key_dim, some in rules.items() if some and not any(rule.is_unsafe for rule in some))
     fast = tuple(key_dim for key_dim in safe if not any(rule.is_slow for rule in rules[key_dim]))
     numbers = ", ".join(map(str, safe))
     advice = f"safe key dims {numbers}" if safe else "no key dim below the model's own is known to be safe there"
+    if equal & {*safe}:
+        advice += ", with as many values (`state_dim`)"
     if fast != safe:
         advice += f"; at full speed on every kind of machine: {', '.join(map(str, fast)) or 'none of them'}"
     return Serving(**facts, engine=engine, safe=safe, fast=fast, advice=f"{TITLES[engine]}: {advice}")
