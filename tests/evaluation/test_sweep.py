@@ -68,8 +68,8 @@ def test_every_method_score_and_key_dim_is_a_row(name, measured):
     out, record = measured[name]
     assert record == SweepRecord.read(out / "sweep.json")
     methods = ("l1", "s-wanda", "grad", "drrqr", "drrqr-weighted")
-    informed = {(method, score, 16) for method in methods for score in ("kq", "k")}
-    assert {row.key[:3] for row in record.rows} == informed | {("random", "kq", 16)}  # both compressions round to 16
+    informed = {(method, score, "16") for method in methods for score in ("kq", "k")}
+    assert {row.key[:3] for row in record.rows} == informed | {("random", "kq", "16")}  # both compressions round to 16
     for row in record.rows:
         assert row.nats_over_uncut == pytest.approx(row.nats_per_token - record.uncut.nats_per_token)
         assert row.perplexity == pytest.approx(math.exp(row.nats_per_token))
@@ -203,6 +203,17 @@ def test_a_sweep_that_keeps_the_norm_epsilon_agrees_with_such_a_cut(name, sweep,
         sweep(tmp_path / "out", name, **L1, **SHORT)
     if name == NAME:  # whose epsilon is not small beside the output of the state
         assert sweep(tmp_path / "corrected", name, **L1, **SHORT).rows[0].nats_per_token != row.nats_per_token
+
+
+def test_pairs_of_key_and_value_dims_are_swept_as_they_are_cut(sweep, folders, text_file, tmp_path):
+    options = {"methods": ["drrqr"], "key_dims": [24, 8], "value_dims": [32, 16], **calibration(text_file), **WINDOWS}
+    record = sweep(tmp_path / "out", text=text_file, **options)
+    assert [row.dims for row in record.rows] == ["24 x 16", "8 x 32", "8 x 16"]
+    assert [record.uncut.state_bytes / row.state_bytes for row in record.rows] == pytest.approx([2, 3, 6])
+    evidence = tmp_path / "out" / "evidence.safetensors"
+    slimstate.prune(folders["delta_net-plain"], tmp_path / "cut", key_dim=8, value_dim=16, evidence=evidence)
+    evaluation = slimstate.evaluate(tmp_path / "cut", text_file, length=96, max_tokens=384)
+    assert evaluation.nats_per_token == pytest.approx(record.rows[-1].nats_per_token, rel=2e-3)
 
 
 def test_key_dims_are_swept_exactly(sweep, tmp_path):

@@ -137,8 +137,8 @@ class SweepStudy:
         self, model: CandidateModel, dims: tuple[int, int | None], label: str, rounding: StateRounding
     ) -> dict[str, Any]:
         """Return the measures that the uncut model and the rows share, by the names of the records."""
-        key_dim = dims[0]
-        states, network, tasks = FinalUtilisation(key_dim, STATE_WINDOWS), model.runtime.model, None
+        key_dim, rank = dims[0], min(dim for dim in dims if dim is not None)
+        states, network, tasks = FinalUtilisation(rank, STATE_WINDOWS), model.runtime.model, None
         with rounded_states(network, model.mixers, rounding):
             with observed(network, model.mixers, states.add_reading):
                 nats = mean_nats(model.runtime, self.windows.tokens, self.reporter, label)

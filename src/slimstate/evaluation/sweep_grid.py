@@ -46,15 +46,16 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A grid for models of one width: its methods, each once, and the compression of every key dim."""
+    """A grid for models of these widths: its methods, each once, and the compression of every key dim."""
 
     options: GridOptions
     width: int
+    values: int | None
     selectors: tuple[Selector, ...]
     key_dims: dict[int, float]
 
     @classmethod
-    def of(cls, options: GridOptions, width: int, reporter: Reporter = SILENT) -> Grid:
+    def of(cls, options: GridOptions, width: int, values: int | None = None, reporter: Reporter = SILENT) -> Grid:
         """Return the grid of the options; refuse unknown methods. Two compressions may round to one key dim."""
         methods = channel_methods() if options.methods is None else options.methods
         selectors = tuple(dict.fromkeys(map(selector_named, methods)))
@@ -73,7 +74,7 @@ class Grid:
         for key_dim in options.key_dims:
             resolve_key_dim(width, None, key_dim, allow_width=bool(options.value_dims))
             key_dims.setdefault(key_dim, 1 - key_dim / width)
-        return cls(options=options, width=width, selectors=selectors, key_dims=key_dims)
+        return cls(options=options, width=width, values=values, selectors=selectors, key_dims=key_dims)
 
     def candidates(self) -> Iterator[Candidate]:
         """Yield every cut in every data type, those of a cut together; without the uncut model in float32."""
@@ -87,6 +88,8 @@ class Grid:
         for selector in self.selectors:
             for score in dict.fromkeys(self.options.scores) if selector.name not in UNINFORMED else ("kq",):
                 for key_dim, value_dim in itertools.product(self.key_dims, self.options.value_dims or (None,)):
+                    if (key_dim, value_dim) == (self.width, self.values):
+                        continue
                     yield Candidate(
                         selector=selector, score=score, compression=self.key_dims[key_dim], key_dim=key_dim,
                         value_dim=value_dim,
@@ -120,7 +123,9 @@ def grid_of(rows: Sequence[Row], width: int) -> GridOptions:
     """Return the grid that contains all these rows."""
     state_dtypes = {row.state_dtype for row in rows}
     rows = [row for row in rows if row.method != UNCUT]
-    rounded = [row for row in rows if resolve_key_dim(width, row.compression, None)[0] == row.key_dim]
+    rounded = [
+        row for row in rows if row.compression and resolve_key_dim(width, row.compression, None)[0] == row.key_dim
+    ]
     columns = {
         "methods": [row.method for row in rows],
         "compressions": [row.compression for row in rounded] or None,

@@ -197,6 +197,7 @@ def _dims(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> 
     elif value_dim is not None and config.key_dim is None and config.compression is None:
         key_dim = width
     else:
+        allow_width = allow_width or value_dim is not None
         key_dim, line = resolve_key_dim(width, config.compression, config.key_dim, allow_width=allow_width)
     values, engine = checkpoint.mixers[0].value_dim, config.engine
     equal = key_dim <= values and needs_equal_dims(checkpoint.config, engine, key_dim)

@@ -152,7 +152,8 @@ def _measure(
     """Return the rows of an earlier sweep and those that were missing, in the order of the grid."""
     if config.reconstruct is not None and distributed.count() > 1:
         raise PlanError("a sweep with `reconstruct` must run in one process")
-    grid, calibration = Grid.of(config.grid, checkpoint.mixers[0].axis.width, reporter), _calibration(config, folder)
+    first, calibration = checkpoint.mixers[0], _calibration(config, folder)
+    grid = Grid.of(config.grid, first.axis.width, first.value_dim, reporter)
     for selector in grid.selectors:
         check_rotatable(checkpoint, selector)
     cuts_values = bool(config.grid.value_dims) or checkpoint.family.one_width
