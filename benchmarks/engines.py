@@ -2,7 +2,7 @@
 
 python benchmarks/engines.py mlx --python MLX_ENV/bin/python --out docs/records/verify-mlx.json
 python benchmarks/engines.py llama.cpp --python LLAMA_ENV/bin/python --converter llama.cpp/convert_hf_to_gguf.py \
-    --key-dims 128,96,64,32 --out docs/records/verify-llama.json
+    --key-dims 128,96,64,32 --out docs/records/verify-llama.json        # 64x64 also cuts the values to 64
 python benchmarks/engines.py vllm --python VLLM_ENV/bin/python --settings '{"gpu_memory_utilization": 0.2}' \
     --key-dims 128,64 --out docs/records/verify-vllm.json
 """
@@ -25,7 +25,7 @@ from slimstate.records.base import versions  # noqa: E402
 from slimstate.system.json_files import JsonObject  # noqa: E402
 
 
-def verify_row(folder: Path, name: str, key_dim: int, config: VerifyConfig) -> tuple[str | None, JsonObject]:
+def verify_row(folder: Path, name: str, key_dim: int | str, config: VerifyConfig) -> tuple[str | None, JsonObject]:
     """Return the version of the engine and a row of the record."""
     record = verify(folder, config, progress=False)
     outcome, row = record.outcome, {"model": name, "key_dim": key_dim, "verdict": record.outcome.verdict}
@@ -51,14 +51,16 @@ def main() -> None:
     sizes = {"samples": 2, "length": 48, "tokens": 8}
     config = VerifyConfig.from_values({**values, **sizes, "engine_settings": options.settings, "device": "cpu"})
     names = ["mamba2"] if options.toy else options.models.split(",")
-    key_dims = [64] if options.toy else [int(text) for text in options.key_dims.split(",")]
+    key_dims = ["64"] if options.toy else options.key_dims.split(",")
     version, rows = None, []
     with tempfile.TemporaryDirectory() as temporary:
         for name in names:
             model = engine_models.uncut(name, Path(temporary) / name)
             for key_dim in key_dims:
-                folder = model if key_dim == 128 else engine_models.cut(model, key_dim)
-                version, row = verify_row(folder, name, key_dim, config)
+                width, _, values = key_dim.partition("x")
+                cut = (int(width), "state_dim" if values else "key_dim")
+                folder = model if key_dim == "128" else engine_models.cut(model, *cut)
+                version, row = verify_row(folder, name, key_dim if values else int(width), config)
                 rows.append(row)
                 print(row, flush=True)
     if options.out is not None:

@@ -99,6 +99,7 @@ def _state_dtypes() -> str:
 TABLES = {
     "verify-mlx": _verdicts("verify-mlx"),
     "verify-llama": _verdicts("verify-llama"),
+    "verify-llama-values": _verdicts("verify-llama-values"),
     "verify-vllm": _verdicts("verify-vllm"),
     "sglang-kernels": grid(("kernel",), [(title,) for title in KERNELS], (128, 96, 77, 64, 48, 32, 16), _sglang_kernel),
     "vllm-kernels": _vllm_kernels("vllm-kernels"),
