@@ -367,7 +367,7 @@ def test_data_types_are_swept_alone_and_with_every_cut(sweep, folders, text_file
     assert len(calls) == 2
     width = both.width
     assert [row.key for row in both.rows] == [
-        ("uncut", "kq", width, "bfloat16"), ("l1", "kq", 8, "float32"), ("l1", "kq", 8, "bfloat16"),
+        ("uncut", "kq", str(width), "bfloat16"), ("l1", "kq", "8", "float32"), ("l1", "kq", "8", "bfloat16"),
     ]  # fmt: skip
     assert both.rows[1] == alone.rows[0]
     assert [both.uncut.state_bytes // row.state_bytes for row in both.rows] == [2, width // 8, 2 * width // 8]
