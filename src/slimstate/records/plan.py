@@ -62,7 +62,7 @@ class CutFacts(Value):
 class PlanHeader(Record, CutFacts):
     """All of a plan but what its layers keep; `parent` is the plan of an earlier cut.
 
-    `made_on` is the checkpoint whose channels were chosen, if it is another one of the same model.
+    `origin` is the checkpoint whose channels were chosen, if it is another one of the same model.
     """
 
     KIND = "plan"
@@ -72,7 +72,7 @@ class PlanHeader(Record, CutFacts):
     model: SourceModel
     parent: Mapping[str, Any] | None = None
     folder: str | None = None
-    made_on: SourceModel | None = None
+    origin: SourceModel | None = None
 
 
 class Plan(PlanHeader):
@@ -124,8 +124,8 @@ class Plan(PlanHeader):
         header = super().to_json()
         for name in VALUE_FIELDS if self.value_dim is None else ():
             del header[name]
-        if self.made_on is None:
-            del header["made_on"]
+        if self.origin is None:
+            del header["origin"]
         return {**header, "compression": self.compression, "certificate": self.summary(), "layers": layers}
 
     @classmethod

@@ -46,8 +46,7 @@ def evaluate(
         >>> record = slimstate.evaluate("slim", "demo/evaluation.txt", baseline="demo/model")
         >>> record.perplexity, record.baseline.perplexity
     """
-    started = time.perf_counter()
-    config = EvalConfig.merge(config, options)
+    started, config = time.perf_counter(), EvalConfig.merge(config, options)
     measures = replace(config.measures, tasks=(*config.measures.tasks, *["recall"] * config.recall))
     _check(text is not None, config.associative, measures, out)
     roundings = (StateRounding(dtype=config.state_dtype, every=measures.state_every), StateRounding())

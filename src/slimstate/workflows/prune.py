@@ -115,8 +115,8 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         key_dim, value_dim = choice.request.keep, choice.value_dim
     else:
         choice = plan = read_plan(config.apply, checkpoint, same_model=config.same_model)
-        if plan.made_on is not None:
-            reporter.say(f"the channels were chosen on {plan.made_on.source}, which is taken for the same model")
+        if plan.origin is not None:
+            reporter.say(f"the channels were chosen on {plan.origin.source}, which is taken for the same model")
         key_dim, value_dim = plan.key_dim, plan.value_dim
         line = f"applying {config.apply}: {plan.method}, {_dims_line(checkpoint, key_dim, value_dim)}"
         _report_cut(checkpoint, (key_dim, value_dim), line, config.engine, reporter)
