@@ -7,10 +7,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from slimstate.system.progress import Reporter
 
 DEMO = Path(__file__).parent.parent / "demo"
 
@@ -20,6 +24,25 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toy", action="store_true", help="run at a size that takes seconds, as a test of the script")
     return parser
+
+
+class StepTimer(Reporter):
+    """Time every step that a command reports; subclasses define `add_step`."""
+
+    def add_step(self, label: str, start: float) -> None:
+        """Add a step that started at a time of `time.perf_counter` and ends now."""
+        raise NotImplementedError
+
+    @contextmanager
+    def waiting(self, label: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.add_step(label, start)
+
+    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+        start = time.perf_counter()
+        yield from items
+        self.add_step(label, start)
 
 
 def seconds(device: torch.device, work: Callable[[], object]) -> float:

@@ -16,14 +16,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import DEMO, add_tokenizer, arguments, last_line_of, peak_memory_kib
+from harness import DEMO, StepTimer, add_tokenizer, arguments, last_line_of, peak_memory_kib
 
 from slimstate import prune
 from slimstate.benchmark.calibration import run_forward
@@ -34,7 +32,6 @@ from slimstate.data.text import sample_windows
 from slimstate.models.devices import pick_device
 from slimstate.models.load import load
 from slimstate.models.prepare import prepare_fla
-from slimstate.system.progress import Reporter
 
 TOY = {
     "model_type": "delta_net", "hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 8192,
@@ -43,25 +40,14 @@ TOY = {
 KINDS = ("forward", "drrqr", "grad")
 
 
-class Stopwatch(Reporter):
+class Stopwatch(StepTimer):
     """Times every step that a prune reports, and the time before it."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
         self.last = time.perf_counter()
 
-    @contextmanager
-    def waiting(self, label: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._add(label, start)
-
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        start = time.perf_counter()
-        yield from items
-        self._add(label, start)
-
-    def _add(self, label: str, start: float) -> None:
+    def add_step(self, label: str, start: float) -> None:
         label, now = label.split("/", maxsplit=1)[0].strip(), time.perf_counter()
         for part, seconds in ((f"before {label}", start - self.last), (label, now - start)):
             self.parts[part] = self.parts.get(part, 0.0) + seconds

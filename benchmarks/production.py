@@ -16,15 +16,14 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from harness import DEMO, add_tokenizer, arguments, last_line_of, peak_memory_kib
+from harness import DEMO, StepTimer, add_tokenizer, arguments, last_line_of, peak_memory_kib
 
 from slimstate import prune
 from slimstate.benchmark.random_models import random_model, width_of
@@ -38,7 +37,6 @@ from slimstate.models.stock import stock_model
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.walk import Walk
 from slimstate.records.training import LayerErrors
-from slimstate.system.progress import Reporter
 
 GATED = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "head_dim": 256}
 FINGERPRINT = "reading the weights for their fingerprint"
@@ -90,7 +88,7 @@ TOY: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Watch(Reporter):
+class Watch(StepTimer):
     """Times the steps that a command reports, and the layers of a walk."""
 
     def __init__(self, device: torch.device) -> None:
@@ -124,19 +122,9 @@ class Watch(Reporter):
     def say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    @contextmanager
-    def waiting(self, label: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._add(label, start)
-
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        start = time.perf_counter()
-        yield from items
-        self._add("writing" if label.startswith("writing") else label, start)
-
-    def _add(self, label: str, start: float) -> None:
-        self.steps[label] = self.steps.get(label, 0.0) + time.perf_counter() - start
+    def add_step(self, label: str, start: float) -> None:
+        step = "writing" if label.startswith("writing") else label
+        self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - start
 
 
 def _gpu_peak(device: torch.device) -> int | None:

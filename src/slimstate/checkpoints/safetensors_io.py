@@ -220,7 +220,17 @@ class Change(Protocol):
     def apply(self, name: str, tensor: Tensor) -> Tensor: ...
 
 
-class Replacement:
+class SameShapes:
+    """The part of a change that leaves shapes and dtypes as they are."""
+
+    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
+        return list(shape)
+
+    def dtype(self, name: str, dtype: str) -> str:
+        return dtype
+
+
+class Replacement(SameShapes):
     """New values for some tensors."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -228,12 +238,6 @@ class Replacement:
 
     def touches(self, name: str) -> bool:
         return name in self.tensors
-
-    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
-        return list(shape)
-
-    def dtype(self, name: str, dtype: str) -> str:
-        return dtype
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
         return self.tensors[name].to(tensor.dtype).view(tensor.shape)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from slimstate.checkpoints.formats.contract import PlainRows, QuantisedWeight, StatedRows
 from slimstate.checkpoints.reader import Checkpoint
+from slimstate.checkpoints.safetensors_io import SameShapes
 from slimstate.core.surgery import Cutter
 from slimstate.system.errors import ModelError, PlanError, quoted
 
@@ -84,7 +85,7 @@ class TensorCut:
         return weight.rows[name].select(tensor, rows)
 
 
-class TensorMask:
+class TensorMask(SameShapes):
     """The uncut model without the channels that a cut drops: their rows are zero, in plain and in quantised weights.
 
     Rows of zero bytes are zero in every format: as values, or because their scales and offsets are.
@@ -104,12 +105,6 @@ class TensorMask:
 
     def touches(self, name: str) -> bool:
         return name in self._rows
-
-    def shape(self, name: str, shape: Iterable[int]) -> list[int]:
-        return list(shape)
-
-    def dtype(self, name: str, dtype: str) -> str:
-        return dtype
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
         plain, dim, rows = self._rows[name]

@@ -35,9 +35,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "output": ("output_square",),
     "output gradient": ("output_gradient",),
 }
-BACKWARD: frozenset[str] = frozenset(
-    {"gradient", "weighted", "output gradient"}
-)  # what needs a backward pass through the model
+# what needs a backward pass through the model
+BACKWARD: frozenset[str] = frozenset({"gradient", "weighted", "output gradient"})
 KNOWN = frozenset(name for names in FIELDS.values() for name in names)
 FORMAT = "1"
 ROUNDING = 1e-6  # of the largest entry; sums of many tokens are far more precise, also on a GPU

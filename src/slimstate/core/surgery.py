@@ -105,9 +105,8 @@ class Cutter:
 
     def changes_values(self, name: str) -> bool:
         """Return whether parameter `name` is rotated or scaled, too, and not only shortened."""
-        return not {name}.isdisjoint(
-            (*self._rotations, *self._rescaled, *self._folded, *self._shared_norms, *self._bottlenecks)
-        )
+        changes = (self._rotations, self._rescaled, self._folded, self._shared_norms, self._bottlenecks)
+        return any(name in places for places in changes)
 
     def bottleneck_losses(self) -> list[float]:
         """Return the share of the squared weights of every bottleneck, as one map, that the cut loses."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slimstate.core.layout import HookPoint, Mixer
+from slimstate.core.layout import HookPoint, Mixer, ValueAxis
 from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import Cutter, dropped_channels, remaining_channels, rotated
 from slimstate.system.value import Value
@@ -121,6 +121,22 @@ def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
         originals.setdefault(mixer.running_name(name), parameter.detach().clone())
         return parameter
 
+    def mask_values(mixer: Mixer, axis: ValueAxis, choice: Choice, values: Tensor) -> None:
+        joined = {part for _, parts in mixer.joined if len(parts) > 1 for part in parts}
+        for slot in (slot for slot in axis.slots if slot.parameter not in joined):  # filters map 0 to 0
+            parameter = parameter_of(mixer, slot.parameter)
+            rows = axis.rows(slot, dropped_channels(axis.width, values)).flatten()
+            parameter.index_fill_(slot.dim, rows.to(parameter.device), 0.0)
+        stored = {mixer.stored_name(name): name for pair in axis.bottlenecks for name in pair}
+        pairs = {name: parameter_of(mixer, parameter) for name, parameter in stored.items()}
+        cutter = Cutter([mixer], {mixer.layer: choice}, read=pairs.__getitem__)
+        narrow = {name: cutter.apply(name, tensor) for name, tensor in pairs.items()}
+        for name, tensor in pairs.items():  # at their full size
+            count, columns = narrow[name].shape
+            is_first = columns == tensor.shape[1]
+            rows = torch.arange(count) if is_first else cutter.remaining_rows(name, len(tensor))
+            tensor.zero_()[rows.to(tensor.device), :columns] = narrow[name]
+
     try:
         with torch.inference_mode(False), torch.no_grad():
             for mixer in mixers:
@@ -130,20 +146,7 @@ def _changed_weights(model: nn.Module, mixers: Sequence[Mixer], selections: Mapp
                     parameter = parameter_of(mixer, slot.parameter)
                     parameter.copy_(rotated(mixer.axis, slot, choice, parameter.detach()))
                 if choice.values is not None and axis is not None:
-                    joined = {part for _, parts in mixer.joined if len(parts) > 1 for part in parts}
-                    for slot in (slot for slot in axis.slots if slot.parameter not in joined):  # filters map 0 to 0
-                        parameter = parameter_of(mixer, slot.parameter)
-                        rows = axis.rows(slot, dropped_channels(axis.width, choice.values)).flatten()
-                        parameter.index_fill_(slot.dim, rows.to(parameter.device), 0.0)
-                    stored = {mixer.stored_name(name): name for pair in axis.bottlenecks for name in pair}
-                    pairs = {name: parameter_of(mixer, parameter) for name, parameter in stored.items()}
-                    cutter = Cutter([mixer], {mixer.layer: choice}, read=pairs.__getitem__)
-                    narrow = {name: cutter.apply(name, tensor) for name, tensor in pairs.items()}
-                    for name, tensor in pairs.items():  # at their full size
-                        count, columns = narrow[name].shape
-                        first = columns == tensor.shape[1]
-                        rows = torch.arange(count) if first else cutter.remaining_rows(name, len(tensor))
-                        tensor.zero_()[rows.to(tensor.device), :columns] = narrow[name]
+                    mask_values(mixer, axis, choice, choice.values)
         yield
     finally:
         with torch.inference_mode(False), torch.no_grad():

@@ -84,11 +84,11 @@ def _differences(checkpoint: Checkpoint, config: Config, shapes: Mapping[str, li
     return [each for each in differences if {each[0], *checkpoint.stored_names(each[0])} & shapes.keys()]
 
 
-def dequantised_line(checkpoint: Checkpoint, key_dim: int) -> str | None:
+def dequantised_line(checkpoint: Checkpoint, key_dim: int, value_dim: int | None) -> str | None:
     """Return what it costs that some quantised weights become bfloat16 in a cut, or None if none do."""
     if not (weights := checkpoint.dequantised):
         return None
-    cut = TensorCut(checkpoint, outline(checkpoint.mixers, key_dim))
+    cut = TensorCut(checkpoint, outline(checkpoint.mixers, key_dim, value_dim))
     more = sum(math.prod(cut.shape(weight.name, weight.shape)) for weight in weights)
     modules = ", ".join(sorted({weight.module.rpartition(".")[2] for weight in weights}))
     size = " x ".join(map(str, weights[0].block))
@@ -140,7 +140,7 @@ def describe_cut(checkpoint: Checkpoint, plan: Plan, kernels: str | None, speed:
             "before": checkpoint.parameters,
             "after": parameters_after(checkpoint, plan.key_dim, plan.value_dim),
         },
-        dequantised=dequantised_line(checkpoint, plan.key_dim),
+        dequantised=dequantised_line(checkpoint, plan.key_dim, plan.value_dim),
         speed=speed,
         certificate=plan.summary(),
         kernels=kernels,

@@ -75,7 +75,9 @@ class SelectionJob:
         """Return what every mixer keeps, by layer."""
         read_rows, layers = self._rows_reader(), [mixer.layer for mixer in mixers]
         each = cases(read_rows, mixers, self.selector.needs, evidence)
-        selections = choose(self.selector, self.reporter.track(each, "choosing", len(mixers)), self.request)
+        if len(mixers) > 1:
+            each = self.reporter.track(each, "choosing", len(mixers))
+        selections = choose(self.selector, each, self.request)
         with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
             choices = list(pool.map(certify, selections, map(evidence.get, layers)))
         if self.value_selector is not None and self.value_request is not None:
@@ -157,15 +159,19 @@ def is_layerwise(needs: frozenset[Need], calibration: Calibration) -> bool:
 def check_epsilon(checkpoint: Checkpoint, key_dim: int, value_dim: int | None, corrected: bool) -> float | None:
     """Return the norm epsilon of a corrected cut; refuse one so large that it changes the other norms."""
     family, config = checkpoint.family, checkpoint.config
-    name = (family.correction(config).epsilon if corrected else None) or family.value_epsilon(config)
+    name = family.correction(config).epsilon if corrected else None
+    if name is None and value_dim is not None:
+        name = family.value_epsilon(config)
     if name is None:
         return None
     resized = family.resize(config, key_dim, value_dim, corrected=corrected)
     before, after = (float(family.with_defaults(each)[name]) for each in (config, resized))
-    if after > MAX_EPSILON and after > before:
+    if after > MAX_EPSILON:
+        purpose = "the query scale" if value_dim is None else "the query scale and the norm over fewer values"
+        advice = ", or leave it as it is with `keep_norm_eps`" if value_dim is None else ""
         raise PlanError(
-            f"{name} {before:g} would become {after:.2g} to correct the query scale, and all norms share it:"
-            f" it must be at most {MAX_EPSILON:g}; keep more channels, or leave it as it is with `keep_norm_eps`"
+            f"{name} {before:g} would become {after:.2g} to correct {purpose}, and all norms share it:"
+            f" it must be at most {MAX_EPSILON:g}; keep more channels{advice}"
         )
     return after
 

@@ -224,7 +224,7 @@ def _report_cut(
     """Check the shapes, and report the dims: their speed, and what engines do with them."""
     check_stock_shapes(checkpoint, *dims, reporter)
     reporter.say(line)
-    if (price := dequantised_line(checkpoint, dims[0])) is not None:
+    if (price := dequantised_line(checkpoint, *dims)) is not None:
         reporter.say(price)
     if (speed := _speed(checkpoint, *dims)) is not None:
         reporter.say(speed.advice)
