@@ -77,14 +77,26 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"num_hidden_layers": 4, "layer_types": ["mamba", "mamba", "attention", "mamba"]},
     ),
+    "kimi-linear-48b": (  # keys and values have one width, and a key dim of half of it cuts both
+        {
+            "model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "linear_head_dim": 128, "linear_num_heads": 32,
+            "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "num_local_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "n_shared_experts": 1,
+            "vocab_size": 163840, "pad_token_id": None,
+            "layer_types": [*([*["linear_attention"] * 3, "full_attention"] * 7)[:26], "full_attention"],
+        },
+        {"num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"]},
+    ),
 }  # fmt: skip
 TOY: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 64, "vocab_size": 8192, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "hidden_size": 64, "intermediate_size": 64, "vocab_size": 8192, "num_attention_heads": 2, "num_key_value_heads": 2,
     "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
     "linear_value_head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 1,
     "ssm_state_size": 32, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 32, "num_local_experts": 4,
-    "shared_intermediate_size": 32,
+    "shared_intermediate_size": 32, "linear_head_dim": 32, "linear_num_heads": 4, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
 }  # fmt: skip
 
 
