@@ -110,12 +110,13 @@ def test_a_mixer_can_be_timed_without_its_output_gate(model_type):
 
 @pytest.mark.slow
 def test_mixers_are_timed_at_every_width_and_mode(tmp_path):
-    record = bench_mixer(key_dims=(16, 8), **SIZES, **TWICE, out=tmp_path)
-    keys = {(row.model, row.key_dim, row.mode) for row in record.rows}
-    assert len(keys) == len(record.rows) == 2 * 2 * 2
+    record = bench_mixer(key_dims=("16x4", 8, "12x8"), **SIZES, **TWICE, out=tmp_path)
+    keys = {(row.model, row.key_dim, row.value_dim, row.mode) for row in record.rows}
+    assert len(keys) == len(record.rows) == 2 * 3 * 2
+    assert {(key_dim, value_dim) for _, key_dim, value_dim, _ in keys} == {(16, 4), (8, 8), (12, 8)}
     for row in record.rows:
         assert row.tokens_per_second == pytest.approx(32 / row.time)
-        assert (row.speedup == 1) == (row.key_dim == 16) or row.speedup > 0
+        assert row.speedup == 1 or row.key_dim != 12  # the largest state
     check_files(record, tmp_path)
 
 
@@ -142,12 +143,13 @@ def test_shipped_configs_have_the_sizes_of_the_models_they_are_named_after(name,
 @pytest.mark.slow
 def test_models_are_timed_at_the_size_a_cut_would_have(folders, tmp_path):
     folder = folders[tiny.PLAIN[0]]
-    record = bench_model(models=[str(folder)], key_dims=[24, 8], batch=1, length=16, **ONCE, out=tmp_path)
+    record = bench_model(models=[str(folder)], key_dims=[24, 8, "8x4"], batch=1, length=16, **ONCE, out=tmp_path)
     checkpoint = Checkpoint.open(folder)
+    values = checkpoint.mixers[0].value_dim
     for row in record.rows:
-        assert row.parameters == parameters_after(checkpoint, row.key_dim)
-    assert {(row.key_dim, row.mode) for row in record.rows} == {
-        (key_dim, mode) for key_dim in (24, 8) for mode in ("prefill", "train")
+        assert row.parameters == parameters_after(checkpoint, row.key_dim, row.value_dim)
+    assert {(row.key_dim, row.value_dim, row.mode) for row in record.rows} == {
+        (*dims, mode) for dims in ((24, values), (8, values), (8, 4)) for mode in ("prefill", "train")
     }
     check_files(record, tmp_path)
 
@@ -162,11 +164,12 @@ def test_by_default_a_model_is_timed_at_its_width_a_half_and_a_quarter(folders):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.PLAIN)
 def test_decoding_moves_the_state_that_inspect_counts(name, folders, tmp_path):
-    record = bench_decode(models=[str(folders[name])], key_dims=[24, 8], batches=[3, 1], **TWICE, out=tmp_path)
+    record = bench_decode(models=[str(folders[name])], key_dims=[24, "8x4"], batches=[3, 1], **TWICE, out=tmp_path)
     mixers = Checkpoint.open(folders[name]).mixers
     assert [(row.key_dim, row.batch) for row in record.rows] == [(24, 1), (24, 3), (8, 1), (8, 3)]
+    assert [row.value_dim for row in record.rows] == [mixers[0].value_dim] * 2 + [4] * 2
     for row in record.rows:
-        assert row.state_bytes == state_bytes(mixers, row.key_dim)["fp32"]
+        assert row.state_bytes == state_bytes(mixers, row.key_dim, row.value_dim)["fp32"]
         moved = 2 * row.batch * row.state_bytes / row.time
         assert row.state_bandwidth == pytest.approx(moved)
         assert row.share_of_copy_bandwidth == pytest.approx(moved / record.copy_bandwidth)
@@ -228,7 +231,7 @@ def records(folders):
     model = str(folders[tiny.PLAIN[0]])
     return {
         "mixer": bench_mixer(models=["delta_net"], key_dims=[8, 4], dtype="bfloat16", **SIZES, **ONCE),
-        "model": bench_model(models=[model], key_dims=[24, 12], batch=1, length=8, **ONCE),
+        "model": bench_model(models=[model], key_dims=["24x8", 12, "12x8"], batch=1, length=8, **ONCE),
         "decode": bench_decode(models=[model], key_dims=[24], batches=[1], **ONCE),
         "calibrate": bench_calibrate(model=model, methods=["drrqr"], **SHORT),
     }
@@ -296,12 +299,13 @@ def test_a_full_gpu_is_a_row_and_not_the_end(monkeypatch):
     ("arguments", "complaint"),
     [
         (("mixer", "--models", "mamba9"), "no mixer benchmark for 'mamba9'"),
-        (("mixer", "--key-dims", "0"), "--key-dims must be at least 1, got 0"),
-        (("mixer", "--key-dims", "a"), "--key-dims must be a whole number, got 'a'"),
+        (("mixer", "--key-dims", "0"), "--key-dims must be numbers such as 64, or pairs such as 64x128, got 0"),
+        (("mixer", "--key-dims", "64xa"), "--key-dims must be numbers such as 64, or pairs such as 64x128, got 64xa"),
         (("mixer", "--modes", "backward"), "unknown --modes backward; there are forward, train"),
         (("mixer", "--rounds", "0"), "--rounds must be at least 1"),
         (("model", "--models", "nowhere"), "or one of delta_net-1.3b"),
         (("model", "--models", "delta_net-370m", "--key-dims", "256"), "between 1 and 128"),
+        (("decode", "--key-dims", "64x256"), "the value dim must be between 1 and 128"),
         (("decode", "--batches", "0"), "--batches must be at least 1"),
         (("calibrate", "--methods", "l1"), "l1 needs no calibration"),
         (("calibrate", "--methods", "best"), "unknown method 'best'"),

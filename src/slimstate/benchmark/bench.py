@@ -104,14 +104,14 @@ class Bench(Value):
 
 
 def with_ratios(rows: Sequence[W]) -> list[W]:
-    """Return the rows with speed and memory relative to the widest key dim of their group that was measured."""
-    measured = sorted((row for row in rows if not row.error), key=lambda row: row.key_dim)
+    """Return the rows with speed and memory relative to the largest state of their group that was measured."""
+    measured = sorted((row for row in rows if not row.error), key=lambda row: row.key_dim * (row.value_dim or 1))
     widest = {row.group: row for row in measured}
     return [row if row.error else row.against(widest[row.group]) for row in rows]
 
 
-def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tuple[str, int]]) -> None:
-    """Compile the kernels of each case, a model at a key dim, by its command in a process of its own, `jobs` at a time.
+def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tuple[str, int | str]]) -> None:
+    """Compile the kernels of each case, a model at some dims, by its command in a process of its own, `jobs` at a time.
 
     Triton caches compiled kernels on disk. Tuning is left to the process that times: it runs every variant with the GPU
     to itself, and finds the variants compiled, except those of norms that depend on the number of rows.
@@ -123,7 +123,7 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
     # fla must not cache its choice of variants, which was not timed with the GPU to itself
     environment = os.environ | {"SLIMSTATE_COMPILING": str(threads), "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
 
-    def compile_case(case: tuple[str, int]) -> subprocess.CompletedProcess[str]:
+    def compile_case(case: tuple[str, int | str]) -> subprocess.CompletedProcess[str]:
         config = replace(options, models=(case[0],), key_dims=(case[1],), rounds=1, jobs=0)
         words = shlex.split(command_line(run_config(f"bench {bench.name}", {}, config.to_values())))
         return subprocess.run(
@@ -133,7 +133,7 @@ def compile_ahead(bench: Bench, options: ModelsBenchConfig, cases: Iterable[tupl
     cases = list(cases)
     bench.reporter.say(f"compiling {len(cases)} widths in {options.jobs} processes")
     with ThreadPoolExecutor(options.jobs) as pool:
-        for (_, key_dim), process in zip(cases, pool.map(compile_case, cases), strict=True):
+        for (_, dims), process in zip(cases, pool.map(compile_case, cases), strict=True):
             if process.returncode:
                 reason = (process.stderr.strip() or "the process was killed").splitlines()[-1]
-                bench.reporter.say(f"key dim {key_dim} will be compiled when it is timed: {reason}")
+                bench.reporter.say(f"key dim {dims} will be compiled when it is timed: {reason}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slimstate.benchmark.bench import Bench, compile_ahead, with_ratios
 from slimstate.benchmark.options import DecodeBenchConfig
-from slimstate.benchmark.random_models import model_for, models_at_key_dims
+from slimstate.benchmark.random_models import model_for, models_at_dims, row_fields
 from slimstate.benchmark.timing import copy_bandwidth
 from slimstate.records.benchmark import DecodeRecord, DecodeRow, LargestBatch
 
@@ -25,24 +25,23 @@ USABLE_MEMORY = 0.97  # share of a GPU's memory that a batch may fill
 
 
 def time_decoding(options: DecodeBenchConfig, bench: Bench) -> DecodeRecord:
-    """Time a decoding step of models at key dims and batch sizes, and find the largest batch that fits."""
-    cases = models_at_key_dims(options)
+    """Time a decoding step of models at key and value dims and batch sizes, and find the largest batch that fits."""
+    cases = models_at_dims(options)
     compile_ahead(bench, replace(options, batches=COMPILE_BATCHES), cases)
     bandwidth = copy_bandwidth(bench.device)
     rows: list[DecodeRow] = []
     largest = []
-    for name, key_dim in cases:
-        model = model_for(name, key_dim, bench.device, bench.dtype)
+    for name, dims in cases:
+        model = model_for(name, dims, bench.device, bench.dtype)
+        fields = row_fields(name, dims)
         by_batch = {
-            batch: bench.attempt(
-                DecodeRow(model=name, key_dim=key_dim, batch=batch), partial(_measure, bench, model, bandwidth)
-            )
+            batch: bench.attempt(DecodeRow(**fields, batch=batch), partial(_measure, bench, model, bandwidth))
             for batch in sorted(options.batches, reverse=True)  # kernels tuned once should be tuned for the largest
         }
         rows += [by_batch[batch] for batch in sorted(by_batch)]
-        largest.append(LargestBatch(model=name, key_dim=key_dim, batch=_largest_batch(bench, model)))
+        largest.append(LargestBatch(**fields, batch=_largest_batch(bench, model)))
         if largest[-1].batch is not None:
-            bench.reporter.say(f"model {name}, key dim {key_dim}: {largest[-1].batch:,} sequences fit")
+            bench.reporter.say(largest[-1].line)
         del model
     return bench.finish(
         DecodeRecord, options.settings, with_ratios(rows), copy_bandwidth=bandwidth, largest_batch=tuple(largest)

@@ -10,12 +10,13 @@ from matplotlib.figure import Figure
 
 from slimstate.benchmark.options import title
 from slimstate.records.benchmark import BenchRecord, CalibrationRow, DecodeRow
+from slimstate.records.numbers import dims_text
 from slimstate.reports.plots.style import MUTED, PALETTE, new_figure, plain_log_ticks, styled
 
 MAX_TICKS = 8
 PANELS: list[tuple[str, Callable[[Any], float | None]]] = [
-    ("speed, widest key dim = 1", lambda row: row.speedup),
-    ("peak memory, widest key dim = 1", lambda row: row.memory_ratio),
+    ("speed, largest state = 1", lambda row: row.speedup),
+    ("peak memory, largest state = 1", lambda row: row.memory_ratio),
 ]
 
 
@@ -29,18 +30,19 @@ def figure_of(record: BenchRecord) -> Figure:
 
 @styled
 def draw_key_dims(rows: Sequence[Any], device: str) -> Figure:
-    """Draw speed-up and memory by key dim, a line for each model and mode."""
+    """Draw speed-up and memory by key dim, a line for each model, mode and value dim."""
     has_memory = any(row.peak_bytes for row in rows)
     figure, panels = new_figure(5.2 * (1 + has_memory), 3.8, 1, 1 + has_memory, squeeze=False)
     key_dims = sorted({row.key_dim for row in rows}, reverse=True)
-    groups = dict.fromkeys((row.model, row.mode) for row in rows)
+    groups = {(row.model, row.mode, row.value_dim): f"{title(row.model)}, {row.mode}" for row in rows}
+    groups = {group: label + f", value dim {group[2]}" * (group[2] is not None) for group, label in groups.items()}
     for axes, (name, ratio) in zip(panels[0], PANELS, strict=False):
-        for index, (model, mode) in enumerate(groups):
-            line = [row for row in rows if (row.model, row.mode) == (model, mode) and ratio(row)]
+        for index, (group, label) in enumerate(groups.items()):
+            line = [row for row in rows if (row.model, row.mode, row.value_dim) == group and ratio(row)]
             line.sort(key=lambda row: row.key_dim)
             axes.plot(
                 [row.key_dim for row in line], [ratio(row) for row in line], "o-", markersize=4,
-                color=PALETTE[index % len(PALETTE)], label=f"{title(model)}, {mode}",
+                color=PALETTE[index % len(PALETTE)], label=label,
             )  # fmt: skip
         axes.axhline(1, color=MUTED, linewidth=0.8)
         axes.set(xlabel="key dim", title=name)
@@ -54,10 +56,11 @@ def draw_key_dims(rows: Sequence[Any], device: str) -> Figure:
 def draw_decoding(rows: Sequence[DecodeRow], device: str) -> Figure:
     """Draw the time of a step by the number of sequences, measured and by the roofline."""
     figure, axes = new_figure(6.4, 4.2)
-    for index, (model, key_dim) in enumerate(dict.fromkeys((row.model, row.key_dim) for row in rows)):
-        line = [row for row in rows if (row.model, row.key_dim) == (model, key_dim)]
+    groups = dict.fromkeys((row.model, row.key_dim, row.value_dim) for row in rows)
+    for index, (model, key_dim, value_dim) in enumerate(groups):
+        line = [row for row in rows if (row.model, row.key_dim, row.value_dim) == (model, key_dim, value_dim)]
         batches, color = [row.batch for row in line], PALETTE[index % len(PALETTE)]
-        label = f"{title(model)}, key dim {key_dim}"
+        label = f"{title(model)}, {dims_text(key_dim, value_dim)}"
         axes.plot(batches, [1000 * row.time for row in line], "o-", markersize=4, color=color, label=label)
         rooflines = [nan if row.roofline_seconds is None else 1000 * row.roofline_seconds for row in line]
         axes.plot(batches, rooflines, ":", color=color)

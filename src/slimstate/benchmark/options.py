@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Annotated, Literal
 
@@ -10,8 +11,25 @@ from msgspec import Meta
 from slimstate.data.options import DocumentOptions
 from slimstate.models.options import RunOptions
 from slimstate.records.schema import Whole, to_json
+from slimstate.system.errors import PlanError, quoted
 from slimstate.system.json_files import JsonObject
 from slimstate.system.options import Options
+
+
+def check_dims(item: object) -> int | str:
+    """Return a key dim as a number, or a key dim with a value dim as text such as 64x128."""
+    if re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5})?", text := str(item)) is None:
+        raise PlanError(f"`key_dims` must be numbers such as 64, or pairs such as 64x128, got {quoted(text)}")
+    return text if "x" in text else int(text)
+
+
+def split_dims(dims: int | str) -> tuple[int, int | None]:
+    """Return the key dim and the value dim, which is None if it is not named."""
+    key_dim, _, value_dim = str(dims).partition("x")
+    return int(key_dim), int(value_dim) if value_dim else None
+
+
+Dims = Annotated[int | str, check_dims]
 
 
 class BenchConfig(Options):
@@ -33,8 +51,9 @@ class ModelsBenchConfig(BenchConfig):
 
     models: tuple[str, ...] = ()
     """Model folders, config files or names of shipped configs, separated by commas."""
-    key_dims: tuple[Whole, ...] | None = None
-    """Key dims, none above a model's own; default: its own, a half and a quarter."""
+    key_dims: tuple[Dims, ...] | None = None
+    """Key dims, or key and value dims such as 64x128, none above a model's own; default: its own key dim, a half and a
+    quarter."""
     jobs: Annotated[int, Meta(ge=0)] = 0
     """Processes that compile kernels before they are timed; GPU only."""
 
@@ -44,8 +63,8 @@ class MixerBenchConfig(ModelsBenchConfig):
 
     models: tuple[str, ...] = ("delta_net", "gated_deltanet")
     """Model types, separated by commas."""
-    key_dims: tuple[Whole, ...] = (128, 64, 32)
-    """Key dims, compared with the widest of them."""
+    key_dims: tuple[Dims, ...] = (128, 64, 32)
+    """Key dims, or key and value dims such as 64x128, compared with those of the largest state."""
     batch: Whole = 32
     """Sequences per batch."""
     length: Whole = 2048
@@ -55,7 +74,7 @@ class MixerBenchConfig(ModelsBenchConfig):
     heads: Whole = 16
     """Number of heads."""
     value_dim: Whole = 128
-    """Value dim of each head."""
+    """Value dim of each head, where `key_dims` names none."""
     no_gate: bool = False
     """Leave out the output gate of layers that have one, as the paper's code does."""
     modes: tuple[Literal["forward", "train"], ...] = ("forward", "train")

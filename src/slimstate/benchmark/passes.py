@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from slimstate.benchmark.bench import COMPILE_BATCH, Bench, compile_ahead, with_ratios
 from slimstate.benchmark.options import MixerBenchConfig, ModelBenchConfig
-from slimstate.benchmark.random_models import config_of, mixer_config, mixer_of, model_for, models_at_key_dims, width_of
+from slimstate.benchmark.random_models import (
+    config_of,
+    dims_in,
+    mixer_config,
+    mixer_of,
+    model_for,
+    models_at_dims,
+    row_fields,
+    width_of,
+)
 from slimstate.benchmark.timing import Work
 from slimstate.families.contract import Config
 from slimstate.pruning.calibration import next_token_loss
@@ -21,16 +30,14 @@ from slimstate.records.benchmark import MixerRecord, MixerRow, ModelRecord, Mode
 def time_mixers(options: MixerBenchConfig, bench: Bench) -> MixerRecord:
     """Time the mixers of model types at several key dims."""
     configs = {
-        (model, key_dim): mixer_config(model, key_dim, options)
-        for model in options.models
-        for key_dim in options.key_dims
+        (model, dims): mixer_config(model, dims, options) for model in options.models for dims in options.key_dims
     }
     compile_ahead(bench, replace(options, batch=min(options.batch, COMPILE_BATCH)), configs)
     measure = partial(_measure_mixer, bench, options)
     rows = [
-        bench.attempt(MixerRow(model=model, key_dim=key_dim, mode=mode), partial(measure, config))
+        bench.attempt(MixerRow(model=model, **dims_in(config), mode=mode), partial(measure, config))
         for mode in options.modes  # outermost, so that all rows of a mode find the same memory in use
-        for (model, key_dim), config in configs.items()
+        for (model, _), config in configs.items()
     ]
     return bench.finish(MixerRecord, options.settings, with_ratios(rows))
 
@@ -62,22 +69,22 @@ def _train_mixer(mixer: nn.Module, hidden: Tensor) -> Work:
 
 def time_models(options: ModelBenchConfig, bench: Bench) -> ModelRecord:
     """Time models, named by folder, config file or shipped config, at several key dims."""
-    cases = models_at_key_dims(options)
+    cases = models_at_dims(options)
     compile_ahead(bench, replace(options, batch=min(options.batch, COMPILE_BATCH)), cases)
     rows = [
         bench.attempt(
-            ModelRow(model=model, key_dim=key_dim, width=width_of(config_of(model)), mode=mode),
-            partial(_measure_model, bench, options),
+            ModelRow(**row_fields(model, dims), width=width_of(config_of(model)), mode=mode),
+            partial(_measure_model, bench, options, dims),
         )
         for mode in options.modes  # outermost, so that all rows of a mode find the same memory in use
-        for model, key_dim in cases
+        for model, dims in cases
     ]
     return bench.finish(ModelRecord, options.settings, with_ratios(rows))
 
 
-def _measure_model(bench: Bench, options: ModelBenchConfig, row: ModelRow) -> ModelRow:
+def _measure_model(bench: Bench, options: ModelBenchConfig, dims: int | str, row: ModelRow) -> ModelRow:
     """Time a prefill (states, and logits of the last token), a forward pass (all logits), or a training step."""
-    model = model_for(row.model, row.key_dim, bench.device, bench.dtype)
+    model = model_for(row.model, dims, bench.device, bench.dtype)
     ids = torch.randint(model.config.vocab_size, (options.batch, options.length), device=bench.device)
     if row.mode == "train":
         row = bench.time(row, _train_model(model, ids))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from slimstate.benchmark.options import MixerBenchConfig, ModelsBenchConfig
+from slimstate.benchmark.options import MixerBenchConfig, ModelsBenchConfig, split_dims
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import FAMILIES, Config, family_of
 from slimstate.families.contract import Library
@@ -31,9 +32,10 @@ def library_of(models: Sequence[str]) -> Library:
     return "transformers" if "transformers" in libraries else "fla"
 
 
-def mixer_config(model_type: str, key_dim: int, shape: MixerBenchConfig) -> JsonObject:
+def mixer_config(model_type: str, dims: int | str, shape: MixerBenchConfig) -> JsonObject:
     """Return a config of one layer whose mixer has this shape; its type must have a field for each size."""
-    family = FAMILIES.get(model_type)
+    family, (key_dim, value_dim) = FAMILIES.get(model_type), split_dims(dims)
+    shape = shape if value_dim is None else replace(shape, value_dim=value_dim)
     sizes = {} if family is None else _size_fields(family.defaults, key_dim, shape)
     if family is None or not sizes:
         names = (name for name, other in FAMILIES.items() if _size_fields(other.defaults, key_dim, shape))
@@ -62,23 +64,40 @@ def width_of(config: Config) -> int:
     return family_of(config).mixers(config)[0].axis.width
 
 
-def resized(config: Config, key_dim: int) -> JsonObject:
-    """Return the config at a key dim, which must not be above the model's own."""
-    width = width_of(config)
-    if not 1 <= key_dim <= width:
-        raise PlanError(f"the key dim must be between 1 and {width}, the width of the model, got {key_dim}")
-    return dict(config if key_dim == width else family_of(config).resize(config, key_dim))
+def dims_in(config: Config) -> dict[str, Any]:
+    """Return the key dim and the value dim of a config."""
+    sizes = family_of(config).sizes(config)
+    return {"key_dim": sizes.width, "value_dim": sizes.value_dim}
 
 
-def models_at_key_dims(options: ModelsBenchConfig) -> list[tuple[str, int]]:
-    """Return each model at each key dim; by default its own, a half and a quarter of it."""
-    cases = []
+def resized(config: Config, dims: int | str) -> JsonObject:
+    """Return the config at a key dim, or at a key and a value dim, neither above the model's own."""
+    family, own, (key_dim, value_dim) = family_of(config), dims_in(config), split_dims(dims)
+    for name, dim in (("key_dim", key_dim), ("value_dim", value_dim)):
+        if dim is not None and not 1 <= dim <= own[name]:
+            words = name.replace("_", " ")
+            raise PlanError(f"the {words} must be between 1 and {own[name]}, the width of the model, got {dim}")
+    cuts_values = value_dim is not None and value_dim < own["value_dim"]
+    if cuts_values and (reason := family.value_refusal(config)) is not None:
+        raise PlanError(f"the values of {family.model_type} cannot be cut: {reason}")
+    is_own = key_dim == own["key_dim"] and not cuts_values
+    return dict(config if is_own else family.resize(config, key_dim, value_dim))
+
+
+def row_fields(model: str, dims: int | str) -> dict[str, Any]:
+    """Return the model and its dims, as the fields of a row."""
+    return {"model": model, **dims_in(resized(config_of(model), dims))}
+
+
+def models_at_dims(options: ModelsBenchConfig) -> list[tuple[str, int | str]]:
+    """Return each model at each of the dims; by default at its own key dim, a half and a quarter of it."""
+    cases: list[tuple[str, int | str]] = []
     for model in options.models:
         config = config_of(model)
         width = width_of(config)
-        for key_dim in options.key_dims or (width, width // 2, width // 4):
-            resized(config, key_dim)  # raises before anything is timed
-            cases.append((model, key_dim))
+        for dims in options.key_dims or (width, width // 2, width // 4):
+            resized(config, dims)  # raises before anything is timed
+            cases.append((model, dims))
     return cases
 
 
@@ -88,12 +107,13 @@ def random_model(config: Config, device: torch.device, dtype: torch.dtype) -> An
     return stock_model(config, device, dtype).to(dtype).eval()
 
 
-def model_for(model: str, key_dim: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """Load a model folder at its own key dim; otherwise build the model with random weights."""
+def model_for(model: str, dims: int | str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Load a model folder at its own dims; otherwise build the model with random weights."""
     config = config_of(model)
-    if Path(model).is_dir() and key_dim == width_of(config):
+    cut = resized(config, dims)
+    if Path(model).is_dir() and cut == config:
         return load(Path(model), device=device.type, dtype=str(dtype).removeprefix("torch.")).model
-    return random_model(resized(config, key_dim), device, dtype)
+    return random_model(cut, device, dtype)
 
 
 def mixer_of(config: Config, device: torch.device, dtype: torch.dtype) -> nn.Module:

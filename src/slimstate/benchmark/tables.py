@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slimstate.benchmark.options import title
-from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow
+from slimstate.records.benchmark import BenchRecord, MixerRecord, MixerRow, ModelRecord, ModelRow, TimedRow, WidthRow
 from slimstate.records.folder import check_drawings, check_record
 from slimstate.reports.tables import latex_line, latex_tabular, latex_text, markdown_table
 from slimstate.system.atomic import check_place, staged_files, write_text
 
+R = TypeVar("R", bound=WidthRow)
 NONE = "--"
 GIB = 1 / 2**30
 
@@ -36,6 +37,7 @@ CELLS: Mapping[str, Callable[[Any], str]] = {
     "method": lambda row: row.method,
     "mode": lambda row: row.mode,
     "key dim": lambda row: str(row.key_dim),
+    "value dim": lambda row: NONE if row.value_dim is None else str(row.value_dim),
     "sequences": lambda row: f"{row.batch:,}",
     "ms": lambda row: _duration(row, 1000),
     "seconds": lambda row: _duration(row, 1),
@@ -52,13 +54,13 @@ CELLS: Mapping[str, Callable[[Any], str]] = {
     "GiB": lambda row: number(row.peak_bytes, ".2f", GIB),
     "of memory": lambda row: number(row.memory_ratio, ".2f"),
 }
-TIMED = ("key dim", "ms", "tokens/s", "speed-up")
+TIMED = ("key dim", "value dim", "ms", "tokens/s", "speed-up")
 COLUMNS: Mapping[str, Sequence[str]] = {
     "mixer": ("model", "mode", *TIMED, "GiB", "of memory"),
     "model": ("model", "mode", *TIMED, "eager ms", "GiB", "of memory"),
     "decode": (
-        "model", "key dim", "sequences", "ms", "tokens/s", "speed-up", "eager ms", "state MiB each", "state GB/s",
-        "of copying", "roofline ms", "GiB",
+        "model", "key dim", "value dim", "sequences", "ms", "tokens/s", "speed-up", "eager ms", "state MiB each",
+        "state GB/s", "of copying", "roofline ms", "GiB",
     ),
     "kernels": ("model", "mode", *TIMED, "of copying", "differs by"),
     "calibrate": ("method", "seconds", "times the forward", "selection, s", "GiB", "of memory"),
@@ -68,7 +70,10 @@ OPTIONAL = ("eager ms", "state GB/s", "roofline ms", "GiB")  # left out of a nar
 
 def table(record: BenchRecord, narrow: bool = False) -> tuple[list[str], list[list[str]]]:
     """Return the titles and the rows of cells; fewer columns where the terminal is narrow."""
-    titles = [name for name in COLUMNS[record.bench] if not (narrow and name in OPTIONAL)]
+    absent = OPTIONAL if narrow else ()
+    if not any(getattr(row, "value_dim", None) for row in record.rows):
+        absent = (*absent, "value dim")
+    titles = [name for name in COLUMNS[record.bench] if name not in absent]
     return titles, [[CELLS[name](row) for name in titles] for row in record.rows]
 
 
@@ -90,13 +95,14 @@ def as_latex(record: BenchRecord) -> str:
 
 
 def _mixers(rows: Sequence[MixerRow]) -> str:
-    """Return a block for each model and mode: key dim, tokens per second, speed-up, memory, ratio."""
+    """Return a block for each model and mode: dims, tokens per second, speed-up, memory, ratio."""
+    label = _dims_label(rows, lambda row: str(row.key_dim))
     blocks: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         block = blocks.setdefault((row.model, row.mode), [])
         cells = [
             "" if block else f"{latex_text(title(row.model))}, {row.mode}",
-            str(row.key_dim),
+            label(row),
             _speed(row.tokens_per_second),
             rf"{number(row.speedup, '.2f')}$\times$",
             f"{number(row.peak_bytes, '.2f', GIB)}GiB" if row.peak_bytes else NONE,
@@ -110,20 +116,31 @@ def _mixers(rows: Sequence[MixerRow]) -> str:
 
 
 def _models(rows: Sequence[ModelRow]) -> str:
-    """Return a line for each compression and two columns for each model and mode: thousands of tokens/s, speed-up."""
-    by_cell = {((row.model, row.mode), row.compression): row for row in rows}
+    """Return a line for each compression, or for each key dim with its value dim where these differ.
+
+    It has two columns for each model and mode: thousands of tokens/s, speed-up.
+    """
+    label = _dims_label(rows, lambda row: rf"{100 * row.compression:g}\%")
+    by_cell = {((row.model, row.mode), label(row)): row for row in rows}
     groups = list(dict.fromkeys(group for group, _ in by_cell))
     names = [rf"\multicolumn{{2}}{{c}}{{\textbf{{{latex_text(title(model))}, {mode}}}}}" for model, mode in groups]
     head = [latex_line(["", *names]), latex_line(["", *["Throughput & Speedup"] * len(groups)])]
     body = []
-    for compression in sorted({row.compression for row in rows}):
-        cells = [rf"{100 * compression:g}\%"]
+    for line in dict.fromkeys(map(label, sorted(rows, key=lambda row: (row.compression, -(row.value_dim or 0))))):
+        cells = [line]
         for group in groups:
-            row = by_cell.get((group, compression))
+            row = by_cell.get((group, line))
             speed, speedup = (None, None) if row is None else (row.tokens_per_second, row.speedup)
             cells += [number(speed, ".1f", 1e-3), rf"${number(speedup, '.2f')}\times$"]
         body.append(latex_line(cells))
     return latex_tabular("c" + "|cc" * len(groups), head, body)
+
+
+def _dims_label(rows: Sequence[R], by_key_dim: Callable[[R], str]) -> Callable[[R], str]:
+    """Return how rows are labelled: by their key dim, or by both dims where a model has several value dims."""
+    if len({(row.model, row.value_dim) for row in rows}) == len({row.model for row in rows}):
+        return by_key_dim
+    return lambda row: rf"{row.key_dim} $\times$ {row.value_dim}"
 
 
 def check_output(folder: Path, name: str) -> None:

@@ -1,7 +1,8 @@
 """Benchmarks: the time of layers, models, kernels and calibration at several key dims.
 
 Times are medians in seconds; a row that could not be measured has an `error`. Speed and memory are relative to the
-widest key dim of the same model, mode and batch that could be measured; in a calibration, to the forward pass.
+largest state, key dim times value dim, of the same model, mode and batch that could be measured; in a calibration, to
+the forward pass. Where no value dim is recorded, it is the model's own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from slimstate.records.base import Record
+from slimstate.records.numbers import dims_text
 from slimstate.records.parts import Origin
 from slimstate.records.schema import NON_EMPTY, Count, Positive, Value, Whole
 
@@ -44,7 +46,8 @@ class TimedRow(Value):
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {getattr(self, name)}" for name in self.LABELS)
+        named = {name.replace("_", " "): getattr(self, name) for name in self.LABELS}
+        return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
 
     def memory_over(self, other: TimedRow) -> float | None:
         """Return the peak memory relative to another row, or None where it is not known."""
@@ -52,21 +55,22 @@ class TimedRow(Value):
 
 
 class WidthRow(TimedRow):
-    """A model, or a layer of its type, at a key dim."""
+    """A model, or a layer of its type, at a key dim and a value dim."""
 
-    LABELS = ("model", "key_dim", "mode")
+    LABELS = ("model", "key_dim", "value_dim", "mode")
 
     model: str
+    value_dim: Whole | None = None
     tokens_per_second: float | None = None
     speedup: float | None = None
 
     @property
     def group(self) -> tuple[object, ...]:
-        """What rows share that differ only in their key dim."""
-        return tuple(getattr(self, name) for name in self.LABELS if name != "key_dim")
+        """What rows share that differ only in their dims."""
+        return tuple(getattr(self, name) for name in self.LABELS if name not in ("key_dim", "value_dim"))
 
     def against(self: W, widest: W) -> W:
-        """Return the row with its speed and memory relative to the widest key dim."""
+        """Return the row with its speed and memory relative to the widest row."""
         return replace(self, speedup=self.speed_over(widest), memory_ratio=self.memory_over(widest))
 
     def speed_over(self: W, widest: W) -> float:
@@ -105,7 +109,7 @@ class ModelRow(GraphRow):
 class DecodeRow(GraphRow):
     """A step of `batch` sequences; bytes are per sequence, bandwidths in bytes per second."""
 
-    LABELS = ("model", "key_dim", "batch")
+    LABELS = ("model", "key_dim", "value_dim", "batch")
 
     batch: Whole
     state_bytes: Count | None = None
@@ -182,7 +186,12 @@ class LargestBatch(Value):
 
     model: str
     key_dim: Whole
+    value_dim: Whole | None = None
     batch: Count | None = None
+
+    @property
+    def line(self) -> str:
+        return f"{self.model} at {dims_text(self.key_dim, self.value_dim)}: {self.batch:,} sequences fit"
 
 
 class DecodeRecord(BenchRecord):

@@ -111,7 +111,7 @@ def show_bench(record: BenchRecord) -> Printout:
     if isinstance(record, DecodeRecord):
         for entry in record.largest_batch:
             if entry.batch is not None:
-                yield f"{entry.model}, key dim {entry.key_dim}: {entry.batch:,} sequences fit"
+                yield entry.line
 
 
 COMMANDS = (
