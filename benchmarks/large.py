@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -49,7 +50,7 @@ class MemoryWatch:
             self.bytes["hidden_states"] = walk.uncut_stream.states.bytes + walk.cut_stream.states.bytes
             return begin(walk)
 
-        def training(walk: Walk, layer: Layer, places: Sequence[str], added: float) -> LayerErrors:
+        def training(walk: Walk, layer: Layer, places: Sequence[str], *details: Any) -> LayerErrors:
             if layer.number == 0:
                 self.bytes["peak_before_it_is_trained"] = 1024 * peak_memory_kib()
                 experts = [weight.stored for weight in layer.weights.values() if isinstance(weight, CompactWeight)]
@@ -57,7 +58,7 @@ class MemoryWatch:
                 self.bytes |= {"experts": _bytes(experts), "other_weights": _bytes(others)}
                 trained = [walk.cut_model.model.get_submodule(each).parameters() for each in places]
                 self.bytes["trained_weights"] = _bytes(weight for each in trained for weight in each)
-            return train(walk, layer, places, added)
+            return train(walk, layer, places, *details)
 
         Walk.layers, Walk._reconstruct = beginning, training  # type: ignore[method-assign]
 

@@ -20,7 +20,7 @@ from launching import options as flags
 from slimstate import ReconstructOptions
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.file_names import PLAN
-from slimstate.reconstruction import fit, rates
+from slimstate.reconstruction import fit, rates, reconstruct
 from slimstate.reconstruction.trained_layers import TrainedLayers
 from slimstate.records.plan import Plan
 from slimstate.records.training import RECONSTRUCTION, ReconstructionRecord
@@ -118,6 +118,7 @@ def test_an_interrupted_run_continues_at_its_layer_to_the_same_bytes(folders, te
     model, out = folders["gated_deltanet-plain"], tmp_path / "stopped"
     options = {"data": text_file, "key_dim": 8, "reconstruct": replace(QUICK, learning_rate=None)}
     slimstate.prune(model, tmp_path / "whole", **options)
+    monkeypatch.setattr(reconstruct, "COPYING_DEVICES", ("cpu",))  # beside the training, as on a GPU
     interruptions, original = [KeyboardInterrupt], rates.fit
 
     def interrupted_fit(task, settings, layer, rate, step):
@@ -128,7 +129,7 @@ def test_an_interrupted_run_continues_at_its_layer_to_the_same_bytes(folders, te
     monkeypatch.setattr(rates, "fit", interrupted_fit)
     with pytest.raises(KeyboardInterrupt):
         slimstate.prune(model, out, **options)
-    assert not out.exists()
+    assert names(tmp_path) == ["stopped.reconstruction", "whole"]
     with pytest.raises(SlimstateError, match="other settings"):
         slimstate.prune(model, out, **{**options, "key_dim": 4})
     slimstate.prune(model, out, **options)
@@ -281,6 +282,7 @@ def work(cut: Path | None, model: Path, out: Path, text_file: Path) -> None:
         slimstate.prune(model, out, key_dim=8, data=text_file, **SHORT, reconstruct=QUICK)
 
 
+COPY = "slimstate.checkpoints.safetensors_io.TensorFileWriter.copy"  # beside the training of the first layer
 KEPT = "no space left.*; 2 layers are kept in .*out.reconstruction; the same command continues there"
 
 
@@ -292,6 +294,7 @@ KEPT = "no space left.*; 2 layers are kept in .*out.reconstruction; the same com
         (True, "slimstate.reconstruction.trained_layers.save_file", "no space left for .*; nothing of it was", []),
         (False, "slimstate.checkpoints.safetensors_io.TensorFileWriter.put", KEPT, ["out.reconstruction"]),
         (True, "slimstate.checkpoints.safetensors_io.TensorFileWriter.put", KEPT, ["out.reconstruction"]),
+        (True, COPY, "no space left.*; 1 layer is kept in", ["out.reconstruction"]),
     ],
 )
 def test_a_full_disk_is_one_line_and_finished_layers_are_kept(
@@ -299,6 +302,7 @@ def test_a_full_disk_is_one_line_and_finished_layers_are_kept(
 ):
     """Hidden states reserve their space at once: a mapped file without space behind it would end the process."""
     places = None if layerwise else cut, folders["delta_net-plain"], tmp_path / "out", text_file
+    monkeypatch.setattr(reconstruct, "COPYING_DEVICES", ("cpu",))
     with monkeypatch.context() as patch:
         patch.setattr(place, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(SlimstateError, match=message) as error:

@@ -297,9 +297,9 @@ class TensorFileWriter(Value):
             file.write(data)
 
     def check(self, expected: Mapping[str, int]) -> None:
-        """Check that the tensors read had these checksums, and that the safetensors library opens the new file."""
-        for name, checksum in self.read.items():
-            if checksum != expected[name]:
+        """Check that all tensors were read, with these checksums, and that the safetensors library opens the file."""
+        for name in self.places:
+            if self.read[name] != expected[name]:
                 raise ModelError(f"{quoted(self.source.path)} changed while it was read: {quoted(name)} is different")
         check_loadable(self.target)
 

@@ -47,15 +47,24 @@ class CheckpointWriter:
         self._files = [TensorFileWriter.create(file, folder / name, outline) for name, file in checkpoint.files.items()]
         self._pool, self._stopped, self._outline = threads.background_pool(WRITERS), Event(), outline
         self._copies: list[Future[None]] = []
+        self._copied: set[str] = set()
 
-    def copy(self) -> None:
+    def copy(self, change: Change | None = None) -> None:
         """Start copying what does not change, best while a GPU works: copying slows other reading of files down."""
-        if self._copies:
-            return
+        change = change or self._outline
         for file in self._files:
-            names = [name for name in file.source.tensors if not self._outline.touches(name)]
+            names = [name for name in file.source.tensors if name not in self._copied and not change.touches(name)]
             self._copies += [self._pool.submit(file.copy, name, self._stopped) for name in names]
-            self._copies.append(self._pool.submit(atomic.flush_to_disk, file.target))
+            if names:
+                self._copies.append(self._pool.submit(atomic.flush_to_disk, file.target))
+            self._copied.update(names)
+
+    def check(self) -> None:
+        """Raise the error of a copy that has failed so far."""
+        with atomic.writing(self._out):
+            for copy in self._copies:
+                if copy.done():
+                    copy.result()
 
     def finish(
         self,
@@ -72,7 +81,7 @@ class CheckpointWriter:
         """
         checkpoint, folder = self._checkpoint, self._folder
         with atomic.writing(self._out):
-            self.copy()
+            self.copy(change)
             self._write_tensors(change, reporter)
             for name, file in zip(checkpoint.files, self._files, strict=True):
                 file.check(checkpoint.digests[name].tensors)  # what was read matches the fingerprint
@@ -90,15 +99,14 @@ class CheckpointWriter:
         return self._left_out
 
     def _write_tensors(self, change: Change, reporter: Reporter) -> None:
-        changes = [
-            self._pool.submit(file.put, name, change)
-            for file in self._files
-            for name in file.places
-            if change.touches(name)
-        ]
-        tasks = [*self._copies, *changes]
+        names = [(file, name) for file in self._files for name in file.places if change.touches(name)]
+
+        def tasks() -> Iterator[Future[None]]:
+            yield from as_completed(self._copies)
+            yield from as_completed([self._pool.submit(file.put, name, change) for file, name in names])
+
         label = f"writing {_bytes_after(self._checkpoint, change) / 2**20:,.0f} MiB"
-        for task in reporter.track(as_completed(tasks), label, len(tasks)):
+        for task in reporter.track(tasks(), label, len(self._copies) + len(names)):
             task.result()
 
     def stop(self) -> None:

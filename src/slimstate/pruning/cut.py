@@ -178,8 +178,7 @@ class CutJob:
         with ExitStack() as stack:
             writers: list[CheckpointWriter] = []  # one in the main process, where the cut is written
             if self.out is not None:
-                shapes = TensorCut(self.checkpoint, outline(self.checkpoint.mixers, self.key_dim, self.value_dim))
-                writer = new_checkpoint(self.checkpoint, shapes, self.out, force=self.force)
+                writer = new_checkpoint(self.checkpoint, self.outline(), self.out, force=self.force)
                 distributed.from_main(lambda: writers.append(stack.enter_context(writer)))
 
             def copy() -> None:
@@ -194,6 +193,10 @@ class CutJob:
                 left_out = distributed.from_main(lambda: self._write(writers[0], plan, record))
                 record = replace(record, out=str(self.out), left_out=tuple(left_out))
         return replace(record, seconds=time.perf_counter() - started)
+
+    def outline(self) -> TensorCut:
+        """Return the shapes of the cut, before its channels are chosen."""
+        return TensorCut(self.checkpoint, outline(self.checkpoint.mixers, self.key_dim, self.value_dim))
 
     def documents(self, plan: Plan, record: CutRecord, config: Config) -> dict[str, str]:
         """Return the texts that lie beside the weights: the plan and the model card."""
@@ -257,6 +260,9 @@ class LayerwiseCut(StoredCut):
         if not self.plan:
             self.plan.append(plan_of(self.job, self.choices, windows.provenance()))
         return cut_config(self.checkpoint, self.plan[0])
+
+    def outline(self) -> TensorCut:
+        return self.cut.outline()
 
     def change(self) -> TensorCut:
         return planned_cut(self.checkpoint, self.plan[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from slimstate.checkpoints.model_card import reconstruction_section
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Change
-from slimstate.checkpoints.writer import CARD, write_checkpoint
+from slimstate.checkpoints.writer import CARD, CheckpointWriter, new_checkpoint
 from slimstate.data.text import Windows
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
@@ -30,6 +31,8 @@ from slimstate.records.training import LayerErrors, ReconstructionRecord, Recons
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import Reporter
+
+COPYING_DEVICES = ("cuda",)  # where cores are idle while a layer is trained
 
 
 def find_uncut_model(cut: Checkpoint, source: str | PathLike[str] | None, reporter: Reporter) -> Checkpoint:
@@ -83,18 +86,30 @@ class ReconstructionJob:
             **dict(to_json(settings)),
         }
         folder = TrainedLayers.beside(self.out)
-        with folder.open(identifying, self.reporter, force=self.force, prepare=lambda: None):
-            layers = self._walk(folder, windows, settings)
+        with folder.open(identifying, self.reporter, force=self.force, prepare=lambda: None), ExitStack() as stack:
+            writers = self._start_writing(folder, stack)
+            layers = self._walk(folder, windows, settings, writers)
             config = self.cut.finished_config(windows)
             change = folder.change(self.cut.change())
             record = replace(self._record(config, windows, settings, layers), trained_parameters=change.elements)
             record = replace(record, seconds=time.perf_counter() - started)
-            left_out = self._write(config, change, record)
+            left_out = self._write(writers, config, change, record)
         return record, left_out
 
+    def _start_writing(self, folder: TrainedLayers, stack: ExitStack) -> list[CheckpointWriter]:
+        """Return the writer of the output in the main process; on a GPU it copies what does not change from now on."""
+        writers: list[CheckpointWriter] = []
+        base = self.cut.checkpoint
+        writer = new_checkpoint(base, folder.outline(base, self.cut.outline()), self.out, force=self.force)
+        distributed.from_main(lambda: writers.append(stack.enter_context(writer)))
+        for each in writers if self.run.place.type in COPYING_DEVICES else ():
+            each.copy()
+        return writers
+
     def _walk(
-        self, folder: TrainedLayers, windows: Windows, settings: ReconstructionSettings
-    ) -> tuple[LayerErrors, ...]:
+        self, folder: TrainedLayers, windows: Windows, settings: ReconstructionSettings,
+        writers: list[CheckpointWriter],
+    ) -> tuple[LayerErrors, ...]:  # fmt: skip
         self.reporter.say(
             f"reconstructing {len(self.teacher.mixers)} layers: {settings.steps} steps of {settings.batch} windows each"
             f" of {settings.samples} x {settings.length} tokens"
@@ -109,6 +124,8 @@ class ReconstructionJob:
                 f"layer {errors.layer}: error {errors.held_out_before:.4f} to {errors.held_out_after:.4f}{note}"
             )
             layers.append(errors)
+            for writer in writers:
+                writer.check()
         return tuple(layers)
 
     def _record(
@@ -130,11 +147,11 @@ class ReconstructionJob:
             out=str(self.out),
         )
 
-    def _write(self, config: Config, change: Change, record: ReconstructionRecord) -> list[str]:
+    def _write(
+        self, writers: list[CheckpointWriter], config: Config, change: Change, record: ReconstructionRecord
+    ) -> list[str]:
         """Write the folder, whole or not at all; return the files that were left out."""
         documents = self.cut.documents(record)
         documents |= {**record.files(), CARD: documents[CARD] + reconstruction_section(record)}
-        after, base = record.config_after(as_published(config)), self.cut.checkpoint
-        return distributed.from_main(
-            lambda: write_checkpoint(base, change, after, documents, self.out, force=self.force, reporter=self.reporter)
-        )
+        after = record.config_after(as_published(config))
+        return distributed.from_main(lambda: writers[0].finish(change, after, documents, reporter=self.reporter))

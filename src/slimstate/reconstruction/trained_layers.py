@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slimstate.checkpoints.reader import Checkpoint
 from slimstate.checkpoints.safetensors_io import Change
 from slimstate.records.schema import from_json, to_json
 from slimstate.records.training import LayerErrors
@@ -55,6 +56,12 @@ class TrainedLayers(RunFolder):
             with staged_file(weights_path) as file:
                 save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, file)
             write_json(errors_path, dict(to_json(errors)))
+
+    def outline(self, model: Checkpoint, cut: Change) -> TrainedChange:
+        """Return the shapes of the change, in which all tensors that may be trained change: mixers and vectors."""
+        mixers = tuple(f"{mixer.place_in_files}." for mixer in model.mixers)
+        names = (name for name, info in model.tensors.items() if name.startswith(mixers) or len(info.shape) < 2)
+        return TrainedChange(dict.fromkeys(names, self.path), 0, cut)
 
     def change(self, cut: Change) -> TrainedChange:
         """Return the trained tensors as a change of the model; the others change as in the cut."""

@@ -77,6 +77,10 @@ class StoredCut:
         """Return the config of the cut model, once all layers are trained."""
         return self.checkpoint.config
 
+    def outline(self) -> Change:
+        """Return the shapes of the change, before the layers are cut."""
+        return Replacement({})
+
     def change(self) -> Change:
         """Return how tensors change that are not trained."""
         return Replacement({})
