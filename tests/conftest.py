@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import command
+import launching
 import tiny
 
 torch.set_num_threads(1)
@@ -25,6 +26,11 @@ LONGEST = (
     "distillation", "one_layer_in_memory", "calibration", "shared_filters", "structure", "front_page", "teacher",
     "budget", "wikitext", "offload", "units", "strange_models", "effective_rank",
 )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # all processes of a run share the Pythons that programs are forked from
+        launching.start_warm()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

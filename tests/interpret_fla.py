@@ -1,6 +1,7 @@
 """Load each folder with fla's class and save the logits that fla's own kernels compute. Runs in a fresh process.
 
-Triton's interpreter runs the kernels on a CPU; slimstate is not imported.
+Triton's interpreter runs the kernels on a CPU; slimstate is not imported until the logits are there. Saved beside them
+are the differences of `gradient_differences`.
 """
 
 import sys
@@ -36,7 +37,9 @@ def main() -> None:
                 first = model(input_ids=ids[:, :-1], use_cache=True)
                 last = model(input_ids=ids[:, -1:], past_key_values=first.past_key_values, use_cache=True)
                 logits[folder.name].append(torch.cat([first.logits, last.logits], dim=1))
-    torch.save(logits, OUT)
+    from gradient_differences import differences  # imports slimstate
+
+    torch.save({"logits": logits, "differences": differences()}, OUT)
 
 
 main()

@@ -1,6 +1,5 @@
 """Start programs in processes of their own, alone or several as torchrun does, and build command lines."""
 
-import atexit
 import functools
 import json
 import os
@@ -12,11 +11,14 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from places import TESTS
 
 PATIENCE = 300  # seconds after which a hang is a failure
+WARM, WARM_FOLDER = {True: "with-fla", False: "without-fla"}, "SLIMSTATE_WARM_PYTHONS"
+RUNNING: list[tuple[object, ...]] = []  # warm Pythons, which end with this process
 ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
@@ -35,22 +37,33 @@ def options(**values: object) -> list[str]:
     return words
 
 
+def start_warm() -> None:
+    """Start the Pythons that programs are forked from (`warm_python.py`), for this process and those it starts."""
+    folder, (watched, held) = TemporaryDirectory(), os.pipe()
+    listeners = [socket.socket(socket.AF_UNIX) for _ in WARM]
+    for name, listener in zip(WARM.values(), listeners, strict=True):
+        listener.bind(f"{folder.name}/{name}")
+        listener.listen()
+    numbers = [*(listener.fileno() for listener in listeners), watched]
+    command = [sys.executable, TESTS / "warm_python.py", *map(str, numbers)]
+    RUNNING.append((subprocess.Popen(command, env=os.environ | ALONE, pass_fds=numbers), held, folder))
+    os.environ[WARM_FOLDER] = folder.name
+    os.close(watched)
+    for listener in listeners:
+        listener.close()
+
+
 @functools.cache
-def _warm() -> dict[bool, TextIO]:
-    """Return streams to two Pythons that programs are forked from (`warm_python.py`), with fla and without."""
-    ours, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
-    numbers = [place.fileno() for place in theirs]
-    process = subprocess.Popen(
-        [sys.executable, TESTS / "warm_python.py", *map(str, numbers)], env=os.environ | ALONE, pass_fds=numbers
-    )
-    atexit.register(process.kill)
-    for place in theirs:
-        place.close()
-    return {fla: place.makefile("rw") for fla, place in zip((True, False), ours, strict=True)}
+def _warm(fla: bool) -> TextIO:
+    if WARM_FOLDER not in os.environ:
+        start_warm()
+    place = socket.socket(socket.AF_UNIX)
+    place.connect(f"{os.environ[WARM_FOLDER]}/{WARM[fla]}")
+    return place.makefile("rw")
 
 
 def _request(fla: bool, **request: object) -> int | None:
-    stream = _warm()[fla]
+    stream = _warm(fla)
     print(json.dumps(request), file=stream, flush=True)
     return json.loads(stream.readline())
 

@@ -1,10 +1,11 @@
 """Pythons with torch and transformers loaded, one of them with fla too, that fork for each program to run.
 
-Loading all three takes ten seconds. The arguments are two sockets: for programs with fla, and for those without. Each
-line of a socket is a JSON object: either a program to run, with its `words` and streams, answered by its process id, or
-`wait` with a process id, answered by its exit code or null. A program starts as `python WORDS` does, but with those
-libraries loaded; nothing of slimstate is. It ends as Python does, except that the memory is left to the system: to free
-what the libraries hold takes two seconds.
+Loading all three takes ten seconds, so all processes of a test run share them, and they load when a program comes. The
+arguments are two listening sockets, for programs with fla and for those without, and a pipe that ends with the run.
+Each line of a connection is a JSON object: either a program to run, with its `words` and streams, answered by its
+process id, or `wait` with a process id, answered by its exit code or null. A program starts as `python WORDS` does, but
+with those libraries loaded; nothing of slimstate is. It ends as Python does, except that the memory is left to the
+system: to free what the libraries hold takes two seconds.
 """
 
 import atexit
@@ -12,37 +13,48 @@ import gc
 import json
 import os
 import runpy
+import select
 import socket
 import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import TextIO
 
 warnings.simplefilter("ignore")
 
-import torch  # noqa: E402
-from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: E402, F401 - transformers itself loads nothing
 
-torch.backends.mkldnn.set_flags(False)  # as in the tests, which compare bytes with those of programs
+def wait(*places: socket.socket) -> list[socket.socket]:
+    """Return those of the sockets that have something to read; end with the run."""
+    ready = select.select([RUN, *places], [], [])[0]
+    return os._exit(0) if RUN in ready else ready
 
 
-def serve(place: socket.socket) -> list[str]:
+def serve(listener: socket.socket) -> list[str]:
     """Answer requests; return only in a fork, with the words of its program."""
     gc.collect()
     gc.freeze()  # otherwise the garbage collections of each fork would copy what the libraries hold
-    with place, place.makefile("rw") as stream:
-        for line in stream:
-            request = json.loads(line)
-            if "words" in request:
-                answer: int | None = os.fork()
-                if answer == 0:
-                    become(**request)
-                    return request["words"]
+    streams: dict[socket.socket, TextIO] = {}
+    while True:
+        for place in wait(listener, *streams):
+            if place is listener:
+                client, _ = listener.accept()
+                streams[client] = client.makefile("rw")
+            elif line := streams[place].readline():
+                request = json.loads(line)
+                if "words" in request:
+                    answer: int | None = os.fork()
+                    if answer == 0:
+                        for inherited in (listener, *streams, *streams.values()):
+                            inherited.close()
+                        become(**request)
+                        return request["words"]
+                else:
+                    ended, status = os.waitpid(request["wait"], os.WNOHANG)
+                    answer = os.waitstatus_to_exitcode(status) if ended else None
+                print(json.dumps(answer), file=streams[place], flush=True)
             else:
-                ended, status = os.waitpid(request["wait"], os.WNOHANG)
-                answer = os.waitstatus_to_exitcode(status) if ended else None
-            print(json.dumps(answer), file=stream, flush=True)
-    os._exit(0)
+                streams.pop(place).close()
 
 
 def become(words: list[str], environment: dict[str, str], out: str, err: str) -> None:
@@ -83,10 +95,17 @@ def end(code: object) -> None:
 
 
 if __name__ == "__main__":
-    with_fla, without_fla = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    with_fla, without_fla = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    RUN = int(sys.argv[3])
+    wait(with_fla, without_fla)
+    import torch
+    from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401 - transformers itself loads nothing
+
+    torch.backends.mkldnn.set_flags(False)  # as in the tests, which compare bytes with those of programs
     mine, other = (with_fla, without_fla) if os.fork() else (without_fla, with_fla)
     other.close()
-    if mine is with_fla and mine.recv(1, socket.MSG_PEEK):  # once there is a program
+    wait(mine)
+    if mine is with_fla:
         import fla  # noqa: F401
     assert "slimstate" not in sys.modules
     assert mine is with_fla or "fla" not in sys.modules

@@ -41,8 +41,14 @@ def stock_name(name: str) -> str:
     return name.replace("language_model.model.", "model.language_model.")
 
 
-@pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])])
-@pytest.mark.parametrize("name", SCHEMES)
+# other layouts of rows: in words, packed anew, in tensors that are renamed, and in blocks that are fused with others
+OTHERS = ("ct-fp8", "ct-w4-asymmetric", "ct-nvfp4", "mlx-4", "modelopt-fp8", "gptq", "awq", "fp8-blocks")
+CASES = [(MODELS[0], scheme) for scheme in SCHEMES] + [
+    pytest.param(model, scheme, marks=pytest.mark.slow) for model in MODELS[1:] for scheme in OTHERS
+]
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
 def test_rows_of_a_cut_stand_for_the_same_numbers(name, model, models, tmp_path, monkeypatch):
     scheme, source, out = SCHEMES[name], tmp_path / "quantised", tmp_path / "cut"
     if model != MODELS[0]:  # the stock shapes of one model are compared in every format

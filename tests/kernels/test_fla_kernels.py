@@ -1,11 +1,9 @@
 """The PyTorch form of every family of fla computes what fla's own kernels do, which Triton's interpreter runs here."""
 
-from __future__ import annotations
-
-import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,27 +28,24 @@ def models(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def interpreted(models, tmp_path_factory) -> dict[str, list[torch.Tensor]]:
+def interpreted(models, tmp_path_factory) -> dict[str, dict[str, Any]]:
     place, script = tmp_path_factory.mktemp("interpreted"), TESTS / "interpret_fla.py"
     torch.save(SEQUENCES, place / "ids.pt")
-    command = [sys.executable, script, place / "ids.pt", place / "logits.pt", *models.values()]
+    command = [sys.executable, script, place / "ids.pt", place / "results.pt", *models.values()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return torch.load(place / "logits.pt")
+    return torch.load(place / "results.pt")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_has_the_logits_that_the_kernels_of_fla_make(name, models, interpreted):
     model = load(models[name], device="cpu").model
-    for ids, expected in zip(SEQUENCES, interpreted[name], strict=True):
+    for ids, expected in zip(SEQUENCES, interpreted["logits"][name], strict=True):
         with torch.inference_mode():
             whole = model(input_ids=ids, use_cache=False).logits
         torch.testing.assert_close(whole, expected, rtol=0, atol=3e-5 * float(whole.std()))
 
 
-def test_with_our_step_backward_passes_of_gated_rules_through_kernels_of_fla_are_those_of_pytorch():
+def test_with_our_step_backward_passes_of_gated_rules_through_kernels_of_fla_are_those_of_pytorch(interpreted):
     """The step is the one that fla refuses on Hopper with Triton 3.4 to 3.7.0."""
-    command = [sys.executable, TESTS / "interpret_gradients.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert max(json.loads(done.stdout).values()) < 2e-5
+    assert max(interpreted["differences"].values()) < 2e-5

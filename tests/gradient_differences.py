@@ -1,27 +1,20 @@
-"""Print how far backward passes through fla's kernels, with our step for the one refused on Hopper, are from PyTorch.
+"""How far backward passes through fla's kernels, with our step for the one refused on Hopper, are from PyTorch.
 
-Runs in a fresh process, in which Triton's interpreter runs the kernels on a CPU.
+For a process in which Triton's interpreter runs the kernels on a CPU.
 """
 
-import json
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-warnings.simplefilter("ignore")
+import torch
+from fla.ops.comba import chunk_comba
+from fla.ops.common import chunk_o
+from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-from interpreting import loop_range  # noqa: E402, I001  before anything that imports Triton
-
-import torch  # noqa: E402
-from fla.ops.comba import chunk_comba  # noqa: E402
-from fla.ops.common import chunk_o  # noqa: E402
-from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # noqa: E402
-
-from recurrence_inputs import inputs  # noqa: E402
-from slimstate.kernels import gated_gradient  # noqa: E402
-from slimstate.kernels.delta_rule import comba_rule, gated_delta_rule  # noqa: E402
-from slimstate.kernels.state_space import Inputs, by_fla, by_head  # noqa: E402
+from recurrence_inputs import inputs
+from slimstate.kernels import gated_gradient
+from slimstate.kernels.delta_rule import comba_rule, gated_delta_rule
+from slimstate.kernels.state_space import Inputs, by_fla, by_head
 
 
 def difference(rules: tuple[Callable[..., Any], ...], tensors: dict[str, torch.Tensor], **options: Any) -> float:
@@ -35,10 +28,8 @@ def difference(rules: tuple[Callable[..., Any], ...], tensors: dict[str, torch.T
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True))
 
 
-def main() -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("fla.ops"):
-            module.range = loop_range
+def differences() -> dict[str, float]:
+    """Return the largest difference of each rule."""
     gated_gradient.gated_backward_refused = lambda: True
     (patch,) = gated_gradient.PATCHES
     patch.install()
@@ -54,13 +45,9 @@ def main() -> None:
     space = {"x": v, "step": step, "g": g, "B": k, "C": q, "D": skip, "state": state}
     scans = tuple(lambda form=form, **named: form(Inputs(**named)) for form in (by_fla, by_head))
     gated, combas = (chunk_gated_delta_rule, gated_delta_rule), (chunk_comba, comba_rule)
-    far = {
+    return {
         "gated delta rule": difference(gated, rule, state_v_first=True, **final),
         "packed": difference(gated, rule, cu_seqlens=packed, **final),
         "comba": difference(combas, {**rule, "q": queries, "k": keys, "p": p}, **final),
         "mamba-2": difference(scans, space),
     }
-    print(json.dumps(far))
-
-
-main()
