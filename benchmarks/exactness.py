@@ -52,6 +52,8 @@ def main() -> None:
             cuts = {"half": {"key_dim": 12}, "third": {"key_dim": 8}, "rescaled": {"key_dim": 8, "keep_norm_eps": True}}
             if family.value_refusal(checkpoint.config) is None and not family.one_width:
                 cuts |= {"values": {"value_dim": value_dim}, "both": {"key_dim": 12, "value_dim": value_dim}}
+            if family.key_refusal(checkpoint.config) is not None:
+                cuts = {"values": cuts["values"]}
             for kind, options in cuts.items():
                 out = Path(temporary) / f"{name}-{kind}"
                 slimstate.prune(original, out, method="random", progress=False, **options)

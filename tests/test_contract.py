@@ -31,12 +31,15 @@ from slimstate.selectors import Case, Request, channel_methods, choose, selector
 from slimstate.system.errors import SlimstateError
 
 NAMES = sorted(tiny.VARIANTS)
+WITH_KEYS = [name for name in NAMES if name not in tiny.VALUES_ONLY]
 INFORMED = sorted(set(channel_methods()) - {"random"})  # nothing that random sees can change its choice
 KEY_DIM = 8
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
     """To leave norms alone, and to cut values as well, is the same for every option and place of a language model."""
+    if name in tiny.VALUES_ONLY:
+        return ("values",)
     return ("cut", "rescaled", "both") if name in tiny.DISTINCT else ("cut",)
 
 
@@ -56,15 +59,16 @@ def cut_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
         original = tiny.save(tiny.build(tiny.VARIANTS[name]), root / name)
         for kind in kinds_of(name):
             out, options = root / f"{name}-{kind}", {"keep_norm_eps": kind == "rescaled"}
-            if kind == "both":
+            if kind in ("both", "values"):
                 options = {"value_dim": half_the_values(original), "value_method": "random"}
                 if options["value_dim"] is None:
                     continue
-            slimstate.prune(original, out, method="random", key_dim=KEY_DIM, **options)
+            key_dim = None if kind == "values" else KEY_DIM
+            slimstate.prune(original, out, method="random", key_dim=key_dim, **options)
             pairs[name, kind] = (original, out)
     torch.save(tiny.token_ids(), root / "ids.pt")
     for words, names, kinds in (
-        ((), tiny.OF_FLA, ("cut", "rescaled", "both")),
+        ((), tiny.OF_FLA, ("cut", "rescaled", "both", "values")),
         (("--without-fla",), tiny.OF_TRANSFORMERS, ("cut", "rescaled", "both")),
         (("--with-fla",), tiny.OF_TRANSFORMERS, ("cut",)),  # other kernels of the same layers
     ):
@@ -105,7 +109,7 @@ def test_a_cut_model_in_a_fresh_process_is_the_masked_original(name, kind, cut_f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_KEYS)
 def test_only_key_channels_change(name, cut_folders):
     original, folder = (Checkpoint.open(path) for path in cut_folders[name, "cut"])
     changed = outline(original.mixers, KEY_DIM)
@@ -120,7 +124,7 @@ def test_only_key_channels_change(name, cut_folders):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_keeping_all_is_the_identity(name, cut_folders):
-    checkpoint = Checkpoint.open(cut_folders[name, "cut"][0])
+    checkpoint = Checkpoint.open(cut_folders[name, kinds_of(name)[0]][0])
     axis = checkpoint.mixers[0].axis
     everything = Selection(keep=torch.arange(axis.width).expand(axis.heads, -1))
     tensors = {tensor: checkpoint.read(tensor) for tensor in checkpoint.tensors}
@@ -184,7 +188,7 @@ def test_masking_is_zeroing_the_rows_of_the_projections(name, folders):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tiny.EVERY_PLAIN)
+@pytest.mark.parametrize("name", [name for name in tiny.EVERY_PLAIN if name in WITH_KEYS])
 def test_every_selector_cuts_every_family_to_its_masked_self(name, folders, tmp_path, monkeypatch):
     """All from one calibration. The cuts have the same config, and differ only in the tensors that a cut changes.
 

@@ -32,6 +32,9 @@ EVERY_PLAIN = tuple(name for name in VARIANTS if name.endswith("-plain"))
 # without families whose language model is that of another family, and without language models that another one holds
 LANGUAGES = {name: FAMILIES[VARIANTS[name].model_type].language for name in EVERY_PLAIN}
 DISTINCT = tuple(name for name in EVERY_PLAIN if LANGUAGES[name] is None and "_text-" not in name)
+VALUES_ONLY = tuple(  # whose keys cannot be cut
+    name for name, variant in VARIANTS.items() if FAMILIES[variant.model_type].key_refusal(variant.options)
+)
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 300}
 SHAPES = {  # configs of models that train in a second
     "delta_net": {**SIZES, "model_type": "delta_net", "expand_k": 0.75},

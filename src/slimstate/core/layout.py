@@ -134,6 +134,9 @@ class HookPoint(Value):
     normaliser: str | None = None
     # the argument with the initial state
     initial_state: str = "initial_state"
+    # the argument with the initial products of keys [B, H, K, K], if the state has them too: "h_kk_init"; they are
+    # returned before the state
+    initial_key_state: str | None = None
     # the argument that requests the final state
     final_state: str = "output_final_state"
     # whether that state is [B, H, V, K], as in Mamba-2, and not [B, H, K, V]
@@ -154,6 +157,11 @@ class HookPoint(Value):
     def every_operator(self) -> tuple[str, ...]:
         """The operators, with that for one token."""
         return self.operators if self.step_operator is None else (*self.operators, self.step_operator)
+
+    @property
+    def initial_states(self) -> tuple[str, ...]:
+        """The arguments with the initial states, in the order in which the final ones are returned."""
+        return (*filter(None, (self.initial_key_state,)), self.initial_state)
 
 
 class Mixer(Value):
@@ -177,6 +185,8 @@ class Mixer(Value):
     value_heads: int
     # V, values of a head: the state of a head is K x V
     value_dim: int
+    # numbers that a feature map makes of each key channel, each with its row in the state: 2 for hedgehog
+    features: int = 1
     # the values, and every slot that a cut of them changes; None if they cannot be cut
     value_axis: ValueAxis | None = None
     # its convolutions by what they filter, each with an axis of one slot, to look at and to train:
@@ -210,7 +220,8 @@ class Mixer(Value):
 
     def state_elements(self, key_dim: int, value_dim: int | None = None) -> int:
         """Return the numbers in the state of a sequence after a cut."""
-        return self.value_heads * key_dim * self.values_beside(key_dim, value_dim)
+        columns = self.values_beside(key_dim, value_dim) + (0 if self.hook.initial_key_state is None else key_dim)
+        return self.value_heads * key_dim * self.features * columns
 
     @property
     def place_in_files(self) -> str:

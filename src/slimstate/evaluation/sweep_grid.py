@@ -98,14 +98,15 @@ class Grid:
     def needs(self, has_text: bool, cuts_values: bool) -> frozenset[Need]:
         """Return what one calibration must collect for all methods; nothing without a text.
 
-        Gram matrices are always among it, for the condition numbers of the keys.
+        Where keys are cut, Gram matrices are among it, for the condition numbers of the keys.
         """
-        calibrated = [selector.name for selector in self.selectors if selector.calibrated]
+        selectors = self.selectors if any(key_dim < self.width for key_dim in self.key_dims) else ()
+        calibrated = [selector.name for selector in selectors if selector.calibrated]
         if calibrated and not has_text:
             raise PlanError(f"{', '.join(calibrated)} need activations: give text to calibrate on with `data`")
-        needs = frozenset(need for selector in self.selectors for need in selector.needs)
+        needs = frozenset(need for selector in selectors for need in (*selector.needs, "gram"))
         needs |= value_selector_named(self.options.value_method).needs if cuts_values else frozenset()
-        return (needs - {"weight"}) | {"gram"} if has_text else frozenset()
+        return needs - {"weight"} if has_text else frozenset()
 
 
 def order_rows(rows: Sequence[Row], candidates: Sequence[Candidate]) -> tuple[Row, ...]:

@@ -162,6 +162,15 @@ class Family(Value, ABC):
         Raise a `ModelError` if no config has such widths.
         """
 
+    def one_dim(self, sizes: Sizes) -> int:
+        """Return the one width of keys and values; refuse two."""
+        if sizes.width != sizes.value_dim:
+            raise ModelError(
+                f"{self.model_type} has one width for keys and values, got key dim {sizes.width} and value dim"
+                f" {sizes.value_dim}: use `state_dim`"
+            )
+        return sizes.width
+
     def resize(self, config: Config, key_dim: int, value_dim: int | None = None, *, corrected: bool = True) -> Config:
         """Return the config of the same model with `key_dim` and `value_dim` channels per head.
 
@@ -169,6 +178,8 @@ class Family(Value, ABC):
         always does so.
         """
         before = self.sizes(config)
+        if key_dim != before.width and (reason := self.key_refusal(config)) is not None:
+            raise ModelError(f"the keys of {self.model_type} cannot be cut: {reason}; cut its values with `value_dim`")
         other = key_dim if self.one_width else before.value_dim
         after = replace(before, width=key_dim, value_dim=other if value_dim is None else value_dim)
         fields = dict(self.fields_for(config, after))
@@ -195,6 +206,10 @@ class Family(Value, ABC):
             return "no norm follows the values, so that cutting them equals zeroing"
         factor = f"{name} times {self.sizes(config).value_dim / value_dim:.4g} and " if name else ""
         return f"{factor}output weights compensate the norm over fewer values, so that cutting them equals zeroing"
+
+    def key_refusal(self, config: Config) -> str | None:
+        """Return why the keys of a model with this config cannot be cut, or None if they can."""
+        return None
 
     def value_refusal(self, config: Config) -> str | None:
         """Return why the values of a model with this config cannot be cut, or None if they can."""

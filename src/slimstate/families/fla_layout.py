@@ -46,7 +46,7 @@ class Layer(Value):
     key: Slot = KEY
     # rows with key channels besides projections and convolutions: those of gates
     gates: tuple[Slot, ...] = ()
-    # heads that the convolution of the values filters, if these are not the value heads
+    # heads that the convolution of the values filters, if these are not the value heads; 0 without such a convolution
     convolved_value_heads: int | None = None
     # whether there can be a convolution of queries, keys and values; `use_short_conv` in a config turns it off
     convolved: bool = True
@@ -60,6 +60,10 @@ class Layer(Value):
     value_norm: str | None = "o_norm"
     # whether there are only linear maps before the state, so that the rows of the values absorb what a cut changes
     linear_values: bool = False
+    # whether there are always as many values as keys
+    tied: bool = False
+    # numbers that a feature map makes of each key channel
+    features: int = 1
     # what corrects the query scale; most models have one epsilon for all norms, also for that after the state
     correction: Correction = NORM_EPS
 
@@ -162,7 +166,7 @@ def _mixer(config: Config, sizes: Sizes, layer: Layer) -> Mixer:
         layer=0, path="model.layers.0.attn",
         axis=Axis(heads=sizes.heads, width=sizes.width, slots=(layer.query, layer.key, *convolutions, *layer.gates)),
         query=layer.query, key=layer.key, hook=layer.hook, input_size=sizes.input_size,
-        value_heads=sizes.value_heads, value_dim=sizes.value_dim,
+        value_heads=sizes.value_heads, value_dim=sizes.value_dim, features=layer.features,
         value_axis=_value_axis(config, sizes, layer, convolved), filters=_filters(sizes, layer) if convolved else (),
         projections=tuple(name if "_" in name else f"{name}_proj" for name in layer.projections),
         noncommuting=None if layer.noncommuting is None else (*filters_apart, *layer.noncommuting), sharing=shared,
@@ -177,11 +181,12 @@ def _value_axis(config: Config, sizes: Sizes, layer: Layer, convolved: bool) -> 
     value = replace(layer.value, scale_power=0.5 * layer.linear_values)
     output = replace(per_group(OUTPUT, width, copies), dim=1, scale_power=-0.5)
     gate = (per_group("g_proj.weight", width, copies),) * ("g" in layer.projections)
-    filters = _filter_slots(config, "v", value) if convolved else ()
+    filters = _filter_slots(config, "v", value) if convolved and layer.convolved_value_heads != 0 else ()
     norm = f"{layer.value_norm}.weight" if config.get("elementwise_affine", True) else None
     return ValueAxis(
-        heads=heads, width=width, slots=(value, *filters, *gate, output), value=value, output=output, norm=norm
-    )
+        heads=heads, width=width, slots=(value, *filters, *gate, output), value=value, output=output, norm=norm,
+        tied=layer.tied,
+    )  # fmt: skip
 
 
 def sharing(config: Config) -> str | None:
@@ -209,10 +214,11 @@ def _filter_slots(config: Config, letter: str, slot: Slot) -> Iterator[Slot]:
 
 def _filters(sizes: Sizes, layer: Layer) -> tuple[tuple[str, Axis], ...]:
     value_heads = sizes.value_heads if layer.convolved_value_heads is None else layer.convolved_value_heads
+    values = (("value", filter_axis("v_conv1d.weight", value_heads, sizes.value_dim)),) if value_heads else ()
     return (
         ("query", filter_axis("q_conv1d.weight", sizes.heads * layer.query.copies, sizes.width)),
         ("key", filter_axis("k_conv1d.weight", sizes.heads * layer.key.copies, sizes.width)),
-        ("value", filter_axis("v_conv1d.weight", value_heads, sizes.value_dim)),
+        *values,
     )
 
 

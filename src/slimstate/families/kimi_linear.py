@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
 from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Family, Library, Sizes, filter_axis
-from slimstate.system.errors import ModelError
 
 INNER = "linear_attn_config"  # the sizes in published configs, which precede those beside it
 RENAMED = ("f_a_proj.weight", "f_b_proj.weight", "dt_bias", "A_log")  # in the running model part of the forget gate
@@ -107,13 +106,9 @@ class KimiLinear(Family):
         return RMS_NORM_EPS
 
     def fields_for(self, config: Config, sizes: Sizes) -> Config:
-        if sizes.width != sizes.value_dim:
-            raise ModelError(
-                f"{self.model_type} has one width for keys and values, got key dim {sizes.width} and value dim"
-                f" {sizes.value_dim}: use `state_dim`"
-            )
-        inner = {INNER: {**config[INNER], "head_dim": sizes.width}} if config.get(INNER) else {}
-        return {"linear_head_dim": sizes.width, **inner}
+        width = self.one_dim(sizes)
+        inner = {INNER: {**config[INNER], "head_dim": width}} if config.get(INNER) else {}
+        return {"linear_head_dim": width, **inner}
 
 
 FAMILIES = (

@@ -1,4 +1,4 @@
-"""Linear attention of flash-linear-attention, if its feature map is elementwise: relu, identity, elu."""
+"""Linear attention of flash-linear-attention: keys can be cut if its feature map is elementwise, values always."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from slimstate.core.layout import HookPoint
 from slimstate.families.contract import FOLDED, NORM_EPS, Config, Correction, Sizes
 from slimstate.families.fla_layout import ByExpansion, Layer, grouped_queries
 
-MIXING = ("hedgehog", "t2r", "elementwise_product", "dpfp")  # feature maps that mix the channels of a head
+# feature maps that mix the channels of a head, and how many features they make of each
+MIXING = {"hedgehog": 2, "t2r": 1, "elementwise_product": 1, "dpfp": 8}
 DEFAULT = "elementwise_product"
 CANCELS = Correction(why="the output is divided by a sum with the same query scale, so that cutting equals zeroing")
 
@@ -27,14 +28,15 @@ def layer(config: Config, sizes: Sizes) -> Layer:
         value_norm="norm",
         distinct_value_heads=sizes.heads,
         linear_values=True,
+        features=MIXING.get(config["feature_map"], 1),
         correction=correction,
     )
 
 
 class LinearAttention(ByExpansion):
-    """A family of which only some feature maps can be cut."""
+    """A family whose keys can be cut only with some feature maps."""
 
-    def refusal(self, config: Config) -> str | None:
+    def key_refusal(self, config: Config) -> str | None:
         values = self.with_defaults(config)
         if values["feature_map"] in MIXING:
             return (
@@ -56,7 +58,7 @@ FAMILIES = (
         },
         refused={
             f"`feature_map` {', '.join(MIXING)} (the default is {DEFAULT}), `norm_q` or `norm_k`": (
-                "channels of a head are mixed"
+                "channels of a head are mixed, so only values can be cut"
             )
         },
     ),

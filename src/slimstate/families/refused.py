@@ -9,9 +9,7 @@ REFUSED = {
     "glm5_next": ONE_HEAD_DIM.format(field="linear_head_dim", also="the bottlenecks of the gates"),
     "bailing_hybrid": ONE_HEAD_DIM.format(field="linear_head_dim", also="the softmax layers"),
     "minimax": ONE_HEAD_DIM.format(field="head_dim", also="the softmax layers"),
-    "mesa_net": ONE_HEAD_DIM.format(field="head_dim", also="the kernels, which need equal widths"),
     "rwkv7": "its key width is the hidden size, so no stock config has a smaller key dim",
-    "retnet": "it rotates keys and queries by frequencies that depend on the key dim, so a cut would change them",
     "gdn2": "flash-linear-attention has the layer but no model class that would load a checkpoint",
 }
 

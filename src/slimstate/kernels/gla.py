@@ -1,4 +1,4 @@
-"""Gated linear attention, and linear attention without a decay.
+"""Gated linear attention, linear attention without a decay, and retention with a fixed one.
 
 B batch, T time, H key heads, G value heads, K key dim, V value dim. q, k [B, T, H, K]; v [B, T, G, V]; g, the logarithm
 of the decay, is [B, T, G, K] for every channel, [B, T, G] for a whole head, or None; state [B, G, K, V].
@@ -61,8 +61,16 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, normalize: bool = True,
     return o / (below + 1e-10), None if sums is None else (state, sums.mT.transpose(1, 2))
 
 
+def retention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Compute retention as fla's layers call it: with the decay 1 - 2^(-5 - h) of head h."""
+    decay = (1 - 2.0 ** (-5.0 - torch.arange(q.shape[2], dtype=torch.float, device=q.device))).log()
+    return gated_linear_attention(q, k, v, g=decay.expand(q.shape[:3]), **options)
+
+
 LINEAR = ("chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn")
+RETENTION = ("chunk_retention", "fused_chunk_retention", "parallel_retention", "fused_recurrent_retention")
 PATCHES = (
     *in_place_of("fla.layers.gla", ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"), gated_linear_attention),
     *in_place_of("fla.layers.linear_attn", LINEAR, linear_attention),
+    *in_place_of("fla.layers.multiscale_retention", RETENTION, retention),
 )

@@ -104,7 +104,7 @@ def masked(
     key_dim = selections[mixers[0].layer].key_dim
 
     def mask(mixer: Mixer, role: Role, x: Tensor) -> Tensor:
-        return x * masks[mixer.layer].to(x)
+        return x if key_dim == mixer.axis.width else x * masks[mixer.layer].to(x)  # of features there may be more
 
     scale = key_dim**-0.5 if rescaled else None
     with _changed_weights(model, mixers, selections), hooked(model, mixers, mask, scale):
@@ -177,7 +177,7 @@ def observed(
 
     def read_pieces(operator: Operator, mixer: Mixer, arguments: Arguments) -> Any:
         def between(piece: Arguments, time: int, state: Any) -> Any:
-            read(_reading(mixer, piece, time, state))
+            read(_reading(mixer, piece, time, state[-1] if mixer.hook.initial_key_state else state))
             return state
 
         return in_pieces(operator, mixer.hook, arguments, every, between)
@@ -201,10 +201,10 @@ def in_pieces(
 ) -> Any:
     """Run an operator on pieces of `every` tokens, one after the other.
 
-    `between` gets the arguments of a piece, the number of tokens so far and the state after it, and returns the state
-    that the next piece starts from.
+    `between` gets the arguments of a piece, the number of tokens so far and the state after it, a tuple if there are
+    two, and returns the state that the next piece starts from.
     """
-    state, needs_state = arguments.get(hook.initial_state), arguments.get(hook.final_state, False)
+    states, needs_state = [arguments.get(name) for name in hook.initial_states], arguments.get(hook.final_state, False)
     names = (hook.query, hook.key, *hook.key_like, *hook.per_token)
     with_time = [name for name in names if arguments.get(name) is not None]
     length = arguments[hook.query].shape[1]
@@ -215,12 +215,13 @@ def in_pieces(
         for name in with_time:
             steps = arguments[name].shape[1] // length  # updates per token
             piece[name] = arguments[name][:, start * steps : (start + every) * steps].contiguous()
-        piece.update({hook.initial_state: state, hook.final_state: True})
-        output, state = piece.pass_to(operator)
+        piece.update({**dict(zip(hook.initial_states, states, strict=True)), hook.final_state: True})
+        output, *states = piece.pass_to(operator)
         outputs.append(output)
-        state = between(piece, min(start + every, length), state)
+        state = between(piece, min(start + every, length), states[0] if len(states) == 1 else tuple(states))
+        states = [state] if len(states) == 1 else list(state)
     output = torch.cat(outputs, dim=1)
-    return (output, state if needs_state else None) if needs_state or hook.returns_pair else output
+    return (output, *(states if needs_state else [None] * len(states))) if needs_state or hook.returns_pair else output
 
 
 @contextmanager

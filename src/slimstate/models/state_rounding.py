@@ -33,7 +33,9 @@ def rounded_states(model: nn.Module, mixers: Sequence[Mixer], rounding: StateRou
             return in_pieces(operator, mixer.hook, arguments, rounding.every, between)
 
     def round_in_place(operator: Operator, mixer: Mixer, arguments: Arguments) -> Any:
-        result, state = arguments.pass_to(operator), arguments[STEP_STATE]
+        result = arguments.pass_to(operator)
+        if (state := arguments.get(STEP_STATE)) is None:  # they are returned
+            return (result[0], *map(rounding, result[1:]))
         state.copy_(rounding(state))
         return result
 

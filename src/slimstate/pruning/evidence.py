@@ -92,7 +92,8 @@ class EvidenceCollector:
                 reporter.say(f"evidence: {path}, {size}; no forward pass")
                 return saved, None
         elif path is not None:
-            needs |= {"gram", "input"}  # cheap in the same pass, and the file then serves the other methods too
+            # cheap in the same pass, and the file then serves the other methods too
+            needs |= {"input"} if checkpoint.family.key_refusal(checkpoint.config) else {"gram", "input"}
         fresh, kernels = self._run_model(checkpoint, needs, reporter)
         evidence = fresh if saved is None else saved.extended(fresh)
         if path is not None:
