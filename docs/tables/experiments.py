@@ -29,7 +29,7 @@ ROTATED = _sweeps("rotations", bundled="bundled-rotations")
 
 
 SHARED = {title: record("shared-filters")[name]["sweep"] for title, name in FILTERS.items()}
-TRAINED = {"hybrid": record("hybrids")["qwen3_next"]["sweep"], "Mamba-2": record("hybrids")["mamba2"]["sweep"]}
+HYBRID, MAMBA2 = (record("hybrids")[name]["sweep"] for name in ("qwen3_next", "mamba2"))
 PAPER_FILTERS = {f"the paper, {kind}": kind for kind in ("own", "shared")}
 
 
@@ -139,7 +139,13 @@ TABLES = {
     ),
     "filters-components": grid(("filters", "uncut", "removed, %"), _filter_places(), ON_FILTERS, _on_filters),
     "filters-methods": _perplexities(SHARED, 1),
-    "hybrids": _perplexities(TRAINED, 2),
+    "hybrid": grid(
+        ("key dim",),
+        [(64,), (32,), (16,)],
+        METHODS,
+        lambda key_dim, method: f"{sweep(HYBRID)[method, 'kq', key_dim]['word_ratio']:.3f}",
+    ),
+    "mamba2": _perplexities({"Mamba-2": MAMBA2}, 2),
     "utilisation": grid(
         ("model", "uncut", "key dim"),
         [(title, uncut, key_dim) for title, uncut in USED.items() for key_dim in (64, 32, 16)],
@@ -148,6 +154,7 @@ TABLES = {
     ),
 }
 NUMBERS = {
+    "hybrid-perplexity": f"{HYBRID['uncut']['word_perplexity']:.1f}",
     "wikitext-tokens": f"{UNCUT['tokens']:,}",
     "wikitext-bytes": f"{UNCUT['bytes']:,}",
 } | {f"scores-bundled-{score}": f"{SCORES['bundled']['grad', score, 64]['word_ratio']:.3f}" for score in ("kq", "q")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from tables.layout import markdown, only, record, timings
-from tables.reconstruct import back
+from tables.reconstruct import DISTILLED, back
 from tables.recovery import RECALL, ROWS, SHARES, nats, recall_errors
 
 TIMED = "DeltaNet 1.3B, random weights, H200"
@@ -64,8 +64,8 @@ TABLES = {
     ),
 }
 NUMBERS = {
-    "reconstruct-back": _range(back("`--reconstruct` (500 steps)")),
-    "distill-back": _range(back("600 steps and `--distill 300`")),
+    "reconstruct-back": _range(back("reconstructed")),
+    "distill-back": _range(back(DISTILLED)),
     "recover-gap": f"{GAP:.3f}",
     "recover-delta": str(_row("DeltaNet", "I")["closed"]).removesuffix(" %"),
     "recover-gated": str(_row("Gated DeltaNet", "I")["closed"]).removesuffix(" %"),

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
-from tables.layout import GIB, RECORDS, grid, only, pairs, percent, record, select, sweep, table
-from tables.recovery import MODELS, RECALL, recall_errors
+from tables.layout import GIB, RECORDS, grid, only, pairs, percent, record, select, table
+from tables.recovery import MODELS
 
 MEASURED = record("reconstruction-30m")
 KEY_DIMS = (64, 32, 16)
-CUTS = {title: sweep(f"sweep-{name}-main") for title, name in MODELS.items()}
-# rows of the record, by what the command was given
+DISTILLED = "600 steps and `--distill 300`"
+# rows of the record, by the options of the command
 WAYS: dict[str, dict[str, Any]] = {
-    "`--reconstruct` (500 steps)": {"way": "--reconstruct", "steps": 500},
     "`--reconstruct-steps 600`": {"way": "--reconstruct", "steps": 600},
-    "600 steps and `--distill 300`": {"way": "--distill 300"},
+    DISTILLED: {"way": "--distill 300"},
 }
+# by model: key and value dims, the uncut ones first
+ALL_MODELS = {**MODELS, "Hybrid": "qwen3_next-30m"}
+KEYS = {title: [(key_dim, 256 if "Gated" in title else 128) for key_dim in (128, *KEY_DIMS)] for title in ALL_MODELS}
+BOTH = {
+    "DeltaNet": [(128, 128), (96, 96), (64, 128), (128, 64), (32, 128), (64, 64)],
+    "Gated DeltaNet": [(128, 256), (96, 192), (64, 256), (128, 128), (32, 256), (64, 128)],
+}
+DIMS = {(row["model"], row["key_dim"], row["value_dim"], row["what"]): row for row in record("dims-30m")["rows"]}
 WEIGHTS = {
     "all tokens alike (`drrqr`)": "all alike",
     "by the gradient": "lengths",
@@ -31,17 +39,54 @@ VARIANTS = (
 )
 
 
-def gained(way: str, model: str, key_dim: int) -> float:
+def _compared(title: str, key_dim: int, value_dim: int) -> dict[str, Any]:
+    """Return a row of a cut and its reconstruction, or of the uncut model: perplexity per word, nats, recall."""
+    name = ALL_MODELS[title]
+    widths = KEYS[title][0]
+    row: dict[str, Any] = {"model": title, "dims": f"{key_dim} x {value_dim}"}
+    if (key_dim, value_dim) == widths:
+        uncut = DIMS[(name, *widths, "uncut")]
+        return {**row, "word": uncut["word_perplexity"], "recall": 100 * _recalled(uncut), "state": "100 %"}
+    row["state"] = percent(key_dim * value_dim / (widths[0] * widths[1]))
+    for what, prefix in (("cut", ""), ("reconstructed", "after_")):
+        measured = DIMS[name, key_dim, value_dim, what]
+        row |= {
+            f"{prefix}word": measured["word_perplexity"],
+            f"{prefix}nats": lost(title, key_dim, value_dim, what),
+            f"{prefix}recall": 100 * _recalled(measured),
+        }
+    return row
+
+
+def _recalled(row: dict[str, Any]) -> float:
+    """Return the share of right answers over all seeds."""
+    return sum(map(sum, row["right"])) / (len(row["right"]) * sum(record("dims-30m")["questions"]))
+
+
+def _recall_error() -> str:
+    """Return the largest standard error of the recall scores, in points."""
+    shares = [_recalled(row) for row in DIMS.values()]
+    questions = 10 * sum(record("dims-30m")["questions"])
+    return f"{max(100 * math.sqrt(share * (1 - share) / questions) for share in shares):.1f}"
+
+
+def lost(title: str, key_dim: int, value_dim: int, what: str) -> float:
     """Return the nats per token over the uncut model on WikiText-2."""
-    if way == "cut only":
-        return CUTS[model]["drrqr", "kq", key_dim]["nats_over_uncut"]
-    row = only(MEASURED["rows"], model=MODELS[model], key_dim=key_dim, **WAYS[way])
+    uncut = DIMS[(ALL_MODELS[title], *KEYS[title][0], "uncut")]
+    return DIMS[ALL_MODELS[title], key_dim, value_dim, what]["nats_per_token"] - uncut["nats_per_token"]
+
+
+def gained(way: str, title: str, key_dim: int) -> float:
+    """Return the nats per token over the uncut model on WikiText-2, after what an option did."""
+    if way in ("cut", "reconstructed"):
+        return lost(title, key_dim, KEYS[title][0][1], way)
+    row = only(MEASURED["rows"], model=MODELS[title], key_dim=key_dim, **WAYS[way])
     return row["nats_over_uncut"]["wikitext2"]
 
 
 def back(way: str) -> list[float]:
     """Return the share of the loss that came back, for both models and all key dims."""
-    return [1 - gained(way, *place) / gained("cut only", *place) for place in PLACES]
+    return [1 - gained(way, *place) / gained("cut", *place) for place in PLACES]
 
 
 def _weighted(title: str, place: tuple[str, int]) -> str:
@@ -54,16 +99,6 @@ def _weighted(title: str, place: tuple[str, int]) -> str:
 def _variant(way: str, model: str) -> str:
     row = only(MEASURED["rows"], model=MODELS[model], key_dim=32, way=way, steps=400, learning_rate=1e-3)
     return f"{row['nats_over_uncut']['wikitext2']:.3f}"
-
-
-def _recalled(model: str, key_dim: int, what: str) -> str:
-    """Return the names recalled: of the Gated DeltaNet over twenty seeds, of the DeltaNet from one."""
-    name = "uncut" if key_dim == 128 else what
-    if key_dim == 128 and what == "reconstructed":
-        return ""
-    if model == "Gated DeltaNet":
-        return percent(statistics.mean(RECALL[MODELS[model], key_dim, name]), 1)
-    return percent(only(MEASURED["associative_recall"], model=MODELS[model], key_dim=key_dim, what=name)["mean"], 1)
 
 
 def _bundled() -> list[dict[str, Any]]:
@@ -135,18 +170,26 @@ def _times() -> list[dict[str, Any]]:
 
 
 PLACES = pairs(dict.fromkeys(MODELS, KEY_DIMS))
+COMPARED = {
+    "model": "{model}", "key x value dim": "{dims}", "word perplexity": "{word:.1f}",
+    "word perplexity, reconstructed": "{after_word:.1f}", "nats over uncut": "{nats:.3f}",
+    "nats, reconstructed": "{after_nats:.3f}", "recall, %": "{recall:.1f}",
+    "recall, reconstructed": "{after_recall:.1f}",
+}  # fmt: skip
 TABLES = {
-    "reconstruction": grid(
+    "reconstruction": table(COMPARED, (_compared(title, *dims) for title in KEYS for dims in KEYS[title])),
+    "dims": table(
+        {"model": "{model}", "key x value dim": "{dims}", "state": "{state}", **dict(list(COMPARED.items())[2:])},
+        (_compared(title, *dims) for title in BOTH for dims in BOTH[title]),
+    ),
+    "reconstruction-distilled": grid(
         ("nats over uncut",),
-        [("cut only",), *((way,) for way in WAYS)],
+        [("reconstructed",), *((way,) for way in WAYS)],
         PLACES,
         lambda way, place: f"{gained(way, *place):.3f}",
     ),
     "reconstruction-times": table(
         {"": "{model}", "seconds": "{seconds:.0f}", "GPU memory, GiB": "{peak:.1f}"}, _times()
-    ),
-    "reconstruction-recall": grid(
-        ("model", "key dim"), pairs(dict.fromkeys(MODELS, (128, 64, 32))), ("cut", "reconstructed"), _recalled
     ),
     "reconstruction-variants": grid(("error measured",), [(way,) for way in VARIANTS], MODELS, _variant),
     "reconstruction-bundled": table(
@@ -164,11 +207,7 @@ TABLES = {
     "reconstruction-memory": table({"": "{part}", "GB": "{gb:.2f}"}, _memory()),
 }
 NUMBERS = {
-    "recall-error-gated": recall_errors(
-        [
-            seeds
-            for (model, _, what), seeds in RECALL.items()
-            if "gated" in model and what in ("uncut", "cut", "reconstructed")
-        ]
-    ),
+    "dims-recall-error": _recall_error(),
+    "reconstruction-sum": f"{sum(gained('reconstructed', *place) for place in PLACES):.3f}",
+    "reconstruction-cut-sum": f"{sum(gained('cut', *place) for place in PLACES):.2f}",
 }
