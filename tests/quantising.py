@@ -3,8 +3,6 @@
 Nothing here uses slimstate, so that it is an oracle. A weight has N rows and K inputs, in groups of G inputs.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

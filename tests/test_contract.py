@@ -1,7 +1,5 @@
 """What holds for every family with every option, and for every selector; new ones are swept in by themselves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

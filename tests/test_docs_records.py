@@ -1,7 +1,5 @@
 """The records behind the docs: the types of today read them, and they agree with each other."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The commands and the Python of README.md run, on less text; `make wheel` runs the commands as they are written."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Production hybrids: fused rows, grouped heads, nested configs, and traps of their libraries."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

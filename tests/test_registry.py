@@ -1,7 +1,5 @@
 """Families, selectors and patches are registered by listing them: one file in the package is enough."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable

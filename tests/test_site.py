@@ -1,7 +1,5 @@
 """The docs are up to date with their records, and the search of the site runs from a disk without workers."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

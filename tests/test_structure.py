@@ -1,7 +1,5 @@
 """Sizes of functions, words of errors, and what an import loads; `make lint` checks the layers of imports."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

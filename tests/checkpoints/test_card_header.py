@@ -1,7 +1,5 @@
 """The header of a card keeps what the hub needs of the original's, and names nothing of this machine."""
 
-from __future__ import annotations
-
 import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id

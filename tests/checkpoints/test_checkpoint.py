@@ -1,7 +1,5 @@
 """A folder is written completely or not at all, keeps what it should, and records where it came from."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import json

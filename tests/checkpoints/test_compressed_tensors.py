@@ -3,8 +3,6 @@
 `make engines-compressed` creates an environment with llm-compressor, and runs this file in it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

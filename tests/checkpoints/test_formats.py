@@ -1,7 +1,5 @@
 """Quantised checkpoints: rows of the cut stand for the same numbers as rows of the original, in every format."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of strangers: what is not a plain model folder is refused in one line, and nothing outside it is touched."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Every definition, bound and identity of the paper's rank analysis, on random matrices of every shape and rank."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

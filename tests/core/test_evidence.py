@@ -1,7 +1,5 @@
 """Evidence is what calibration can give, or it is refused with what is wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

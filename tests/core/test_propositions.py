@@ -1,7 +1,5 @@
 """The paper's propositions that cutting rests on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """The dynamical view and the regression view of docs/THEORY.md, each against an oracle."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

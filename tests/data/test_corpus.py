@@ -1,7 +1,5 @@
 """Every window is trained on once an epoch, a held-out one never, and a sample depends on its number and the seed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Documents and tokens of a text are the same in every format, with any line ends, as a file or as rows of a table."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

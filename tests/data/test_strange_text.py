@@ -1,7 +1,5 @@
 """Untrusted texts: damaged, endless or compressed too far, each gives an error in one line, and soon."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

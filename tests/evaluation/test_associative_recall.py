@@ -1,7 +1,5 @@
 """Associative recall: sequences contain the answers; a perfect memory finds them, a blind model does not."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

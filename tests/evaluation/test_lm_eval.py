@@ -1,7 +1,5 @@
 """Tasks against numbers computed by hand, and against lm-eval's own command in a process of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """analyze and eval as people use them: records and figures, two models side by side, one line for bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

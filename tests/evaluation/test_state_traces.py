@@ -1,7 +1,5 @@
 """Traces of states agree with the stock cache at the same token, and their memory does not grow with the text."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

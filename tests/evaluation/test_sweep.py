@@ -1,7 +1,5 @@
 """Sweeps: rows agree with real cuts, one calibration serves all, an interruption costs one row, tables show rows."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Tasks in a sweep: lm-eval's result for a masked model is that for the cut one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

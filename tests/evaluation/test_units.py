@@ -1,7 +1,5 @@
 """Perplexity per token and bits per byte are one number in two units, by counts that are reported."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Word perplexity is that of lm-eval's task `wikitext`, and only WikiText has one."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

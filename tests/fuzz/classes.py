@@ -4,8 +4,6 @@ The folder of a case holds the source under its own name, `work` for outputs, an
 Commands run in the folder, so that all paths are relative.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Small damage to JSON, bytes and safetensors files, drawn by a `random.Random`."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """The inputs that the fuzzer damages: small models, and all other files that slimstate reads."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -1,7 +1,5 @@
 """The fuzzer tells bad ends from good ones, and draws the same damage from the same seed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from random import Random

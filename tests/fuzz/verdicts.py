@@ -1,7 +1,5 @@
 """What a command may do to a folder, whatever its input is."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Variants of a kernel are compiled side by side, for a GPU that need not be there: only running them needs one."""
 
-from __future__ import annotations
-
 import pytest
 
 from launching import Program

@@ -1,7 +1,5 @@
 """Every chunked recurrence against the recurrence token by token: values, last state and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The loss of a few tokens at a time is the formula over all logits, in value and gradient, in little memory."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The PyTorch kernels do what the model classes ask of fla's: packing, padding, caches, gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

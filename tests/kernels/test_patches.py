@@ -1,7 +1,5 @@
 """What runs in place of fla's functions is found by itself, covers what layers call, and knows when to stand aside."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

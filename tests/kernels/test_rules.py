@@ -1,7 +1,5 @@
 """Every rule against the slow form of its own library; packed sequences, shared key heads and states between calls."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

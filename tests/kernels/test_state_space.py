@@ -1,7 +1,5 @@
 """The scan of Mamba-2 for GPUs against that by heads, what it saves, and the choice between kernels."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 

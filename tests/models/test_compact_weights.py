@@ -1,7 +1,5 @@
 """Weights that rest in the dtype of their files, and are float32 to all who compute with them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

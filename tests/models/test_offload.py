@@ -1,7 +1,5 @@
 """A model that does not fit is calibrated all the same, to the same evidence; and a cut can be estimated unseen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

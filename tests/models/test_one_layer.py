@@ -1,7 +1,5 @@
 """A stock model of which one layer at a time has weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

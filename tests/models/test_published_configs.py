@@ -1,7 +1,5 @@
 """What published checkpoints say is written beside what transformers 5 says, and the stock class reads the same."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """States as an engine's cache keeps them: against a loop over tokens that rounds at the same places."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 

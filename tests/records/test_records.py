@@ -1,7 +1,5 @@
 """Records: strict JSON, written whole or not at all, read from any folder; only our own files are replaced."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The schema of records: annotations alone say what a file must hold; an error names the place that does not fit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from copy import deepcopy

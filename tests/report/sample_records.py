@@ -1,7 +1,5 @@
 """The sample records in `records/`, one of every kind, and changes to them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

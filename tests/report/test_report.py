@@ -1,7 +1,5 @@
 """The report: from records alone, one page that stands by itself, whatever the records hold or lack."""
 
-from __future__ import annotations
-
 import html
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Cuts by a basis: exact where everything commutes with it, best filters where something does not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Strong rank-revealing QR: its bound, its optimum on small cases, and matrices that defeat plain pivoting."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

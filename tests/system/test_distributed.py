@@ -1,7 +1,5 @@
 """Two processes find what one finds, write once, speak once, and stop together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Results are pushed to the hub with its own client, which here speaks to a stand-in on this machine."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

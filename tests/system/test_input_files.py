@@ -1,7 +1,5 @@
 """Quotes are short, and names stay where they belong."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Outputs appear whole or not at all, in plain places only, and what is unfinished goes, whatever ends the process."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

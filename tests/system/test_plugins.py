@@ -1,7 +1,5 @@
 """Selectors and families of other packages, installed in a place of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

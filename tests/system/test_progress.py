@@ -1,7 +1,5 @@
 """Progress: messages are logged, shown as lines or as bars, with an estimate of the remaining time."""
 
-from __future__ import annotations
-
 import io
 import logging
 

@@ -1,7 +1,5 @@
 """Our threads compute alone, and leave torch as many as it had."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -3,8 +3,6 @@
 Licence and language of the original model are taken over, if they have the form that the hub expects.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model cards of cut, recovered and trained checkpoints, from the templates in `cards/`."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """The change that a cut makes to the tensors in the files: plain weights by the cutter, quantised ones part by part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -4,8 +4,6 @@ Most tensors of a model do not change. Their places in the new files follow from
 copied while the values of the others are still being computed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

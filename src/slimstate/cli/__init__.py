@@ -3,8 +3,6 @@
 Results go to standard output; everything else goes to standard error. Bad input is one line and exit code 2.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import warnings

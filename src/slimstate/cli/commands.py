@@ -4,12 +4,9 @@ The docstring of a workflow is the help of its command, and its parameters befor
 of the config is a flag; so is every option of `flags`, which only the command has.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from slimstate.cli.terminal import Printout, print_all, print_json
 from slimstate.system.distributed import from_main
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.options import Option, Options, once, options_of
+from slimstate.system.value import Value
 
 NOT_INPUTS = ("config", "tokenizer", "progress")
 SHORT_FLAGS = {"quiet": ["-q"], "verbose": ["-v"]}
@@ -47,8 +45,7 @@ class HubFlags(OutputFlags):
     """Upload the result to this repository of the hub, which is created as a private one where it does not exist."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(Value):
     """A command: its config, and the lines and tables that it prints, by default the headline.
 
     `run` replaces the call of the workflow where flags of the command change it, and decides whether it needs `out`.

@@ -1,7 +1,5 @@
 """Read the declarations of workflows from their source: importing them would import torch and delay every help."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 H heads, D channels, K of them to keep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TypeAlias

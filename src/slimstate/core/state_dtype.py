@@ -6,8 +6,6 @@ inside a kernel carries its state in float32. The output of a step comes from th
 are on the page docs/serving/state_dtype.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The class that loads a model with no code of ours, and the lines of Python that do so: for cards and reports."""
 
-from __future__ import annotations
-
 from slimstate.system.value import Value
 
 CODE = """{registration}from transformers import {classes}

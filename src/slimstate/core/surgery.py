@@ -11,8 +11,6 @@ that all heads share moves into the output projection: its columns are multiplie
 maps B A with V channels between them become the V' largest singular directions of their product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The text of a row of a table or of an item in memory: a string, its `text`, or its chat `messages`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import tee
 from pathlib import Path

@@ -4,8 +4,6 @@ CRLF and CR are read as LF, whatever the source. The length of a line and the ra
 no file keeps a machine busy for hours; SLIMSTATE_MAX_LINE_MB sets the limit of a line.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +17,12 @@ from slimstate.records.base import Displayable
 from slimstate.records.states import Bounds, ByHead, FiltersRecord, Histogram, Numbers, TraceRecord
 from slimstate.system.json_files import plain
 from slimstate.system.progress import Reporter
+from slimstate.system.value import Value
 
 BOUND_TIMES = 4  # times at which the bounds are tested
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateUse:
+class StateUse(Value):
     """How much of its states one model uses, and how many of the sampled states violate a bound of the theory."""
 
     name: str

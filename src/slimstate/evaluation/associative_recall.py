@@ -11,7 +11,6 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from slimstate.models.load import Runtime
 from slimstate.records.evaluation import AssociativeRecall, RecallPoint
 from slimstate.system.errors import DataError
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 PAIRS = (2, 4, 8, 16, 32)
 CANDIDATES = 64  # values to choose among
@@ -82,8 +82,7 @@ def _ids(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
+class Probe(Value):
     """Sequences [n, T], and the positions [n, Q] after which an answer [n, Q] is due."""
 
     tokens: Tensor
@@ -91,8 +90,7 @@ class Probe:
     answers: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class SequenceBuilder:
+class SequenceBuilder(Value):
     """Build sequences of `length` tokens from text, keys and values, and the tokens before and after a pair."""
 
     filler: Tensor

@@ -1,7 +1,5 @@
 """Compare several models: a name for each, and the same tokens for all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any

@@ -4,8 +4,6 @@ lm-eval defines prompts, requests and metrics. Added here: local files can repla
 truncated to 2K tokens with the model's tokenizer, and the result is a record.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import logging

@@ -1,8 +1,6 @@
 """Measure one model: perplexity of a text, tasks of lm-eval, associative recall; and compare two results."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.state_dtype import StateRounding
@@ -18,10 +16,10 @@ from slimstate.models.options import RunOptions
 from slimstate.models.state_rounding import rounded_states
 from slimstate.records.evaluation import MeasurePair, Result
 from slimstate.system.progress import Reporter
+from slimstate.system.value import Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(Value):
     """What to measure: perplexity where there are windows of a text, recall in the text, tasks where some are named."""
 
     text: Reading | None

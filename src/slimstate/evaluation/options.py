@@ -1,7 +1,5 @@
 """Options of evaluations, analyses and sweeps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

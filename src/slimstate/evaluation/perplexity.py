@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from slimstate.models.load import Runtime
 from slimstate.records.parts import TextScores
 from slimstate.system.errors import DataError, ModelError
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 BATCH = {"cpu": 1, "cuda": 8}  # windows
 MAX_NATS = 690.0  # whose perplexity fits into a record
@@ -70,8 +70,7 @@ def _window_nats(runtime: Runtime, ids: Tensor) -> Iterator[float]:
             yield float(F.cross_entropy(row.float(), target, reduction="sum").double())
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextSize:
+class TextSize(Value):
     """The tokens of windows, and the bytes of their text in UTF-8."""
 
     tokens: int

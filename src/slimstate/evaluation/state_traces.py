@@ -5,8 +5,6 @@ it is seen: memory does not grow with the length of the text. L layers, G value 
 d = min(K, V).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,14 +20,14 @@ from slimstate.models.load import Runtime
 from slimstate.system import threads
 from slimstate.system.errors import ModelError
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 SEGMENT = 256  # tokens that go through the model together
 EPSILON = torch.finfo(torch.float32).eps  # precision of a state, whatever that of the model is
 EDGES = torch.linspace(-8, 3, 111, dtype=torch.float64)  # of histograms, in log10 of a singular value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trace:
+class Trace(Value):
     """The states of one model over one text, by layer and head; `sampled` has one entry per reading and head.
 
     times [N]; utilisation, kappa [L, G, N]; histogram [L, G, bins] counts singular values by their log10 between

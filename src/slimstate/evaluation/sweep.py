@@ -3,14 +3,12 @@
 The record is written after every row, so that an interrupted sweep continues where it was.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +33,13 @@ from slimstate.records.schema import ValidationError
 from slimstate.system.errors import DataError
 from slimstate.system.json_files import read_json
 from slimstate.system.progress import Reporter
+from slimstate.system.value import Value
 
 STATE_WINDOWS = 2  # whose last states give the utilisation
 HINT = "choose another `out` or remove it"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CandidateModel:
+class CandidateModel(Value):
     """A candidate that runs: the uncut model under masks, or a cut.
 
     The condition numbers are those of the kept keys of every head; None where they are singular.
@@ -56,8 +54,7 @@ OpenCut = Callable[[Candidate], AbstractContextManager[CandidateModel]]
 OnRow = Callable[[Row], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepStudy:
+class SweepStudy(Value):
     """A sweep before a model is loaded: the candidates, the windows to measure on, and the settings."""
 
     checkpoint: Checkpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from slimstate.core.evidence import Need
 from slimstate.core.state_dtype import TYPES, check_state_dtypes
@@ -15,12 +15,12 @@ from slimstate.records.numbers import dims_text
 from slimstate.selectors import METHODS, Selector, channel_methods, selector_named, value_selector_named
 from slimstate.system.errors import PlanError
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 COMPRESSIONS = (0.3, 0.4, 0.5, 0.75)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(Value):
     """A cut to measure, and the data type of its states; without a selector nothing is cut."""
 
     selector: Selector | None
@@ -44,8 +44,7 @@ class Candidate:
         return replace(self, state_dtype="float32")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid:
+class Grid(Value):
     """A grid for models of these widths: its methods, each once, and the compression of every key dim."""
 
     options: GridOptions

@@ -3,14 +3,11 @@
 Unknown tasks and missing data are refused here, before a model is loaded.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from slimstate.records.evaluation import TaskData
 from slimstate.system import hub
 from slimstate.system.errors import DataError, SlimstateError
 from slimstate.system.input_files import expand_home
+from slimstate.system.value import Value
 
 PAPER = ("wikitext", "lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa")
 RECALL = ("recall_drop", "recall_fda", "recall_nq", "recall_squad", "recall_swde", "recall_triviaqa")
@@ -30,8 +28,7 @@ SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
 TASK_NAME = re.compile(rb"^[\"']?task[\"']?:[ \t]*[\"']?([^\s\"'#\[{!]+)", re.MULTILINE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(Value):
     """Where the documents of a task come from: the hub, or `files`, one for every split that the task names."""
 
     task: str

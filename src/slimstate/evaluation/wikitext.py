@@ -4,12 +4,10 @@ lm-eval detokenises every page, scores it in windows of the model's context, and
 before. The text as it is stored, with ` @-@ ` and ` , `, gives other numbers, and other ratios between two models.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,12 @@ from slimstate.models.load import Runtime
 from slimstate.records.parts import TextScores
 from slimstate.system.errors import ModelError
 from slimstate.system.progress import Reporter
+from slimstate.system.value import Value
 
 NAME = re.compile(r"wikitext|wiki\.(train|valid|test)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WikiText:
+class WikiText(Value):
     """Pages of WikiText, as they are stored; `max_length` is the most tokens of a window, None that of the model."""
 
     pages: tuple[str, ...]

@@ -3,8 +3,6 @@
 Triton cannot skip a variant that fails: an illegal memory access ends the process.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

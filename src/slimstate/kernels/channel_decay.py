@@ -8,8 +8,6 @@ doubled up to the chunk: at each step the readers of right halves get the decay 
 halves that of right halves. No decay is ever divided by another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

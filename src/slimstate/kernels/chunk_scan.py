@@ -14,8 +14,6 @@ The backward pass computes everything inside a chunk again. Saved for it are the
 where something is erased the updates u and the inverse of I + beta A: memory is linear in the length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 

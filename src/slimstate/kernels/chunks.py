@@ -4,8 +4,6 @@ B batch, T time, H heads, N chunks of C tokens, D channels. The axis of chunks i
 batch of matrices [N B H, C, D].
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -3,8 +3,6 @@
 B batch, T time, D channels, W taps. With `cu_seqlens` N sequences lie end to end in a batch of one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -18,8 +18,6 @@ state decays before the first update of a token and is read after the last: this
 steps, of which most have no decay and no query.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

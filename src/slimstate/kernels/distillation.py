@@ -8,8 +8,6 @@ averaged over tokens. The gradient of the hidden states is computed chunk by chu
 stored. On a GPU one kernel processes the logits of a chunk (`distillation_triton`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """The modules around the mixers of fla's models: norms, activations, gated MLPs and losses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

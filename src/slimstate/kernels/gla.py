@@ -8,8 +8,6 @@ of the decay, is [B, T, G, K] for every channel, [B, T, G] for a whole head, or 
 Keys and values are added up under the decay, and nothing is erased.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ logarithms g [M, C, 1] with the cumulative sum b; from a write at s to a read at
 exponent is never positive.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

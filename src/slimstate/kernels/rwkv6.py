@@ -6,8 +6,6 @@ B batch, T time, H heads, K key dim, V value dim. r (the query), k, w [B, T, H, 
     o_t = scale r_t' (S_{t-1} + (u k_t) v_t'),   S_t = e^{w_t} S_{t-1} + k_t v_t'
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 B batch, T time, H heads, D channels. With `cu_seqlens` N sequences lie end to end in a batch of one.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

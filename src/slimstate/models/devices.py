@@ -1,7 +1,5 @@
 """Choose the device and the precision that a model runs in."""
 
-from __future__ import annotations
-
 import psutil
 import torch
 

@@ -3,8 +3,6 @@
 While a context is open, functions that mixers call are replaced; hooks of PyTorch tell which mixer is running.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -5,8 +5,6 @@ device. accelerate fetches weights when the module that holds them is called. So
 without calling it, and would silently compute with undefined memory: so all of a layer is fetched when it is entered.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import tempfile

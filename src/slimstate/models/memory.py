@@ -1,7 +1,5 @@
 """Run as many windows at once as fit into the memory of a device, and fewer when it runs out."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Make the models of a library run on this machine: PyTorch functions on a CPU, tuned kernels on a GPU."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Shapes of models that come with slimstate: configs without weights, by name."""
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 

@@ -1,7 +1,5 @@
 """Measure how fast a device multiplies matrices and the disk is read, to estimate how long a run takes."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """Run a model whose states are rounded as in an engine's cache, by PyTorch recurrences on any device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The stock classes of a family: build models from a config, and find tensors that they would not load."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import warnings

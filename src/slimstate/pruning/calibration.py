@@ -4,8 +4,6 @@ Only sums are stored, so memory does not grow with the number of tokens. Several
 sums are added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Write the model that a plan describes, at once or layer by layer during a reconstruction."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

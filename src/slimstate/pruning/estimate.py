@@ -4,8 +4,6 @@ It measures a matrix product of the model's size and the reading speed of the di
 whole passes; they come from an H200 and a two-core CPU, so expect errors up to a factor of two.
 """
 
-from __future__ import annotations
-
 from slimstate.checkpoints.safetensors_io import BLOCK
 from slimstate.checkpoints.tensor_cut import TensorCut
 from slimstate.checkpoints.writer import WRITERS

@@ -1,10 +1,7 @@
 """The evidence that a method needs: from a file, or by running the model over a text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +21,7 @@ from slimstate.system import distributed, threads
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, PlanError, quoted
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 SHORT_TEXT_WINDOWS = 8  # of a text that is shorter than one window of the default length
 
@@ -60,8 +58,7 @@ def calibration_windows(calibration: Calibration, tokenizer: Any) -> Windows:
     return sample_windows(tokenizer, reading, samples=samples, length=length, seed=calibration.seed, min_samples=fewest)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvidenceCollector:
+class EvidenceCollector(Value):
     """Collect evidence from a file or by running the model.
 
     The model is loaded only where it must run and `runtime` is None; `on_idle` starts work that can be done while the

@@ -1,7 +1,5 @@
 """Options of a cut: the text it is calibrated on, how channels are chosen, and how much memory the state may take."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated

@@ -1,9 +1,7 @@
 """Choose the channels that every mixer keeps, from evidence, or read the plan that an earlier choice wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,10 +29,10 @@ from slimstate.system import threads
 from slimstate.system.errors import PlanError, quoted
 from slimstate.system.json_files import JsonObject, plain
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelectionJob:
+class SelectionJob(Value):
     """A choice of channels with everything it needs; requests have the key dim and any value dim."""
 
     checkpoint: Checkpoint

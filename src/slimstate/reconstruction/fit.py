@@ -11,11 +11,8 @@ CUDA graph launches a whole step at once: forward, backward and Adam. A step tha
 captured and is launched kernel by kernel.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +22,7 @@ from torch import Tensor
 from slimstate.models.memory import Pieces
 from slimstate.records.training import LayerErrors, ReconstructionSettings
 from slimstate.system import distributed
+from slimstate.system.value import Value
 
 WARM_UP = 10  # steps
 MIN_RATE = 0.05  # of the learning rate, at the end
@@ -37,8 +35,7 @@ SECOND_MOMENT_SHARE = 0.2  # of all steps, over which Adam's second moment avera
 STEPS_BEFORE_CAPTURE = 3  # in which kernels are compiled and Adam creates its moments
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Value):
     """One layer to train; `error` sums the squared error over windows, relative to `power` per window."""
 
     weights: Mapping[str, torch.nn.Parameter]

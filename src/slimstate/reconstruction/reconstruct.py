@@ -1,11 +1,9 @@
 """Train every cut layer to match the output of the uncut layer, and write a plain checkpoint again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from slimstate.records.training import LayerErrors, ReconstructionRecord, Recons
 from slimstate.system import distributed
 from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.progress import Reporter
+from slimstate.system.value import Value
 
 COPYING_DEVICES = ("cuda",)  # where cores are idle while a layer is trained
 
@@ -55,8 +54,7 @@ def find_uncut_model(cut: Checkpoint, source: str | PathLike[str] | None, report
     return teacher
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReconstructionJob:
+class ReconstructionJob(Value):
     """One reconstruction of `cut` from the uncut `teacher`, written to `out`.
 
     A run that was interrupted continues at the layer it was in, if `identity` and all settings are the same.

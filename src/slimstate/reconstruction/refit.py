@@ -5,8 +5,6 @@ t  [tokens, size]       output of the uncut mixer from the same hidden states
 W = argmin |y' W' - t|^2 + ridge |W - W_0|^2,    W_0 of the cut
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -3,8 +3,6 @@
 Each process has the states of its windows: every n-th of all, for n processes.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

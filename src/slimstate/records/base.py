@@ -1,7 +1,5 @@
 """What all records have in common: a kind, a format number, a JSON file, and how they are shown."""
 
-from __future__ import annotations
-
 import functools
 import html
 import platform

@@ -1,7 +1,5 @@
 """Records around a cut: what a model is, what a cut changes, how long it will take."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any

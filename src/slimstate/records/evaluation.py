@@ -1,7 +1,5 @@
 """Evaluations: perplexity, tasks and recall of a model, alone, beside a baseline, or at every cut of a sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Format numbers for people to read. Unknown values are a dash."""
 
-from __future__ import annotations
-
 UNKNOWN = "–"
 ARROW = " → "
 HUGE = 1e6  # from here on decimals say nothing

@@ -1,7 +1,5 @@
 """Provenance: the config of a run as plain data, the command line that repeats it, and the progress of a recipe."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

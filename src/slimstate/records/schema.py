@@ -4,8 +4,6 @@
 required, fields that a type does not have are ignored, and fields with the metadata `IN_MEMORY` are not written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar

@@ -1,7 +1,5 @@
 """Serving: how much faster narrower layers are, how many sequences fit, and whether an engine computes the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

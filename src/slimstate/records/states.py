@@ -1,7 +1,5 @@
 """What `analyze` measures: the states of a model over a text, and its convolution filters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Trainings: the recovery of a cut model, a pre-training, and the reconstruction of cut layers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import field

@@ -1,7 +1,5 @@
 """Where records come from: their model, text, seed and software, and the commands that repeat them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

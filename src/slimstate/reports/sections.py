@@ -1,7 +1,5 @@
 """Compute the values that the templates show and no record has: in the sections, and on the cards above them."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ The main table has a group of columns for each key dim and state type, smallest 
 and score. The ablation has a column for each score. The best number of a column is bold, the second best underlined.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter

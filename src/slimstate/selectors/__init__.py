@@ -5,8 +5,6 @@ registered here and covered by the contract tests without another edit. Other pa
 of the group `slimstate.selectors`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias

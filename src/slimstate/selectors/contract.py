@@ -1,7 +1,5 @@
 """The interface of a selector: what it gets, and how it describes itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor

@@ -4,8 +4,6 @@ W_q and W_k are [H, D, I], a row of input weights per channel; X is the mixer's 
 summed language-model loss. A `score` of keys or queries leaves out the terms of the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -11,8 +11,6 @@ length, as they enter the delta rule, and centred, the sum of (k - m) (k - m)'; 
 keys and queries together all rows are pooled, with one mean; the code uses keys, `score` k.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -18,8 +18,6 @@ again from G after every D exchanges and before a result is returned, so that ro
 with respect to its activations: tokens count as much as the loss depends on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Literal
 

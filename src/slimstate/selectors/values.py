@@ -4,8 +4,6 @@ y is the input of the output projection W_o, after the norm and the gate; W_v ar
 are [H, V, ...] by channel; a channel may have several columns of W_o, one for each head that shares its values.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from slimstate.selectors.contract import Case, Request, Selector

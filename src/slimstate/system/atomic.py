@@ -5,8 +5,6 @@ The folder is named after its process, so that what a killed one has left can be
 held during every step that a stop must not cut in two.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

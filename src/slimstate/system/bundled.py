@@ -3,8 +3,6 @@
 In a wheel they lie in the package, in a clone of the repository beside it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from slimstate.system.atomic import check_place, copy_files, staged_folder

@@ -1,7 +1,5 @@
 """Progress in a terminal; where the output is not one, a line every few seconds. Only the main process shows it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -3,8 +3,6 @@
 The command prints such an error and exits with its code. Any other exception is a bug and keeps its traceback.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 MAX_QUOTE, MAX_LINE = 80, 480  # characters

@@ -3,8 +3,6 @@
 Offline, the client itself retries for half a minute and reports every attempt.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

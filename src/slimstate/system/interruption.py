@@ -5,8 +5,6 @@ or an operation of torch. So a thread waits for signals and ends the process its
 here what a stop must remove. Signals are sent to a whole process: there is one `STOP`, and only the command listens.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Read and write JSON files: errors are one line, sizes are limited, and files are written complete or not at all."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

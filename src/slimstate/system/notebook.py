@@ -1,7 +1,5 @@
 """Progress in a notebook: messages, and below them one line that changes."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ type is another `Options` is a group: its options stand beside those of the conf
 command, keys of TOML and JSON files, keyword arguments in Python, and the provenance of a result.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

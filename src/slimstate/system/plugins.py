@@ -6,8 +6,6 @@ cannot be used is left out with a warning, so that somebody else's package never
 points are loaded on first access and not when slimstate is imported, because they import slimstate themselves.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import warnings

@@ -1,7 +1,5 @@
 """Progress reporting: messages, progress bars and tables of work that takes a while."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Unfinished work in a folder beside the one it will become, so that it can be continued after an interruption."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping

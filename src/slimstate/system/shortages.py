@@ -1,7 +1,5 @@
 """Recognise that memory or disk space ran out, whatever a library raises then."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

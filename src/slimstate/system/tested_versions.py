@@ -1,7 +1,5 @@
 """The newest versions that slimstate was tested with; newer ones are allowed, with a warning."""
 
-from __future__ import annotations
-
 import functools
 import platform
 import warnings

@@ -4,8 +4,6 @@ Torch uses a thread per core for every operation. If several of our threads call
 each of them, and they slow each other down: so each of our threads computes with one.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The base of values, which never change."""
 
-from __future__ import annotations
-
 from dataclasses import Field, dataclass
 from typing import Any, ClassVar
 

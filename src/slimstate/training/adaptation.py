@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from slimstate.families.contract import Config
 from slimstate.models.stock import stock_model, tied_weights
 from slimstate.records.training import AdaptationSettings
 from slimstate.system.errors import PlanError
+from slimstate.system.value import Value
 from slimstate.training.options import AdaptationOptions, RecoverOptions, TrainOptions
 from slimstate.training.shared_filters import expand, share
 
@@ -35,8 +36,7 @@ NEVER_CALLED = ("attn_res_proj", "mlp_res_proj", "res_proj")  # linear layers of
 C = TypeVar("C", bound=RecoverOptions)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adaptation:
+class Adaptation(Value):
     """The modules that get an adapter and those trained whole, by their full names; with `full`, all weights.
 
     `mixers` are trained whole, without adapters. `shared` mixers have filters that are trained as one and stay one.

@@ -4,8 +4,6 @@ All weights of the mixers learn from the uncut model and hardly from the text, w
 The windows that the reconstruction held out are held out here too, and decide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +28,7 @@ from slimstate.system.atomic import publish, write_text
 from slimstate.system.json_files import read_json, write_json
 from slimstate.system.progress import Reporter
 from slimstate.system.run_folders import RunFolder
+from slimstate.system.value import Value
 from slimstate.training.options import RecoverOptions, TrainOptions
 from slimstate.training.run_checkpoints import TrainingFolder
 from slimstate.training.session import RECOVERY_KIND, Job, Session
@@ -54,8 +53,7 @@ class DistillationFolder(RunFolder):
         return any(self.path.glob(f"{RECONSTRUCTED}/*"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DistillationJob:
+class DistillationJob(Value):
     """Reconstruct a model in a folder of its own and distil it there; the better of both is moved to `out`.
 
     A run that was interrupted continues if `identity` and all settings are the same. `provenance` is the config of the

@@ -3,11 +3,8 @@
 Training it is then like training any model.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from slimstate.system import hub
 from slimstate.system.atomic import staged_folder
 from slimstate.system.errors import DataError, ModelError, quoted
 from slimstate.system.input_files import expand_home
+from slimstate.system.value import Value
 from slimstate.training.shared_filters import expand, share
 
 END_OF_TEXT = "<|endoftext|>"
@@ -35,8 +33,7 @@ VOCABULARY = 8192  # tokens, where the config does not say
 MAX_CHARACTERS = 2**27  # that a tokenizer is trained on
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitialModel:
+class InitialModel(Value):
     """The config of a language model, its tokenizer, and which convolution filters it shares.
 
     Without a tokenizer, one is trained on the text.

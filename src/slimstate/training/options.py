@@ -3,8 +3,6 @@
 An interrupted training can be resumed with other `TrainerOptions`; all others must be the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Report the speed of a training and, once some steps were timed, how long the rest will take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import timedelta

@@ -5,9 +5,7 @@ and how much is more training. A control that teaches learns from the text alone
 the uncut model.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from slimstate.checkpoints.reader import Checkpoint
@@ -19,6 +17,7 @@ from slimstate.system import distributed
 from slimstate.system.atomic import check_place, overlap
 from slimstate.system.errors import OutputError, PlanError
 from slimstate.system.json_files import JsonObject, difference
+from slimstate.system.value import Value
 from slimstate.training.adaptation import adaptation_of
 from slimstate.training.options import RecoverOptions
 from slimstate.training.run_checkpoints import CONTROL
@@ -28,8 +27,7 @@ from slimstate.training.tokens import Tokens
 TEACHER_SETTINGS = ("kd_weight", "temperature", "top_k")  # without effect where there is no teacher
 
 
-@dataclass(frozen=True, kw_only=True)
-class Control:
+class Control(Value):
     """The uncut model, and the folder in which it is trained in the same `session`, or was trained before."""
 
     session: Session[RecoveryRecord]

@@ -1,7 +1,5 @@
 """The run folder of a training: its settings, its tokens, and the checkpoints of every model that is trained in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,13 +4,11 @@ They differ by values: the model, the options, whether there is a teacher, and t
 needs to continue after an interruption lies in a run folder beside its output folder.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -35,6 +33,7 @@ from slimstate.records.training import RecoveryRecord, Teacher, TrainingRecord, 
 from slimstate.system import distributed
 from slimstate.system.atomic import check_place
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 from slimstate.training.adaptation import Adaptation, adaptation_of, trainable
 from slimstate.training.options import TrainOptions
 from slimstate.training.progress import TrainingProgress
@@ -45,8 +44,7 @@ from slimstate.training.tokens import Tokens, measure, read_tokens
 R = TypeVar("R", bound=TrainingRunRecord)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind(Generic[R]):
+class Kind(Value, Generic[R]):
     """What a training is called in the progress, its record and model card, and what the record says of the student."""
 
     label: str
@@ -63,8 +61,7 @@ TRAINING_KIND = Kind(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Value):
     """A model to train, its output folder, and the part of the run folder that its checkpoints go to."""
 
     student: Checkpoint
@@ -73,8 +70,7 @@ class Job:
     source: str | None = None  # what the record calls the model, where that is not its folder
 
 
-@dataclass(frozen=True, kw_only=True)
-class Session(Generic[R]):
+class Session(Value, Generic[R]):
     """What the trainings of one command share.
 
     `provenance` is the config of the run, which lies beside the weights; `notes` are added to the model card.

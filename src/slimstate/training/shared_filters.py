@@ -4,8 +4,6 @@ The stock class has no such filters, so they are stored for every channel, and s
 parametrisation that spreads G filters over D channels, registered before training and removed before writing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

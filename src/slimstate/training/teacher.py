@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from slimstate.system.atomic import staged_file
 from slimstate.system.errors import DataError, ModelError, OutputError, PlanError
 from slimstate.system.json_files import JsonObject, read_json, write_json
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 from slimstate.training.options import TeacherOptions
 
 FORMAT = 1
@@ -32,8 +32,7 @@ ABOUT = "teacher.json"
 WINDOWS_IN_A_FILE = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveTeacher:
+class LiveTeacher(Value):
     """A model in memory."""
 
     runtime: Runtime
@@ -47,8 +46,7 @@ class LiveTeacher:
         return FullDistribution(hidden=hidden.clone(), head=model.get_output_embeddings().weight.detach())
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeacherCache:
+class TeacherCache(Value):
     """A folder with the `top_k` most likely tokens for every position of a corpus, and their log probabilities.
 
     A file beside them describes the teacher, and every file of tokens has a digest of the windows it belongs to. Files
@@ -145,8 +143,7 @@ class TeacherCache:
 Teacher = LiveTeacher | TeacherCache
 
 
-@dataclass(frozen=True, kw_only=True)
-class Distillation:
+class Distillation(Value):
     """A teacher, and the weight and temperature of its loss; with weight 0 the teacher is only measured."""
 
     teacher: Checkpoint

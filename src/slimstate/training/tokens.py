@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,14 @@ from slimstate.models.options import RunOptions
 from slimstate.records.training import Measurements, Nats
 from slimstate.system.errors import DataError
 from slimstate.system.progress import Reporter
+from slimstate.system.value import Value
 from slimstate.training.options import TrainOptions
 
 MAX_EVAL_LENGTH = 1024  # tokens per window of `eval_text`
 MIN_GAP = 0.01  # nats per token; a share of a smaller gap says nothing
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tokens:
+class Tokens(Value):
     """The windows of a training; `held_out` [N, T] are measured on, and `measured_on` says where they are from.
 
     `size` counts their bytes; `wikitext` are pages for the word perplexity, where the text has any.

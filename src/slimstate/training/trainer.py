@@ -3,8 +3,6 @@
 Importing this module imports `transformers.Trainer`, and with it accelerate.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`slimstate analyze`: follow the states of models through a text, write records, and draw figures of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Every function returns a record whose `rows` have medians, spread, peak memory a
 from one run on one device; with `out` it is written to that folder with its tables and a figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

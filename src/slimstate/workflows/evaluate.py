@@ -1,7 +1,5 @@
 """`slimstate eval`: measure a model by perplexity, tasks and recall, alone or beside a baseline."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -4,19 +4,17 @@ A model in memory is written to a temporary folder with `save_pretrained`; from 
 its fingerprint is that of the bytes that were written. The folder is removed at the end of the workflow.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from slimstate.system.errors import ModelError, PlanError, quoted, reason_of
 from slimstate.system.progress import SILENT, Reporter
+from slimstate.system.value import Value
 
 Model: TypeAlias = Any  # str | PathLike[str] | torch.nn.Module
 Progress: TypeAlias = bool | Reporter
@@ -43,8 +41,7 @@ def in_memory(model: Model) -> bool:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredModel(PathLike[str]):
+class StoredModel(Value, PathLike[str]):
     """A model in memory that was written to a folder: opened by its folder, shown by its name."""
 
     folder: Path

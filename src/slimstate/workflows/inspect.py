@@ -1,7 +1,5 @@
 """`slimstate inspect`: what the recurrent state of a model costs, and what each key dim would save."""
 
-from __future__ import annotations
-
 from os import PathLike
 from typing import Any
 

@@ -4,8 +4,6 @@ config -> SelectionJob -> Plan -> folder            everything before the plan d
                       \\-> reconstruct -> distill    optionally, layer by layer and then the whole model
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from os import PathLike

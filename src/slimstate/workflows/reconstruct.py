@@ -1,7 +1,5 @@
 """`slimstate reconstruct`: train each cut layer to match the output of the uncut layer, on text alone."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`slimstate recover`: fine-tune a cut model on text, with the uncut model as its teacher."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

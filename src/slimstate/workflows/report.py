@@ -1,7 +1,5 @@
 """`slimstate report`: one HTML page of all records in a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from slimstate.system.interruption import STOP
 from slimstate.system.json_files import JsonObject, read_json
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.run_folders import locked_folder
+from slimstate.system.value import Value
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,8 +70,7 @@ def _read_toml(path: Path) -> Config:
         raise DataError(f"{quoted(path)} is not TOML: {type(error).__name__} {quoted(error)}") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Value):
     """Steps, and the values for the names in them at each scale."""
 
     path: Path

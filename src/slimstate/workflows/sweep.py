@@ -3,8 +3,6 @@
 config -> SweepStudy -> evidence -> rows -> tables and figure      cuts are masks, or reconstructed models
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import time

@@ -4,8 +4,6 @@ A model before its first step is a checkpoint like any other, so this is a recov
 weights.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

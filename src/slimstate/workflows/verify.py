@@ -1,7 +1,5 @@
 """`slimstate verify`: run a model in a serving engine and compare its log-probabilities with those of transformers."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A new format is one module of this package, which lists one or more instances of `Format` as FORMATS = (...).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

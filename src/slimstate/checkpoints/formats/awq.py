@@ -1,7 +1,5 @@
 """AWQ: several output rows in a word, in an order of its own."""
 
-from __future__ import annotations
-
 from slimstate.checkpoints.formats.contract import Format, Storage
 from slimstate.checkpoints.safetensors_io import FLOATS
 

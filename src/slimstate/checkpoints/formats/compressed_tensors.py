@@ -1,7 +1,5 @@
 """compressed-tensors, which llm-compressor writes: FP8 and int8, int4 in words, NVFP4 and MXFP4, and FP8 in blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from slimstate.checkpoints.formats.contract import SCALES, Format, Settings, Storage

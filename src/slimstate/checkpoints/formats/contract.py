@@ -7,8 +7,6 @@ becomes bfloat16. A cut of input columns, such as those of an output projection,
 has a place for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """FP8 as transformers and Qwen publish it: a scale for each block of 128 x 128, or one for the tensor."""
 
-from __future__ import annotations
-
 from slimstate.checkpoints.formats.contract import SCALES, Format, Settings, Storage
 
 

@@ -1,7 +1,5 @@
 """GPTQ: words of inputs in columns of output rows, zero points with several rows in a word."""
 
-from __future__ import annotations
-
 from slimstate.checkpoints.formats.contract import Format, Storage
 from slimstate.checkpoints.safetensors_io import FLOATS
 

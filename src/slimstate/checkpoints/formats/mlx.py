@@ -1,7 +1,5 @@
 """MLX: words of inputs, with scales and, unless they are floats, offsets of groups; read by mlx alone."""
 
-from __future__ import annotations
-
 from slimstate.checkpoints.formats.contract import Format, Storage
 from slimstate.checkpoints.safetensors_io import FLOATS
 

@@ -1,7 +1,5 @@
 """ModelOpt of NVIDIA: FP8 with a scale for the tensor or for each row, and NVFP4."""
 
-from __future__ import annotations
-
 from slimstate.checkpoints.formats.contract import SCALES, Format, Storage
 
 STORAGES = (

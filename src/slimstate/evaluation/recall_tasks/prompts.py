@@ -3,8 +3,6 @@
 A prompt is two strings, document and question, so that the document can be truncated and the question cannot.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ lm-eval passes the model's arguments to every task as metadata, and so the token
 nothing of slimstate.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Figures of results: perplexity against state size, recall, errors of layers, training losses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

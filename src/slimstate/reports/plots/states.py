@@ -1,7 +1,5 @@
 """Figures of states: how they are used over time and by head, their spectra, and the filters in front of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

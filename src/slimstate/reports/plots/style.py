@@ -3,8 +3,6 @@
 `save` writes a figure for papers and slides, `svg` for a page, where neutral colours follow the reader's theme.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence
