@@ -1,4 +1,4 @@
-"""A budget chooses the largest key dim worth choosing that fits, and says why; `inspect` says what a cut would save."""
+"""A budget chooses the largest dims worth choosing that fit, and says why; `inspect` says what a cut would save."""
 
 import json
 import shutil
@@ -10,13 +10,21 @@ import tiny
 from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.families import FAMILIES
 from slimstate.pruning.options import GIB, MIB, Budget
-from slimstate.pruning.sizes import fit_budget, key_dims_worth_choosing, resolve_key_dim, state_bytes
+from slimstate.pruning.sizes import (
+    dims_worth_choosing,
+    fit_budget,
+    key_dims_worth_choosing,
+    predicted_loss,
+    resolve_key_dim,
+    state_bytes,
+)
 from slimstate.serving.widths import Curve
 from slimstate.system.errors import PlanError
 
 # published sizes: mebibytes of state per sequence in fp32, from the configs alone
 PUBLISHED = {"qwen3_next": 72.0, "qwen3_5_text": 48.0, "qwen3_5_moe_text": 60.0, "olmo_hybrid": 50.625, "mamba2": 256.0}
-MIXERS = FAMILIES["qwen3_next"].mixers({"model_type": "qwen3_next"})
+QWEN = {"model_type": "qwen3_next"}
+MIXERS, KEYS = FAMILIES["qwen3_next"].mixers(QWEN), dims_worth_choosing(QWEN)
 
 
 @pytest.mark.parametrize("model_type", sorted(PUBLISHED))
@@ -28,18 +36,65 @@ def test_the_state_of_a_published_model_is_as_large_as_it_is_known_to_be(model_t
 @pytest.mark.parametrize("megabytes", [9.0, 20.0, 36.0, 40.0, 71.9])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_largest_key_dim_that_fits_is_chosen(megabytes, dtype):
-    chosen, line = fit_budget(Budget(state_mb=megabytes, state_dtype=dtype), MIXERS)
+    (chosen, values), line = fit_budget(Budget(state_mb=megabytes, state_dtype=dtype), MIXERS, KEYS)
     every = [128, *key_dims_worth_choosing(128)]
     fitting = [key_dim for key_dim in every if state_bytes(MIXERS, key_dim)[dtype] <= megabytes * MIB]
-    assert chosen == max(fitting)
+    assert (chosen, values) == (max(fitting), None)
     assert dtype in line
+
+
+@pytest.mark.parametrize("megabytes", [40.0, 37.0, 18.0, 9.0, 4.0])
+def test_of_all_pairs_that_fit_the_one_with_the_least_predicted_loss_is_chosen(megabytes):
+    """By brute force; half of the state is cut from the keys alone, more from both."""
+    pairs = dims_worth_choosing(QWEN, "both")
+    assert len(pairs) == 8 * 8 - 1
+    best, line = fit_budget(Budget(state_mb=megabytes), MIXERS, pairs)
+    losses = {
+        (keys, values): predicted_loss(MIXERS[0], keys, values)
+        for keys in range(16, 129, 16)
+        for values in range(16, 129, 16)
+        if 36 * 32 * keys * values * 4 <= megabytes * MIB
+    }
+    assert losses[best[0], best[1] or 128] == min(losses.values())
+    assert (best[1] is None) is (megabytes == 37)
+    assert "least predicted loss" in line or megabytes == 37
+
+
+def test_a_budget_keeps_to_what_model_and_engine_can_express(folders):
+    """Values of RetNet, one width of MesaNet, integer ratios of Mamba-2, and equal dims for llama.cpp."""
+    for name, options, dims in (
+        ("retnet-plain", {}, (24, 16)), ("mesa_net-plain", {}, (16, None)),
+        ("qwen3_next-plain", {"axes": "values"}, (24, 6)), ("qwen3_next-plain", {"engine": "llama.cpp"}, (6, 6)),
+    ):  # fmt: skip
+        folder = folders[name]
+        mixers = Checkpoint.open(folder).mixers
+        share = 0.5 if "engine" not in options else 0.3
+        state_mb = state_bytes(mixers, mixers[0].axis.width)["fp32"] / MIB * share
+        budget = slimstate.inspect(folder, state_mb=state_mb, **options).budget
+        assert (budget.key_dim, budget.value_dim) == dims, name
+        cut = slimstate.prune(folder, method="l1", state_mb=state_mb, **options)
+        assert (cut.key_dim, cut.value_dim) == (dims[0], dims[1] or cut.value_dim)
+        assert cut.state_bytes["after"]["fp32"] <= state_mb * MIB
+    mamba = {"model_type": "mamba2", "num_heads": 128, "head_dim": 64, "expand": 2, "hidden_size": 4096}
+    assert [values for _, values in dims_worth_choosing(mamba, "values")] == [32]
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("delta_net-plain", "values can be cut to"), ("retnet-plain", "keys cannot be cut: it rotates"),
+    ("mesa_net-plain", "one width"), ("rwkv6-plain", "values cannot be cut: its norm"),
+])  # fmt: skip
+def test_inspect_says_which_sides_can_be_cut(name, words, folders, succeed):
+    record = slimstate.inspect(folders[name])
+    assert words in record.sides
+    assert record.sides in " ".join(succeed("inspect", folders[name]).split())
+    assert (record.options == ()) is (name in tiny.VALUES_ONLY)
 
 
 def test_sequences_share_the_memory_equally():
     shared = Budget(sequences=512, memory_gb=20)
     assert shared.bytes == 20 * GIB / 512 == 40 * MIB
-    key_dim, line = fit_budget(shared, MIXERS)
-    assert key_dim == fit_budget(Budget(state_mb=40), MIXERS)[0] == 64
+    dims, line = fit_budget(shared, MIXERS, KEYS)
+    assert dims == fit_budget(Budget(state_mb=40), MIXERS, KEYS)[0] == (64, None)
     assert "64 of 128: 36 MiB fit 20 GiB for 512 sequences, 40 MiB per sequence in fp32" in line
     assert "80 would take 45" in line
 
@@ -73,6 +128,7 @@ def test_prune_and_inspect_choose_alike(folders):
     ({"sequences": -1, "memory_gb": 4}, "`sequences` must be at least 1, got -1"),
     ({"state_mb": 1, "state_dtype": "fp8"}, "unknown `state_dtype`"),
     ({"state_mb": 1e-9}, "nothing fits"),
+    ({"key_dim": 8, "axes": "both"}, "`axes` needs a budget"),
     ({"state_mb": 1, "key_dim": 8}, "leave out `compression` and `key_dim`"),
 ])  # fmt: skip
 def test_contradictory_and_impossible_budgets_are_refused(options, message, folders):

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -61,13 +61,16 @@ class Budget(Options):
     """Memory budget"""
 
     state_mb: Annotated[float | None, Meta(gt=0)] = None
-    """MiB of recurrent state per sequence; the largest key dim that fits is chosen."""
+    """MiB of recurrent state per sequence; the largest key dim that fits is chosen, or what `axes` says."""
     sequences: Annotated[int | None, Meta(ge=1)] = None
     """Sequences that must fit into `memory_gb` at once."""
     memory_gb: Annotated[float | None, Meta(gt=0)] = None
     """GiB for the states of all `sequences`."""
     state_dtype: str | None = None
     """Data type of states in the engine: fp32 or bf16; default: fp32; with --context, what the engine uses."""
+    axes: Literal["keys", "values", "both"] | None = None
+    """What a budget cuts: keys, values, or both, to the key and value dim with the least predicted loss; default: keys,
+    or values where keys cannot be cut."""
 
     def check(self) -> None:
         if self.state_dtype is not None:
@@ -77,6 +80,8 @@ class Budget(Options):
             object.__setattr__(self, "state_dtype", name)
         if self.state_mb is not None and (self.sequences or self.memory_gb):
             raise PlanError("a budget is either `state_mb` for one sequence, or `sequences` and `memory_gb` together")
+        if self.axes is not None and self.state_mb is None and self.sequences is None:
+            raise PlanError("`axes` needs a budget: `state_mb`, or `sequences` and `memory_gb`")
 
     @property
     def is_set(self) -> bool:

@@ -6,8 +6,9 @@ counted, per sequence; the last inputs that convolutions store are about a fifti
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from os import PathLike
@@ -16,20 +17,24 @@ from slimstate.checkpoints.reader import Checkpoint, cut_in, described_mixers, o
 from slimstate.core.layout import Mixer
 from slimstate.core.surgery import outline
 from slimstate.families import family_of
-from slimstate.families.contract import Config
+from slimstate.families.contract import Config, Family
 from slimstate.models.prepare import has_library
 from slimstate.models.stock import stock_model
 from slimstate.pruning.options import MIB, STATE_BYTES, Budget
 from slimstate.records.cut import BudgetChoice, InspectionRecord, KeyDimOption, Serving
+from slimstate.records.numbers import dims_text, format_mib
 from slimstate.records.parts import Cut
 from slimstate.records.schema import from_json
 from slimstate.records.serving import LayerSpeed
-from slimstate.system.errors import PlanError
+from slimstate.system.errors import ModelError, PlanError
 from slimstate.system.input_files import expand_home
 
 ALIGNMENT = 16
 DEFAULT_CONTEXT = 32_768  # tokens per sequence, where softmax layers store them
 KV_BYTES = 2  # of a number in bf16
+KEY_LOSS, VALUE_LOSS = 0.10, 0.17  # nats per token of half the keys, and of half the values: means of two 30M models
+MAX_SHOWN = 8  # value dims in a line
+Dims = tuple[int, int | None]  # key dim, and value dim or None for all values
 
 
 def state_bytes(mixers: tuple[Mixer, ...], key_dim: int, value_dim: int | None = None) -> dict[str, int]:
@@ -45,26 +50,72 @@ def key_dims_worth_choosing(width: int) -> list[int]:
     return [width >> shift for shift in range(1, width.bit_length()) if width >> shift]
 
 
-def fit_budget(budget: Budget, mixers: tuple[Mixer, ...]) -> tuple[int, str]:
-    """Return the largest key dim worth choosing whose state fits, or the width if that does, and a line on why."""
-    width = mixers[0].axis.width
+def value_dims_worth_choosing(family: Family, config: Config) -> list[int]:
+    """Return the value dims worth choosing that a config can express; none if values cannot be cut by themselves."""
+    sizes = family.sizes(config)
 
-    def size(key_dim: int) -> int:
-        return state_bytes(mixers, key_dim)[budget.dtype]
+    def is_expressible(value_dim: int) -> bool:
+        try:
+            family.resize(config, sizes.width, value_dim)
+        except ModelError:
+            return False
+        return True
 
-    if size(width) <= budget.bytes:
-        return width, f"the uncut state takes {size(width) / MIB:.4g} MiB and fits: {budget.describe()}"
-    dims = key_dims_worth_choosing(width)
-    fitting = [key_dim for key_dim in dims if size(key_dim) <= budget.bytes]
+    if family.one_width or family.value_refusal(config) is not None:
+        return []
+    return list(filter(is_expressible, key_dims_worth_choosing(sizes.value_dim)))
+
+
+def dims_worth_choosing(config: Config, axes: str | None = None, *, equal: bool = False) -> list[Dims]:
+    """Return the dims of cuts along these axes, by default keys, or values if keys cannot be cut; `equal`: only equal.
+
+    A value dim of None leaves the values alone, unless the config has one width for both.
+    """
+    family = family_of(config)
+    sizes = family.sizes(config)
+    keys = [] if family.key_refusal(config) is not None else key_dims_worth_choosing(sizes.width)
+    if equal:
+        most = min(sizes.width, sizes.value_dim)
+        return [(dim, dim) for dim in ([most] * (most < sizes.width) + key_dims_worth_choosing(most)) if keys]
+    axes = axes or ("keys" if keys else "values")
+    key_dims = [sizes.width, *keys] if axes != "values" else [sizes.width]
+    value_dims = [None, *value_dims_worth_choosing(family, config)] if axes != "keys" else [None]
+    return [dims for dims in itertools.product(key_dims, value_dims) if dims != (sizes.width, None)]
+
+
+def predicted_loss(mixer: Mixer, key_dim: int, value_dim: int | None) -> float:
+    """Return about how many nats per token a cut costs before it is reconstructed; the losses of both sides add up."""
+    values = mixer.value_dim / mixer.values_beside(key_dim, value_dim)
+    return KEY_LOSS * (mixer.axis.width / key_dim - 1) + VALUE_LOSS * (values - 1)
+
+
+def dims_line(mixer: Mixer, key_dim: int, value_dim: int | None) -> str:
+    """Return the dims of a cut, each with what it was."""
+    line = f"key dim {key_dim} of {mixer.axis.width}"
+    return line if value_dim is None else f"{line}, value dim {value_dim} of {mixer.value_dim}"
+
+
+def fit_budget(budget: Budget, mixers: tuple[Mixer, ...], candidates: Sequence[Dims]) -> tuple[Dims, str]:
+    """Return the dims with the least predicted loss whose state fits, or the uncut ones if they do; and a reason."""
+    first = mixers[0]
+    uncut: Dims = (first.axis.width, None)
+
+    def size(dims: Dims) -> int:
+        return state_bytes(mixers, *dims)[budget.dtype]
+
+    if size(uncut) <= budget.bytes:
+        return uncut, f"the uncut state takes {size(uncut) / MIB:.4g} MiB and fits: {budget.describe()}"
+    fitting = [dims for dims in candidates if size(dims) <= budget.bytes]
     if not fitting:
-        least = f"even key dim {dims[-1]} takes {size(dims[-1]) / MIB:.4g} MiB" if dims else "it cannot be cut"
-        raise PlanError(f"nothing fits {budget.describe()}: {least}")
-    largest = max(fitting)
-    larger = min(key_dim for key_dim in (width, *dims) if key_dim > largest)
-    return largest, (
-        f"key dim {largest} of {width}: {size(largest) / MIB:.4g} MiB fit {budget.describe()};"
-        f" {larger} would take {size(larger) / MIB:.4g}"
-    )
+        least = min(candidates, key=size, default=uncut)
+        even = f"even {dims_line(first, *least)} takes {size(least) / MIB:.4g} MiB"
+        raise PlanError(f"nothing fits {budget.describe()}: {even if candidates else 'it cannot be cut'}")
+    best = min(fitting, key=lambda dims: predicted_loss(first, *dims))
+    line = f"{dims_line(first, *best)}: {size(best) / MIB:.4g} MiB fit {budget.describe()}"
+    if best[1] is not None and best[0] < uncut[0]:
+        return best, f"{line}; of {len(fitting)} that fit, it has the least predicted loss"
+    larger = min((dims for dims in (uncut, *candidates) if size(dims) > budget.bytes), key=size)
+    return best, f"{line}; {dims_text(*larger)} would take {size(larger) / MIB:.4g}"
 
 
 def resolve_key_dim(
@@ -123,12 +174,12 @@ def check_value_dim(checkpoint: Checkpoint, key_dim: int, value_dim: int) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Headers:
-    """What can be known of a model without its weights; `parameters` counts them at a key dim."""
+    """What can be known of a model without its weights; `parameters` counts them at a key dim and a value dim."""
 
     source: str
     config: Config
     mixers: tuple[Mixer, ...]
-    parameters: Callable[[int], int | None]
+    parameters: Callable[[int, int | None], int | None]
 
 
 def read_headers(model: str | PathLike[str]) -> Headers:
@@ -137,27 +188,28 @@ def read_headers(model: str | PathLike[str]) -> Headers:
     if path.is_file() and path.suffix == ".json":
         config = read_config(path)
         mixers = described_mixers(config)
-        return Headers(source=str(model), config=config, mixers=mixers, parameters=lambda dim: _count(config, dim))
+        return Headers(source=str(model), config=config, mixers=mixers, parameters=lambda *dims: _count(config, *dims))
     checkpoint = open_headers(model)
     return Headers(
         source=checkpoint.source, config=checkpoint.config, mixers=checkpoint.mixers,
-        parameters=lambda key_dim: parameters_after(checkpoint, key_dim),
+        parameters=lambda *dims: parameters_after(checkpoint, *dims),
     )  # fmt: skip
 
 
-def _count(config: Config, key_dim: int) -> int | None:
+def _count(config: Config, key_dim: int, value_dim: int | None) -> int | None:
     """Return the number of parameters of the stock class, or None where its library is not installed."""
     family = family_of(config)
     if not has_library(family.library):
         return None
-    model = stock_model(family.resize(config, key_dim))
+    model = stock_model(family.resize(config, key_dim, value_dim))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def describe_model(
-    headers: Headers, *, budget: Budget, context: int | None, serving: Serving, speed: LayerSpeed | None
-) -> InspectionRecord:
-    """Return the shape of a model and of its state, the key dims worth choosing, and the one that fits a budget.
+    headers: Headers, *, budget: Budget, candidates: Sequence[Dims], context: int | None, serving: Serving,
+    speed: LayerSpeed | None,
+) -> InspectionRecord:  # fmt: skip
+    """Return the shape of a model and of its state, the key dims worth choosing, and the candidate that fits a budget.
 
     KV caches of softmax layers are counted at `context` tokens.
     """
@@ -169,8 +221,8 @@ def describe_model(
 
     choice = None
     if budget.is_set:
-        key_dim, line = fit_budget(budget, mixers)
-        choice = BudgetChoice(bytes=budget.bytes, dtype=budget.dtype, key_dim=key_dim, why=line)
+        (key_dim, value_dim), why = fit_budget(budget, mixers, candidates)
+        choice = BudgetChoice(bytes=budget.bytes, dtype=budget.dtype, key_dim=key_dim, value_dim=value_dim, why=why)
 
     def memory(key_dim: int) -> int:
         return state_bytes(mixers, key_dim)["fp32"] + (kv_bytes or 0)
@@ -184,7 +236,7 @@ def describe_model(
         value_heads=first.value_heads,
         key_dim=width,
         value_dim=first.value_dim,
-        parameters=headers.parameters(width),
+        parameters=headers.parameters(width, None),
         state_bytes=state_bytes(mixers, width),
         context=tokens,
         kv_bytes=kv_bytes,
@@ -197,9 +249,35 @@ def describe_model(
                 key_dim=key_dim,
                 compression=1 - key_dim / width,
                 state_bytes=state_bytes(mixers, key_dim),
-                parameters=headers.parameters(key_dim),
+                parameters=headers.parameters(key_dim, None),
                 sequences=memory(width) / memory(key_dim),
             )
-            for key_dim in key_dims_worth_choosing(width)
+            for key_dim in ([] if family.key_refusal(config) is not None else key_dims_worth_choosing(width))
         ),
+        value_dims=tuple(value_dims_worth_choosing(family, config)),
+        sides=_sides_line(headers),
     )
+
+
+def nearest_half(dims: Sequence[int], width: int) -> int:
+    return min(dims, key=lambda dim: abs(2 * dim - width), default=width)
+
+
+def _sides_line(headers: Headers) -> str:
+    """Return whether keys and values can be cut, to which value dims, and what half of both would take."""
+    config, first, family = headers.config, headers.mixers[0], family_of(headers.config)
+    if family.one_width:
+        return "keys and values have one width: a key dim is the value dim, too (--state-dim)"
+    if (reason := family.value_refusal(config)) is not None:
+        return f"values cannot be cut: {reason}"
+    value_dims, keys = value_dims_worth_choosing(family, config), family.key_refusal(config)
+    if not value_dims:
+        return "values cannot be cut: the config can express no smaller value dim"
+    key_dims = [first.axis.width] if keys is not None else key_dims_worth_choosing(first.axis.width)
+    pair = nearest_half(key_dims, first.axis.width), nearest_half(value_dims, first.value_dim)
+    count = headers.parameters(*pair)
+    size = f"{format_mib(state_bytes(headers.mixers, *pair)['fp32'])} in fp32"
+    weights = "" if count is None else f" and {count:,} parameters"
+    shown = ", ".join(map(str, value_dims)) if len(value_dims) <= MAX_SHOWN else f"{value_dims[0]} to {value_dims[-1]}"
+    line = f"values can be cut to {shown} of {first.value_dim}: {dims_text(*pair)} takes {size}{weights}"
+    return line if keys is None else f"keys cannot be cut: {keys}; {line}"

@@ -106,11 +106,12 @@ class KeyDimOption(Value):
 
 
 class BudgetChoice(Value):
-    """The key dim that a budget allows, and why."""
+    """The key dim that a budget allows, the value dim if values are cut, and why."""
 
     bytes: float
     dtype: str
     key_dim: int
+    value_dim: int | None = None
     why: str
 
 
@@ -129,7 +130,8 @@ class InspectionRecord(Record):
     """The shape of a model and its state, the recommended key dims, and the one that fits a budget.
 
     `kv_bytes` is the KV cache of the softmax layers for `context` tokens in bf16, which no cut reduces: 0 without such
-    layers, None where the config does not give it. `parameters` is None where they cannot be counted.
+    layers, None where the config does not give it. `parameters` is None where they cannot be counted. `value_dims` are
+    those that the config can express beside any key dim, and `sides` says in a line what can be cut.
     """
 
     KIND = "inspection"
@@ -151,6 +153,8 @@ class InspectionRecord(Record):
     speed: LayerSpeed | None
     budget: BudgetChoice | None
     options: tuple[KeyDimOption, ...]
+    value_dims: tuple[int, ...] = ()
+    sides: str = ""
 
     def headline(self) -> str:
         parameters = "" if self.parameters is None else f", {self.parameters:,} parameters"

@@ -7,14 +7,18 @@ its fingerprint is that of the bytes that were written. The folder is removed at
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slimstate.system.errors import ModelError, PlanError, quoted, reason_of
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
+
+if TYPE_CHECKING:
+    from slimstate.pruning.options import Budget
 
 Model: TypeAlias = Any  # str | PathLike[str] | torch.nn.Module
 Progress: TypeAlias = bool | Reporter
@@ -33,6 +37,16 @@ def reporter_for(progress: Progress) -> Reporter:
     from slimstate.system.console import TerminalReporter
 
     return TerminalReporter()
+
+
+def budget_dims(config: Mapping[str, Any], budget: Budget, engine: str | None) -> list[tuple[int, int | None]]:
+    """Return the dims that a budget chooses from: equal ones for an engine that serves no others."""
+    from slimstate.pruning.sizes import dims_worth_choosing
+    from slimstate.serving.engines import needs_equal_dims
+
+    candidates = dims_worth_choosing(config, budget.axes)
+    equal = any(needs_equal_dims(config, engine, key_dim) for key_dim, _ in candidates)
+    return dims_worth_choosing(config, equal=True) if equal else candidates
 
 
 def in_memory(model: Model) -> bool:

@@ -11,7 +11,7 @@ from slimstate.records.serving import PoolRecord
 from slimstate.serving.engines import describe_serving
 from slimstate.serving.pool import config_of, count_sequences
 from slimstate.serving.widths import speeds_below
-from slimstate.workflows.inputs import Inputs, Model
+from slimstate.workflows.inputs import Inputs, Model, budget_dims
 from slimstate.workflows.options import InspectConfig
 
 
@@ -38,6 +38,7 @@ def inspect(model: Model, config: InspectConfig | None = None, **options: Any) -
         first = headers.mixers[0]
         return describe_model(
             headers, budget=config.budget, context=config.pool.context,
+            candidates=budget_dims(headers.config, config.budget, config.engine),
             serving=describe_serving(headers.config, config.engine, key_dims_worth_choosing(first.axis.width)),
             speed=speeds_below(str(headers.config["model_type"]), first),
         )  # fmt: skip

@@ -94,9 +94,11 @@ class PruneConfig(EngineChoice):
         has_size = any(size is not None for size in sizes)
         if self.state_dim is not None and any(size is not None for size in sizes[:3]):
             raise PlanError("`state_dim` is both dims: leave out `key_dim`, `value_dim` and `compression`")
-        cuts_values = any(option is not None for option in (self.value_dim, self.state_dim, self.engine))
+        cuts_values = any(
+            option is not None for option in (self.value_dim, self.state_dim, self.engine, self.budget.axes)
+        )
         if self.value_method is not None and not cuts_values:
-            raise PlanError("`value_method` needs `value_dim` or `state_dim`")
+            raise PlanError("`value_method` needs `value_dim`, `state_dim` or `axes`")
         if self.apply is not None and (has_size or self.budget.is_set):
             raise PlanError(
                 "the plan of `apply` says how much is kept: leave out `key_dim`, `value_dim`, `state_dim`,"

@@ -18,7 +18,7 @@ from slimstate.pruning.cut import CutJob, LayerwiseCut, check_stock_shapes, dequ
 from slimstate.pruning.estimate import estimate_cut
 from slimstate.pruning.evidence import read_windows
 from slimstate.pruning.planning import SelectionJob, check_epsilon, check_rotatable, is_layerwise, read_plan
-from slimstate.pruning.sizes import check_value_dim, fit_budget, key_dims_worth_choosing, resolve_key_dim
+from slimstate.pruning.sizes import check_value_dim, dims_line, fit_budget, key_dims_worth_choosing, resolve_key_dim
 from slimstate.reconstruction.options import ReconstructOptions
 from slimstate.reconstruction.reconstruct import ReconstructionJob
 from slimstate.reconstruction.trained_layers import TrainedLayers
@@ -34,7 +34,7 @@ from slimstate.system.errors import PlanError
 from slimstate.system.options import prefixed
 from slimstate.system.progress import Reporter
 from slimstate.training.distill import DistillationJob
-from slimstate.workflows.inputs import Inputs, Model, Progress, in_memory
+from slimstate.workflows.inputs import Inputs, Model, Progress, budget_dims, in_memory
 from slimstate.workflows.options import PruneConfig
 
 
@@ -116,7 +116,7 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
         if plan.origin is not None:
             reporter.say(f"the channels were chosen on {plan.origin.source}, which is taken for the same model")
         key_dim, value_dim = plan.key_dim, plan.value_dim
-        line = f"applying {config.apply}: {plan.method}, {_dims_line(checkpoint, key_dim, value_dim)}"
+        line = f"applying {config.apply}: {plan.method}, {dims_line(checkpoint.mixers[0], key_dim, value_dim)}"
         _report_cut(checkpoint, (key_dim, value_dim), line, config.engine, reporter)
     cut = CutJob(
         checkpoint=checkpoint, key_dim=key_dim, value_dim=value_dim, out=out, force=config.force,
@@ -187,8 +187,9 @@ def _dims(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> 
     """
     width, value_dim, line = checkpoint.mixers[0].axis.width, config.value_dim, ""
     if config.budget.is_set:
-        key_dim, line = fit_budget(config.budget, checkpoint.mixers)
-        if key_dim == width:
+        candidates = budget_dims(checkpoint.config, config.budget, config.engine)
+        (key_dim, value_dim), line = fit_budget(config.budget, checkpoint.mixers, candidates)
+        if (key_dim, value_dim) == (width, None):
             raise PlanError(f"{line}; nothing to cut")
     elif config.state_dim is not None:
         key_dim = value_dim = config.state_dim
@@ -205,15 +206,9 @@ def _dims(checkpoint: Checkpoint, config: PruneConfig, *, allow_width: bool) -> 
         return key_dim, None, line
     resolve_key_dim(width, None, key_dim, allow_width=True)
     if value_dim == values and key_dim < width:  # equal dims may leave the values alone
-        return key_dim, None, line or _dims_line(checkpoint, key_dim, None)
+        return key_dim, None, line or dims_line(checkpoint.mixers[0], key_dim, None)
     check_value_dim(checkpoint, key_dim, value_dim)
-    return key_dim, value_dim, _dims_line(checkpoint, key_dim, value_dim)
-
-
-def _dims_line(checkpoint: Checkpoint, key_dim: int, value_dim: int | None) -> str:
-    first = checkpoint.mixers[0]
-    line = f"key dim {key_dim} of {first.axis.width}"
-    return line if value_dim is None else f"{line}, value dim {value_dim} of {first.value_dim}"
+    return key_dim, value_dim, line if config.budget.is_set else dims_line(checkpoint.mixers[0], key_dim, value_dim)
 
 
 def _report_cut(

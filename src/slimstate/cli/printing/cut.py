@@ -63,7 +63,9 @@ def show_inspection(record: InspectionRecord | PoolRecord) -> Printout:
         )
         for option in record.options
     ]  # fmt: skip
-    yield Table(columns, rows)
+    if rows:
+        yield Table(columns, rows)
+    yield record.sides
     if record.budget is not None:
         yield record.budget.why
     if record.speed:
