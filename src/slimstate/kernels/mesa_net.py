@@ -10,8 +10,6 @@ As in fla's kernels, a fixed number of steps of conjugate gradients solves for e
 queries and keys to float16, and S between chunks to bfloat16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from slimstate.pruning.options import Budget
 from slimstate.system.errors import ModelError, PlanError, quoted, reason_of
 from slimstate.system.progress import SILENT, Reporter
 from slimstate.system.value import Value
-
-if TYPE_CHECKING:
-    from slimstate.pruning.options import Budget
 
 Model: TypeAlias = Any  # str | PathLike[str] | torch.nn.Module
 Progress: TypeAlias = bool | Reporter
