@@ -79,7 +79,8 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "code": code, "fenced": fenced, "prose": prose, "public": public_name, "perplexity": _perplexity,
+        "code": code, "fenced": fenced, "prose": prose, "public": public_name,
+        "perplexity": lambda value: "–" if value is None else f"{value:.{2 if value < 1e6 else 0}f}",
         "mebibytes": lambda size: f"{size / 2**20:.2f} MiB",
     }  # fmt: skip
     return environment
@@ -113,10 +114,6 @@ def _describe_training(record: TrainingRecord | RecoveryRecord) -> dict[str, Any
 def _public_command(command: str | None) -> str:
     """Return a command without paths of this machine."""
     return shlex.join(word if word.startswith("-") else public_name(word) for word in shlex.split(command or ""))
-
-
-def _perplexity(value: float | None) -> str:
-    return "–" if value is None else f"{value:.{2 if value < 1e6 else 0}f}"
 
 
 def plain_line(value: object) -> str:

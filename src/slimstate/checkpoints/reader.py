@@ -1,7 +1,5 @@
 """Find model folders and read them without loading the model. No other module reads them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -51,7 +49,7 @@ class Checkpoint(Value):
     index: JsonObject | None
 
     @classmethod
-    def open(cls, source: str | PathLike[str]) -> Checkpoint:
+    def open(cls, source: str | PathLike[str]) -> "Checkpoint":
         """Open a folder, or a hub id, which is downloaded; refuse links out of it and special files."""
         folder = locate(source)
         for _ in files_inside(folder, ModelError):
@@ -114,10 +112,6 @@ class Checkpoint(Value):
             path, _, part = name.rpartition(".")
             modules.setdefault(path, {})[part] = info
         return {path: Module(path=path, tensors=parts) for path, parts in modules.items()}
-
-    def tensors_of(self, module: str) -> list[str]:
-        """Return the names of the tensors of a module."""
-        return [self.modules[module].name(part) for part in self.modules[module].tensors]
 
     @cached_property
     def quantised(self) -> dict[str, QuantisedWeight]:

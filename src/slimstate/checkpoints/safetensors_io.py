@@ -4,8 +4,6 @@ A file is: the length of the header (8 bytes, little endian), the header (JSON: 
 offsets), the data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -53,7 +51,7 @@ class TensorInfo(Value):
     def elements(self) -> int:
         return math.prod(self.shape)
 
-    def after(self, name: str, change: Change) -> tuple[str, list[int], int] | None:
+    def after(self, name: str, change: "Change") -> tuple[str, list[int], int] | None:
         """Return the dtype, shape and bytes of this tensor after a change, or None if it is removed."""
         dtype = change.dtype(name, self.dtype)
         if dtype is None:
@@ -73,7 +71,7 @@ class TensorFile(Value):
     identity: Identity | None = None  # when the header was read
 
     @classmethod
-    def open(cls, path: Path) -> TensorFile:
+    def open(cls, path: Path) -> "TensorFile":
         """Open a file; refuse what the safetensors library refuses, and a header with a name that occurs twice."""
         with open_regular(path, ModelError) as file:
             identity = Identity.of(file.fileno())
@@ -145,7 +143,7 @@ class TensorFile(Value):
         if file.readinto(data) < len(data):
             raise ModelError(f"{quoted(self.path)} became shorter while it was read")
 
-    def digests(self, piece: int) -> Digests:
+    def digests(self, piece: int) -> "Digests":
         """Return the digests of the file and of each of its tensors, computed in one pass over its bytes."""
         file_digest, memory = hashlib.sha256(), memoryview(bytearray(piece))
         sums, position = dict.fromkeys(self.tensors, 0), 0
@@ -252,7 +250,7 @@ class TensorFileWriter(Value):
     read: dict[str, int] = field(default_factory=dict)  # CRC-32 of each tensor that was read
 
     @classmethod
-    def create(cls, source: TensorFile, target: Path, change: Change) -> TensorFileWriter:
+    def create(cls, source: TensorFile, target: Path, change: Change) -> "TensorFileWriter":
         """Create the file with its header and room for the tensors."""
         entries = {name: info.after(name, change) for name, info in source.tensors.items()}
         remaining = {name: entry for name, entry in entries.items() if entry is not None}

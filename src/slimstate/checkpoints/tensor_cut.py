@@ -31,7 +31,8 @@ class TensorCut:
             weight.check_packing(len(self._remaining(weight)))
             self._weights |= dict.fromkeys([*weight.rows, *([weight.name] if weight.block_scale else ())], weight)
             if weight.block_scale is not None:
-                self._removed.update(set(checkpoint.tensors_of(weight.module)) - {weight.name, *weight.rows})
+                module = checkpoint.modules[weight.module]
+                self._removed.update(set(map(module.name, module.tensors)) - {weight.name, *weight.rows})
 
     def _check_values(self) -> None:
         """Refuse a cut of values of a quantised output projection, or of other weights that only such a cut changes."""

@@ -1,7 +1,5 @@
 """The commands of `slimstate`, each loaded when it is used, the help that lists them, and `run` and `demo`."""
 
-from __future__ import annotations
-
 import ast
 import os
 from importlib import import_module
@@ -28,7 +26,7 @@ COMMANDS = {name: module for module, names in MODULES.items() for name in names}
 GROUPS = {"bench": "Time mixers, models, decoding and calibration at several key dims."}
 
 
-def find_command(name: str) -> Command:
+def find_command(name: str) -> "Command":
     """Return a command by its name, such as `bench mixer`."""
     if name not in COMMANDS:
         raise DataError(f"unknown command {name}; there are {', '.join(COMMANDS)}")

@@ -3,8 +3,6 @@
 Results go to standard output; everything else goes to standard error. Of several processes only the main one prints.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -51,7 +49,7 @@ def print_all(printout: Printout) -> None:
         console.print(table, soft_wrap=False)
 
 
-def printer() -> Console:
+def printer() -> "Console":
     """Return a console for standard output that does not wrap lines."""
     from slimstate.system.console import console
 

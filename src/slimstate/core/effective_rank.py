@@ -5,8 +5,6 @@ s_1 >= ... >= s_d; w_1 is its first right singular vector. q is a query, n noise
 batched over leading dimensions. The zero matrix has effective rank and utilisation 0 and an infinite condition number.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -100,7 +98,7 @@ class Memory:
     principal: Tensor
 
     @classmethod
-    def of(cls, state: Tensor) -> Memory:
+    def of(cls, state: Tensor) -> "Memory":
         state = state.double()
         _, values, rows = torch.linalg.svd(state, full_matrices=False)
         return cls(state, values, rows[..., 0, :])

@@ -165,15 +165,13 @@ class Cutter:
 
 def outline(mixers: Sequence[Mixer], key_dim: int, value_dim: int | None = None) -> Cutter:
     """Return a cutter with the shapes of every cut to these dims; they do not depend on the channels."""
-    return Cutter(mixers, {mixer.layer: first_channels(mixer, key_dim, value_dim) for mixer in mixers})
-
-
-def first_channels(mixer: Mixer, key_dim: int, value_dim: int | None = None) -> Selection:
-    """Return the choice of the first channels of every head, with all values if `value_dim` is None."""
-    values, value_dim = None, mixer.values_beside(key_dim, value_dim)
-    if value_dim < mixer.value_dim and mixer.value_axis is not None:
-        values = torch.arange(value_dim).expand(mixer.value_axis.heads, -1)
-    return Selection(keep=torch.arange(key_dim).expand(mixer.axis.heads, -1), values=values)
+    choices: dict[int, Choice] = {}  # the first channels of every head
+    for mixer in mixers:
+        values, size = None, mixer.values_beside(key_dim, value_dim)
+        if size < mixer.value_dim and mixer.value_axis is not None:
+            values = torch.arange(size).expand(mixer.value_axis.heads, -1)
+        choices[mixer.layer] = Selection(keep=torch.arange(key_dim).expand(mixer.axis.heads, -1), values=values)
+    return Cutter(mixers, choices)
 
 
 def check_choice(mixer: Mixer, choice: Choice) -> None:

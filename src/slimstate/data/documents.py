@@ -5,8 +5,6 @@ A document is a whole source (`file`), a row of a table (`rows`), a line (`lines
 WikiText, are joined. A row that is joined and does not end with a line end gets one.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby, islice
@@ -41,7 +39,7 @@ class Reading:
         self.one_per_source = True
 
     @classmethod
-    def of(cls, text: str | Texts | Reading) -> Reading:
+    def of(cls, text: "str | Texts | Reading") -> "Reading":
         return text if isinstance(text, Reading) else cls(text)
 
     @property

@@ -1,7 +1,5 @@
 """Options of every command that reads text."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
@@ -27,7 +25,7 @@ class DocumentOptions(Options):
     """Special tokens around a document: end (an end-of-text token after it), or tokenizer (what the tokenizer adds by
     itself, as in the paper's released code)."""
 
-    def reading(self, source: str | Texts) -> Reading:
+    def reading(self, source: str | Texts) -> "Reading":
         """Return a text that is divided and marked as these options say."""
         from slimstate.data.documents import Reading
 

@@ -4,8 +4,6 @@ An end-of-text token follows each document, if the tokenizer has one; or the tok
 around it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from itertools import islice
@@ -35,7 +33,7 @@ class Windows(Value):
     special_tokens: str = "end"
 
     @classmethod
-    def of(cls, text: Reading, tokens: Tensor, seed: int = 0) -> Windows:
+    def of(cls, text: Reading, tokens: Tensor, seed: int = 0) -> "Windows":
         """Return windows with the provenance of the text that they were read from."""
         return cls(
             tokens=tokens, source=text.source, seed=seed, documents=text.documents, one_per_source=text.one_per_source,

@@ -1,7 +1,5 @@
 """The records of `analyze`: traces of the states of models, and their convolution filters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +31,7 @@ class StateUse(Value):
     violations: int
 
     @classmethod
-    def of(cls, trace: TraceRecord) -> StateUse:
+    def of(cls, trace: TraceRecord) -> "StateUse":
         utilisation = float(torch.tensor(trace.utilisation_by_head).mean())
         return cls(
             name=trace.name, key_dim=trace.key_dim, utilisation=utilisation,
@@ -108,15 +106,10 @@ def filters_record(checkpoint: Checkpoint, about: Mapping[str, Any]) -> FiltersR
             by_head = weight[axis.all_rows(slot)[0]]  # [heads, width, filter size]
             if mixer.layer in layers:
                 filters.setdefault(str(mixer.layer), {})[role] = to_digits(by_head, 3)
-            likeness.setdefault(role, {})[str(mixer.layer)] = to_digits(_mean_cosine(by_head), 3)
+            unit, count = torch.nn.functional.normalize(by_head, dim=-1), by_head.shape[1]
+            cosine = (unit.sum(1).square().sum(-1) - count) / max(1, count * (count - 1))  # mean over pairs, [heads]
+            likeness.setdefault(role, {})[str(mixer.layer)] = to_digits(cosine, 3)
     return FiltersRecord(**about, filters=filters, likeness=likeness)
-
-
-def _mean_cosine(by_head: Tensor) -> Tensor:
-    """Return the mean cosine between two filters of the same head, [heads]."""
-    unit = torch.nn.functional.normalize(by_head, dim=-1)
-    count = unit.shape[1]
-    return (unit.sum(1).square().sum(-1) - count) / max(1, count * (count - 1))
 
 
 def to_digits(values: Tensor, digits: int | None = None) -> Any:

@@ -5,8 +5,6 @@ model has to predict the values. Both are single tokens that a seed pairs, so on
 language models can do this with names, which text repeats, and hardly with other words.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re
@@ -101,7 +99,7 @@ class SequenceBuilder(Value):
     length: int
 
     @classmethod
-    def read(cls, tokenizer: Any, text: Reading, keys: Tensor, values: Tensor, length: int) -> SequenceBuilder:
+    def read(cls, tokenizer: Any, text: Reading, keys: Tensor, values: Tensor, length: int) -> "SequenceBuilder":
         """Return a builder with the first tokens of a text, enough for sequences to start at different places."""
         filler = torch.cat(list(windows(tokenizer, text, length, max_windows=64))).long()
         if len(filler) < length:

@@ -4,8 +4,6 @@ Perplexity per token depends on the tokenizer; bits per byte can be compared bet
 nats per token and from the numbers of tokens and bytes in the windows. Word perplexity: `evaluation/wikitext.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -77,7 +75,7 @@ class TextSize(Value):
     bytes: int
 
     @classmethod
-    def of(cls, tokenizer: Any, tokens: Tensor, *, contiguous: bool = True) -> TextSize:
+    def of(cls, tokenizer: Any, tokens: Tensor, *, contiguous: bool = True) -> "TextSize":
         """Count windows [N, T], which follow each other in the text if `contiguous`.
 
         A special token between documents is a line end.

@@ -103,11 +103,6 @@ class _LayerStatistics:
         self.logarithms = self.logarithms + by_head.sum(1)
         self.count += by_head.shape[1]
 
-    def add_keys(self, keys: Tensor) -> None:
-        """Add keys [B, t, H, K] to their Gram matrix."""
-        by_head = keys.double().transpose(1, 2)
-        self.key_gram = self.key_gram + by_head.mT @ by_head
-
     def test_bounds(self, reading: StateReading, time: int, generator: torch.Generator) -> None:
         """Read the state with its own query and random noise, and store the result beside the bounds of the theory."""
         state = reading.state.mT.double().cpu()
@@ -158,7 +153,8 @@ def trace_states(
     def add_reading(reading: StateReading) -> None:
         layer, time = layers[reading.mixer.layer], offset + reading.time
         if reading_times:
-            layer.add_keys(reading.keys)
+            keys = reading.keys.double().transpose(1, 2)  # [B, H, t, K]
+            layer.key_gram = layer.key_gram + keys.mT @ keys
         if reading.time % every == 0:
             layer.pending.append((time, reading.state.float()))
         if len(layer.pending) == segment // every:

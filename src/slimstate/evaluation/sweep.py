@@ -161,7 +161,8 @@ def read_earlier(path: Path, settings: SweepSettings) -> SweepRecord | None:
         record = SweepRecord.from_json(read_json(path, DataError))
     except ValidationError as error:
         raise DataError(f"{path} is not a sweep that can be continued ({error}): {HINT}") from error
-    if not _is_complete(record):
+    measured = ("perplexity", "nats_per_token", "rank_utilisation", "nats_over_uncut")  # a report can do with fewer
+    if None in (record.uncut.nats_per_token, *(getattr(row, name) for row in record.rows for name in measured)):
         raise DataError(f"{path} is not a sweep that can be continued (numbers are missing): {HINT}")
     different = [
         "model" if item.name == "fingerprint" else item.name
@@ -180,14 +181,6 @@ def _content(setting: object) -> object:
     if isinstance(setting, TaskData):
         return setting.digest or setting.path
     return setting.digest if isinstance(setting, Text) else setting
-
-
-def _is_complete(record: SweepRecord) -> bool:
-    """Return whether every number that a sweep measures is there; a report can do with fewer."""
-    numbers = [record.uncut.nats_per_token]
-    for row in record.rows:
-        numbers += [row.perplexity, row.nats_per_token, row.rank_utilisation, row.nats_over_uncut]
-    return None not in numbers
 
 
 def recommend(record: SweepRecord, max_loss: float, command: Callable[[Row], str]) -> Recommendation:

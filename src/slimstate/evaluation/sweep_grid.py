@@ -1,7 +1,5 @@
 """The candidates of a sweep: every method at every key dim, by every score, in every data type of the state."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -39,7 +37,7 @@ class Candidate(Value):
         return self.method, self.score, dims_text(self.key_dim, self.value_dim), self.state_dtype
 
     @property
-    def cut(self) -> Candidate:
+    def cut(self) -> "Candidate":
         """The same cut with states in float32."""
         return replace(self, state_dtype="float32")
 
@@ -54,7 +52,7 @@ class Grid(Value):
     key_dims: dict[int, float]
 
     @classmethod
-    def of(cls, options: GridOptions, width: int, values: int | None = None, reporter: Reporter = SILENT) -> Grid:
+    def of(cls, options: GridOptions, width: int, values: int | None = None, reporter: Reporter = SILENT) -> "Grid":
         """Return the grid of the options; refuse unknown methods. Two compressions may round to one key dim."""
         methods = channel_methods() if options.methods is None else options.methods
         selectors = tuple(dict.fromkeys(map(selector_named, methods)))

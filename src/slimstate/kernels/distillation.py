@@ -55,15 +55,11 @@ class TopDistribution(Value):
         # summed, not 1 minus the best: a student that is almost sure of them must still learn from the others
         rest = ours.scatter(-1, ids, -math.inf).logsumexp(-1)
         best = F.kl_div(ours.gather(-1, ids), theirs, reduction="sum", log_target=True)
-        return best + F.kl_div(rest, log_rest(theirs), reduction="sum", log_target=True)
+        their_rest = torch.log1p(-theirs.exp().sum(-1).clamp(max=1 - 1e-6))
+        return best + F.kl_div(rest, their_rest, reduction="sum", log_target=True)
 
 
 TeacherDistribution: TypeAlias = FullDistribution | TopDistribution
-
-
-def log_rest(log_probs: Tensor) -> Tensor:
-    """Return the logarithm of the probability that `log_probs` [N, k] leave."""
-    return torch.log1p(-log_probs.exp().sum(-1).clamp(max=1 - 1e-6))
 
 
 def distilled_loss(

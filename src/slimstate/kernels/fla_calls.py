@@ -5,8 +5,6 @@ A recurrence is a function of tensors by token, a `scale` and a `state`, which r
 B batch, T time, H key heads, G value heads, K key dim, V value dim; states [B, G, K, V].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -49,7 +47,7 @@ class CallOptions(Value):
     lower_bound: float | None = None
 
     @classmethod
-    def read(cls, options: Mapping[str, Any]) -> CallOptions:
+    def read(cls, options: Mapping[str, Any]) -> "CallOptions":
         """Return the options of a call that say what to compute, without those of the kernel on a GPU."""
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in options.items() if name in names})

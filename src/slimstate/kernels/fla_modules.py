@@ -77,10 +77,6 @@ def powglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, pow
     return F.linear(powglu(x, y, power), weight, bias)
 
 
-def elu_plus_one(x: Tensor) -> Tensor:
-    return F.elu(x) + 1
-
-
 def forward_and_backward(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Return an activation and its backward pass, as fla calls them."""
 
@@ -136,7 +132,7 @@ PATCHES = (
     Patch("fla.modules.norm.fused_norm_gate.rms_norm_gated", rms_norm_gated),
     *_activation("sigmoid", torch.sigmoid),
     *_activation("swish", F.silu),
-    *_activation("elu_p1", elu_plus_one),
+    *_activation("elu_p1", lambda x: F.elu(x) + 1),
     Patch(f"{ACTIVATIONS}.sqrelu_fwd", squared_relu),
     Patch(f"{ACTIVATIONS}.sqrelu_bwd", squared_relu_backward),
     Patch("fla.modules.mlp.swiglu", swiglu),

@@ -3,8 +3,6 @@
 Every value of bfloat16 or float16 is one of float32, too: results are those of a float32 copy, in half its memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +31,7 @@ class CompactWeight(Tensor):
     stored: Tensor
 
     @staticmethod
-    def __new__(cls, stored: Tensor) -> CompactWeight:
+    def __new__(cls, stored: Tensor) -> "CompactWeight":
         weight: CompactWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, stored.shape, strides=stored.stride(), dtype=torch.float32, device=stored.device
         )

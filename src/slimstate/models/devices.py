@@ -21,7 +21,11 @@ def pick_device(name: str | None) -> torch.device:
     if name == "cuda" and distributed.count_here() > torch.cuda.device_count():
         processes, gpus = distributed.count_here(), torch.cuda.device_count()
         raise PlanError(f"{processes} processes for {gpus} GPUs: start at most one for each GPU, or use `device` cpu")
-    return distributed.local_device(name)
+    return (
+        torch.device("cuda", distributed.local_rank())
+        if name == "cuda" and distributed.count() > 1
+        else torch.device(name)
+    )
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,7 +1,5 @@
 """Where a model runs, in which precision, and where its weights lie: options of every command that runs a model."""
 
-from __future__ import annotations
-
 import re
 from typing import TYPE_CHECKING, Literal
 
@@ -26,14 +24,14 @@ class RunOptions(Options):
     """float32, bfloat16 or float16; default: bfloat16 on a GPU, float32 on a CPU."""
 
     @property
-    def place(self) -> torch.device:
+    def place(self) -> "torch.device":
         """The device, or a `PlanError` where there is no such device."""
         from slimstate.models.devices import pick_device
 
         return pick_device(self.device)
 
     @property
-    def precision(self) -> torch.dtype:
+    def precision(self) -> "torch.dtype":
         from slimstate.models.devices import pick_dtype
 
         return pick_dtype(self.dtype, self.place)

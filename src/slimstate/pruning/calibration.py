@@ -68,15 +68,6 @@ class Sums:
         squares = x.detach().flatten(0, -2).double().square().sum(0).to(self.device)
         self.tensors[name] += squares if name == "input_square" else squares[self._columns]
 
-    def add_gradient(self, role: str, gradient: Tensor) -> None:
-        """Add the gradient of a projection by channel."""
-        self.tensors[f"{role}_gradient"] += gradient.float().to(self.device)
-
-    def add_other_processes(self) -> None:
-        for tensor in self.tensors.values():
-            distributed.sum_over_all(tensor)
-        self.tokens = int(distributed.sum_over_all(torch.tensor(self.tokens, device=self.device)))
-
     def evidence(self) -> Evidence:
         return Evidence(tokens=self.tokens, **{name: tensor.cpu() for name, tensor in self.tensors.items()})
 
@@ -131,7 +122,9 @@ def draw_rows(tokens: Tensor, count: int, seed: int) -> Tensor:
 def sum_evidence(mixers: Sequence[Mixer], sums: dict[int, Sums]) -> dict[int, Evidence]:
     """Return the evidence of all processes by layer; refuse what is not finite."""
     for entry in sums.values():
-        entry.add_other_processes()
+        for tensor in entry.tensors.values():
+            distributed.sum_over_all(tensor)
+        entry.tokens = int(distributed.sum_over_all(torch.tensor(entry.tokens, device=entry.device)))
     if (message := _describe_nonfinite(mixers, sums)) is not None:
         raise ModelError(message)
     return {layer: entry.evidence() for layer, entry in sums.items()}
@@ -188,7 +181,8 @@ def _backward(model: Any, mixers: Sequence[Mixer], sums: dict[int, Sums], ids: T
     loss = next_token_loss(model, ids) * ids[:, 1:].numel()
     gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
     for mixer, role, slot in places:
-        sums[mixer.layer].add_gradient(role, mixer.by_channel(slot, gradients[mixer.running_name_of(slot)]))
+        total = sums[mixer.layer].tensors[f"{role}_gradient"]
+        total += mixer.by_channel(slot, gradients[mixer.running_name_of(slot)]).to(total)
 
 
 def _differentiated(mixer: Mixer, needs: frozenset[Need]) -> Iterator[tuple[str, Axis, Slot]]:

@@ -17,7 +17,6 @@ from slimstate.checkpoints.reader import Checkpoint, described_mixers
 from slimstate.checkpoints.safetensors_io import StoredTensor
 from slimstate.checkpoints.tensor_cut import TensorCut
 from slimstate.checkpoints.writer import CARD, CheckpointWriter, new_checkpoint
-from slimstate.core.evidence import Evidence
 from slimstate.core.file_names import CONFIG, PLAN
 from slimstate.core.layout import Mixer
 from slimstate.core.selection import Choice
@@ -243,16 +242,12 @@ class LayerwiseCut(StoredCut):
         path, job = self.folder / f"choice-{mixer.layer}.json", self.job
         if path.is_file():
             return choice_from_json(read_json(path))
-        evidence = self._evidence(mixer, run_mixer)
-        choice = job.choices([mixer], {mixer.layer: evidence})[mixer.layer]
+        needs = job.needs - {"weight"}
+        sums = {mixer.layer: Sums(mixer, job.run.place, needs)}
+        sums[mixer.layer].tokens = run_mixer(lambda model: collecting(model, [mixer], sums, needs))
+        choice = job.choices([mixer], sum_evidence([mixer], sums))[mixer.layer]
         distributed.from_main(lambda: write_json(path, choice_to_json(choice)))
         return choice
-
-    def _evidence(self, mixer: Mixer, run_mixer: RunMixer) -> Evidence:
-        needs = self.job.needs - {"weight"}
-        sums = {mixer.layer: Sums(mixer, self.job.run.place, needs)}
-        sums[mixer.layer].tokens = run_mixer(lambda model: collecting(model, [mixer], sums, needs))
-        return sum_evidence([mixer], sums)[mixer.layer]
 
     def finished_config(self, windows: Windows) -> JsonObject:
         if not self.plan:

@@ -10,7 +10,7 @@ from torch import Tensor
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.core.effective_rank import gram_condition_number
 from slimstate.core.evidence import BACKWARD, Evidence, EvidenceFile, Need
-from slimstate.core.layout import Mixer, Slot
+from slimstate.core.layout import Mixer, Slot, ValueAxis
 from slimstate.core.selection import Basis, Choice
 from slimstate.core.surgery import Cutter, check_choice, remaining_channels
 from slimstate.data.text import Windows
@@ -79,7 +79,7 @@ class SelectionJob(Value):
         with threads.pool_of_all_cores() as pool:  # an eigenvalue problem for every head
             choices = list(pool.map(certify, selections, map(evidence.get, layers)))
         if self.value_selector is not None and self.value_request is not None:
-            each = value_cases(read_rows, mixers, self.value_selector.needs, evidence)
+            each = cases(read_rows, mixers, self.value_selector.needs, evidence, of_values=True)
             values = choose(self.value_selector, each, self.value_request)
             choices = [
                 replace(choice, values=remaining_channels(value)) for choice, value in zip(choices, values, strict=True)
@@ -185,31 +185,17 @@ def check_rotatable(checkpoint: Checkpoint, selector: Selector) -> None:
 
 def cases(
     read_rows: Callable[[Mixer, Slot], Tensor], mixers: Iterable[Mixer], needs: frozenset[Need],
-    evidence: Mapping[int, Evidence],
+    evidence: Mapping[int, Evidence], *, of_values: bool = False,
 ) -> Iterator[Case]:  # fmt: skip
-    """Yield the input of a selector for each mixer; `read_rows` returns weights by channel."""
+    """Yield the input of a selector of keys, or of values, for each mixer; `read_rows` returns weights by channel."""
     for mixer in mixers:
-        query, key = (read_rows(mixer, slot) if "weight" in needs else None for slot in (mixer.query, mixer.key))
-        yield Case(
-            heads=mixer.axis.heads,
-            width=mixer.axis.width,
-            query_weight=query,
-            key_weight=key,
-            evidence=evidence.get(mixer.layer),
-        )
-
-
-def value_cases(
-    read_rows: Callable[[Mixer, Slot], Tensor], mixers: Iterable[Mixer], needs: frozenset[Need],
-    evidence: Mapping[int, Evidence],
-) -> Iterator[Case]:  # fmt: skip
-    """Yield the input of a selector of values for each mixer."""
-    for mixer in mixers:
-        axis = mixer.value_axis
+        axis = mixer.value_axis if of_values else mixer.axis
         assert axis is not None
-        value, output = (read_rows(mixer, slot) if "weight" in needs else None for slot in (axis.value, axis.output))
-        known = evidence.get(mixer.layer)
-        yield Case(heads=axis.heads, width=axis.width, value_weight=value, output_weight=output, evidence=known)
+        slots = {"query_weight": mixer.query, "key_weight": mixer.key}
+        if isinstance(axis, ValueAxis):
+            slots = {"value_weight": axis.value, "output_weight": axis.output}
+        weights = {name: read_rows(mixer, slot) for name, slot in slots.items() if "weight" in needs}
+        yield Case(heads=axis.heads, width=axis.width, evidence=evidence.get(mixer.layer), **weights)
 
 
 def certify(selection: Choice, evidence: Evidence | None) -> Choice:

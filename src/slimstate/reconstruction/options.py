@@ -1,7 +1,5 @@
 """Options of a reconstruction."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -34,7 +32,7 @@ class ReconstructOptions(Options):
     learning_rate: Annotated[float | None, Meta(gt=0, lt=1)] = None
     """Highest learning rate of Adam; default: by the width of the layers and a short trial on held-out windows."""
 
-    def windows(self, tokenizer: Any, reading: Reading, seed: int, device: str) -> Windows:
+    def windows(self, tokenizer: Any, reading: "Reading", seed: int, device: str) -> "Windows":
         """Return the windows to train on, drawn from a text."""
         from slimstate.data.text import sample_windows
 
@@ -44,7 +42,7 @@ class ReconstructOptions(Options):
             tokenizer, reading, samples=samples, length=self.length, seed=seed, min_samples=fewest, min_advice=2
         )
 
-    def settings(self, device: str, windows: Windows) -> ReconstructionSettings:
+    def settings(self, device: str, windows: "Windows") -> "ReconstructionSettings":
         """Return the settings of a run, including what the device and the text decide."""
         from slimstate.records.training import ReconstructionSettings
 

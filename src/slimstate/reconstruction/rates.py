@@ -12,8 +12,6 @@ rate. Each attempt starts from the cut. The weights with the lowest error on hel
 they had.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,7 +43,7 @@ class Rates:
     chosen: dict[Hashable, float] = field(default_factory=dict)  # by kind
 
     @classmethod
-    def of(cls, teacher: Checkpoint, settings: ReconstructionSettings, reporter: Reporter) -> Rates:
+    def of(cls, teacher: Checkpoint, settings: ReconstructionSettings, reporter: Reporter) -> "Rates":
         """Return the rates for the mixers of an uncut model."""
         kinds: dict[int, Hashable] = {}
         for mixer in teacher.mixers:
@@ -92,14 +90,14 @@ class Rates:
         task.load(attempts.weights)
         return replace(attempts.best, trial=attempts.trials if is_first else (), chosen_rate=rate)
 
-    def _try_rates(self, attempts: Attempts, layer: int) -> float:
+    def _try_rates(self, attempts: "Attempts", layer: int) -> float:
         """Return the best rate after a few steps."""
         first, steps = self.first[layer], self.trial_steps(layer)
         higher, lower = attempts.add(first, steps), attempts.add(first / FACTOR, steps)
         attempts.add(first / FACTOR**2 if lower < higher else first * FACTOR, steps)
         return attempts.best_rate(steps, first)
 
-    def _is_too_high(self, attempts: Attempts, layer: int, rate: float) -> bool:
+    def _is_too_high(self, attempts: "Attempts", layer: int, rate: float) -> bool:
         """Return whether a lower rate may be better: half of the steps, or all but those of the trial, were no use."""
         steps, short = self.settings.steps, self.trial_steps(layer)
         errors, trial = attempts.errors[rate, steps], attempts.errors.get((rate, short)) if short < steps else None

@@ -36,14 +36,6 @@ def place_for(size: int, device: torch.device, max_memory: str | None) -> str:
     return "host" if size <= limit(torch.device("cpu"), "cpu") else "disk"
 
 
-def _allocate(file: int, size: int) -> None:
-    """Allocate a file at once: a disk that fills up behind a mapped file would kill the process."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-    else:
-        os.truncate(file, size)
-
-
 class HiddenStates:
     """States [windows of this process, length, size] in float32, indexed by the numbers of windows."""
 
@@ -53,7 +45,10 @@ class HiddenStates:
             with writing(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".states-") as file:
                 # the file loses its name when it is mapped, and is removed with the process
                 count = torch.Size(shape).numel()
-                _allocate(file.fileno(), 4 * count)
+                if hasattr(os, "posix_fallocate"):  # a disk that fills up behind a mapped file would kill the process
+                    os.posix_fallocate(file.fileno(), 0, 4 * count)
+                else:
+                    os.truncate(file.fileno(), 4 * count)
                 self._data = torch.from_file(file.name, shared=True, size=count, dtype=torch.float32).view(shape)
         else:
             self._data = torch.empty(shape, device=device if place == "device" else "cpu", dtype=torch.float32)

@@ -3,8 +3,6 @@
 Hidden states are not stored: computing them again from the weights takes a small part of the training time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -57,13 +55,13 @@ class TrainedLayers(RunFolder):
                 save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, file)
             write_json(errors_path, dict(to_json(errors)))
 
-    def outline(self, model: Checkpoint, cut: Change) -> TrainedChange:
+    def outline(self, model: Checkpoint, cut: Change) -> "TrainedChange":
         """Return the shapes of the change, in which all tensors that may be trained change: mixers and vectors."""
         mixers = tuple(f"{mixer.place_in_files}." for mixer in model.mixers)
         names = (name for name, info in model.tensors.items() if name.startswith(mixers) or len(info.shape) < 2)
         return TrainedChange(dict.fromkeys(names, self.path), 0, cut)
 
-    def change(self, cut: Change) -> TrainedChange:
+    def change(self, cut: Change) -> "TrainedChange":
         """Return the trained tensors as a change of the model; the others change as in the cut."""
         places: dict[str, Path] = {}
         elements = 0

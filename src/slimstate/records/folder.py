@@ -4,8 +4,6 @@ A record has a kind; what is drawn from records is ours where one of them is bes
 `slimstate` entry in its config and a record beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -47,7 +45,7 @@ class Records(Value):
     """The records of a folder by kind, in the order of the work, and a line on each file that is not valid."""
 
     sweep: tuple[RecordFile[SweepRecord], ...] = ()
-    plan: tuple[RecordFile[Plan], ...] = ()
+    plan: "tuple[RecordFile[Plan], ...]" = ()
     reconstruction: tuple[RecordFile[ReconstructionRecord], ...] = ()
     recovery: tuple[RecordFile[RecoveryRecord], ...] = ()
     trace: tuple[RecordFile[TraceRecord], ...] = ()

@@ -1,7 +1,5 @@
 """Parts that several kinds of records share: the model, the text, the origin."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -48,7 +46,7 @@ class ConfigEntry(Value):
     shared_filters: str | None = None
     trained: tuple[TrainingEntry, ...] = ()
     recovered: tuple[TrainingEntry, ...] = ()
-    history: tuple[ConfigEntry, ...] = ()
+    history: "tuple[ConfigEntry, ...]" = ()
 
     def __post_init__(self) -> None:
         if self.key_dim is not None and (self.width is None or self.method is None):

@@ -4,8 +4,6 @@ There is one format: of the plan beside a cut model, of the plan that a cut repe
 among its records, which names the folder of the cut model.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from dataclasses import field
@@ -115,7 +113,7 @@ class Plan(PlanHeader):
             for name, values in claims.items()
         }
 
-    def same_cut(self, other: Plan) -> bool:
+    def same_cut(self, other: "Plan") -> bool:
         """Return whether both keep the same in every layer."""
         return bool(self.to_json()["layers"] == other.to_json()["layers"])
 
@@ -129,7 +127,7 @@ class Plan(PlanHeader):
         return {**header, "compression": self.compression, "certificate": self.summary(), "layers": layers}
 
     @classmethod
-    def parse(cls, data: Mapping[str, object]) -> Plan:
+    def parse(cls, data: Mapping[str, object]) -> "Plan":
         stored, selections = dict(vars(from_json(_StoredPlan, data))), {}
         for layer, entry in stored.pop("layers").items():
             try:

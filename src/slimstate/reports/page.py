@@ -1,7 +1,5 @@
 """Render the page: one HTML file with nothing to fetch. The templates escape every value from a record."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,7 +47,7 @@ def unique_records(folder: Path) -> Records:
     """
     records = read_records(folder)
 
-    def is_copy(plan: RecordFile[Plan]) -> bool:
+    def is_copy(plan: "RecordFile[Plan]") -> bool:
         is_trained = any((plan.path.parent / name).exists() for name in (RECONSTRUCTION, RECOVERY))
         return plan.record.folder is not None or is_trained
 
@@ -97,7 +95,7 @@ def _environment() -> Environment:
     return environment
 
 
-def drawing(figure: Figure, name: str, label: str, tips: Mapping[str, str]) -> Markup:
+def drawing(figure: "Figure", name: str, label: str, tips: Mapping[str, str]) -> Markup:
     """Return a figure as SVG whose ids begin with `name`; `tips` are texts for elements, by id without that prefix."""
     figure.set_figwidth(figure.get_figwidth() * PAGE_WIDTH)
     text = style.svg(figure, name).replace("<svg", OPENING.format("group" if tips else "img", label), 1)

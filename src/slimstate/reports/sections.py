@@ -118,12 +118,8 @@ def trace_of(sweep: SweepRecord, row: Row | None, traces: Traces) -> TraceRecord
         cut = trace.cut
         if row is None or cut is None:
             return row is None and cut is None and trace.fingerprint == base
-        is_cut = (cut.base_fingerprint, cut.method, cut.key_dim, cut.value_dim) == (
-            base,
-            row.method,
-            row.key_dim,
-            row.value_dim,
-        )
+        names = ("method", "key_dim", "value_dim")
+        is_cut = cut.base_fingerprint == base and all(getattr(cut, name) == getattr(row, name) for name in names)
         return is_cut and cut.score in (None, row.score) and not (cut.recovered or cut.history)
 
     return next((file.record for file in traces if base is not None and is_same(file.record)), None)
@@ -191,7 +187,10 @@ def summary_cards(records: Records) -> Iterator[Card]:
         if evaluation is not None:
             yield from evaluation_cards(evaluation, perplexity_values, perplexity)
         if records.trace:
-            yield utilisation_card(group_traces(records.trace)[0])
+            first, *others = group_traces(records.trace)[0]
+            pair = [first, *[trace for trace in others if trace.cut is not None][:1]]
+            change = ARROW.join(fixed(mean_utilisation(trace), 3) for trace in pair)
+            yield Card("State in use", change, label_of(pair[-1]))
     if evaluation is not None:
         yield from evaluation_cards(evaluation, average_values, partial(fixed, digits=3))
 
@@ -248,9 +247,3 @@ def perplexity_values(result: Result) -> dict[str, float]:
 
 def average_values(result: Result) -> dict[str, float]:
     return {f"{name.replace('_', '-').capitalize()} average": value for name, value in result.averages.items()}
-
-
-def utilisation_card(group: Sequence[TraceRecord]) -> Card:
-    """Return the utilisation of the first model, and of the first cut model after it."""
-    pair = [group[0], *[trace for trace in group[1:] if trace.cut is not None][:1]]
-    return Card("State in use", ARROW.join(fixed(mean_utilisation(trace), 3) for trace in pair), label_of(pair[-1]))

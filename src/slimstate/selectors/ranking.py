@@ -13,16 +13,12 @@ from slimstate.core.selection import Selection
 from slimstate.selectors.contract import Case, Request, Selector, scored
 
 
-def keep_best(scores: Tensor, keep: int) -> Tensor:
-    """Return the `keep` highest of each row of [H, D], ascending; of equals, the first."""
-    return scores.argsort(dim=-1, descending=True, stable=True)[..., :keep].sort(dim=-1).values
-
-
 def best_of(score: Callable[[Case, Request], Tensor]) -> Callable[[Iterable[Case], Request], list[Selection]]:
-    """Turn a score of every channel of a mixer into the `choose` of a selector."""
+    """Turn a score of every channel [H, D] of a mixer into the `choose` of a selector; of equals, the first is kept."""
 
     def choose(cases: Iterable[Case], request: Request) -> list[Selection]:
-        return [Selection(keep=keep_best(score(case, request), request.keep)) for case in cases]
+        orders = (score(case, request).argsort(dim=-1, descending=True, stable=True) for case in cases)
+        return [Selection(keep=order[..., : request.keep].sort(dim=-1).values) for order in orders]
 
     return choose
 
@@ -31,11 +27,6 @@ def choose_random(cases: Iterable[Case], request: Request) -> list[Selection]:
     """Return random channels: the control that every other selector must beat."""
     generator = torch.Generator().manual_seed(request.seed)
     return best_of(lambda case, _: torch.rand(case.heads, case.width, generator=generator))(cases, request)
-
-
-def choose_all(cases: Iterable[Case], request: Request) -> list[Selection]:
-    """Return all channels."""
-    return best_of(lambda case, _: torch.zeros(case.heads, case.width))(cases, request)
 
 
 def magnitude(case: Case, request: Request) -> Tensor:
@@ -79,4 +70,5 @@ SELECTORS = (
 )  # fmt: skip
 
 # of a cut of values alone; not a method to ask for
-KEEP_ALL = Selector(name="all", summary="all channels", needs=frozenset(), choose=choose_all)
+EQUAL = best_of(lambda case, _: torch.zeros(case.heads, case.width))
+KEEP_ALL = Selector(name="all", summary="all channels", needs=frozenset(), choose=EQUAL)

@@ -29,13 +29,9 @@ def principal_directions(gram: Tensor, keep: int, *, least: bool = False) -> tup
     places = slice(None, keep) if least else slice(values.shape[-1] - keep, None)
     total = values.sum(-1)
     share = torch.where(total > 0, values[:, places].sum(-1) / total, 1.0)
-    return _with_fixed_signs(rows[:, places].flip(1)), (1 - share).clamp_min(0)
-
-
-def _with_fixed_signs(rows: Tensor) -> Tensor:
-    """Return eigenvectors with the sign that makes their largest entry positive."""
-    largest = rows.gather(-1, rows.abs().argmax(-1, keepdim=True))
-    return rows * torch.where(largest < 0, -1.0, 1.0)
+    rows = rows[:, places].flip(1)
+    largest = rows.gather(-1, rows.abs().argmax(-1, keepdim=True))  # is made positive, which fixes the sign
+    return rows * torch.where(largest < 0, -1.0, 1.0), (1 - share).clamp_min(0)
 
 
 def random_directions(heads: int, keep: int, width: int, generator: torch.Generator) -> Tensor:

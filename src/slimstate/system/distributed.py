@@ -1,7 +1,5 @@
 """Work with several processes, which `torchrun` or `accelerate launch` start; without them there is one."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys
@@ -41,16 +39,12 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def local_device(kind: str) -> torch.device:
-    """Return the GPU of this process, or the CPU."""
-    import torch
-
-    if kind == "cuda" and count() > 1:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device(kind)
+def local_rank() -> int:
+    """Return the number of this process on this machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def join(device: torch.device) -> None:
+def join(device: "torch.device") -> None:
     """Connect to the other processes, if there are any; call this before anything is shared."""
     if count() == 1:
         return
@@ -78,7 +72,7 @@ def share(items: Sequence[T]) -> Sequence[T]:
     return items[rank() :: count()]
 
 
-def sum_over_all(tensor: Tensor) -> Tensor:
+def sum_over_all(tensor: "Tensor") -> "Tensor":
     """Sum a tensor over all processes, in place, and return it."""
     if count() > 1:
         import torch.distributed as dist

@@ -4,8 +4,6 @@ A pipe or a device in place of a file could block forever. A link or a path that
 file that its owner never meant to share.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time
@@ -37,14 +35,14 @@ class Identity(Value):
     changed: int
 
     @classmethod
-    def of(cls, descriptor: int) -> Identity:
+    def of(cls, descriptor: int) -> "Identity":
         wait = os.fstat(descriptor).st_ctime_ns / 1e9 + CLOCK_TICK - time.time()
         if 0 < wait <= CLOCK_TICK:  # otherwise the clock was set back
             time.sleep(wait)
         return cls._read(descriptor)
 
     @classmethod
-    def _read(cls, descriptor: int) -> Identity:
+    def _read(cls, descriptor: int) -> "Identity":
         status = os.fstat(descriptor)
         return cls(
             device=status.st_dev, inode=status.st_ino, size=status.st_size,

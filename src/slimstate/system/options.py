@@ -24,7 +24,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, field, fields
 from difflib import get_close_matches
 from itertools import pairwise
 from os import PathLike
@@ -181,7 +181,8 @@ def _options(cls: Any, prefix: str, path: tuple[str, ...]) -> tuple[Option, ...]
         annotation, place = hints[item.name], (*path, item.name)
         group, is_switch = _group(annotation), _optional(annotation)
         if group is None or is_switch:
-            kind, default = (bool, False) if group else (annotation, _default(item))
+            value = item.default if item.default_factory is MISSING else item.default_factory()
+            kind, default = (bool, False) if group else (annotation, value)
             title = str((group or cls).__doc__).partition("\n")[0] if group or path else "Options"
             doc, single, name = docs.get(item.name, ""), bool(item.metadata.get("once")), prefix + item.name
             more: dict[str, Any] = {"help": doc, "section": title, "once": single, "group": group}
@@ -260,10 +261,6 @@ def _parse_item(kind: Any, item: Any) -> Any:
         except ValueError:
             return item
     return item.strip()
-
-
-def _default(item: Field[Any]) -> Any:
-    return item.default_factory() if item.default_factory is not MISSING else item.default
 
 
 def _plain(value: Any) -> Any:

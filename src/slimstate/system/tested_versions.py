@@ -18,14 +18,10 @@ class UntestedVersion(UserWarning):
 def warn_about_untested() -> None:
     """Warn once about newer packages; called where models are loaded, which such a change would affect."""
     for name, newest in TESTED.items():
-        installed = _installed(name)
+        try:
+            installed = platform.python_version() if name == "Python" else version(name)
+        except PackageNotFoundError:
+            continue
         if Version(installed).release[:2] > Version(newest).release[:2]:
             advice = f"the newest that slimstate was tested with; if something fails, try {newest}"
             warnings.warn(f"{name} {installed} is newer than {newest}, {advice}", UntestedVersion, stacklevel=2)
-
-
-def _installed(package: str) -> str:
-    try:
-        return platform.python_version() if package == "Python" else version(package)
-    except PackageNotFoundError:
-        return "0"

@@ -5,8 +5,6 @@ Adapters are those of PEFT. Convolutions are small and not linear layers, so PEF
 belong to such a module are trained in place.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -54,7 +52,7 @@ class Adaptation(Value):
     shared: tuple[Mixer, ...] = ()
 
     @classmethod
-    def of(cls, config: Config, mixers: Sequence[Mixer], options: AdaptationOptions) -> Adaptation:
+    def of(cls, config: Config, mixers: Sequence[Mixer], options: AdaptationOptions) -> "Adaptation":
         """Return what the options select in a model; by default, adapters on all projections of the mixers."""
         shared = tuple(mixer for mixer in mixers if mixer.sharing is not None)
         if options.full:

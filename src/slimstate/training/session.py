@@ -4,7 +4,6 @@ They differ by values: the model, the options, whether there is a teacher, and t
 needs to continue after an interruption lies in a run folder beside its output folder.
 """
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +22,7 @@ from slimstate.data.corpus import Schedule
 from slimstate.families import loader_of
 from slimstate.families.contract import Config
 from slimstate.models.load import load, load_tokenizer
+from slimstate.models.memory import DeviceMemory
 from slimstate.models.prepare import describe_kernels
 from slimstate.models.stock import as_published
 from slimstate.records.base import versions
@@ -135,9 +135,7 @@ class Session(Value, Generic[R]):
         started = time.perf_counter()
         adaptation = adaptation_of(self.options, job.student)
         parameters, facts = self._fit(job, adaptation, tokens)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        DeviceMemory(self.options.run.place).release()
 
         def conclude() -> R:
             with self.reporter.waiting("merging"):

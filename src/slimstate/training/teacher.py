@@ -1,7 +1,5 @@
 """The teacher of a distillation: a model in memory, or its most likely tokens in a folder that several runs share."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from os import PathLike
@@ -152,7 +150,7 @@ class Distillation(Value):
     cache: TeacherCache | None = None
 
     @classmethod
-    def of(cls, teacher: Checkpoint, options: TeacherOptions, run: RunOptions) -> Distillation:
+    def of(cls, teacher: Checkpoint, options: TeacherOptions, run: RunOptions) -> "Distillation":
         cache = None
         if options.cache_teacher is not None:
             top_k = min(options.cache_top_k, int(teacher.config["vocab_size"]) - 1)

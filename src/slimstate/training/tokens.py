@@ -1,7 +1,5 @@
 """The windows of a training: those it is trained on, and those on which models are measured before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ class Tokens(Value):
     wikitext: WikiText | None = None
 
     @classmethod
-    def of_corpus(cls, corpus: Corpus, tokenizer: Any) -> Tokens:
+    def of_corpus(cls, corpus: Corpus, tokenizer: Any) -> "Tokens":
         """Return the tokens of a training that is measured on windows of its own text."""
         windows = corpus.held_out_windows
         return cls(

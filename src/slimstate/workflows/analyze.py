@@ -1,7 +1,7 @@
 """`slimstate analyze`: follow the states of models through a text, write records, and draw figures of them."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -63,7 +63,10 @@ def _analyze(
     if config.head is not None:
         mixers = next(iter(checkpoints.values())).mixers
         find_head([mixer.layer for mixer in mixers], mixers[0].value_heads, config.head)
-    _check_files(folder, checkpoints)
+    for path in (folder / f"{kind}-{name}.json" for kind in ("trace", "filters", "plan") for name in checkpoints):
+        check_kind(path, folder=False)
+        check_record(path)
+    check_drawings(folder, FIGURES, beside="trace-*.json")
     text, tokenizers = as_text_source(text), same_tokenizers(checkpoints.values())
     windows = shared_windows(tokenizers, config.reading(text), config.length, config.samples * config.length)
     if len(windows.tokens) < config.samples:
@@ -93,12 +96,3 @@ def _analyze(
         figures=tuple(str(folder / path.name) for path in figures),
         seconds=time.perf_counter() - started,
     )
-
-
-def _check_files(folder: Path, names: Iterable[str]) -> None:
-    """Raise an error if the folder has files with the names of the outputs that slimstate did not write."""
-    for kind in ("trace", "filters", "plan"):
-        for name in names:
-            check_kind(folder / f"{kind}-{name}.json", folder=False)
-            check_record(folder / f"{kind}-{name}.json")
-    check_drawings(folder, FIGURES, beside="trace-*.json")

@@ -3,8 +3,6 @@
 They do not import torch, so that help and errors about options appear at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -201,7 +199,7 @@ class RecoverConfig(RecoverOptions):
                 object.__setattr__(self, item.name, getattr(config, item.name))
 
     @classmethod
-    def from_values(cls, values: Mapping[str, object], base: RecoverConfig | None = None) -> RecoverConfig:
+    def from_values(cls, values: Mapping[str, object], base: "RecoverConfig | None" = None) -> "RecoverConfig":
         """Return the config with these values, and those of the preset or of `base` for the rest."""
         values = dict(values)
         if (preset := values.pop("preset", None)) is not None:

@@ -5,8 +5,6 @@ TOML file that reproduces tables and figures of the paper; docs/guides/paper.md 
 recorded, so that a recipe continues where it was interrupted.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +79,7 @@ class Recipe(Value):
     reproduces: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: Path) -> Recipe:
+    def read(cls, path: Path) -> "Recipe":
         data = _read_toml(path)
         try:
             if unknown := sorted(data.keys() - {"title", "about", "reproduces", "steps", *SCALES}):

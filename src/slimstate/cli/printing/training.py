@@ -1,7 +1,5 @@
 """The commands that train, and how their results are printed."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import slimstate
@@ -29,7 +27,7 @@ class RecoverFlags(HubFlags):
 
 def run_recover(
     model: str, config: RecoverConfig, flags: RecoverFlags, reporter: Reporter, out: str | None = None
-) -> RecoveryRecord | Preview:
+) -> "RecoveryRecord | Preview":
     """Recover a model, or describe what that trains."""
     if flags.dry_run:
         if flags.push_to_hub is not None:
@@ -40,7 +38,7 @@ def run_recover(
     return slimstate.recover(model, out, config, progress=reporter)
 
 
-def show_recovery(record: RecoveryRecord | Preview) -> Printout:
+def show_recovery(record: "RecoveryRecord | Preview") -> Printout:
     """Yield what was trained and measured, or what would be trained."""
     from slimstate.training.recover import Preview
 
@@ -60,7 +58,7 @@ def show_recovery(record: RecoveryRecord | Preview) -> Printout:
     yield f"{record.steps:,} steps, {record.tokens:,} tokens; dry run: nothing was trained"
 
 
-def show_training(record: TrainingRunRecord) -> Printout:
+def show_training(record: "TrainingRunRecord") -> Printout:
     """Yield how well the model predicts the text before and after, and how fast it was trained."""
     measured = record.measured
     yield f"{measured.counts}: {measured.text}"
