@@ -1,19 +1,21 @@
 """Estimate how much faster a cut layer is, from layers that were timed at many key dims on a GPU.
 
-A curve is a record of `slimstate bench mixer` over many key dims, or of an engine's kernels with decoding and prefill
-apart, in the folder `curves/`. Kernels pad channels to blocks, so a key dim between two measured ones is assumed to run
-at the speed of the wider one. There is no estimate for key dims outside the measured range, for layers that were not
-timed, or for layers whose sizes are far from those that were.
+A curve is a record of `slimstate bench mixer` over many key dims, or over pairs of a key and a value dim, or of an
+engine's kernels with decoding and prefill apart, in the folder `curves/`. Kernels pad channels to blocks, so a key dim
+between two measured ones is assumed to run at the speed of the wider one. There is no estimate for key dims outside the
+measured range, for pairs and layers that were not timed, or for layers whose sizes are far from those that were.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
 from importlib.resources import files
 
 from slimstate.core.layout import Mixer
 from slimstate.records.benchmark import KernelRecord, MixerRecord
+from slimstate.records.numbers import dims_text
 from slimstate.records.serving import LayerSpeed
 from slimstate.system.value import Value
 
@@ -32,6 +34,7 @@ class Curve(Value):
     seconds: Mapping[int, float]
     heads: int
     value_dim: int
+    pairs: Mapping[tuple[int, int], float] = field(default_factory=dict)  # seconds by key and value dim, if both vary
 
     def __post_init__(self) -> None:
         if not self.seconds or min(self.seconds.values()) <= 0:
@@ -133,12 +136,14 @@ def kernel_curve(record: KernelRecord, model_type: str, mode: str) -> Curve | No
 def _curve(
     record: MixerRecord | KernelRecord, case: tuple[str, str], conditions: str, heads: int, value_dim: int
 ) -> Curve | None:
-    seconds = {row.key_dim: row.time for row in record.rows if (row.model, row.mode) == case and not row.error}
+    rows = [row for row in record.rows if (row.model, row.mode) == case and not row.error]
+    seconds = {row.key_dim: row.time for row in rows if row.value_dim in (None, value_dim)}
     if not seconds:
         return None
+    pairs = {(row.key_dim, row.value_dim): row.time for row in rows if row.value_dim is not None}
     return Curve(
         device=record.device, kernels=str(record.kernels), conditions=f"{conditions}, {record.dtype}",
-        seconds=seconds, heads=heads, value_dim=value_dim,
+        seconds=seconds, heads=heads, value_dim=value_dim, pairs=pairs if len(pairs) > len(seconds) else {},
     )  # fmt: skip
 
 
@@ -156,12 +161,34 @@ def _curves(model_type: str) -> Iterator[tuple[str, Curve | None]]:
 
 
 def matching_curves(model_type: str, *key_dims: int, mixer: Mixer | None = None) -> dict[str, Curve]:
-    """Return the first curve of each use that covers these key dims, and that is of a layer similar to the mixer."""
+    """Return the first curve of each use that covers these key dims, and that is of a layer similar to the mixer.
+
+    Curves over pairs of dims have few key dims, and are left out.
+    """
     curves: dict[str, Curve] = {}
     for use, curve in _curves(model_type):
-        if curve is not None and all(map(curve.covers, key_dims)) and (mixer is None or curve.is_similar(mixer)):
+        if curve is None or curve.pairs or not all(map(curve.covers, key_dims)):
+            continue
+        if mixer is None or curve.is_similar(mixer):
             curves.setdefault(use, curve)
     return curves
+
+
+def _pair_speeds(model_type: str, mixer: Mixer, *cut: tuple[int, int]) -> LayerSpeed | None:
+    """Return the speed at this key and value dim, or at all that were timed; None where that was not measured."""
+    own = mixer.axis.width, mixer.value_dim
+    for _, curve in _curves(model_type):
+        if curve is None or not {own, *cut} <= curve.pairs.keys() or not curve.is_similar(mixer):
+            continue
+        below = [pair for pair in curve.pairs if pair != own and pair[0] <= own[0] and pair[1] <= own[1]]
+        speeds = {pair: curve.pairs[own] / curve.pairs[pair] for pair in cut or below}
+        listed = ", ".join(f"{dims_text(*pair)} {speed:.2f}x" for pair, speed in speeds.items())
+        line = f"speed against key dim x value dim {dims_text(*own)}: {listed} ({curve.source()})"
+        return LayerSpeed(
+            device=curve.device, kernels=curve.kernels, source=curve.source(), advice=line,
+            speedups={pair[0]: speed for pair, speed in speeds.items() if cut},
+        )  # fmt: skip
+    return None
 
 
 def speeds_below(model_type: str, mixer: Mixer) -> LayerSpeed | None:
@@ -169,12 +196,16 @@ def speeds_below(model_type: str, mixer: Mixer) -> LayerSpeed | None:
     width = mixer.axis.width
     curves = matching_curves(model_type, width, mixer=mixer)
     curves = {use: curve for use, curve in curves.items() if curve.below(width)}
-    return _layer_speed(curves, {use: curve.summary(width) for use, curve in curves.items()}, width)
+    keys = _layer_speed(curves, {use: curve.summary(width) for use, curve in curves.items()}, width)
+    both = _pair_speeds(model_type, mixer)
+    return both if keys is None else keys if both is None else replace(keys, advice=f"{keys.advice}; {both.advice}")
 
 
-def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int) -> LayerSpeed | None:
+def speed_of_cut(model_type: str, mixer: Mixer, key_dim: int, value_dim: int | None = None) -> LayerSpeed | None:
     """Return what a cut does to the speed of a layer; None where that was not measured."""
     width = mixer.axis.width
+    if value_dim is not None:
+        return _pair_speeds(model_type, mixer, (key_dim, value_dim))
     curves = matching_curves(model_type, width, key_dim, mixer=mixer) if key_dim < width else {}
     return _layer_speed(curves, {use: curve.advice(width, key_dim) for use, curve in curves.items()}, width, key_dim)
 

@@ -129,10 +129,7 @@ def _prune(source: str | PathLike[str], out: Path | None, config: PruneConfig, r
 
 
 def _speed(checkpoint: Checkpoint, key_dim: int, value_dim: int | None) -> LayerSpeed | None:
-    """Return the speed of a cut of keys; layers with fewer values were not timed."""
-    if value_dim is not None:
-        return None
-    return speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim)
+    return speed_of_cut(checkpoint.family.model_type, checkpoint.mixers[0], key_dim, value_dim)
 
 
 def _open(source: str | PathLike[str], out: Path | None, config: PruneConfig, reporter: Reporter) -> Checkpoint:
