@@ -122,7 +122,10 @@ def new_checkpoint(
     with atomic.staging_folder(out) as folder:
         check_output(checkpoint, out, force)  # a folder that a killed run had moved aside may be back
         with atomic.writing(out):
-            _check_space(checkpoint, outline, folder)
+            size, free = _bytes_after(checkpoint, outline), shutil.disk_usage(folder).free
+            if size > free:
+                sizes = f"needs {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free"
+                raise OutputError(f"no space left: the new model {sizes}")
             writer = CheckpointWriter(checkpoint, outline, folder, out, force)
         try:
             yield writer
@@ -166,13 +169,6 @@ def _headers_after(checkpoint: Checkpoint, change: Change) -> dict[str, tuple[st
     """Return dtype, shape and bytes of the tensors that remain after a change."""
     entries = {name: info.after(name, change) for name, info in checkpoint.tensors.items()}
     return {name: entry for name, entry in entries.items() if entry is not None}
-
-
-def _check_space(checkpoint: Checkpoint, change: Change, folder: Path) -> None:
-    size, free = _bytes_after(checkpoint, change), shutil.disk_usage(folder).free
-    if size > free:
-        sizes = f"needs {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free"
-        raise OutputError(f"no space left: the new model {sizes}")
 
 
 def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> list[str]:

@@ -3,8 +3,6 @@
 Sample i of a training is the same window for any number of processes and after any number of restarts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable
@@ -15,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from typing_extensions import Self
 
 from slimstate.data.documents import Reading
 from slimstate.data.text import windows
@@ -44,7 +43,7 @@ class Corpus(Value):
     @classmethod
     def collect(
         cls, tokenizer: Any, text: str | Reading, length: int, samples: int, held_out: int, folder: Path
-    ) -> Corpus:
+    ) -> Self:
         """Write the first `samples` + `held_out` windows of a text to `folder`, or as many as it has.
 
         Of a shorter text, fewer are held out.
@@ -63,7 +62,7 @@ class Corpus(Value):
         return cls._finish(folder, {**about, "length": length, "count": count, "held_out": held_out})
 
     @classmethod
-    def of_windows(cls, training: Tensor, held_out: Tensor, source: str, documents: str | None, folder: Path) -> Corpus:
+    def of_windows(cls, training: Tensor, held_out: Tensor, source: str, documents: str | None, folder: Path) -> Self:
         """Write windows that are in memory to `folder`."""
         length, held_out_windows = training.shape[1], iter(held_out)
         count, training_windows = len(training) + len(held_out), iter(training)
@@ -73,7 +72,7 @@ class Corpus(Value):
         return cls._finish(folder, {**about, "length": length, "count": count, "held_out": len(held_out)})
 
     @classmethod
-    def _finish(cls, folder: Path, about: JsonObject) -> Corpus:
+    def _finish(cls, folder: Path, about: JsonObject) -> Self:
         write_text(folder / ABOUT, json.dumps(about) + "\n")
         return cls.open(folder)
 
@@ -82,7 +81,7 @@ class Corpus(Value):
         return (folder / ABOUT).exists()
 
     @classmethod
-    def open(cls, folder: Path) -> Corpus:
+    def open(cls, folder: Path) -> Self:
         """Open the windows that were written to a folder."""
         try:
             corpus = cls(path=folder / TOKENS, **read_json(folder / ABOUT, DataError))

@@ -71,7 +71,11 @@ class Pieces:
             except torch.OutOfMemoryError as error:
                 if distributed.count() > 1:  # the other processes wait for this one
                     raise self.shortage("smaller batches") from error
-            self.halve()
+            self.memory.release()
+            if self.largest == 1:
+                raise self.shortage("shorter windows (`length`)")
+            self.size = self.largest // 2
+            self.reporter.say(f"out of memory: from here on at most {self.size} window{'s'[: self.size - 1]} at once")
 
     def each(self, windows: Tensor, work: Callable[[Tensor], object]) -> None:
         """Call work with every piece; one that does not fit into memory is repeated in halves."""
@@ -83,14 +87,6 @@ class Pieces:
 
         while len(windows):
             windows = self.run(partial(start, windows))
-
-    def halve(self) -> None:
-        """Let half as many windows run at once."""
-        self.memory.release()
-        if self.largest == 1:
-            raise self.shortage("shorter windows (`length`)")
-        self.size = self.largest // 2
-        self.reporter.say(f"out of memory: from here on at most {self.size} window{'s'[: self.size - 1]} at once")
 
     def shortage(self, remedy: str) -> PlanError:
         free = f"{self.memory.free_bytes() / 2**30:.1f} GiB free on {self.memory.device}"

@@ -18,7 +18,8 @@ from slimstate.records.states import FiltersRecord, TraceRecord
 from slimstate.records.training import RECONSTRUCTION, RECOVERY, TRAINING, ReconstructionRecord, RecoveryRecord
 from slimstate.system.atomic import check_place
 from slimstate.system.errors import DataError, OutputError, quoted
-from slimstate.system.json_files import read_any, read_json
+from slimstate.system.input_files import read_bytes
+from slimstate.system.json_files import parse_any, read_json
 
 if TYPE_CHECKING:
     from slimstate.records.plan import Plan
@@ -70,7 +71,7 @@ def read_records(folder: Path) -> Records:
     skipped = []
     for path in _candidates(folder):
         try:
-            data = read_any(path, DataError, MAX_RECORD_BYTES)
+            data = parse_any(read_bytes(path, DataError, MAX_RECORD_BYTES), "it", DataError)
             kind = "plan" if path.name == PLAN else data.get("kind") if isinstance(data, dict) else None
             if kind == "plan":
                 from slimstate.records.plan import Plan  # plans hold tensors: without one, torch is not needed

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from slimstate.records.base import Record
+from slimstate.system.options import plain_value
 
 INPUTS = ("model", "models", "shape", "folder", "dir")  # positional; benchmarks take their models as options
 
@@ -14,7 +15,7 @@ INPUTS = ("model", "models", "shape", "folder", "dir")  # positional; benchmarks
 def run_config(command: str, inputs: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:
     """Return the config of a run as plain data; options that are None or False are left out."""
     values = {**inputs, **options}.items()
-    return {"command": command, **{name: _plain(value) for name, value in values if _is_set(value)}}
+    return {"command": command, **{name: plain_value(value) for name, value in values if _is_set(value)}}
 
 
 def config_file(config: Mapping[str, Any]) -> str:
@@ -41,12 +42,6 @@ def command_line(config: Mapping[str, Any]) -> str:
 
 def _is_set(value: object) -> bool:
     return value is not None and value is not False  # 0 is a value
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
 class RecipeRecord(Record):

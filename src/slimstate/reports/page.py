@@ -59,6 +59,7 @@ def unique_records(folder: Path) -> Records:
 def render(records: Records, folder: Path) -> str:
     """Return the page of records that lie in a folder."""
     sources = provenances(records)
+    ordered = sorted(sources, key=lambda source: source.file.record.KIND == "filters")  # whose models come last
     bodies = [
         (name, title, _fill(name, page=records, files=files, records=[file.record for file in files]))
         for name, title, kind in SECTIONS
@@ -66,7 +67,7 @@ def render(records: Records, folder: Path) -> str:
     ]
     text = _fill(
         "page",
-        models=sections.base_models(sources),
+        models=list(dict.fromkeys(source.base for source in ordered)),
         cards=list(sections.summary_cards(records)),
         bodies=[*bodies, ("reproduce", "Reproduce", _fill("reproduce", **reproduce_section(sources, records, folder)))],
         sources=sources,

@@ -13,9 +13,8 @@ from matplotlib.colors import LogNorm, Normalize, to_hex, to_rgb
 from slimstate.records.evaluation import EvaluationRecord, Measure, Result, Row, SweepRecord, Uncut
 from slimstate.records.folder import RecordFile, Records
 from slimstate.records.numbers import ARROW, fixed, mebibytes, percent, perplexity, plural, signed
-from slimstate.records.states import FiltersRecord, TraceRecord
+from slimstate.records.states import TraceRecord
 from slimstate.reports.plots.style import label_of
-from slimstate.reports.provenance import Provenance
 from slimstate.reports.tables import PER_TOKEN, perplexity_metric
 
 Traces = Sequence[RecordFile[TraceRecord]]
@@ -166,12 +165,6 @@ class Card(NamedTuple):
     label: str
     value: str
     remark: str
-
-
-def base_models(sources: Sequence[Provenance]) -> list[str]:
-    """Return the uncut models that the records are about, each once; those with filters alone come last."""
-    ordered = sorted(sources, key=lambda source: isinstance(source.file.record, FiltersRecord))
-    return list(dict.fromkeys(source.base for source in ordered))
 
 
 def summary_cards(records: Records) -> Iterator[Card]:

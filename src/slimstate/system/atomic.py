@@ -177,10 +177,6 @@ def staging_path(out: Path) -> Path:
     return out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
 
 
-def is_staging(path: Path) -> bool:
-    return STAGING.fullmatch(path.name) is not None
-
-
 def remove_leftovers(folder: Path) -> None:
     """Remove the staging folders of processes of this machine that were killed.
 

@@ -20,22 +20,18 @@ def read_json(path: Path, error: type[SlimstateError] = ModelError, max_bytes: i
     return parse_json(read_bytes(path, error, max_bytes), quoted(path), error)
 
 
-def read_any(path: Path, error: type[SlimstateError], max_bytes: int) -> Any:
-    """Return whatever JSON is in a file; errors call the file "it"."""
-    return _parse(read_bytes(path, error, max_bytes), "it", error)
-
-
 def parse_json(
     data: bytes | str, where: str, error: type[SlimstateError] = ModelError, *, unique_names: bool = False
 ) -> JsonObject:
     """Return the JSON object in text that was read from `where`; optionally require that names are unique."""
-    value = _parse(data, where, error, unique_names=unique_names)
+    value = parse_any(data, where, error, unique_names=unique_names)
     if not isinstance(value, dict):
         raise error(f"{where} is not a JSON object")
     return value
 
 
-def _parse(data: bytes | str, where: str, error: type[SlimstateError], *, unique_names: bool = False) -> Any:
+def parse_any(data: bytes | str, where: str, error: type[SlimstateError], *, unique_names: bool = False) -> Any:
+    """Return whatever JSON is in text that was read from `where`."""
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = json.loads(text, object_pairs_hook=_unique if unique_names else None)

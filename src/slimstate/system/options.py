@@ -84,7 +84,9 @@ class Options(Value):
     def to_values(self) -> dict[str, object]:
         """Return the options that differ from their defaults as plain data by flat name, without those of one run."""
         values = ((option, option.value_in(self)) for option in options_of(type(self)))
-        return {option.name: _plain(value) for option, value in values if not option.once and value != option.default}
+        return {
+            option.name: plain_value(value) for option, value in values if not option.once and value != option.default
+        }
 
 
 class Option(Value):
@@ -263,10 +265,10 @@ def _parse_item(kind: Any, item: Any) -> Any:
     return item.strip()
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a value as JSON has it; a text or selector in memory by its name."""
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
 
 

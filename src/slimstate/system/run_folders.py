@@ -127,7 +127,7 @@ class RunFolder:
             settings = {}
         if settings.keys() >= self.REQUIRED_SETTINGS:
             return settings
-        if not all(map(atomic.is_staging, self.path.iterdir())):
+        if not all(atomic.STAGING.fullmatch(path.name) for path in self.path.iterdir()):
             raise OutputError(f"{self.path} cannot be used: it has no {SETTINGS} of unfinished {self.WORK}; remove it")
         return None
 

@@ -1,7 +1,5 @@
 """The commands that look at a model and cut it, and how their results are printed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -33,7 +31,7 @@ class PruneFlags(HubFlags):
 
 def run_prune(
     model: str, config: PruneConfig, flags: PruneFlags, reporter: Reporter, out: str | None = None
-) -> CutRecord | EstimateRecord:
+) -> "CutRecord | EstimateRecord":
     """Cut a model, or estimate what that takes."""
     if out is None and not (flags.dry_run or flags.plan_only):
         raise PlanError("give `out`, or `dry_run` to write nothing")
@@ -43,7 +41,7 @@ def run_prune(
     return workflow(model, None if flags.dry_run else out, config, progress=reporter)
 
 
-def show_inspection(record: InspectionRecord | PoolRecord) -> Printout:
+def show_inspection(record: "InspectionRecord | PoolRecord") -> Printout:
     """Yield the state of a model and the key dims worth choosing, or what fits into the memory of an engine."""
     from slimstate.records.serving import PoolRecord
     from slimstate.serving.engines import rules_of
@@ -78,7 +76,7 @@ def show_inspection(record: InspectionRecord | PoolRecord) -> Printout:
         yield record.serving.advice
 
 
-def _show_pool(record: PoolRecord) -> Printout:
+def _show_pool(record: "PoolRecord") -> Printout:
     """Yield how many sequences fit into the memory of an engine at every key dim."""
     cards = "" if record.tensor_parallel == 1 else f" on each of {record.tensor_parallel} GPUs"
     prefixes = ", prefix caching" if record.prefix_caching else ""
@@ -107,7 +105,7 @@ def _show_pool(record: PoolRecord) -> Printout:
         yield "kept prefixes: whole sequences whose states are stored at every block"
 
 
-def show_prune(record: CutRecord | EstimateRecord) -> Printout:
+def show_prune(record: "CutRecord | EstimateRecord") -> Printout:
     """Yield what a cut changed, or what it would take."""
     from slimstate.records.cut import EstimateRecord
 
@@ -134,7 +132,7 @@ def show_prune(record: CutRecord | EstimateRecord) -> Printout:
         yield "dry run: nothing was written"
 
 
-def _show_estimate(record: EstimateRecord) -> Printout:
+def _show_estimate(record: "EstimateRecord") -> Printout:
     calibrated = f", {record.tokens:,} tokens on {record.device} in {record.dtype}" if record.tokens else ""
     yield f"{record.method} to key dim {record.key_dim}{calibrated}: about"
     for stage, seconds in record.seconds.items():
@@ -147,7 +145,7 @@ def _show_estimate(record: EstimateRecord) -> Printout:
     yield "nothing was loaded or written; expect errors up to a factor of two"
 
 
-def show_reconstruction(record: ReconstructionRecord) -> Printout:
+def show_reconstruction(record: "ReconstructionRecord") -> Printout:
     """Yield the errors before and after a reconstruction."""
     improved = len(record.layers) - len(record.unimproved)
     yield (

@@ -1,7 +1,5 @@
 """The commands that measure, time, verify and report, and how their results are printed."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from slimstate.benchmark.options import CalibrateBenchConfig, DecodeBenchConfig, MixerBenchConfig, ModelBenchConfig
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 EXIT_CODES = {"agrees": 0, "differs": 1, "refuses": 2}  # of a verification
 
 
-def show_evaluation(record: EvaluationRecord) -> Printout:
+def show_evaluation(record: "EvaluationRecord") -> Printout:
     """Yield the measures of a model, beside those of a baseline where there is one."""
     if record.state_dtype not in (None, "float32"):
         after = "every token" if record.state_every == 1 else f"every {record.state_every} tokens"
@@ -41,7 +39,7 @@ def show_evaluation(record: EvaluationRecord) -> Printout:
         yield Table(("measure", record.name), [(item.name, _number(item.value)) for item in record.measures()])
 
 
-def show_analysis(analysis: Analysis) -> Printout:
+def show_analysis(analysis: "Analysis") -> Printout:
     """Yield how much of their states models use."""
     columns = ("model", "key dim", "rank utilisation", "effective rank", "states outside a bound")
     rows = [
@@ -55,7 +53,7 @@ def show_analysis(analysis: Analysis) -> Printout:
     yield f"slimstate report {analysis.out} makes a page of the records"
 
 
-def show_sweep(record: SweepRecord) -> Printout:
+def show_sweep(record: "SweepRecord") -> Printout:
     """Yield a row for every method and score, a column for every key dim, and the recommended command."""
     uncut, rows = record.uncut, record.rows
     keys = sorted({(row.state_bytes, row.dims, row.state_dtype, row.compression) for row in rows}, reverse=True)
@@ -77,7 +75,7 @@ def show_sweep(record: SweepRecord) -> Printout:
         yield f"  {recommended.command}"
 
 
-def _in_units(result: Row | Uncut) -> dict[str, str]:
+def _in_units(result: "Row | Uncut") -> dict[str, str]:
     """Return perplexity per token, of WikiText also per word, bits per byte, and one metric of each task."""
     texts = {"per token": perplexity(result.perplexity)}
     if result.word_perplexity is not None:
@@ -94,13 +92,13 @@ def _number(value: float | None) -> str:
     return f"{value:.4g}" if not 1e4 <= value < HUGE else f"{value:,.0f}"
 
 
-def show_verification(record: VerificationRecord) -> Printout:
+def show_verification(record: "VerificationRecord") -> Printout:
     """Yield the verdict, and what the difference is measured in."""
     yield record.verdict
     yield f"the difference is the {record.measure}; tolerance {record.tolerance:g}, {record.dtype}"
 
 
-def show_bench(record: BenchRecord) -> Printout:
+def show_bench(record: "BenchRecord") -> Printout:
     """Yield the table of a benchmark."""
     from slimstate.benchmark.tables import table
     from slimstate.records.benchmark import DecodeRecord, KernelRecord
