@@ -1,4 +1,4 @@
-"""Kimi-Linear: one width for keys, values and the bottlenecks of the gates."""
+"""Kimi-Linear and GLM-5-Next: one width for keys, values and the bottlenecks of the gates."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ import tiny
 from slimstate.checkpoints.reader import Checkpoint
 from slimstate.families import FAMILIES
 from slimstate.system.errors import ModelError
-from tiny_model import KINDS, build, variants
+from tiny_model import COMMON, KINDS, VISION, build, variants
 
 SIZES = {
     "num_hidden_layers": 3, "layer_types": KINDS, "num_attention_heads": 2, "num_key_value_heads": 2,
     "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "linear_head_dim": 24,
     "linear_num_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
 }  # fmt: skip
-VARIANTS = variants("kimi_linear", SIZES, {"plain": {}})
+GLM = {
+    **COMMON, **SIZES, "qk_rope_head_dim": 0, "q_lora_rank": 16,
+    "mlp_layer_types": ["dense", "sparse", "sparse"], "index_topk": 64, "index_head_dim": 16, "index_n_heads": 2,
+    "hc_mult": 2, "pad_token_id": 0,
+}  # fmt: skip
+GLM_VISION = {**VISION, "image_size": 8, "projection_intermediate_size": 32}
+VARIANTS = [
+    *variants("kimi_linear", SIZES, {"plain": {}}),
+    *variants("glm5_next", {"text_config": GLM, "vision_config": GLM_VISION}, {"plain": {}}),
+]
 
 
 def test_published_configs_have_their_sizes_inside():
@@ -28,6 +37,16 @@ def test_published_configs_have_their_sizes_inside():
     resized = family.resize(config, 16)
     assert resized["linear_attn_config"] == {**inner, "head_dim": 16}
     assert (family.sizes(resized).width, family.sizes(resized).value_dim) == (16, 16)
+
+
+def test_the_default_layers_of_glm_are_those_of_its_stock_config():
+    from transformers import Glm5NextTextConfig
+
+    family = FAMILIES["glm5_next"]
+    kinds = Glm5NextTextConfig().layer_types
+    assert family.layers(family.stock_config) == [kind.replace("indexed", "full") for kind in kinds]
+    with pytest.raises(ModelError, match="has no text_config"):
+        family.mixers({"model_type": "glm5_next"})
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ EVERY = sorted({*tiny.EVERY_PLAIN, *(name for name in tiny.VARIANTS if "delta_ne
 LONG = {"attn": {**tiny.WITH_SOFTMAX, "layers": [1, 4]}, "num_hidden_layers": 7}
 RENAMED = "olmo_hybrid-plain"  # the norms of its files have other names
 ONLY_MIXERS = {
-    "granitemoehybrid", "kimi_linear", "nemotron_h", "olmo_hybrid", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next",
-    "qwen4_exp", "qwen4_exp_text",
+    "glm5_next", "granitemoehybrid", "kimi_linear", "nemotron_h", "olmo_hybrid", "qwen3_5_moe", "qwen3_5_moe_text",
+    "qwen3_next", "qwen4_exp", "qwen4_exp_text",
 }  # fmt: skip
 BRIEF = {"batch_size": 2, "length": 32, "device": "cpu"}
 

@@ -39,7 +39,7 @@ def time_calibration(options: CalibrateBenchConfig, bench: Bench) -> Calibration
     resized(config, key_dim)  # raises where the model has no such key dim
     model = model_for(options.model, width_of(config), bench.device, bench.dtype)
     runtime = Runtime(model=model, tokenizer=None, device=bench.device, dtype=bench.dtype, kernels=bench.kernels)
-    tokens = read_tokens(options, model.config.vocab_size)
+    tokens = read_tokens(options, model.config.get_text_config().vocab_size)
     measure = partial(_measure, bench, runtime, family_of(config).mixers(config), tokens)
     forward, *rows = (
         bench.attempt(

@@ -49,7 +49,7 @@ def time_decoding(options: DecodeBenchConfig, bench: Bench) -> DecodeRecord:
 
 
 def _measure(bench: Bench, model: Any, bandwidth: float, row: DecodeRow) -> DecodeRow:
-    ids = torch.randint(model.config.vocab_size, (row.batch, 1), device=bench.device)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (row.batch, 1), device=bench.device)
     with torch.inference_mode():
         cache = model(input_ids=ids, use_cache=True).past_key_values
         row = bench.time_as_graph(row, lambda: model(input_ids=ids, past_key_values=cache, use_cache=True))

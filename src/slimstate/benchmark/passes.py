@@ -85,7 +85,7 @@ def time_models(options: ModelBenchConfig, bench: Bench) -> ModelRecord:
 def _measure_model(bench: Bench, options: ModelBenchConfig, dims: int | str, row: ModelRow) -> ModelRow:
     """Time a prefill (states, and logits of the last token), a forward pass (all logits), or a training step."""
     model = model_for(row.model, dims, bench.device, bench.dtype)
-    ids = torch.randint(model.config.vocab_size, (options.batch, options.length), device=bench.device)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (options.batch, options.length), device=bench.device)
     if row.mode == "train":
         row = bench.time(row, _train_model(model, ids))
     else:

@@ -134,6 +134,8 @@ class Family(Value, ABC):
     defaults: Config
     # the model type of the class that runs its language model, if that is another one: "qwen3_5_text"
     language: str | None = None
+    # the part that only images need, if the class of everything in its files runs the language model: "model.visual"
+    tower: str | None = None
     # whether its configs have one width for keys and values
     one_width: bool = False
     # which of its configs cannot be cut, and why: {"`norm_q`": "channels of a head are mixed"}
@@ -270,7 +272,7 @@ class Family(Value, ABC):
     @property
     def loader(self) -> StockClass:
         """The stock class of a model with everything in its files."""
-        alone = self.language_type == self.model_type
+        alone = self.language_type == self.model_type and self.tower is None
         return StockClass(library=self.library, name="AutoModelForCausalLM" if alone else "AutoModelForImageTextToText")
 
 

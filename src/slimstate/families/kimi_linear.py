@@ -1,7 +1,8 @@
-"""Kimi-Linear: delta attention with a decay for every key channel, and one width for keys, values and bottlenecks.
+"""Kimi-Linear and GLM-5-Next: delta attention with a decay for every key channel, one width for keys and values.
 
 Keys and values can only be cut to the same width. The gates pass through bottlenecks of that width too, which a cut
-replaces by the best of their rank: a loss that a reconstruction can win back.
+replaces by the best of their rank: a loss that a reconstruction can win back. GLM-5-Next is a vision-language model;
+transformers has no class for its language model alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from slimstate.core.layout import Axis, HookPoint, Mixer, Slot, ValueAxis
 from slimstate.families.contract import RMS_NORM_EPS, Config, Correction, Family, Library, Sizes, filter_axis
+from slimstate.system.errors import ModelError
 
 INNER = "linear_attn_config"  # the sizes in published configs, which precede those beside it
 RENAMED = ("f_a_proj.weight", "f_b_proj.weight", "dt_bias", "A_log")  # in the running model part of the forget gate
@@ -22,12 +24,16 @@ class KimiLinear(Family):
 
     library: Library = "transformers"
     one_width: bool = True
+    # where its layers are
+    place: str = "model.layers"
+    # its first softmax layer, by default
+    first_softmax: int = INTERVAL
 
     def mixers(self, config: Config) -> tuple[Mixer, ...]:
         sizes, kinds = self.sizes(config), self.layers(config)
         first = self._mixer(sizes)
         return tuple(
-            replace(first, layer=layer, path=f"model.layers.{layer}.self_attn")
+            replace(first, layer=layer, path=f"{self.place}.{layer}.self_attn")
             for layer, kind in enumerate(kinds)
             if kind == "linear_attention"
         )
@@ -84,14 +90,15 @@ class KimiLinear(Family):
 
     def layers(self, config: Config) -> list[str]:
         """Return the kind of each layer; published configs number them from one."""
-        values, inner = self.with_defaults(config), config.get(INNER) or {}
-        count = int(values["num_hidden_layers"])
+        values = self.with_defaults(config)
+        count, inner = int(values["num_hidden_layers"]), values.get(INNER) or {}
         if values.get("layer_types") is not None:
             return list(values["layer_types"])
         if "kda_layers" in inner:
             linear = {int(layer) - 1 for layer in inner["kda_layers"]}
         else:
-            linear = {layer for layer in range(count) if not layer or layer % INTERVAL}
+            full = range(self.first_softmax, count, INTERVAL)
+            linear = {layer for layer in range(count) if layer not in full}
         return ["linear_attention" if layer in linear else "full_attention" for layer in range(count)]
 
     def softmax_layers(self, config: Config) -> frozenset[int]:
@@ -107,8 +114,34 @@ class KimiLinear(Family):
 
     def fields_for(self, config: Config, sizes: Sizes) -> Config:
         width = self.one_dim(sizes)
-        inner = {INNER: {**config[INNER], "head_dim": width}} if config.get(INNER) else {}
+        values = self.with_defaults(config)
+        inner = {INNER: {**values[INNER], "head_dim": width}} if values.get(INNER) else {}
         return {"linear_head_dim": width, **inner}
+
+
+class Glm5Next(KimiLinear):
+    """A vision-language model, with the config of its language model under `text_config`."""
+
+    place: str = "model.language_model.layers"
+    first_softmax: int = 3
+    tower: str | None = "model.visual"
+
+    @property
+    def stock_config(self) -> Config:
+        return {"model_type": self.model_type, "text_config": self.defaults}
+
+    @property
+    def hook(self) -> HookPoint:
+        return replace(super().hook, cache="past_key_values")
+
+    def with_defaults(self, config: Config) -> Config:
+        text = config.get("text_config")
+        if not isinstance(text, Mapping):
+            raise ModelError(f"config.json of {self.model_type} has no text_config with its language model")
+        return super().with_defaults({key: value for key, value in text.items() if value is not None})
+
+    def changed(self, config: Config, fields: Config) -> Config:
+        return {**config, "text_config": {**config["text_config"], **fields}}
 
 
 FAMILIES = (
@@ -117,6 +150,13 @@ FAMILIES = (
         defaults={
             "hidden_size": 2304, "num_hidden_layers": 27, "linear_head_dim": 128, "linear_num_heads": 32,
             "rms_norm_eps": 1e-5, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        },
+    ),
+    Glm5Next(
+        model_type="glm5_next",
+        defaults={
+            "hidden_size": 4096, "num_hidden_layers": 45, "linear_head_dim": 128, "linear_num_heads": 64,
+            "rms_norm_eps": 1e-5, "kv_lora_rank": 512, "qk_rope_head_dim": 0,
         },
     ),
 )  # fmt: skip

@@ -6,7 +6,6 @@ from slimstate.families.contract import Config
 
 ONE_HEAD_DIM = "its config has one {field} for keys, values and {also}, so no stock config has a smaller key dim"
 REFUSED = {
-    "glm5_next": ONE_HEAD_DIM.format(field="linear_head_dim", also="the bottlenecks of the gates"),
     "bailing_hybrid": ONE_HEAD_DIM.format(field="linear_head_dim", also="the softmax layers"),
     "minimax": ONE_HEAD_DIM.format(field="head_dim", also="the softmax layers"),
     "rwkv7": "its key width is the hidden size, so no stock config has a smaller key dim",

@@ -23,7 +23,15 @@ from slimstate.families import family_of
 from slimstate.models.devices import free_bytes, pick_device, pick_dtype
 from slimstate.models.options import LoadOptions, parse_limits
 from slimstate.models.prepare import describe_kernels, prepare
-from slimstate.models.stock import quiet_transformers, refusals, stock_class, stock_model, text_settings, tied_weights
+from slimstate.models.stock import (
+    quiet_transformers,
+    refusals,
+    stock_class,
+    stock_model,
+    text_settings,
+    tied_weights,
+    without_tower,
+)
 from slimstate.system.errors import ModelError, PlanError, quoted, reason_of
 from slimstate.system.input_files import check_name, files_inside
 from slimstate.system.json_files import read_json
@@ -79,6 +87,7 @@ def load(folder: Path, *, device: str | None = None, dtype: str | None = None) -
     tokenizer = load_tokenizer(folder)
     guard_vocabulary(model, tokenizer, where)
     kernels = describe_kernels(where, precision, family.library)
+    model = without_tower(family, model)
     return Runtime(model=model.to(where).eval(), tokenizer=tokenizer, device=where, dtype=precision, kernels=kernels)
 
 

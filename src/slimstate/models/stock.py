@@ -28,7 +28,7 @@ def stock_class(family: Family, *, whole: bool = False) -> tuple[Any, Any]:
     if family.library == "fla":
         return transformers.AutoConfig, transformers.AutoModelForCausalLM
     names, kind = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, family.language_type
-    if whole:
+    if whole or family.tower is not None:
         names, kind = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}, family.model_type
     try:
         config_class, model_class = configuration_auto.CONFIG_MAPPING_NAMES[family.model_type], names[kind]
@@ -125,11 +125,11 @@ def _includes(config: Any, required: Any) -> bool:
 
 
 def text_settings(family: Family, settings: Any) -> Any:
-    """Return the part of a transformers config that describes the language model.
+    """Return the part of a transformers config that describes the language model, as the class that runs it reads it.
 
     If that part has a model type of its own, the config around it says whether embeddings are tied.
     """
-    text = settings.get_text_config()
+    text = settings if family.tower is not None else settings.get_text_config()
     if text is not settings and hasattr(settings, "quantization_config"):
         text.quantization_config = settings.quantization_config
     if family.language_type != family.model_type:
@@ -161,9 +161,17 @@ def stock_model(
     config_class, model_class = stock_class(family)
     with local_torch_dtype(dtype), device or torch.device("meta"), refusals():
         if family.library == "transformers":
-            return model_class(text_settings(family, _settings(config_class, config)))
+            return without_tower(family, model_class(text_settings(family, _settings(config_class, config))))
         others = {key: value for key, value in config.items() if key != "model_type"}
         return model_class.from_config(config_class.for_model(family.model_type, **others), trust_remote_code=False)
+
+
+def without_tower(family: Family, model: Any) -> Any:
+    """Return the model without the part that only images need."""
+    if family.tower is not None:
+        owner, _, name = family.tower.rpartition(".")
+        setattr(model.get_submodule(owner), name, torch.nn.Module())
+    return model
 
 
 def quiet_transformers() -> None:

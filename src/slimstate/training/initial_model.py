@@ -52,7 +52,7 @@ class InitialModel(Value):
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ModelError(f"config.json: vocab_size must be a positive number, got {quoted(str(size))}")
         prepare(family.model_type)
-        if stock_class(family) != stock_class(family, whole=True):
+        if family.tower is not None or stock_class(family) != stock_class(family, whole=True):
             raise ModelError(
                 f"{family.model_type} is more than a language model: train its text_config, as a config of its own with"
                 " its own model_type"

@@ -112,7 +112,7 @@ class TeacherCache(Value):
     def _write(self, corpus: Corpus, start: int, teacher: LiveTeacher) -> None:
         tokens = corpus.tokens[start : start + WINDOWS_IN_A_FILE]
         device = teacher.runtime.device
-        small = torch.uint16 if teacher.runtime.model.config.vocab_size <= 2**16 else torch.int32
+        small = torch.uint16 if teacher.runtime.model.config.get_text_config().vocab_size <= 2**16 else torch.int32
         ids, log_probs = [], []
         for batch in torch.from_numpy(tokens.copy()).split(max(1, TOKENS_AT_ONCE[device.type] // corpus.length)):
             predicted = teacher.distribution(batch.to(device, torch.long), batch)
